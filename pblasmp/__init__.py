@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pblasmp: distributed dense linear algebra on 2D block-cyclic layouts, on MPI ranks and on GPUs with cuBLASMp.
+
+    import pblasmp as pb
+
+    with pb.Context() as ctx:                      # under mpirun; one rank works too
+        grid = pb.Grid.squarest(ctx.size)
+        a = ctx.load("A.npy", grid=grid, block=(256, 256))
+        b = ctx.load("B.npy", grid=grid, block=(256, 256))
+        (a @ b).save("D.npy")
+
+Importing pblasmp loads neither MPI nor a GPU library: each name below is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .context import Context as Context
+    from .errors import ClosedError as ClosedError
+    from .errors import LayoutError as LayoutError
+    from .errors import LibraryNotFoundError as LibraryNotFoundError
+    from .errors import PblasmpError as PblasmpError
+    from .errors import RankMismatchError as RankMismatchError
+    from .errors import StatusError as StatusError
+    from .errors import UnsupportedError as UnsupportedError
+    from .layout import Grid as Grid
+    from .layout import MatmulProblem as MatmulProblem
+    from .layout import MatrixDescriptor as MatrixDescriptor
+    from .layout import numroc as numroc
+    from .matmul import matmul as matmul
+    from .matmul import plan_matmul as plan_matmul
+    from .matrix import DistributedMatrix as DistributedMatrix
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "ClosedError": "errors",
+    "Context": "context",
+    "DistributedMatrix": "matrix",
+    "Grid": "layout",
+    "LayoutError": "errors",
+    "LibraryNotFoundError": "errors",
+    "MatmulProblem": "layout",
+    "MatrixDescriptor": "layout",
+    "PblasmpError": "errors",
+    "RankMismatchError": "errors",
+    "StatusError": "errors",
+    "UnsupportedError": "errors",
+    "matmul": "matmul",
+    "numroc": "layout",
+    "plan_matmul": "matmul",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOME))

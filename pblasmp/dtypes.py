@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The element types of pblasmp and what each is accumulated in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+
+from .errors import LayoutError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+__all__ = ["DTYPES", "accumulation_dtype", "as_dtype", "scalar"]
+
+DTYPES: dict[str, np.dtype] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "complex128": np.dtype(np.complex128),
+    "complex64": np.dtype(np.complex64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Every element type by its name."""
+
+
+def as_dtype(dtype: DTypeLike) -> np.dtype:
+    """Return the NumPy dtype meant by ``dtype``: a name ("bfloat16" too), a NumPy type or a dtype. Local.
+
+    Raises:
+        LayoutError: ``dtype`` is none of the supported element types in native byte order.
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found not in DTYPES.values():
+        raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(DTYPES)}")
+    return found
+
+
+def accumulation_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the type in which products of ``dtype`` are summed: float32 for the 16-bit types. Local."""
+    return DTYPES["float32"] if dtype.itemsize == 2 else dtype
+
+
+def scalar(value: complex, dtype: np.dtype, name: str) -> complex:
+    """Return ``value`` as the float, or for a complex ``dtype`` the complex, that scales a product. Local.
+
+    Raises:
+        LayoutError: ``value`` is not a number, or is complex while ``dtype`` is real.
+    """
+    try:
+        number = complex(value)
+    except (TypeError, ValueError):
+        raise LayoutError(f"{name}: expected a number, got {value!r}") from None
+    if dtype.kind == "c":
+        return number
+    if number.imag != 0:
+        raise LayoutError(f"{name}: {value!r} is complex, but the matrices are {dtype.name}")
+    return number.real

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of pblasmp: one tree, each also the built-in it resembles."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "LayoutError",
+    "LibraryNotFoundError",
+    "PblasmpError",
+    "RankMismatchError",
+    "StatusError",
+    "UnsupportedError",
+]
+
+
+class PblasmpError(Exception):
+    """Base of every error that pblasmp raises on purpose."""
+
+
+class LayoutError(PblasmpError, ValueError):
+    """A grid, descriptor, index or problem is not legal; the message names every fault found."""
+
+
+class RankMismatchError(PblasmpError, ValueError):
+    """The ranks of a communicator made different calls, or gave different arguments to the same call."""
+
+
+class UnsupportedError(PblasmpError, NotImplementedError):
+    """The request is legal but this engine, library version or machine does not offer it."""
+
+
+class LibraryNotFoundError(PblasmpError, OSError):
+    """A shared library, driver or program that is needed is not on this machine."""
+
+
+class StatusError(PblasmpError, RuntimeError):
+    """A C library returned a status other than success."""
+
+
+class ClosedError(PblasmpError, RuntimeError):
+    """A context, plan or matrix was used after it was closed."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One dimension of a block-cyclic layout: who owns an index, and where it lies there. 0-based.
+
+Everything answers in constant time and memory, but for what returns an array.
+Source of the arithmetic: ScaLAPACK TOOLS (numroc, indxg2p, indxg2l, indxl2g).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LayoutError
+from .grid import integer
+
+__all__ = ["Axis", "numroc"]
+
+
+def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Return how many of ``n`` indices, dealt out in blocks of ``nb``, process ``iproc`` owns. Local.
+
+    Args:
+        n: extent, at least 0.
+        nb: block size, at least 1.
+        iproc: the process asked about, counted from 0.
+        isrcproc: the process that owns the first block.
+        nprocs: number of processes.
+
+    Raises:
+        LayoutError: an argument is out of range.
+
+    Source: ScaLAPACK TOOLS, NUMROC.
+    """
+    return Axis(n, nb, isrcproc, nprocs).count(iproc)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """``extent`` indices in blocks of ``block``, dealt round ``nprocs`` processes from ``source``. Local.
+
+    ``lead`` indices of the first block lie before index 0: non-zero only where a sub-matrix starts inside a block.
+
+    Raises:
+        LayoutError: an argument is out of range.
+    """
+
+    extent: int
+    block: int
+    source: int = 0
+    nprocs: int = 1
+    lead: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("extent", 0), ("block", 1), ("source", 0), ("nprocs", 1), ("lead", 0)):
+            object.__setattr__(self, name, integer(getattr(self, name), name, minimum))
+        if self.source >= self.nprocs:
+            raise LayoutError(f"source: process {self.source} is not among {self.nprocs} processes")
+        if self.lead >= self.block:
+            raise LayoutError(f"lead: {self.lead} is not inside a block of {self.block}")
+
+    def _check(self, process: int) -> int:
+        process = integer(process, "process", 0)
+        if process >= self.nprocs:
+            raise LayoutError(f"process {process} is not among {self.nprocs} processes")
+        return process
+
+    def count(self, process: int) -> int:
+        """Return how many indices ``process`` owns."""
+        turn = (self._check(process) - self.source) % self.nprocs
+        blocks, rest = divmod(self.lead + self.extent, self.block)
+        rounds, extra = divmod(blocks, self.nprocs)
+        owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
+        return owned - min(self.lead, owned) if turn == 0 else owned
+
+    def index(self, i: int) -> int:
+        """Return ``i`` checked to be an index of this axis."""
+        i = integer(i, "index", 0)
+        if i >= self.extent:
+            raise LayoutError(f"index {i} is out of range: the extent is {self.extent}")
+        return i
+
+    def owner(self, i: int) -> int:
+        """Return the process that owns index ``i``."""
+        return (self.source + (self.index(i) + self.lead) // self.block) % self.nprocs
+
+    def local(self, i: int) -> tuple[int, int]:
+        """Return ``(process, local index)`` of index ``i``."""
+        block, within = divmod(self.index(i) + self.lead, self.block)
+        rounds, turn = divmod(block, self.nprocs)
+        return (self.source + turn) % self.nprocs, rounds * self.block + within - (self.lead if turn == 0 else 0)
+
+    def to_global(self, process: int, local: int) -> int:
+        """Return the index that lies at ``local`` on ``process``."""
+        process, local = self._check(process), integer(local, "local index", 0)
+        if local >= self.count(process):
+            raise LayoutError(f"local index {local} is out of range: process {process} owns {self.count(process)}")
+        turn = (process - self.source) % self.nprocs
+        rounds, within = divmod(local + (self.lead if turn == 0 else 0), self.block)
+        return (rounds * self.nprocs + turn) * self.block + within - self.lead
+
+    def blocks(self, process: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``(starts, stops)``: the half-open index ranges of the blocks that ``process`` owns, ascending."""
+        turn = (self._check(process) - self.source) % self.nprocs
+        total = -(-(self.lead + self.extent) // self.block)
+        starts = np.arange(turn, total, self.nprocs, dtype=np.int64) * self.block - self.lead
+        stops = np.minimum(starts + self.block, self.extent)
+        starts = np.maximum(starts, 0)
+        owned = stops > starts
+        return starts[owned], stops[owned]
+
+    def globals(self, process: int) -> NDArray[np.int64]:
+        """Return the indices that ``process`` owns, ascending, as int64."""
+        starts, stops = self.blocks(process)
+        lengths = stops - starts
+        first = np.cumsum(lengths) - lengths
+        return np.repeat(starts - first, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+
+    def window(self, start: int, stop: int) -> Axis:
+        """Return the axis of the indices ``start`` to ``stop`` (half-open), each where it is."""
+        if not 0 <= start <= stop <= self.extent:
+            raise LayoutError(f"range {start}:{stop} is not inside 0:{self.extent}")
+        block, lead = divmod(start + self.lead, self.block)
+        return Axis(stop - start, self.block, (self.source + block) % self.nprocs, self.nprocs, lead)
+
+    def local_window(self, process: int, start: int, stop: int) -> slice:
+        """Return the slice of the local indices of ``process`` that ``start`` to ``stop`` (half-open) fall into."""
+        below = self.window(0, start).count(process)
+        return slice(below, below + self.window(start, stop).count(process))

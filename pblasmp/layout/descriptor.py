@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MatrixDescriptor: how a matrix lies on a process grid, as a plain value. 0-based."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import as_dtype
+from ..errors import LayoutError
+from .axis import Axis
+from .grid import Grid, integer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+__all__ = ["MatrixDescriptor", "MemoryOrder"]
+
+MemoryOrder = Literal["C", "F"]
+
+_INT32_MAX = 2**31 - 1
+_FLIPPED: dict[str, MemoryOrder] = {"C": "F", "F": "C"}
+
+
+def _pair(value: object, name: str, minimum: int) -> tuple[int, int]:
+    try:
+        first, second = value  # type: ignore[misc]
+    except (TypeError, ValueError):
+        raise LayoutError(f"{name}: expected a pair of integers, got {value!r}") from None
+    return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDescriptor:
+    """A matrix dealt out in blocks over a process grid (2D block-cyclic). Local.
+
+    Args:
+        shape: global ``(rows, columns)``, each at least 0.
+        block: ``(mb, nb)``, rows and columns of a block, each at least 1; may be larger than the matrix.
+        grid: the process grid.
+        source: ``(prow, pcol)`` of the process that owns the first block (ScaLAPACK's rsrc, csrc).
+        dtype: element type: a name, a NumPy type or dtype; stored as ``np.dtype``.
+        order: memory order of each rank's local array, "C" (rows contiguous) or "F" (columns contiguous).
+        lead: rows and columns of the first block that lie before the matrix: non-zero only for a sub-matrix that
+            starts inside a block.
+        ld: leading dimension of the local arrays in elements, where they are padded; None is as tight as can be.
+
+    Raises:
+        LayoutError: an argument is out of range.
+    """
+
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    grid: Grid
+    source: tuple[int, int] = (0, 0)
+    dtype: np.dtype = np.dtype(np.float64)  # noqa: RUF009 - immutable
+    order: MemoryOrder = "C"
+    lead: tuple[int, int] = (0, 0)
+    ld: int | None = None
+
+    if TYPE_CHECKING:  # what may be given is wider than what is stored
+
+        def __init__(
+            self,
+            shape: Sequence[int],
+            block: Sequence[int],
+            grid: Grid,
+            source: Sequence[int] = (0, 0),
+            dtype: DTypeLike = "float64",
+            order: MemoryOrder = "C",
+            lead: Sequence[int] = (0, 0),
+            ld: int | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("shape", _pair(self.shape, "shape", 0))
+        put("block", _pair(self.block, "block", 1))
+        put("source", _pair(self.source, "source", 0))
+        put("lead", _pair(self.lead, "lead", 0))
+        put("dtype", as_dtype(self.dtype))
+        if not isinstance(self.grid, Grid):
+            raise LayoutError(f"grid: expected a Grid, got {self.grid!r}")
+        if self.order not in ("C", "F"):
+            raise LayoutError(f"order: expected 'C' or 'F', got {self.order!r}")
+        if self.source[0] >= self.grid.nprow or self.source[1] >= self.grid.npcol:
+            raise LayoutError(f"source: process {self.source} is not in a grid of {self.grid}")
+        if self.lead[0] >= self.block[0] or self.lead[1] >= self.block[1]:
+            raise LayoutError(f"lead: {self.lead} is not inside a block of {self.block}")
+        if self.ld is not None:
+            put("ld", integer(self.ld, "ld", 1))
+            contiguous = self.cols if self.order == "C" else self.rows
+            need = max(contiguous.count(p) for p in {contiguous.source, (contiguous.source + 1) % contiguous.nprocs})
+            if self.ld < need:
+                raise LayoutError(
+                    f"ld: {self.ld} is too small: the local arrays are up to {need} "
+                    f"{'columns wide' if self.order == 'C' else 'rows high'}"
+                )
+
+    @property
+    def rows(self) -> Axis:
+        """The row dimension, over the process rows."""
+        return Axis(self.shape[0], self.block[0], self.source[0], self.grid.nprow, self.lead[0])
+
+    @property
+    def cols(self) -> Axis:
+        """The column dimension, over the process columns."""
+        return Axis(self.shape[1], self.block[1], self.source[1], self.grid.npcol, self.lead[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole matrix."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def local_shape(self, rank: int) -> tuple[int, int]:
+        """Return ``(rows, columns)`` of the local array of ``rank``. Local; constant time."""
+        prow, pcol = self.grid.coords(rank)
+        return self.rows.count(prow), self.cols.count(pcol)
+
+    def lld(self, rank: int) -> int:
+        """Return the leading dimension of the local array of ``rank``, in elements, at least 1. Local.
+
+        It is the distance between columns in F order, between rows in C order.
+        """
+        rows, cols = self.local_shape(rank)
+        return max(1, cols if self.order == "C" else rows, self.ld or 1)
+
+    def owner(self, i: int, j: int) -> int:
+        """Return the rank that owns element ``(i, j)``. Local; constant time."""
+        return self.grid.rank(self.rows.owner(i), self.cols.owner(j))
+
+    def to_local(self, i: int, j: int) -> tuple[int, int, int]:
+        """Return ``(rank, li, lj)``: who owns element ``(i, j)``, and where in its local array. Local; constant time."""
+        prow, li = self.rows.local(i)
+        pcol, lj = self.cols.local(j)
+        return self.grid.rank(prow, pcol), li, lj
+
+    def to_global(self, rank: int, li: int, lj: int) -> tuple[int, int]:
+        """Return ``(i, j)`` of the element at ``(li, lj)`` in the local array of ``rank``. Local; constant time."""
+        prow, pcol = self.grid.coords(rank)
+        return self.rows.to_global(prow, li), self.cols.to_global(pcol, lj)
+
+    def global_indices(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``(rows, cols)``: the global indices of the local rows and columns of ``rank``, int64. Local."""
+        prow, pcol = self.grid.coords(rank)
+        return self.rows.globals(prow), self.cols.globals(pcol)
+
+    @property
+    def T(self) -> MatrixDescriptor:  # noqa: N802 - the name NumPy uses
+        """The transpose of the same memory: nothing moves, every rank keeps its array."""
+        return MatrixDescriptor(
+            self.shape[::-1],
+            self.block[::-1],
+            self.grid.T,
+            self.source[::-1],
+            self.dtype,
+            _FLIPPED[self.order],
+            self.lead[::-1],
+            self.ld,
+        )
+
+    def __getitem__(self, index: tuple[slice, slice]) -> MatrixDescriptor:
+        """Return the descriptor of the sub-matrix ``[i0:i1, j0:j1]``, each element where it is. Local.
+
+        Raises:
+            LayoutError: the index is not a pair of slices of step 1.
+        """
+        rows, cols = self.ranges(index)
+        row_axis, col_axis = self.rows.window(*rows), self.cols.window(*cols)
+        return replace(
+            self,
+            shape=(row_axis.extent, col_axis.extent),
+            source=(row_axis.source, col_axis.source),
+            lead=(row_axis.lead, col_axis.lead),
+        )
+
+    def ranges(self, index: object) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return ``((i0, i1), (j0, j1))`` for a pair of slices, as NumPy would resolve them. Local."""
+        if not (isinstance(index, tuple) and len(index) == 2 and all(isinstance(s, slice) for s in index)):
+            raise LayoutError(f"a sub-matrix is [i0:i1, j0:j1], got {index!r}")
+        out = []
+        for which, extent in zip(index, self.shape, strict=True):
+            start, stop, step = which.indices(extent)
+            if step != 1:
+                raise LayoutError(f"a sub-matrix has step 1, got {which!r}")
+            out.append((start, max(start, stop)))
+        return out[0], out[1]
+
+    def same_places(self, other: MatrixDescriptor) -> bool:
+        """Return whether every element lies on the same rank at the same local index in both. Local."""
+        return (
+            self.shape == other.shape and self.grid.same_ranks(other.grid)
+            and self.rows == other.rows and self.cols == other.cols
+        )  # fmt: skip
+
+    def to_scalapack(self, rank: int, context: int = 0) -> NDArray[np.int32]:
+        """Return ScaLAPACK's 9-integer descriptor for ``rank``, int32. Local.
+
+        ``[1, context, M, N, MB, NB, RSRC, CSRC, LLD]``. ScaLAPACK knows only F order: for a C-ordered matrix ask its
+        ``.T``, which is the same memory.
+
+        Raises:
+            LayoutError: the matrix is in C order, starts inside a block, or a number needs more than 32 bits.
+
+        Source: ScaLAPACK TOOLS, DESCINIT.
+        """
+        if self.order != "F":
+            raise LayoutError("ScaLAPACK knows only F order: use .T.to_scalapack(rank), the transpose of the same memory")
+        if self.lead != (0, 0):
+            raise LayoutError(f"a ScaLAPACK descriptor starts on a block boundary, this one lies {self.lead} inside one")
+        numbers = [1, context, *self.shape, *self.block, *self.source, self.lld(rank)]
+        if max(numbers) > _INT32_MAX:
+            raise LayoutError(f"a ScaLAPACK descriptor holds 32-bit integers, got {max(numbers)}")
+        return np.array(numbers, dtype=np.int32)
+
+    @classmethod
+    def from_scalapack(cls, desc: Sequence[int], grid: Grid, dtype: DTypeLike = "float64") -> MatrixDescriptor:
+        """Return the F-ordered descriptor that a 9-integer ScaLAPACK descriptor means on ``grid``. Local.
+
+        LLD is taken as padding when it is not the tight one of any rank.
+
+        Raises:
+            LayoutError: not nine integers, not a dense descriptor, or values that contradict each other.
+
+        Source: ScaLAPACK TOOLS, DESCINIT.
+        """
+        values = [integer(v, f"desc[{i}]", -1) for i, v in enumerate(desc)]
+        if len(values) != 9:
+            raise LayoutError(f"a ScaLAPACK descriptor has 9 integers, got {len(values)}")
+        kind, _, m, n, mb, nb, rsrc, csrc, lld = values
+        if kind != 1:
+            raise LayoutError(f"desc[0]: expected 1 (a dense block-cyclic matrix), got {kind}")
+        tight = cls((m, n), (mb, nb), grid, (rsrc, csrc), dtype, "F")
+        turns = {(rsrc + turn) % grid.nprow for turn in (0, m // mb, grid.nprow - 1)}
+        if lld in {max(1, tight.rows.count(p)) for p in turns}:
+            return tight
+        return replace(tight, ld=lld)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shape[0]}x{self.shape[1]} {self.dtype.name} in blocks of {self.block[0]}x{self.block[1]} on {self.grid}"
+            f"{'' if self.source == (0, 0) else f' from {self.source}'}, {self.order} order"
+        )

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two layouts of one matrix have in common, as few regular pieces, and copying those pieces.
+
+Two block-cyclic axes repeat with the least common multiple of their rounds, so what a process of one shares with a
+process of the other is a handful of *stretches*: equally long runs at equal distances. One NumPy copy moves a stretch
+of rows × a stretch of columns, however many blocks it spans. 0-based.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from .axis import Axis
+
+__all__ = ["Piece", "Stretch", "common", "copy", "packed", "unpacked"]
+
+_TILE = 128  # elements; a transposing copy goes tile by tile, which stays inside the caches
+
+
+class Stretch(NamedTuple):
+    """``count`` runs of ``length`` indices: run i lies at ``src + i * src_step`` and at ``dst + i * dst_step``."""
+
+    count: int
+    length: int
+    src: int
+    src_step: int
+    dst: int
+    dst_step: int
+
+
+Stretches = tuple[Stretch, ...]
+Array = NDArray[Any]
+
+
+def common(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
+    """Return the indices that process ``p`` of ``src`` and process ``q`` of ``dst`` both own, as local positions.
+
+    Both axes have the same extent: they are two ways to deal out the same indices.
+    """
+    src_starts, src_stops = src.blocks(p)
+    dst_starts, dst_stops = dst.blocks(q)
+    first = np.searchsorted(dst_stops, src_starts, side="right")
+    overlaps = np.maximum(np.searchsorted(dst_starts, src_stops, side="left") - first, 0)
+    of_src = np.repeat(np.arange(len(src_starts)), overlaps)
+    of_dst = np.repeat(first - (np.cumsum(overlaps) - overlaps), overlaps) + np.arange(len(of_src))
+
+    start = np.maximum(src_starts[of_src], dst_starts[of_dst])
+    length = np.minimum(src_stops[of_src], dst_stops[of_dst]) - start
+    src_at = (start - src_starts[of_src]) + _before(src_stops - src_starts)[of_src]
+    dst_at = (start - dst_starts[of_dst]) + _before(dst_stops - dst_starts)[of_dst]
+
+    if len(start) > 1:  # runs that go on without a gap on both sides are one
+        ends = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
+        heads = np.flatnonzero(np.concatenate(([True], ends)))
+        length = np.add.reduceat(length, heads)
+        start, src_at, dst_at = start[heads], src_at[heads], dst_at[heads]
+    if len(start) == 0:
+        return ()
+    rounds = [axis.block * axis.nprocs for axis in (src, dst) if axis.nprocs > 1]
+    period = int(np.searchsorted(start, start[0] + math.lcm(*rounds)))
+    found: list[Stretch] = []
+    for phase in range(period):
+        found += _regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
+    return tuple(found)
+
+
+def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(lengths) - lengths
+
+
+def _regular(length: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64]) -> list[Stretch]:
+    """Cut runs into stretches of equal length and equal steps."""
+    found, i, n = [], 0, len(length)
+    same = (length[1:] == length[:-1]).tolist()
+    src_steps, dst_steps = np.diff(src).tolist(), np.diff(dst).tolist()
+    while i < n:
+        j = i
+        while j < n - 1 and same[j] and src_steps[j] == src_steps[i] and dst_steps[j] == dst_steps[i]:
+            j += 1
+        steps = (src_steps[i], dst_steps[i]) if j > i else (0, 0)
+        found.append(Stretch(j - i + 1, int(length[i]), int(src[i]), steps[0], int(dst[i]), steps[1]))
+        i = j + 1
+    return found
+
+
+def packed(stretches: Stretches) -> Stretches:
+    """Return ``stretches`` with the destination laid end to end: the order of a message."""
+    out, at = [], 0
+    for s in stretches:
+        out.append(s._replace(dst=at, dst_step=s.length))
+        at += s.count * s.length
+    return tuple(out)
+
+
+def unpacked(stretches: Stretches) -> Stretches:
+    """Return ``stretches`` with the source laid end to end: from a message to where it belongs."""
+    out, at = [], 0
+    for s in stretches:
+        out.append(s._replace(src=at, src_step=s.length))
+        at += s.count * s.length
+    return tuple(out)
+
+
+def shifted(stretches: Stretches, dst: int) -> Stretches:
+    """Return ``stretches`` with every destination moved by ``dst``."""
+    return tuple(s._replace(dst=s.dst + dst) for s in stretches)
+
+
+def extent(stretches: Stretches) -> int:
+    """Return the number of indices in ``stretches``."""
+    return sum(s.count * s.length for s in stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank's part of a layout shares with one rank's part of another: rows × columns."""
+
+    rows: Stretches
+    cols: Stretches
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the piece."""
+        return extent(self.rows), extent(self.cols)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        rows, cols = self.shape
+        return rows * cols
+
+    @property
+    def T(self) -> Piece:  # noqa: N802
+        """The same elements of the transposed matrix."""
+        return Piece(self.cols, self.rows)
+
+    def packed(self) -> Piece:
+        """Return the copy from the source into a message of ``shape``."""
+        return Piece(packed(self.rows), packed(self.cols))
+
+    def unpacked(self) -> Piece:
+        """Return the copy from a message of ``shape`` to the destination."""
+        return Piece(unpacked(self.rows), unpacked(self.cols))
+
+
+def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
+    """Copy ``piece`` of the 2D array ``src`` to where it belongs in the 2D array ``dst``, converting the type.
+
+    Args:
+        conjugate: write the complex conjugates.
+    """
+    for rows in piece.rows:
+        for cols in piece.cols:
+            to = _view(dst, rows.count, rows.length, rows.dst, rows.dst_step, cols.dst, cols.dst_step, cols)
+            of = _view(src, rows.count, rows.length, rows.src, rows.src_step, cols.src, cols.src_step, cols)
+            for tile in _tiles(to, of):
+                if conjugate:
+                    np.conjugate(of[tile], out=to[tile])
+                else:
+                    np.copyto(to[tile], of[tile], casting="unsafe")
+
+
+def _view(array: Array, count: int, length: int, row: int, row_step: int, col: int, col_step: int, cols: Stretch) -> Array:
+    down, across = array.strides
+    return as_strided(
+        array[row:, col:],
+        (count, length, cols.count, cols.length),
+        (down * row_step, down, across * col_step, across),
+    )
+
+
+def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
+    """Return the index of each part to copy on its own: everything at once unless one side is transposed."""
+    if (to.strides[1] < to.strides[3]) == (of.strides[1] < of.strides[3]):
+        return [()]
+    return [(*row, *col) for row in _cuts(*to.shape[:2]) for col in _cuts(*to.shape[2:])]
+
+
+def _cuts(count: int, length: int) -> list[tuple[slice, slice]]:
+    """Cut ``count`` runs of ``length`` into parts of about a tile: inside the runs, or several runs together."""
+    if length >= _TILE:
+        return [(slice(i, i + 1), slice(at, at + _TILE)) for i in range(count) for at in range(0, length, _TILE)]
+    several = -(-_TILE // length)
+    return [(slice(i, i + several), slice(None)) for i in range(0, count, several)]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules a matrix product must obey, in one place: sizes, types, grids, blocks, alignment, schemes.
+
+Source: cublasmp.h of 0.10.0; docs/layouts.md explains them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .descriptor import MatrixDescriptor
+from .schemes import SCHEMES, scheme_faults, scheme_operands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .problem import MatmulProblem
+
+__all__ = ["faults"]
+
+
+def faults(p: MatmulProblem) -> list[str]:
+    """Return every fault of ``p``: the operand, what was got, what is expected, the closest legal choice. Local."""
+    found = [*_sizes(p), *_types(p), *_alignment(p)]
+    if p.scheme == "gemm":
+        return [*found, *_grids(p), *_blocks(p), *_c_like_d(p)]
+    return found or [*_scheme(p), *_c_like_d(p)]
+
+
+def _axis(op: str, axis: int) -> int:
+    """Return which dimension of the stored matrix is dimension ``axis`` of op(matrix)."""
+    return axis if op == "N" else 1 - axis
+
+
+def _sizes(p: MatmulProblem) -> Iterator[str]:
+    k_of_b = p.b.shape[_axis(p.op_b, 0)]
+    if p.k != k_of_b:
+        yield (
+            f"sizes: op(A) is {p.m}x{p.k} and op(B) is {k_of_b}x{p.n}: the columns of op(A) must be the rows of op(B); "
+            f"a is {_size(p.a)} with op {p.op_a}, b is {_size(p.b)} with op {p.op_b}"
+        )
+    expected = (p.m, p.n)
+    if p.scheme == "ar":
+        ranks = p.d.grid.size
+        expected = (p.m, p.n * ranks) if p.d.order == "F" else (p.m * ranks, p.n)
+    if p.d.shape != expected:
+        yield f"d: shape is {_size(p.d)}, expected {expected[0]}x{expected[1]} = rows of op(A) x columns of op(B)"
+
+
+def _size(x: MatrixDescriptor) -> str:
+    return f"{x.shape[0]}x{x.shape[1]}"
+
+
+def _types(p: MatmulProblem) -> Iterator[str]:
+    if p.a.dtype != p.b.dtype:
+        yield f"b: dtype is {p.b.dtype.name}, expected {p.a.dtype.name} like a"
+    legal = [p.a.dtype.name] + (["float32"] if p.a.dtype.itemsize == 2 else [])
+    if p.d.dtype.name not in legal:
+        yield f"d: dtype is {p.d.dtype.name}, expected {' or '.join(legal)} for operands of {p.a.dtype.name}"
+
+
+def _alignment(p: MatmulProblem) -> Iterator[str]:
+    for name, x in _operands(p):
+        for axis, what in enumerate(("row", "column")):
+            lead, block = x.lead[axis], x.block[axis]
+            if lead:
+                yield (
+                    f"{name}: the sub-matrix starts {lead} {what}s into a block of {block}, expected at a block boundary: "
+                    f"start {lead} {what}s earlier or {block - lead} later"
+                )
+
+
+def _operands(p: MatmulProblem) -> list[tuple[str, MatrixDescriptor]]:
+    named = [("a", p.a), ("b", p.b), ("d", p.d)]
+    return named if p.c is None else [*named, ("c", p.c)]
+
+
+def _grids(p: MatmulProblem) -> Iterator[str]:
+    legal = (p.d.grid, p.d.grid.T)
+    for name, x in _operands(p)[:2]:
+        if not any(x.grid.same_ranks(grid) for grid in legal):
+            yield f"{name}: grid is {x.grid}, expected that of d ({p.d.grid}) or its transpose ({p.d.grid.T})"
+
+
+def _blocks(p: MatmulProblem) -> Iterator[str]:
+    for name, what, got, like, expected in (
+        ("a", "rows of op(A)", p.a.block[_axis(p.op_a, 0)], "the rows of d", p.d.block[0]),
+        ("b", "rows of op(B)", p.b.block[_axis(p.op_b, 0)], "the columns of op(A)", p.a.block[_axis(p.op_a, 1)]),
+        ("b", "columns of op(B)", p.b.block[_axis(p.op_b, 1)], "the columns of d", p.d.block[1]),
+    ):
+        if got != expected:
+            yield f"{name}: the {what} are in blocks of {got}, expected {expected} like {like}{_legal_block(p, name)}"
+
+
+def _legal_block(p: MatmulProblem, name: str) -> str:
+    """Name the block of ``a`` or ``b`` that would obey every rule."""
+    k_block = p.a.block[_axis(p.op_a, 1)]
+    block = (p.d.block[0], k_block) if name == "a" else (k_block, p.d.block[1])
+    op = p.op_a if name == "a" else p.op_b
+    return f" (legal: {name} in blocks of {block if op == 'N' else block[::-1]})"
+
+
+def _c_like_d(p: MatmulProblem) -> Iterator[str]:
+    if p.c is None:
+        return
+    if p.c.dtype != p.d.dtype:
+        yield f"c: dtype is {p.c.dtype.name}, expected {p.d.dtype.name} like d"
+    yield from _differences("c", p.c, p.d, "like d")
+
+
+def _differences(name: str, got: MatrixDescriptor, expected: MatrixDescriptor, why: str) -> Iterator[str]:
+    for field in ("shape", "block", "source"):
+        have, want = getattr(got, field), getattr(expected, field)
+        if have != want:
+            yield f"{name}: {field} is {have}, expected {want} {why}"
+    if not got.grid.same_ranks(expected.grid):
+        yield f"{name}: grid is {got.grid}, expected {expected.grid} {why}"
+
+
+def _scheme(p: MatmulProblem) -> Iterator[str]:
+    form = p.column_major()
+    m, n, ranks = p.m, p.n, p.d.grid.size
+    if form.swapped:
+        m, n = n, m
+    found = scheme_faults(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b)
+    if found:
+        if form.swapped:
+            found = [f"{fault} (of the transposed product, whose m is your n: d is in C order)" for fault in found]
+        yield from found
+        return
+    a, b, d = scheme_operands(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b, p.a.dtype)
+    if form.swapped:
+        a, b = b, a
+    why = f"for {SCHEMES[p.scheme]} on {ranks} ranks"
+    for name, got, legal in (("a", p.a, a), ("b", p.b, b), ("d", p.d, d)):
+        yield from _differences(name, got, legal if got.order == "F" else legal.T, why)
