@@ -27,9 +27,9 @@ _INT32_MAX = 2**31 - 1
 _FLIPPED: dict[str, MemoryOrder] = {"C": "F", "F": "C"}
 
 
-def _pair(value: object, name: str, minimum: int) -> tuple[int, int]:
+def _pair(value: Sequence[int], name: str, minimum: int) -> tuple[int, int]:
     try:
-        first, second = value  # type: ignore[misc]
+        first, second = value
     except (TypeError, ValueError):
         raise LayoutError(f"{name}: expected a pair of integers, got {value!r}") from None
     return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)

@@ -25,9 +25,9 @@ _TILE = 128  # elements; a transposing copy goes tile by tile, which stays insid
 
 
 class Stretch(NamedTuple):
-    """``count`` runs of ``length`` indices: run i lies at ``src + i * src_step`` and at ``dst + i * dst_step``."""
+    """``repeat`` runs of ``length``: run i is at ``src + i * src_step`` and at ``dst + i * dst_step``."""
 
-    count: int
+    repeat: int
     length: int
     src: int
     src_step: int
@@ -95,7 +95,7 @@ def packed(stretches: Stretches) -> Stretches:
     out, at = [], 0
     for s in stretches:
         out.append(s._replace(dst=at, dst_step=s.length))
-        at += s.count * s.length
+        at += s.repeat * s.length
     return tuple(out)
 
 
@@ -104,7 +104,7 @@ def unpacked(stretches: Stretches) -> Stretches:
     out, at = [], 0
     for s in stretches:
         out.append(s._replace(src=at, src_step=s.length))
-        at += s.count * s.length
+        at += s.repeat * s.length
     return tuple(out)
 
 
@@ -115,7 +115,7 @@ def shifted(stretches: Stretches, dst: int) -> Stretches:
 
 def extent(stretches: Stretches) -> int:
     """Return the number of indices in ``stretches``."""
-    return sum(s.count * s.length for s in stretches)
+    return sum(s.repeat * s.length for s in stretches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
     """
     for rows in piece.rows:
         for cols in piece.cols:
-            to = _view(dst, rows.count, rows.length, rows.dst, rows.dst_step, cols.dst, cols.dst_step, cols)
-            of = _view(src, rows.count, rows.length, rows.src, rows.src_step, cols.src, cols.src_step, cols)
+            to = _view(dst, rows.repeat, rows.length, rows.dst, rows.dst_step, cols.dst, cols.dst_step, cols)
+            of = _view(src, rows.repeat, rows.length, rows.src, rows.src_step, cols.src, cols.src_step, cols)
             for tile in _tiles(to, of):
                 if conjugate:
                     np.conjugate(of[tile], out=to[tile])
@@ -171,7 +171,7 @@ def _view(array: Array, count: int, length: int, row: int, row_step: int, col: i
     down, across = array.strides
     return as_strided(
         array[row:, col:],
-        (count, length, cols.count, cols.length),
+        (count, length, cols.repeat, cols.length),
         (down * row_step, down, across * col_step, across),
     )
 
