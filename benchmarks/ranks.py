@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: starting ranks, timing between barriers, the header that names the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pblasmp.launch import Job
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def run_ranks(
+    module: str, arguments: Sequence[str], nranks: int, environ: Mapping[str, str] | None = None
+) -> None:
+    """Run ``python -m module`` on nranks ranks of one BLAS thread each; what they print appears at once."""
+    environment = {**os.environ, **dict.fromkeys(_THREADS, "1"), **(environ or {})}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    argv = [sys.executable, "-u", "-m", "mpi4py", "-m", module, *arguments]
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "output")
+        with Job(argv, nranks, output, environ=environment) as job, output.open() as reader:
+            while (status := job.wait(0.2)) is None:
+                print(reader.read(), end="", flush=True)
+            print(reader.read(), end="", flush=True)
+        if status:
+            raise SystemExit(f"{module} ended with status {status} on {nranks} ranks")
+
+
+def on_ranks() -> bool:
+    """Whether this process is a rank that a launcher started."""
+    from pblasmp.launch import surroundings
+
+    return surroundings() is not None
+
+
+def sleeping_barrier(comm: Any) -> None:
+    """Wait for all ranks without keeping a core busy, which MPI's own barrier does. Collective over comm."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.001)
+
+
+def interleaved(
+    comm: Any,
+    contenders: Mapping[str, Callable[[], Any]],
+    pairs: int,
+    *,
+    alone: Sequence[str] = (),
+    check: Callable[[str, Any], None] = lambda name, result: None,
+) -> dict[str, list[float]]:
+    """Time every contender once per round, in rotating order, after one round that warms up.
+
+    Collective over comm. Seconds from when all ranks may start to when all are done; the contenders named in
+    ``alone`` run on rank 0 while the other ranks sleep. ``check`` sees every result, outside the time.
+    """
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(pairs + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            sleeping_barrier(comm)
+            result = None
+            if name in alone:
+                start = time.perf_counter()
+                if comm.rank == 0:
+                    result = contenders[name]()
+                elapsed = time.perf_counter() - start
+                sleeping_barrier(comm)
+            else:
+                comm.Barrier()
+                start = time.perf_counter()
+                result = contenders[name]()
+                comm.Barrier()
+                elapsed = time.perf_counter() - start
+            check(name, result)
+            del result
+            if turn:
+                seconds[name].append(elapsed)
+    return comm.bcast(seconds)
+
+
+def paired(seconds: Mapping[str, Sequence[float]], rival: str, ours: str) -> float:
+    """The median over the rounds of the rival's time divided by ours: above 1, ours was faster."""
+    return median(r / o for r, o in zip(seconds[rival], seconds[ours], strict=True))
+
+
+def header() -> dict[str, Any]:
+    """Name the machine and the versions that the times depend on."""
+    from importlib.metadata import version
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    packages = ("numpy", "scipy", "mpi4py")
+    return {
+        "cpu": cpu or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
