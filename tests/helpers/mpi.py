@@ -9,8 +9,8 @@
     def test_sums():
         assert run_mpi(sums, 4, offset=1) == [10, 10, 10, 10]
 
-The function is found again by module and name on every rank, gets the world communicator and the keyword
-arguments (as JSON), and what it returns comes back (as JSON) in a list by rank. A generator function runs many
+The function is found again by module and name on every rank, gets the world communicator and the
+keyword arguments (as JSON), and what it returns comes back (as JSON) in a list by rank. A generator runs many
 cases in one launch: it yields ``(case, error)``, the error None where all is well, goes on after a case that
 failed, and must yield the same cases on every rank:
 
@@ -21,8 +21,8 @@ failed, and must yield the same cases on every rank:
 Any exception ends the whole job. The failure says which rank failed in which case, with its traceback, and
 where every other rank stood. Ranks that cannot be started are a failure.
 
-Under ``mpirun -n 4 python -m pytest tests/mpi`` nothing is started: the function runs on the first ranks there
-are.
+Under ``mpirun -n 4 python -m pytest tests/mpi`` nothing is started: the first ranks run the
+function.
 """
 
 from __future__ import annotations
