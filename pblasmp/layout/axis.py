@@ -40,7 +40,7 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
 class Axis:
     """``extent`` indices in blocks of ``block``, dealt round ``nprocs`` processes from ``source``. Local.
 
-    ``lead`` indices of the first block lie before index 0: non-zero only where a sub-matrix starts inside a block.
+    ``lead`` indices of the first block lie before index 0: non-zero only if a sub-matrix starts inside one.
 
     Raises:
         LayoutError: an argument is out of range.
@@ -89,19 +89,21 @@ class Axis:
         """Return ``(process, local index)`` of index ``i``."""
         block, within = divmod(self.index(i) + self.lead, self.block)
         rounds, turn = divmod(block, self.nprocs)
-        return (self.source + turn) % self.nprocs, rounds * self.block + within - (self.lead if turn == 0 else 0)
+        before = self.lead if turn == 0 else 0
+        return (self.source + turn) % self.nprocs, rounds * self.block + within - before
 
     def to_global(self, process: int, local: int) -> int:
         """Return the index that lies at ``local`` on ``process``."""
         process, local = self._check(process), integer(local, "local index", 0)
-        if local >= self.count(process):
-            raise LayoutError(f"local index {local} is out of range: process {process} owns {self.count(process)}")
+        owned = self.count(process)
+        if local >= owned:
+            raise LayoutError(f"local index {local} is out of range: process {process} owns {owned}")
         turn = (process - self.source) % self.nprocs
         rounds, within = divmod(local + (self.lead if turn == 0 else 0), self.block)
         return (rounds * self.nprocs + turn) * self.block + within - self.lead
 
     def blocks(self, process: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return ``(starts, stops)``: the half-open index ranges of the blocks that ``process`` owns, ascending."""
+        """Return ``(starts, stops)``: the index ranges of the blocks that ``process`` owns, ascending."""
         turn = (self._check(process) - self.source) % self.nprocs
         total = -(-(self.lead + self.extent) // self.block)
         starts = np.arange(turn, total, self.nprocs, dtype=np.int64) * self.block - self.lead
@@ -125,6 +127,6 @@ class Axis:
         return Axis(stop - start, self.block, (self.source + block) % self.nprocs, self.nprocs, lead)
 
     def local_window(self, process: int, start: int, stop: int) -> slice:
-        """Return the slice of the local indices of ``process`` that ``start`` to ``stop`` (half-open) fall into."""
+        """Return the local indices of ``process`` that lie in ``start`` to ``stop`` (half-open)."""
         below = self.window(0, start).count(process)
         return slice(below, below + self.window(start, stop).count(process))

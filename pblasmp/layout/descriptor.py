@@ -46,9 +46,9 @@ class MatrixDescriptor:
         source: ``(prow, pcol)`` of the process that owns the first block (ScaLAPACK's rsrc, csrc).
         dtype: element type: a name, a NumPy type or dtype; stored as ``np.dtype``.
         order: memory order of each rank's local array, "C" (rows contiguous) or "F" (columns contiguous).
-        lead: rows and columns of the first block that lie before the matrix: non-zero only for a sub-matrix that
-            starts inside a block.
-        ld: leading dimension of the local arrays in elements, where they are padded; None is as tight as can be.
+        lead: rows and columns of the first block that lie before the matrix: non-zero only for a sub-matrix
+            that starts inside a block.
+        ld: leading dimension of padded local arrays, in elements; None is as tight as can be.
 
     Raises:
         LayoutError: an argument is out of range.
@@ -97,7 +97,9 @@ class MatrixDescriptor:
         if self.ld is not None:
             put("ld", integer(self.ld, "ld", 1))
             contiguous = self.cols if self.order == "C" else self.rows
-            need = max(contiguous.count(p) for p in {contiguous.source, (contiguous.source + 1) % contiguous.nprocs})
+            need = max(
+                contiguous.count(p) for p in {contiguous.source, (contiguous.source + 1) % contiguous.nprocs}
+            )
             if self.ld < need:
                 raise LayoutError(
                     f"ld: {self.ld} is too small: the local arrays are up to {need} "
@@ -137,18 +139,18 @@ class MatrixDescriptor:
         return self.grid.rank(self.rows.owner(i), self.cols.owner(j))
 
     def to_local(self, i: int, j: int) -> tuple[int, int, int]:
-        """Return ``(rank, li, lj)``: who owns element ``(i, j)``, and where in its local array. Local; constant time."""
+        """Return ``(rank, li, lj)``: who owns element ``(i, j)``, and where. Local; constant time."""
         prow, li = self.rows.local(i)
         pcol, lj = self.cols.local(j)
         return self.grid.rank(prow, pcol), li, lj
 
     def to_global(self, rank: int, li: int, lj: int) -> tuple[int, int]:
-        """Return ``(i, j)`` of the element at ``(li, lj)`` in the local array of ``rank``. Local; constant time."""
+        """Return ``(i, j)`` of the element that ``rank`` has at ``(li, lj)``. Local; constant time."""
         prow, pcol = self.grid.coords(rank)
         return self.rows.to_global(prow, li), self.cols.to_global(pcol, lj)
 
     def global_indices(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return ``(rows, cols)``: the global indices of the local rows and columns of ``rank``, int64. Local."""
+        """Return ``(rows, cols)``: the global indices, int64, of the rows and columns of ``rank``. Local."""
         prow, pcol = self.grid.coords(rank)
         return self.rows.globals(prow), self.cols.globals(pcol)
 
@@ -203,8 +205,8 @@ class MatrixDescriptor:
     def to_scalapack(self, rank: int, context: int = 0) -> NDArray[np.int32]:
         """Return ScaLAPACK's 9-integer descriptor for ``rank``, int32. Local.
 
-        ``[1, context, M, N, MB, NB, RSRC, CSRC, LLD]``. ScaLAPACK knows only F order: for a C-ordered matrix ask its
-        ``.T``, which is the same memory.
+        ``[1, context, M, N, MB, NB, RSRC, CSRC, LLD]``. ScaLAPACK knows only F order: for a C-ordered matrix
+        ask its ``.T``, which is the same memory.
 
         Raises:
             LayoutError: the matrix is in C order, starts inside a block, or a number needs more than 32 bits.
@@ -212,16 +214,20 @@ class MatrixDescriptor:
         Source: ScaLAPACK TOOLS, DESCINIT.
         """
         if self.order != "F":
-            raise LayoutError("ScaLAPACK knows only F order: use .T.to_scalapack(rank), the transpose of the same memory")
+            raise LayoutError("ScaLAPACK knows only F order: use .T.to_scalapack(rank), the same memory")
         if self.lead != (0, 0):
-            raise LayoutError(f"a ScaLAPACK descriptor starts on a block boundary, this one lies {self.lead} inside one")
+            raise LayoutError(
+                f"a ScaLAPACK descriptor starts on a block boundary, this one {self.lead} after"
+            )
         numbers = [1, context, *self.shape, *self.block, *self.source, self.lld(rank)]
         if max(numbers) > _INT32_MAX:
             raise LayoutError(f"a ScaLAPACK descriptor holds 32-bit integers, got {max(numbers)}")
         return np.array(numbers, dtype=np.int32)
 
     @classmethod
-    def from_scalapack(cls, desc: Sequence[int], grid: Grid, dtype: DTypeLike = "float64") -> MatrixDescriptor:
+    def from_scalapack(
+        cls, desc: Sequence[int], grid: Grid, dtype: DTypeLike = "float64"
+    ) -> MatrixDescriptor:
         """Return the F-ordered descriptor that a 9-integer ScaLAPACK descriptor means on ``grid``. Local.
 
         LLD is taken as padding when it is not the tight one of any rank.
@@ -245,6 +251,6 @@ class MatrixDescriptor:
 
     def __str__(self) -> str:
         return (
-            f"{self.shape[0]}x{self.shape[1]} {self.dtype.name} in blocks of {self.block[0]}x{self.block[1]} on {self.grid}"
-            f"{'' if self.source == (0, 0) else f' from {self.source}'}, {self.order} order"
+            f"{self.shape[0]}x{self.shape[1]} {self.dtype.name} in blocks of {self.block[0]}x{self.block[1]} "
+            f"on {self.grid}{'' if self.source == (0, 0) else f' from {self.source}'}, {self.order} order"
         )

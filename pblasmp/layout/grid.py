@@ -51,7 +51,7 @@ class Grid:
 
     @classmethod
     def squarest(cls, nranks: int, order: RankOrder = "row") -> Grid:
-        """Return the grid of exactly ``nranks`` processes nearest to a square, never taller than wide. Local."""
+        """Return the grid of ``nranks`` processes nearest to a square, never taller than wide. Local."""
         nranks = integer(nranks, "nranks", 1)
         nprow = next(p for p in range(math.isqrt(nranks), 0, -1) if nranks % p == 0)
         return cls(nprow, nranks // nprow, order)
@@ -96,7 +96,7 @@ class Grid:
         return prow * self.npcol + pcol if self.order == "row" else pcol * self.nprow + prow
 
     def same_ranks(self, other: Grid) -> bool:
-        """Return whether both grids put every rank at the same coordinates (the order is moot on one row or column)."""
+        """Return whether both grids put every rank at the same coordinates, whatever their order. Local."""
         return self.shape == other.shape and (self.order == other.order or 1 in self.shape)
 
     def __str__(self) -> str:

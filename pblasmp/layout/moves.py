@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two layouts of one matrix have in common, as few regular pieces, and copying those pieces.
 
-Two block-cyclic axes repeat with the least common multiple of their rounds, so what a process of one shares with a
-process of the other is a handful of *stretches*: equally long runs at equal distances. One NumPy copy moves a stretch
-of rows × a stretch of columns, however many blocks it spans. 0-based.
+Two block-cyclic axes repeat with the least common multiple of their rounds, so what a process of one shares
+with a process of the other is a handful of *stretches*: equally long runs at equal distances. One NumPy copy
+moves a stretch of rows × a stretch of columns, however many blocks it spans. 0-based.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 
 def common(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
-    """Return the indices that process ``p`` of ``src`` and process ``q`` of ``dst`` both own, as local positions.
+    """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 
     Both axes have the same extent: they are two ways to deal out the same indices.
     """
@@ -151,15 +151,19 @@ class Piece:
 
 
 def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
-    """Copy ``piece`` of the 2D array ``src`` to where it belongs in the 2D array ``dst``, converting the type.
+    """Copy ``piece`` of one rank's local array to where it belongs in another's, converting the type. Local.
 
     Args:
+        dst: 2D array to write to; what is outside the piece keeps its values.
+        src: 2D array to read from.
+        piece: where to read and where to write.
         conjugate: write the complex conjugates.
     """
     for rows in piece.rows:
         for cols in piece.cols:
-            to = _view(dst, rows.repeat, rows.length, rows.dst, rows.dst_step, cols.dst, cols.dst_step, cols)
-            of = _view(src, rows.repeat, rows.length, rows.src, rows.src_step, cols.src, cols.src_step, cols)
+            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
+            to = _view(dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
+            of = _view(src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
             for tile in _tiles(to, of):
                 if conjugate:
                     np.conjugate(of[tile], out=to[tile])
@@ -167,13 +171,10 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
                     np.copyto(to[tile], of[tile], casting="unsafe")
 
 
-def _view(array: Array, count: int, length: int, row: int, row_step: int, col: int, col_step: int, cols: Stretch) -> Array:
+def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
+    """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     down, across = array.strides
-    return as_strided(
-        array[row:, col:],
-        (count, length, cols.repeat, cols.length),
-        (down * row_step, down, across * col_step, across),
-    )
+    return as_strided(array[row[0] :, col[0] :], shape, (down * row[1], down, across * col[1], across))
 
 
 def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
@@ -184,8 +185,9 @@ def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
 
 
 def _cuts(count: int, length: int) -> list[tuple[slice, slice]]:
-    """Cut ``count`` runs of ``length`` into parts of about a tile: inside the runs, or several runs together."""
+    """Cut ``count`` runs of ``length`` into parts of about a tile: within the runs, or several runs."""
     if length >= _TILE:
-        return [(slice(i, i + 1), slice(at, at + _TILE)) for i in range(count) for at in range(0, length, _TILE)]
+        parts = range(0, length, _TILE)
+        return [(slice(i, i + 1), slice(at, at + _TILE)) for i in range(count) for at in parts]
     several = -(-_TILE // length)
     return [(slice(i, i + several), slice(None)) for i in range(0, count, several)]

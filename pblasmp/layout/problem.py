@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ..dtypes import as_dtype
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import Grid, integer
+from .grid import Grid
 from .rules import faults
 from .schemes import Scheme, scheme_operands
 
@@ -29,9 +29,9 @@ class ColumnMajorProduct:
     Attributes:
         a, b, d, c: F-ordered descriptors of the memory (``c`` lies like ``d``, or is None).
         op_a, op_b: what is done to them.
-        swapped: the product is the transpose of the caller's: ``a`` is the caller's B and ``b`` the caller's A.
-        conj_a, conj_b: conjugate the operand first (op C of an operand whose memory order is not D's: BLAS has no
-            conjugate without a transpose). Never set for real types.
+        swapped: the product is the transpose of the caller's: ``a`` is the caller's B, ``b`` the caller's A.
+        conj_a, conj_b: conjugate the operand first (op C of an operand whose memory order is not D's: BLAS
+            has no conjugate without a transpose). Never set for real types.
         copy_c: the caller's C is not in D's memory order: copy it locally first.
     """
 
@@ -101,8 +101,15 @@ class MatmulProblem:
         """Return the product of an m × k by a k × n matrix on one grid, all from process (0, 0). Local.
 
         Args:
+            m: rows of D.
+            n: columns of D.
+            k: columns of op(A).
+            grid: where all the matrices lie.
             block: one block size for every dimension, or ``(mb, nb)`` or ``(mb, nb, kb)``; kb defaults to nb.
-            dtype: type of A and B; ``out_dtype`` of C and D, by default the same.
+            op_a: "N", "T" or "C": A is stored k × m unless it is "N".
+            op_b: "N", "T" or "C": B is stored n × k unless it is "N".
+            dtype: type of A and B.
+            out_dtype: type of C and D, by default that of A and B.
             order: memory order of all, "C" or "F", or three letters for A, B and D.
             with_c: the product adds to a C that lies like D.
         """
@@ -114,7 +121,9 @@ class MatmulProblem:
         if len(orders) != 3 or set(orders) - {"C", "F"}:
             raise LayoutError(f"order: expected 'C', 'F' or three of these letters, got {order!r}")
 
-        def operand(rows: int, cols: int, rb: int, cb: int, op: str, letter: str, kind: DTypeLike) -> MatrixDescriptor:
+        def operand(
+            rows: int, cols: int, rb: int, cb: int, op: str, letter: str, kind: DTypeLike
+        ) -> MatrixDescriptor:
             shape, blocks = ((rows, cols), (rb, cb)) if op == "N" else ((cols, rows), (cb, rb))
             memory: MemoryOrder = "F" if letter == "F" else "C"
             return MatrixDescriptor(shape, blocks, grid, dtype=kind, order=memory)
@@ -131,7 +140,16 @@ class MatmulProblem:
 
     @classmethod
     def _one_dimensional(
-        cls, scheme: Scheme, m: int, n: int, k: int, nranks: int, op_a: Op, op_b: Op, dtype: DTypeLike, order: MemoryOrder
+        cls,
+        scheme: Scheme,
+        m: int,
+        n: int,
+        k: int,
+        nranks: int,
+        op_a: Op,
+        op_b: Op,
+        dtype: DTypeLike,
+        order: MemoryOrder,
     ) -> MatmulProblem:
         if order == "C":  # the transpose of the F-ordered problem, whose A is our B
             return cls._one_dimensional(scheme, n, m, k, nranks, op_b, op_a, dtype, "F").T
@@ -153,7 +171,7 @@ class MatmulProblem:
         dtype: DTypeLike = "float32",
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
-        """Return AllGather + GEMM on ``nranks`` ranks: B is gathered (in C order: A) as it is multiplied. Local.
+        """Return AllGather + GEMM on ``nranks`` ranks: B (in C order: A) is gathered meanwhile. Local.
 
         Raises:
             LayoutError: m or n does not divide by ``nranks``.
@@ -173,7 +191,7 @@ class MatmulProblem:
         dtype: DTypeLike = "float32",
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
-        """Return GEMM + ReduceScatter on ``nranks`` ranks: k is split, D's columns (in C order: rows) are scattered. Local.
+        """Return GEMM + ReduceScatter on ``nranks`` ranks: k is split, D scattered. Local.
 
         Raises:
             LayoutError: n (in C order: m) or k does not divide by ``nranks``.
@@ -195,8 +213,8 @@ class MatmulProblem:
     ) -> MatmulProblem:
         """Return GEMM + AllReduce on ``nranks`` ranks: k is split and every rank gets all of D. Local.
 
-        D is declared ``(m, n * nranks)`` in F order, ``(m * nranks, n)`` in C order: each rank's local array is all
-        of the m × n result.
+        D is declared ``(m, n * nranks)`` in F order, ``(m * nranks, n)`` in C order: each rank's local array
+        is all of the m × n result.
 
         Raises:
             LayoutError: k does not divide by ``nranks``, or the ops are not TN (in C order: NT).
@@ -236,7 +254,7 @@ class MatmulProblem:
     def validate(self) -> None:
         """Raise LayoutError naming every fault at once, or return None. Local.
 
-        The rules are those of cuBLASMp, and the same on every engine, so that what runs on a laptop runs on GPUs.
+        The rules are those of cuBLASMp, and the same on every engine: what runs on a laptop runs on GPUs.
 
         Source: cublasmp.h of 0.10.0 and docs/layouts.md.
         """
@@ -248,8 +266,8 @@ class MatmulProblem:
     def column_major(self) -> ColumnMajorProduct:
         """Return the same product of the same memory as one product of F-ordered matrices. Local.
 
-        A C-ordered matrix is its F-ordered transpose, so a C-ordered D turns the product round (D^T = op(B)^T op(A)^T)
-        and an operand whose order is not D's has its op flipped. Nothing moves.
+        A C-ordered matrix is its F-ordered transpose, so a C-ordered D turns the product round
+        (D^T = op(B)^T op(A)^T) and an operand whose order is not D's has its op flipped. Nothing moves.
         """
         swapped = self.d.order == "C"
         p = self.T if swapped else self

@@ -20,7 +20,7 @@ __all__ = ["faults"]
 
 
 def faults(p: MatmulProblem) -> list[str]:
-    """Return every fault of ``p``: the operand, what was got, what is expected, the closest legal choice. Local."""
+    """Return every fault of ``p``: operand, got, expected, the closest legal choice. Local."""
     found = [*_sizes(p), *_types(p), *_alignment(p)]
     if p.scheme == "gemm":
         return [*found, *_grids(p), *_blocks(p), *_c_like_d(p)]
@@ -36,15 +36,16 @@ def _sizes(p: MatmulProblem) -> Iterator[str]:
     k_of_b = p.b.shape[_axis(p.op_b, 0)]
     if p.k != k_of_b:
         yield (
-            f"sizes: op(A) is {p.m}x{p.k} and op(B) is {k_of_b}x{p.n}: the columns of op(A) must be the rows of op(B); "
-            f"a is {_size(p.a)} with op {p.op_a}, b is {_size(p.b)} with op {p.op_b}"
+            f"sizes: op(A) is {p.m}x{p.k} and op(B) is {k_of_b}x{p.n}: the columns of op(A) must be the rows "
+            f"of op(B); a is {_size(p.a)} with op {p.op_a}, b is {_size(p.b)} with op {p.op_b}"
         )
     expected = (p.m, p.n)
     if p.scheme == "ar":
         ranks = p.d.grid.size
         expected = (p.m, p.n * ranks) if p.d.order == "F" else (p.m * ranks, p.n)
     if p.d.shape != expected:
-        yield f"d: shape is {_size(p.d)}, expected {expected[0]}x{expected[1]} = rows of op(A) x columns of op(B)"
+        size = f"{expected[0]}x{expected[1]}"
+        yield f"d: shape is {_size(p.d)}, expected {size} = rows of op(A) x columns of op(B)"
 
 
 def _size(x: MatrixDescriptor) -> str:
@@ -65,8 +66,8 @@ def _alignment(p: MatmulProblem) -> Iterator[str]:
             lead, block = x.lead[axis], x.block[axis]
             if lead:
                 yield (
-                    f"{name}: the sub-matrix starts {lead} {what}s into a block of {block}, expected at a block boundary: "
-                    f"start {lead} {what}s earlier or {block - lead} later"
+                    f"{name}: the sub-matrix starts {lead} {what}s into a block of {block}, expected at a "
+                    f"block boundary: start {lead} {what}s earlier or {block - lead} later"
                 )
 
 
@@ -83,13 +84,18 @@ def _grids(p: MatmulProblem) -> Iterator[str]:
 
 
 def _blocks(p: MatmulProblem) -> Iterator[str]:
+    a_rows, a_cols = (p.a.block[_axis(p.op_a, axis)] for axis in (0, 1))
+    b_rows, b_cols = (p.b.block[_axis(p.op_b, axis)] for axis in (0, 1))
     for name, what, got, like, expected in (
-        ("a", "rows of op(A)", p.a.block[_axis(p.op_a, 0)], "the rows of d", p.d.block[0]),
-        ("b", "rows of op(B)", p.b.block[_axis(p.op_b, 0)], "the columns of op(A)", p.a.block[_axis(p.op_a, 1)]),
-        ("b", "columns of op(B)", p.b.block[_axis(p.op_b, 1)], "the columns of d", p.d.block[1]),
+        ("a", "rows of op(A)", a_rows, "the rows of d", p.d.block[0]),
+        ("b", "rows of op(B)", b_rows, "the columns of op(A)", a_cols),
+        ("b", "columns of op(B)", b_cols, "the columns of d", p.d.block[1]),
     ):
         if got != expected:
-            yield f"{name}: the {what} are in blocks of {got}, expected {expected} like {like}{_legal_block(p, name)}"
+            yield (
+                f"{name}: the {what} are in blocks of {got}, expected {expected} like {like} "
+                f"(legal: {_legal_block(p, name)})"
+            )
 
 
 def _legal_block(p: MatmulProblem, name: str) -> str:
@@ -97,7 +103,7 @@ def _legal_block(p: MatmulProblem, name: str) -> str:
     k_block = p.a.block[_axis(p.op_a, 1)]
     block = (p.d.block[0], k_block) if name == "a" else (k_block, p.d.block[1])
     op = p.op_a if name == "a" else p.op_b
-    return f" (legal: {name} in blocks of {block if op == 'N' else block[::-1]})"
+    return f"{name} in blocks of {block if op == 'N' else block[::-1]}"
 
 
 def _c_like_d(p: MatmulProblem) -> Iterator[str]:
@@ -125,7 +131,8 @@ def _scheme(p: MatmulProblem) -> Iterator[str]:
     found = scheme_faults(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b)
     if found:
         if form.swapped:
-            found = [f"{fault} (of the transposed product, whose m is your n: d is in C order)" for fault in found]
+            why = "of the transposed product, whose m is your n: d is in C order"
+            found = [f"{fault} ({why})" for fault in found]
         yield from found
         return
     a, b, d = scheme_operands(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b, p.a.dtype)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 1D layouts of AllGather + GEMM, GEMM + ReduceScatter and GEMM + AllReduce, as cuBLASMp wants them.
 
-All F-ordered: D[m, n] = op(A) op(B) over P ranks. Source: NVIDIA's cuBLASMp documentation of tensor parallelism and
-measurements with 0.7.0 and 0.10.0 (docs/schemes.md has the table).
+All F-ordered: D[m, n] = op(A) op(B) over P ranks. Source: NVIDIA's cuBLASMp documentation of tensor
+parallelism and measurements with 0.7.0 and 0.10.0 (docs/schemes.md has the table).
 """
 
 from __future__ import annotations
@@ -45,19 +45,28 @@ def scheme_faults(scheme: str, m: int, n: int, k: int, nranks: int, op_a: str, o
     faults = []
     if ops not in OPS[scheme]:
         faults.append(
-            f"scheme {scheme!r}: {SCHEMES[scheme]} exists for {', '.join(OPS[scheme])} in column-major terms, got {ops}"
+            f"scheme {scheme!r}: {SCHEMES[scheme]} exists for {', '.join(OPS[scheme])} in column-major "
+            f"terms, got {ops}"
         )
     extents = {"m": m, "n": n, "k": k}
     for name in _SHARDED[scheme]:
         if extents[name] % nranks:
             below = extents[name] // nranks * nranks
             nearest = f"{below} or {below + nranks}" if below else str(nranks)
-            faults.append(f"scheme {scheme!r}: {name} = {extents[name]} must divide by {nranks} ranks (nearest: {nearest})")
+            got = f"{name} = {extents[name]}"
+            faults.append(f"scheme {scheme!r}: {got} must divide by {nranks} ranks (nearest: {nearest})")
     return faults
 
 
 def scheme_operands(
-    scheme: str, m: int, n: int, k: int, nranks: int, op_a: str = "T", op_b: str = "N", dtype: DTypeLike = "float32"
+    scheme: str,
+    m: int,
+    n: int,
+    k: int,
+    nranks: int,
+    op_a: str = "T",
+    op_b: str = "N",
+    dtype: DTypeLike = "float32",
 ) -> Operands:
     """Return the F-ordered descriptors of A, B and D of ``D[m, n] = op(A) op(B)`` in this scheme. Local.
 
