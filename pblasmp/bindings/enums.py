@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The enumerations of cuBLASMp and those of cuBLAS and CUDA that its functions take.
+
+A member is the C constant without its prefix. Where an enumeration grew, a member's ``since`` is the first
+cuBLASMp version that has it.
+
+Source: cublasmp.h 0.5.0 to 0.10.0; cublas_api.h and library_types.h of CUDA 13.0.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "C_ENUMS",
+    "ComputeType",
+    "DataType",
+    "DiagType",
+    "EmulationStrategy",
+    "FillMode",
+    "GridLayout",
+    "MantissaControl",
+    "MatmulAlgoType",
+    "MatmulAttribute",
+    "MatmulEpilogue",
+    "MatrixScale",
+    "Operation",
+    "ResultScheme",
+    "SideMode",
+    "SpecialValuesSupport",
+    "Status",
+]
+
+
+class _VersionedEnum(IntEnum):
+    """An enumeration that grew: ``NAME = value`` or ``NAME = value, since``."""
+
+    _value_: int
+    since: int
+
+    def __new__(cls, value: int, since: int = 500) -> Self:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.since = since
+        return member
+
+
+class Status(IntEnum):
+    """cublasMpStatus_t: what a function returns."""
+
+    SUCCESS = 0
+    NOT_INITIALIZED = 1
+    ALLOCATION_FAILED = 2
+    INVALID_VALUE = 3
+    ARCHITECTURE_MISMATCH = 4
+    EXECUTION_FAILED = 5
+    INTERNAL_ERROR = 6
+    NOT_SUPPORTED = 7
+
+
+class GridLayout(IntEnum):
+    """cublasMpGridLayout_t: how ranks fill a process grid."""
+
+    COL_MAJOR = 0
+    ROW_MAJOR = 1
+
+
+class MatmulAttribute(IntEnum):
+    """cublasMpMatmulDescriptorAttribute_t: the attributes of a matmul descriptor.
+
+    ``NAME = value, c_type`` or ``NAME = value, c_type, since``; ``c_type`` is the C type of its value.
+    """
+
+    _value_: int
+    c_type: str
+    since: int
+
+    def __new__(cls, value: int, c_type: str, since: int = 500) -> Self:  # noqa: D102
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.c_type = c_type
+        member.since = since
+        return member
+
+    TRANSA = 0, "cublasOperation_t"
+    TRANSB = 1, "cublasOperation_t"
+    COMPUTE_TYPE = 2, "cublasComputeType_t"
+    ALGO_TYPE = 3, "cublasMpMatmulAlgoType_t"
+    COMMUNICATION_SM_COUNT = 4, "int32_t"
+    EPILOGUE = 5, "cublasMpMatmulEpilogue_t"
+    BIAS_POINTER = 6, "void*"
+    BIAS_BATCH_STRIDE = 7, "int64_t"
+    BIAS_DATA_TYPE = 8, "cudaDataType_t"
+    EPILOGUE_AUX_POINTER = 9, "void*"
+    EPILOGUE_AUX_LD = 10, "int64_t"
+    EPILOGUE_AUX_BATCH_STRIDE = 11, "int64_t"
+    EPILOGUE_AUX_DATA_TYPE = 12, "cudaDataType_t"
+    EPILOGUE_AUX_SCALE_POINTER = 13, "void*"
+    EPILOGUE_AUX_AMAX_POINTER = 14, "void*"
+    EPILOGUE_AUX_SCALE_MODE = 15, "cublasMpMatmulMatrixScale_t"
+    A_SCALE_POINTER = 16, "const void*"
+    A_SCALE_MODE = 17, "cublasMpMatmulMatrixScale_t"
+    B_SCALE_POINTER = 18, "const void*"
+    B_SCALE_MODE = 19, "cublasMpMatmulMatrixScale_t"
+    C_SCALE_POINTER = 20, "const void*"
+    C_SCALE_MODE = 21, "cublasMpMatmulMatrixScale_t"
+    D_SCALE_POINTER = 22, "const void*"
+    D_SCALE_MODE = 23, "cublasMpMatmulMatrixScale_t"
+    AMAX_D_POINTER = 24, "void*"
+    D_OUT_SCALE_POINTER = 25, "void*", 700
+    D_OUT_SCALE_MODE = 26, "cublasMpMatmulMatrixScale_t", 700
+    COMMUNICATION_TYPE = 27, "cudaDataType_t", 800
+    BIAS_RESULT_SCHEME = 28, "cublasMpResultScheme_t", 800
+
+
+class MatmulAlgoType(_VersionedEnum):
+    """cublasMpMatmulAlgoType_t: how communication and products overlap; a hint."""
+
+    DEFAULT = 0
+    SPLIT_P2P = 1
+    SPLIT_MULTICAST = 2
+    ATOMIC_P2P = 3
+    ATOMIC_MULTICAST = 4
+    NO_OVERLAP = 5, 700
+    FUSED = 6, 1000
+
+
+class MatmulEpilogue(IntEnum):
+    """cublasMpMatmulEpilogue_t: what follows the product; its bits are 128 AUX, 4 BIAS and 16 BGRAD."""
+
+    DEFAULT = 0
+    ALLREDUCE = 1
+    RELU = 2
+    RELU_AUX = 2 | 128
+    BIAS = 4
+    RELU_BIAS = 2 | 4
+    RELU_AUX_BIAS = 2 | 128 | 4
+    DRELU = 8 | 128
+    DRELU_BGRAD = 8 | 128 | 16
+    GELU = 32
+    GELU_AUX = 32 | 128
+    GELU_BIAS = 32 | 4
+    GELU_AUX_BIAS = 32 | 128 | 4
+    DGELU = 64 | 128
+    DGELU_BGRAD = 64 | 128 | 16
+    BGRADA = 256
+    BGRADB = 512
+
+
+class MatrixScale(_VersionedEnum):
+    """cublasMpMatmulMatrixScale_t: what a scale pointer points to."""
+
+    SCALAR_FP32 = 0
+    VEC16_UE4M3 = 1, 600
+    VEC32_UE8M0 = 2, 600
+    OUTER_VEC_FP32 = 3, 600
+    VEC128_FP32 = 4, 600
+    BLK128x128_FP32 = 5, 600
+
+
+class EmulationStrategy(_VersionedEnum):
+    """cublasMpEmulationStrategy_t: when products are emulated on narrower types."""
+
+    DEFAULT = 0, 700
+    PERFORMANT = 1, 700
+    EAGER = 2, 700
+
+
+class ResultScheme(_VersionedEnum):
+    """cublasMpResultScheme_t: whether bias gradients are left partial or summed over the ranks."""
+
+    DEFAULT = 0, 800
+    PARTIAL = 1, 800
+    FULL = 2, 800
+
+
+class Operation(IntEnum):
+    """cublasOperation_t."""
+
+    N = 0
+    T = 1
+    C = 2
+
+
+class FillMode(IntEnum):
+    """cublasFillMode_t."""
+
+    LOWER = 0
+    UPPER = 1
+    FULL = 2
+
+
+class DiagType(IntEnum):
+    """cublasDiagType_t."""
+
+    NON_UNIT = 0
+    UNIT = 1
+
+
+class SideMode(IntEnum):
+    """cublasSideMode_t."""
+
+    LEFT = 0
+    RIGHT = 1
+
+
+class ComputeType(IntEnum):
+    """cublasComputeType_t: the type in which products are summed."""
+
+    COMPUTE_16F = 64
+    COMPUTE_16F_PEDANTIC = 65
+    COMPUTE_32F = 68
+    COMPUTE_32F_PEDANTIC = 69
+    COMPUTE_32F_FAST_16F = 74
+    COMPUTE_32F_FAST_16BF = 75
+    COMPUTE_32F_FAST_TF32 = 77
+    COMPUTE_32F_EMULATED_16BFX9 = 78
+    COMPUTE_64F = 70
+    COMPUTE_64F_PEDANTIC = 71
+    COMPUTE_64F_EMULATED_FIXEDPOINT = 79
+    COMPUTE_32I = 72
+    COMPUTE_32I_PEDANTIC = 73
+
+
+class DataType(IntEnum):
+    """cudaDataType_t: R is real, C is complex."""
+
+    R_16F = 2
+    C_16F = 6
+    R_16BF = 14
+    C_16BF = 15
+    R_32F = 0
+    C_32F = 4
+    R_64F = 1
+    C_64F = 5
+    R_4I = 16
+    C_4I = 17
+    R_4U = 18
+    C_4U = 19
+    R_8I = 3
+    C_8I = 7
+    R_8U = 8
+    C_8U = 9
+    R_16I = 20
+    C_16I = 21
+    R_16U = 22
+    C_16U = 23
+    R_32I = 10
+    C_32I = 11
+    R_32U = 12
+    C_32U = 13
+    R_64I = 24
+    C_64I = 25
+    R_64U = 26
+    C_64U = 27
+    R_8F_E4M3 = 28
+    R_8F_UE4M3 = 28
+    R_8F_E5M2 = 29
+    R_8F_UE8M0 = 30
+    R_6F_E2M3 = 31
+    R_6F_E3M2 = 32
+    R_4F_E2M1 = 33
+
+
+class MantissaControl(IntEnum):
+    """cudaEmulationMantissaControl_t: how many bits emulated float64 keeps."""
+
+    DYNAMIC = 0
+    FIXED = 1
+
+
+class SpecialValuesSupport(IntEnum):
+    """cudaEmulationSpecialValuesSupport_t: bits that name the special values emulation must treat."""
+
+    NONE = 0
+    INFINITY = 1
+    NAN = 2
+    DEFAULT = 0xFFFF
+
+
+C_ENUMS: dict[str, tuple[type[IntEnum], str]] = {
+    "cublasMpStatus_t": (Status, "CUBLASMP_STATUS_"),
+    "cublasMpGridLayout_t": (GridLayout, "CUBLASMP_GRID_LAYOUT_"),
+    "cublasMpMatmulDescriptorAttribute_t": (MatmulAttribute, "CUBLASMP_MATMUL_DESCRIPTOR_ATTRIBUTE_"),
+    "cublasMpMatmulAlgoType_t": (MatmulAlgoType, "CUBLASMP_MATMUL_ALGO_TYPE_"),
+    "cublasMpMatmulEpilogue_t": (MatmulEpilogue, "CUBLASMP_MATMUL_EPILOGUE_"),
+    "cublasMpMatmulMatrixScale_t": (MatrixScale, "CUBLASMP_MATMUL_MATRIX_SCALE_"),
+    "cublasMpEmulationStrategy_t": (EmulationStrategy, "CUBLASMP_EMULATION_STRATEGY_"),
+    "cublasMpResultScheme_t": (ResultScheme, "CUBLASMP_RESULT_SCHEME_"),
+    "cublasOperation_t": (Operation, "CUBLAS_OP_"),
+    "cublasFillMode_t": (FillMode, "CUBLAS_FILL_MODE_"),
+    "cublasDiagType_t": (DiagType, "CUBLAS_DIAG_"),
+    "cublasSideMode_t": (SideMode, "CUBLAS_SIDE_"),
+    "cublasComputeType_t": (ComputeType, "CUBLAS_"),
+    "cudaDataType_t": (DataType, "CUDA_"),
+    "cudaEmulationMantissaControl_t": (MantissaControl, "CUDA_EMULATION_MANTISSA_CONTROL_"),
+    "cudaEmulationSpecialValuesSupport_t": (SpecialValuesSupport, "CUDA_EMULATION_SPECIAL_VALUES_SUPPORT_"),
+}
+"""Each C enumeration: the class that carries it and the prefix its constants have in C."""

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every C function of cuBLASMp 0.5 to 0.10: one row each, with its prototype and the versions that have it.
+
+Versions are numbers as ``cublasMpGetVersion`` gives them: 501 is 0.5.1, 1000 is 0.10.0. A function is called
+what the newest version calls it; its older name is its ``alias``. Indices (ia, ja, ...) are 1-based.
+
+Source: cublasmp.h of the nvidia-cublasmp wheels 0.5.0 to 0.10.0, which the tests hold this table against.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from .enums import C_ENUMS
+
+__all__ = ["FUNCTIONS", "OLDEST", "Argument", "Function", "LoggerCallback", "ctype"]
+
+OLDEST = 500
+"""The oldest version these bindings speak to; those before it take a CAL communicator in place of NCCL's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a C function: its C type, as the header spells it, and its name."""
+
+    type: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One C function.
+
+    Attributes:
+        name: The name in the newest version.
+        returns: The C type it returns.
+        arguments: In the order of C.
+        since: The first version that has it.
+        until: The first version that no longer has it; None where all later ones do.
+        alias: What versions before ``renamed`` call it; None where it never had another name.
+        renamed: The first version that calls it ``name``.
+    """
+
+    name: str
+    returns: str
+    arguments: tuple[Argument, ...]
+    since: int = OLDEST
+    until: int | None = None
+    alias: str | None = None
+    renamed: int = OLDEST
+
+    def symbol(self, version: int) -> str | None:
+        """Return the name that ``version`` of the library exports, None where it has none. Local."""
+        if version < self.since or (self.until is not None and version >= self.until):
+            return None
+        return self.alias if self.alias is not None and version < self.renamed else self.name
+
+
+_INTEGERS: dict[str, Any] = {
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "size_t": ctypes.c_size_t,
+    **dict.fromkeys(C_ENUMS, ctypes.c_int),
+}
+_HANDLES = {
+    "cublasMpGrid_t",
+    "cublasMpHandle_t",
+    "cublasMpLoggerCallback_t",
+    "cublasMpMatmulDescriptor_t",
+    "cublasMpMatrixDescriptor_t",
+    "cudaStream_t",
+    "ncclComm_t",
+}
+
+LoggerCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
+"""cublasMpLoggerCallback_t: takes the log level, the function's name and the message."""
+
+
+def ctype(name: str) -> Any:
+    """Return the ctypes class that carries the C type ``name``; pointers and handles are addresses. Local."""
+    if name == "const char*":
+        return ctypes.c_char_p
+    if name.endswith("*") or name in _HANDLES:
+        return ctypes.c_void_p
+    return _INTEGERS[name]
+
+
+_TYPES = {
+    "handle": "cublasMpHandle_t",
+    "matmulDesc": "cublasMpMatmulDescriptor_t",
+    "side": "cublasSideMode_t",
+    "uplo": "cublasFillMode_t",
+    "trans": "cublasOperation_t",
+    "transA": "cublasOperation_t",
+    "transB": "cublasOperation_t",
+    "diag": "cublasDiagType_t",
+    "m": "int64_t",
+    "n": "int64_t",
+    "k": "int64_t",
+    "alpha": "const void*",
+    "beta": "const void*",
+    "computeType": "cublasComputeType_t",
+    "global_comm": "ncclComm_t",
+}
+"""The type of each argument that the routines on matrices share."""
+
+
+_SIZES = "size_t* workspaceSizeInBytesOnDevice, size_t* workspaceSizeInBytesOnHost"
+_BUFFERS = (
+    "void* d_work, size_t workspaceSizeInBytesOnDevice, void* h_work, size_t workspaceSizeInBytesOnHost"
+)
+
+
+def _arguments(prototype: str) -> tuple[Argument, ...]:
+    """Return the arguments written in C: ``type name, type name``."""
+    pairs = (text.strip().rpartition(" ") for text in prototype.split(",") if text.strip())
+    return tuple(Argument(type_, name) for type_, _, name in pairs)
+
+
+def _function(
+    name: str,
+    prototype: str,
+    since: int = OLDEST,
+    *,
+    returns: str = "cublasMpStatus_t",
+    alias: str | None = None,
+    renamed: int = OLDEST,
+) -> Function:
+    return Function("cublasMp" + name, returns, _arguments(prototype), since, None, alias, renamed)
+
+
+def _shared(token: str) -> str:
+    """Return in C what a token of a routine's shape stands for."""
+    if token == "workspace":
+        return token
+    if token in _TYPES:
+        return f"{_TYPES[token]} {token}"
+    letter, data = token[0].lower(), "void*" if token.endswith("!") else "const void*"
+    indices = f"int64_t i{letter}, int64_t j{letter}"
+    return f"{data} {letter}, {indices}, cublasMpMatrixDescriptor_t desc{token[0]}"
+
+
+def _routine(name: str, shape: str, since: int = OLDEST) -> tuple[Function, Function]:
+    """Return a routine on matrices and the query of its workspace.
+
+    ``shape`` names the arguments in order. ``A`` is a matrix that is read and ``A!`` one that is written,
+    four arguments each. ``workspace`` is where the two functions differ: pointers to two sizes in the query, two
+    buffers with their sizes in the routine.
+    """
+    prototype = ", ".join(_shared(token) for token in shape.split())
+    return (
+        _function(f"{name}_bufferSize", prototype.replace("workspace", _SIZES), since),
+        _function(name, prototype.replace("workspace", _BUFFERS), since),
+    )
+
+
+_HANDLE = "cublasMpHandle_t handle, "
+_MATRIX = (
+    "int64_t m, int64_t n, int64_t mb, int64_t nb, int64_t rsrc, int64_t csrc, int64_t lld,"
+    " cudaDataType_t type, cublasMpGrid_t grid, "
+)
+_ATTRIBUTE = "cublasMpMatmulDescriptor_t matmulDesc, cublasMpMatmulDescriptorAttribute_t attr, "
+
+_ROWS = (
+    # Library
+    _function("Create", "cublasMpHandle_t* handle, cudaStream_t stream"),
+    _function("Destroy", "cublasMpHandle_t handle"),
+    _function("SetStream", _HANDLE + "cudaStream_t stream", alias="cublasMpStreamSet", renamed=800),
+    _function("GetStream", _HANDLE + "cudaStream_t* stream", alias="cublasMpStreamGet", renamed=800),
+    _function("GetVersion", "int* version"),
+    _function("GetStatusString", "cublasMpStatus_t status", 800, returns="const char*"),
+    # Emulation of floating point
+    _function("SetEmulationStrategy", _HANDLE + "cublasMpEmulationStrategy_t emulationStrategy", 700),
+    _function("GetEmulationStrategy", _HANDLE + "cublasMpEmulationStrategy_t* emulationStrategy", 700),
+    _function("SetFixedPointEmulationMaxMantissaBitCount", _HANDLE + "int bitCount", 900),
+    _function("GetFixedPointEmulationMaxMantissaBitCount", _HANDLE + "int* bitCount", 900),
+    _function("SetFixedPointEmulationMantissaBitOffset", _HANDLE + "int bitOffset", 900),
+    _function("GetFixedPointEmulationMantissaBitOffset", _HANDLE + "int* bitOffset", 900),
+    _function("SetFixedPointEmulationMantissaBitCountPointer", _HANDLE + "int* ptr", 900),
+    _function("GetFixedPointEmulationMantissaBitCountPointer", _HANDLE + "int** ptr", 900),
+    _function(
+        "SetFixedPointEmulationMantissaControl",
+        _HANDLE + "cudaEmulationMantissaControl_t mantissaControl",
+        900,
+    ),
+    _function(
+        "GetFixedPointEmulationMantissaControl",
+        _HANDLE + "cudaEmulationMantissaControl_t* mantissaControl",
+        900,
+    ),
+    _function("SetEmulationSpecialValuesSupport", _HANDLE + "cudaEmulationSpecialValuesSupport_t mask", 900),
+    _function("GetEmulationSpecialValuesSupport", _HANDLE + "cudaEmulationSpecialValuesSupport_t* mask", 900),
+    # Grids and symmetric memory
+    _function(
+        "GridCreate",
+        "int64_t nprow, int64_t npcol, cublasMpGridLayout_t layout, ncclComm_t comm, cublasMpGrid_t* grid",
+    ),
+    _function("GridDestroy", "cublasMpGrid_t grid"),
+    _function("BufferRegister", "cublasMpGrid_t grid, void* ptr, size_t size", 800),
+    _function("BufferDeregister", "cublasMpGrid_t grid, void* ptr", 800),
+    _function("Malloc", "cublasMpGrid_t grid, void** ptr, size_t size", 800),
+    _function("Free", "cublasMpGrid_t grid, void* ptr", 800),
+    # Descriptors
+    _function("MatrixDescriptorCreate", _MATRIX + "cublasMpMatrixDescriptor_t* desc"),
+    _function("MatrixDescriptorInit", _MATRIX + "cublasMpMatrixDescriptor_t desc"),
+    _function("MatrixDescriptorDestroy", "cublasMpMatrixDescriptor_t desc"),
+    _function(
+        "MatmulDescriptorCreate", "cublasMpMatmulDescriptor_t* matmulDesc, cublasComputeType_t computeType"
+    ),
+    _function(
+        "MatmulDescriptorInit", "cublasMpMatmulDescriptor_t matmulDesc, cublasComputeType_t computeType"
+    ),
+    _function("MatmulDescriptorDestroy", "cublasMpMatmulDescriptor_t matmulDesc"),
+    _function(
+        "MatmulDescriptorSetAttribute",
+        _ATTRIBUTE + "const void* buf, size_t sizeInBytes",
+        alias="cublasMpMatmulDescriptorAttributeSet",
+        renamed=800,
+    ),
+    _function(
+        "MatmulDescriptorGetAttribute",
+        _ATTRIBUTE + "void* buf, size_t sizeInBytes, size_t* sizeWritten",
+        alias="cublasMpMatmulDescriptorAttributeGet",
+        renamed=800,
+    ),
+    _function(
+        "Numroc",
+        "int64_t n, int64_t nb, uint32_t iproc, uint32_t isrcproc, uint32_t nprocs",
+        returns="int64_t",
+    ),
+    # Products
+    *_routine("Matmul", "handle matmulDesc m n k alpha A B beta C D! workspace"),
+    *_routine("Gemm", "handle transA transB m n k alpha A B beta C! computeType workspace"),
+    *_routine("Symm", "handle side uplo m n alpha A B beta C! computeType workspace", 900),
+    *_routine("Hemm", "handle side uplo m n alpha A B beta C! computeType workspace", 900),
+    *_routine("Syrk", "handle uplo trans n k alpha A beta C! computeType workspace"),
+    *_routine("Herk", "handle uplo trans n k alpha A beta C! computeType workspace", 900),
+    *_routine("Syr2k", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
+    *_routine("Her2k", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
+    *_routine("Syrkx", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
+    *_routine("Herkx", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
+    *_routine("Trmm", "handle side uplo trans diag m n alpha A B C! computeType workspace", 900),
+    *_routine("Trsm", "handle side uplo trans diag m n alpha A B! computeType workspace"),
+    # Sums and redistribution
+    *_routine("Geadd", "handle trans m n alpha A beta C! workspace"),
+    *_routine("Tradd", "handle uplo trans m n alpha A beta C! workspace"),
+    *_routine("Gemr2D", "handle m n A B! workspace global_comm"),
+    *_routine("Trmr2D", "handle uplo diag m n A B! workspace global_comm"),
+    # Logging
+    _function("LoggerSetCallback", "cublasMpLoggerCallback_t callback"),
+    _function("LoggerSetFile", "FILE* file"),
+    _function("LoggerOpenFile", "const char* logFile"),
+    _function("LoggerSetLevel", "int level"),
+    _function("LoggerSetMask", "int mask"),
+    _function("LoggerForceDisable", ""),
+)
+
+FUNCTIONS: dict[str, Function] = {function.name: function for function in _ROWS}
+"""Every function by its name in the newest version."""
