@@ -57,7 +57,7 @@ def interleaved(
     pairs: int,
     *,
     alone: Sequence[str] = (),
-    check: Callable[[str, Any], None] = lambda name, result: None,
+    check: Callable[[str, Any], None],
 ) -> dict[str, list[float]]:
     """Time every contender once per round, in rotating order, after one round that warms up.
 
@@ -94,6 +94,11 @@ def paired(seconds: Mapping[str, Sequence[float]], rival: str, ours: str) -> flo
     return median(r / o for r, o in zip(seconds[rival], seconds[ours], strict=True))
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def header() -> dict[str, Any]:
     """Name the machine and the versions that the times depend on."""
     from importlib.metadata import version
@@ -103,7 +108,7 @@ def header() -> dict[str, Any]:
     packages = ("numpy", "scipy", "mpi4py")
     return {
         "cpu": cpu or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

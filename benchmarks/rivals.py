@@ -24,12 +24,18 @@ from tests.helpers.scalapack import Flavour, ScaLAPACK, cache, locate  # noqa: E
 
 _DEBIAN = ("libscalapack-mpich2.2", "libopenblas0-pthread", "libgfortran5", "libquadmath0")
 _MKL = (
-    "rt core sequential intel_lp64 blacs_intelmpi_lp64 blacs_openmpi_lp64 scalapack_lp64 "
-    "def mc3 avx2 avx512 avx10"  # what core loads for the processor that it finds
-).split()
+    "rt",
+    "core",
+    "sequential",
+    "intel_lp64",
+    "scalapack_lp64",
+    "blacs_intelmpi_lp64",
+    "blacs_openmpi_lp64",
+)
+_MKL_KERNELS = ("def", "mc3", "avx2", "avx512", "avx10")
 
-# Debian's ScaLAPACK asks for a library called libmpich.so.12; wheels call theirs libmpi.so.12. This one stands
-# in for it, and being loaded first it also answers PBLAS's question for its logical block (32 as shipped).
+# Debian's ScaLAPACK asks for a library called libmpich.so.12; wheels call theirs libmpi.so.12. This one
+# stands in for it, and being loaded first it also answers PBLAS's question for its logical block.
 _SHIM = """
 int logical_block = 32;
 int pilaenv_(const int *context, const char *precision) { return logical_block; }
@@ -43,7 +49,7 @@ def fetch_mkl(target: Path, work: Path) -> None:
     with zipfile.ZipFile(next(work.glob("mkl-*.whl"))) as wheel:
         for member in wheel.namelist():
             name = Path(member).name
-            if name.partition(".so")[0].removeprefix("libmkl_") in _MKL:
+            if name.partition(".so")[0].removeprefix("libmkl_") in (*_MKL, *_MKL_KERNELS):
                 with wheel.open(member) as source, (target / name).open("wb") as file:
                     shutil.copyfileobj(source, file)
 

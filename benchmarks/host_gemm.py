@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the host engine beside ScaLAPACK and one NumPy GEMM: ``python benchmarks/host_gemm.py``.
+
+It starts the ranks itself. Launch by launch: our engine with SciPy's OpenBLAS against Debian's pdgemm with
+Debian's OpenBLAS (its logical block as shipped, and raised to 256) and one np.matmul on the same cores; our
+engine with MKL as its local BLAS against MKL's pdgemm; our peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.ranks import cores, header, interleaved, on_ranks, paired, run_ranks, sleeping_barrier
+from benchmarks.rivals import fetch
+from tests.helpers.scalapack import Flavour, ScaLAPACK
+
+NRANKS = 4
+LAUNCHES = ("debian", "mkl", "memory")
+
+
+class Case(NamedTuple):
+    """One product of n × n float64 matrices."""
+
+    n: int
+    ops: str
+    grid: tuple[int, int]
+    block: int
+
+    def __str__(self) -> str:
+        return f"{self.n:5d}  {self.ops}  {self.grid[0]}x{self.grid[1]}  {self.block:5d}"
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    grids = [tuple(map(int, grid.split("x"))) for grid in arguments.grid]
+    return itertools.starmap(Case, itertools.product(arguments.n, arguments.ops, grids, arguments.block))
+
+
+def entries(i: Any, j: Any, seed: int) -> Any:
+    """Small integers, so that every product is exact."""
+    return ((i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4).astype(float)
+
+
+class Work:
+    """The matrices of one size and one pair of ops, and their product as NumPy makes it. Collective."""
+
+    def __init__(self, comm: Any, n: int, ops: str) -> None:
+        import numpy as np
+        from threadpoolctl import ThreadpoolController
+
+        self.n, self.ops, self.rank = n, ops, comm.rank
+        i = np.arange(n)
+        self.product = np.empty((n, n))
+        if comm.rank == 0:
+            self.a, self.b = (entries(i[:, None], i, seed) for seed in (0, 1))
+            self.op_a, self.op_b = (
+                x.T if op == "T" else x for x, op in zip((self.a, self.b), ops, strict=True)
+            )
+            self.out = np.empty((n, n))
+            self.threads = ThreadpoolController()
+            self.numpy_gemm()
+            self.product[:] = self.out
+        comm.Bcast(self.product)
+
+    def numpy_gemm(self) -> Any:
+        """One GEMM on rank 0 with a thread for each core that the ranks have. Local."""
+        import numpy as np
+
+        with self.threads.limit(limits=min(cores(), NRANKS)):
+            return np.matmul(self.op_a, self.op_b, out=self.out)
+
+
+def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, work: Work, case: Case, pairs: int) -> dict[str, Any]:
+    """Time all contenders of this launch on one case. Collective over comm."""
+    import numpy as np
+
+    import pblasmp as pb
+
+    n, block, (op_a, op_b) = case.n, (case.block, case.block), case.ops
+    ours = pb.MatrixDescriptor((n, n), block, pb.Grid(*case.grid))
+    rows, cols = ours.global_indices(comm.rank)
+    index = np.ix_(rows, cols)
+    a, b = (ctx.from_local(entries(rows[:, None], cols, seed), ours) for seed in (0, 1))
+    d = ctx.empty(ours)
+    context = slk.grid(*case.grid)
+    desc = slk.descriptor(context, (n, n), block, (0, 0), max(1, len(rows)))
+    x, y = (np.asfortranarray(m.local) for m in (a, b))
+    z = np.empty_like(x)
+
+    def pdgemm(logical_block: int | None = None) -> Any:
+        if logical_block:
+            slk.logical_block = logical_block
+        slk.gemm(op_a, op_b, n, n, n, 1, x, desc, y, desc, 0, z, desc)
+        return z
+
+    contenders = {"ours": lambda: pb.matmul(a, b, out=d, op_a=op_a, op_b=op_b).local}
+    if slk.flavour == "mkl":
+        contenders["pdgemm"] = pdgemm
+    else:
+        contenders["pdgemm"] = lambda: pdgemm(32)
+        contenders["pdgemm-256"] = lambda: pdgemm(256)
+        contenders["numpy"] = work.numpy_gemm
+
+    def check(name: str, result: Any) -> None:
+        if result is not None:
+            if not np.array_equal(result, work.product if name == "numpy" else work.product[index]):
+                raise SystemExit(f"{case}: {name} is wrong on rank {comm.rank}")
+            result[...] = np.nan
+
+    seconds = interleaved(comm, contenders, pairs, alone=["numpy"], check=check)
+    slk.gridexit(context)
+    ratios = {rival: paired(seconds, rival, "ours") for rival in contenders if rival != "ours"}
+    return {**case._asdict(), "rivals": slk.flavour, "seconds": seconds, "ratios": ratios}
+
+
+def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
+    import pblasmp as pb
+
+    results: list[dict[str, Any]] = []
+    slk = ScaLAPACK(flavour, comm)
+    blas = {"debian": "OpenBLAS", "mkl": "MKL"}[flavour]
+    with pb.Context(comm, engine="host") as ctx:
+        for (n, ops), group in itertools.groupby(cases(arguments), key=lambda case: (case.n, case.ops)):
+            work = Work(comm, n, ops)
+            for case in group:
+                result = time_case(comm, ctx, slk, work, case, arguments.pairs)
+                if comm.rank == 0:
+                    if not results:
+                        rivals = "".join(f"{name:>12}" for name in result["ratios"])
+                        print(f"\nlocal BLAS {blas}; rival's time / ours, median of {arguments.pairs} pairs")
+                        print(f"    n  ops  grid block   ours ms  GFLOP/s{rivals}")
+                    ours = median(result["seconds"]["ours"])
+                    ratios = "".join(f"{ratio:12.2f}" for ratio in result["ratios"].values())
+                    print(f"{case}  {ours * 1e3:8.1f} {2e-9 * n**3 / ours:8.1f}{ratios}")
+                results.append(result)
+    if comm.rank == 0:
+        for rival in results[0]["ratios"]:
+            ratios = [result["ratios"][rival] for result in results]
+            ahead = sum(ratio > 1 for ratio in ratios)
+            spread = f"{min(ratios):.2f} / {median(ratios):.2f} / {max(ratios):.2f}"
+            print(f"{rival}: min / median / max {spread}, ours ahead in {ahead} of {len(ratios)}")
+    return results
+
+
+class PeakMemory(threading.Thread):
+    """Samples the proportional set size of some processes (shared pages count once); ``.bytes``: the peak."""
+
+    def __init__(self, pids: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.files = [Path(f"/proc/{pid}/smaps_rollup") for pid in pids]
+        self.bytes = 0
+        self.done = threading.Event()
+
+    def now(self) -> int:
+        lines = (line for file in self.files for line in file.read_text().splitlines())
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    def run(self) -> None:
+        while not self.done.wait(0.005):
+            self.bytes = max(self.bytes, self.now())
+
+
+def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare the peak of one product with its local parts plus one shared copy of A and B. Collective."""
+    import pblasmp as pb
+
+    pids = comm.allgather(os.getpid())
+    results: list[dict[str, Any]] = []
+    if comm.rank == 0:
+        print("\npeak memory of all ranks of the node, beyond that before the matrices were made (MB)")
+        print("    n  ops  grid block      peak    A, B, D + one copy of A and B    ratio")
+    for case in (None, *cases(arguments)):  # the first one is a small product that loads the libraries
+        n, ops, grid, block = case or (1024, "NN", (2, 2), 64)
+        gc.collect()
+        sleeping_barrier(comm)
+        memory = PeakMemory(pids)
+        if comm.rank == 0:
+            before = memory.now()
+            memory.start()
+        sleeping_barrier(comm)
+        with pb.Context(comm, engine="host") as ctx:
+            descriptor = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(*grid))
+            a, b = ctx.empty(descriptor), ctx.empty(descriptor)
+            a.local[...], b.local[...] = 1, 2
+            d = pb.matmul(a, b, op_a=ops[0], op_b=ops[1])
+            sleeping_barrier(comm)  # the last sample is taken while everything is alive
+            if comm.rank == 0:
+                memory.bytes = max(memory.bytes, memory.now())
+            sleeping_barrier(comm)
+            if not (d.local == 2 * n).all():
+                raise SystemExit(f"{case}: wrong on rank {comm.rank}")
+            del a, b, d
+        if comm.rank == 0:
+            memory.done.set()
+            memory.join()
+            if case:
+                peak, expected = memory.bytes - before, 5 * 8 * n * n
+                print(f"{case}  {peak / 1e6:8.1f}  {expected / 1e6:25.1f}  {peak / expected:16.2f}")
+                results.append({**case._asdict(), "peak_bytes": peak, "expected_bytes": expected})
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, nargs="+", default=[2048, 4096], help="sizes of the matrices")
+    parser.add_argument("--block", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--grid", nargs="+", default=["2x2", "4x1", "1x4"], help=f"grids of {NRANKS} ranks")
+    parser.add_argument("--ops", nargs="+", default=["NN", "TN"])
+    parser.add_argument("--pairs", type=int, default=9, help="measured rounds per case")
+    parser.add_argument("--only", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do")
+    parser.add_argument("--quick", action="store_true", help="one small case: does it run?")
+    parser.add_argument("--json", type=Path, default=Path("host_gemm.json"), help="where the results go")
+    parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.n, arguments.block, arguments.grid, arguments.ops = [512], [64], ["2x2"], ["NN", "TN"]
+    if on_ranks():
+        rank_main(arguments)
+        return
+    results: dict[str, Any] = {"machine": header(), "nranks": NRANKS, "pairs": arguments.pairs}
+    print(*(f"{key}: {value}" for key, value in results["machine"].items()), sep="\n")
+    for launch in arguments.only:
+        environ = {}
+        if launch == "mkl":
+            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(fetch("mkl"))}
+        elif launch == "debian":
+            fetch("debian")
+        with tempfile.TemporaryDirectory() as scratch:
+            output = Path(scratch, "results.json")
+            options = [*sys.argv[1:], "--json", str(output), "--rank-of", launch]
+            run_ranks("benchmarks.host_gemm", options, NRANKS, environ)
+            results[launch] = json.loads(output.read_text())
+            arguments.json.write_text(json.dumps(results, indent=1))
+    print(f"\nall times: {arguments.json}")
+
+
+def rank_main(arguments: argparse.Namespace) -> None:
+    """What a rank of one launch does. Collective over COMM_WORLD."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    if arguments.rank_of == "memory":
+        results = measure_memory(comm, arguments)
+    else:
+        results = time_all(comm, arguments.rank_of, arguments)
+    if comm.rank == 0:
+        arguments.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time what moves a matrix beside copying it once: ``python benchmarks/redistribution.py``.
+
+It starts the ranks itself. Every round times each operation, ``np.copyto`` into a warm buffer, which is as
+fast as memory allows, and ``np.copy``, which like most operations here also makes the memory that it writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
+
+NRANKS = 4
+
+
+def measure(comm: Any, n: int, pairs: int, directory: Path) -> dict[str, list[float]]:
+    """Time every operation on an n × n float64 matrix; check what each returns. Collective over comm."""
+    import numpy as np
+
+    import pblasmp as pb
+
+    here = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(2, 2))
+    wider = pb.MatrixDescriptor((n, n), (128, 128), pb.Grid(2, 2))
+    column = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(4, 1))
+    file = directory / "matrix.npy"
+    root = comm.rank == 0
+    whole = np.arange(n * n, dtype=float).reshape(n, n) if root else None
+    warm = np.zeros((n, n)) if root else None
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.scatter(whole, here)
+        a.save(file)
+        contenders = {
+            "np.copyto": lambda: np.copyto(warm, whole) or warm,
+            "np.copy": lambda: np.copy(whole),
+            "scatter": lambda: ctx.scatter(whole, here),
+            "gather": a.gather,
+            "64 to 128 blocks": lambda: a.redistribute(wider),
+            "2x2 to 4x1": lambda: a.redistribute(column),
+            "save": lambda: a.save(file),
+            "load": lambda: ctx.load(file, here),
+        }
+
+        def check(name: str, result: Any) -> None:
+            if isinstance(result, np.ndarray):
+                right = np.array_equal(result, whole)
+            elif result is None:
+                right = name != "save" or not root or np.array_equal(np.load(file, mmap_mode="r"), whole)
+            else:
+                rows, cols = result.descriptor.global_indices(comm.rank)
+                right = np.array_equal(result.local, rows[:, None] * float(n) + cols)
+            if not right:
+                raise SystemExit(f"{name}: wrong on rank {comm.rank}")
+
+        return interleaved(comm, contenders, pairs, alone=["np.copyto", "np.copy"], check=check)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, default=8192, help="rows and columns of the matrix")
+    parser.add_argument("--pairs", type=int, default=9, help="measured rounds")
+    parser.add_argument("--directory", type=Path, help="where to save and load; default: a temporary one")
+    parser.add_argument("--quick", action="store_true", help="a small matrix: does it run?")
+    parser.add_argument("--json", type=Path, default=Path("redistribution.json"), help="where the results go")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.n = 512
+    if not on_ranks():
+        machine = header()
+        print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
+            run_ranks("benchmarks.redistribution", [*sys.argv[1:], "--directory", scratch], NRANKS)
+        results = json.loads(arguments.json.read_text())
+        arguments.json.write_text(json.dumps({"machine": machine, **results}, indent=1))
+        return
+
+    from mpi4py import MPI
+
+    seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, arguments.directory)
+    if MPI.COMM_WORLD.rank == 0:
+        n = arguments.n
+        print(
+            f"\n{n} x {n} float64, 64 x 64 blocks, 2x2 ranks; speed relative to copies made in the same round"
+        )
+        print(f"{'':18}      ms     GB/s    of np.copyto    of np.copy")
+        for name, times in seconds.items():
+            ratios = f"{paired(seconds, 'np.copyto', name):11.2f} {paired(seconds, 'np.copy', name):13.2f}"
+            print(f"{name:18}{median(times) * 1e3:8.1f} {8e-9 * n * n / median(times):8.2f}    {ratios}")
+        arguments.json.write_text(json.dumps({"n": n, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
