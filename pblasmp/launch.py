@@ -33,9 +33,10 @@ _JOB = "PBLASMP_JOB"  # carried by every process of a job, so that all of them c
 
 
 class Surroundings(NamedTuple):
-    """The launcher that this process was started by."""
+    """The launcher that this process was started by, and its place among the others."""
 
     name: str
+    rank: int
     size: int
 
 
@@ -44,14 +45,14 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings | None
 
     Slurm's srun counts from two tasks on: one task is what an interactive shell has.
     """
-    for name, variable, least in (
-        ("Open MPI", "OMPI_COMM_WORLD_SIZE", 1),
-        ("Hydra", "PMI_SIZE", 1),
-        ("Slurm", "SLURM_STEP_NUM_TASKS", 2),
+    for name, of_rank, of_size, least in (
+        ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 1),
+        ("Hydra", "PMI_RANK", "PMI_SIZE", 1),
+        ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", 2),
     ):
-        size = environ.get(variable, "")
-        if size.isdigit() and int(size) >= least:
-            return Surroundings(name, int(size))
+        rank, size = environ.get(of_rank, ""), environ.get(of_size, "")
+        if rank.isdigit() and size.isdigit() and int(size) >= least:
+            return Surroundings(name, int(rank), int(size))
     return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the launcher, what it is told, and that no process outlives its job; scripts stand for launchers."""
+"""Finding the launcher, what it is told, and that no process outlives its job, with scripts as launchers."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def test_environments():
     ("environ", "expected"),
     [
         ({}, None),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}, Surroundings("Open MPI", 4)),
-        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, Surroundings("Hydra", 1)),
-        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, Surroundings("Slurm", 8)),
-        ({"SLURM_STEP_NUM_TASKS": "1"}, None),  # srun --pty bash
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, Surroundings("Open MPI", 1, 4)),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, Surroundings("Hydra", 0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, Surroundings("Slurm", 3, 8)),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),  # srun --pty bash
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # inside sbatch
     ],
 )
