@@ -106,8 +106,9 @@ class Axis:
         """Return ``(starts, stops)``: the index ranges of the blocks that ``process`` owns, ascending."""
         turn = (self._check(process) - self.source) % self.nprocs
         total = -(-(self.lead + self.extent) // self.block)
-        starts = np.arange(turn, total, self.nprocs, dtype=np.int64) * self.block - self.lead
-        stops = np.minimum(starts + self.block, self.extent)
+        block = min(self.block, self.lead + self.extent)  # the same blocks, and nothing overflows
+        starts = np.arange(turn, total, self.nprocs, dtype=np.int64) * block - self.lead
+        stops = np.minimum(starts + block, self.extent)
         starts = np.maximum(starts, 0)
         owned = stops > starts
         return starts[owned], stops[owned]

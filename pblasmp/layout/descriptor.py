@@ -217,7 +217,7 @@ class MatrixDescriptor:
             raise LayoutError("ScaLAPACK knows only F order: use .T.to_scalapack(rank), the same memory")
         if self.lead != (0, 0):
             raise LayoutError(
-                f"a ScaLAPACK descriptor starts on a block boundary, this one {self.lead} after"
+                f"a ScaLAPACK descriptor starts at a block boundary, not {self.lead} inside a block"
             )
         numbers = [1, context, *self.shape, *self.block, *self.source, self.lld(rank)]
         if max(numbers) > _INT32_MAX:
