@@ -36,7 +36,7 @@ def as_dtype(dtype: DTypeLike) -> np.dtype:
         return DTYPES[dtype]
     try:
         found = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses what it is given
         found = None
     if found is None or found not in DTYPES.values():
         raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(DTYPES)}")
@@ -55,8 +55,8 @@ def scalar(value: complex, dtype: np.dtype, name: str) -> complex:
         LayoutError: ``value`` is not a number, or is complex while ``dtype`` is real.
     """
     try:
-        number = complex(value)
-    except (TypeError, ValueError):
+        number = complex(+value)  # a text has no sign, though complex() would read it
+    except (TypeError, ValueError, OverflowError):
         raise LayoutError(f"{name}: expected a number, got {value!r}") from None
     if dtype.kind == "c":
         return number
