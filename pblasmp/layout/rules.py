@@ -21,10 +21,12 @@ __all__ = ["faults"]
 
 def faults(p: MatmulProblem) -> list[str]:
     """Return every fault of ``p``: operand, got, expected, the closest legal choice. Local."""
-    found = [*_sizes(p), *_types(p), *_alignment(p)]
+    found = list(_sizes(p))
     if p.scheme == "gemm":
-        return [*found, *_grids(p), *_blocks(p), *_c_like_d(p)]
-    return found or [*_scheme(p), *_c_like_d(p)]
+        found += [*_grids(p), *_blocks(p)]
+    elif not found:  # a scheme's layouts follow from the sizes
+        found += _scheme(p)
+    return [*found, *_types(p), *_alignment(p), *_c_like_d(p)]
 
 
 def _axis(op: str, axis: int) -> int:
