@@ -140,7 +140,7 @@ def test_a_huge_matrix_answers_at_once():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
-    # 10^9 rows are 10416666 blocks of 96 and 64 rows more; 1000 process rows get 10416 whole blocks each, the first
+    # 10^9 rows are 10416666 blocks of 96 and 64 rows more; each process row gets 10416 blocks, the first
     # 666 from the source one more, and the next has the ragged one.
     assert [d.rows.count((7 + turn) % 1000) for turn in (0, 665, 666, 667)] == [
         10417 * 96,

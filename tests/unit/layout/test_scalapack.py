@@ -33,9 +33,7 @@ def test_the_round_trip_of_tight_arrays(d):
         assert MatrixDescriptor.from_scalapack(d.to_scalapack(rank), d.grid, d.dtype) == d
 
 
-@given(
-    descriptors(lead=False, dtypes=st.sampled_from(["float32", "bfloat16", "complex128"])), st.integers(1, 3)
-)
+@given(descriptors(lead=False, dtype="bfloat16"), st.integers(1, 3))
 def test_the_round_trip_of_padded_arrays(d, padding):
     d = d if d.order == "F" else d.T
     d = replace(d, ld=max(1, *(len(rows) for rows, _ in local_indices(d))) + padding)
