@@ -37,31 +37,9 @@ MAY_IMPORT |= {part: {*MAY_IMPORT, "cli", ""} for part in ("cli", "__main__")}
 MAY_IMPORT[""] = set(MAY_IMPORT)  # pblasmp/__init__.py
 
 LAYOUT_MAY_IMPORT = {
-    *(
-        "__future__",
-        "bisect",
-        "collections",
-        "dataclasses",
-        "difflib",
-        "enum",
-        "functools",
-        "itertools",
-        "json",
-    ),
-    *(
-        "math",
-        "operator",
-        "pathlib",
-        "re",
-        "sys",
-        "types",
-        "typing",
-        "tomllib",
-        "tomli",
-        "numpy",
-        "ml_dtypes",
-    ),
-    *("pblasmp", "os.PathLike"),
+    *("__future__", "bisect", "collections", "dataclasses", "difflib", "enum", "functools", "importlib"),
+    *("itertools", "json", "math", "operator", "pathlib", "re", "sys", "types", "typing", "tomllib", "tomli"),
+    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike"),
 }
 
 # The contract with users: these names, no others without a word here.
@@ -92,9 +70,9 @@ def imports_of(path: Path) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else ()
             name = ".".join([*base, *([node.module] if node.module else [])])
             if name == "pblasmp":
-                yield from (
-                    f"pblasmp.{alias.name}" if alias.name in MAY_IMPORT else name for alias in node.names
-                )
+                yield from (f"{name}.{a.name}" if a.name in MAY_IMPORT else name for a in node.names)
+            elif name == "os":
+                yield from (f"os.{alias.name}" for alias in node.names)
             else:
                 yield name
 
