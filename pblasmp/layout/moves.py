@@ -52,19 +52,23 @@ def common(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     of_dst = np.repeat(first - (np.cumsum(overlaps) - overlaps), overlaps) + np.arange(len(of_src))
 
     start = np.maximum(src_starts[of_src], dst_starts[of_dst])
-    length = np.minimum(src_stops[of_src], dst_stops[of_dst]) - start
+    stop = np.minimum(src_stops[of_src], dst_stops[of_dst])
+    length = stop - start
     src_at = (start - src_starts[of_src]) + _before(src_stops - src_starts)[of_src]
     dst_at = (start - dst_starts[of_dst]) + _before(dst_stops - dst_starts)[of_dst]
-
-    if len(start) > 1:  # runs that go on without a gap on both sides are one
-        ends = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
-        heads = np.flatnonzero(np.concatenate(([True], ends)))
-        length = np.add.reduceat(length, heads)
-        start, src_at, dst_at = start[heads], src_at[heads], dst_at[heads]
     if len(start) == 0:
         return ()
+
+    # Runs that go on without a gap on both sides are one.
+    gaps = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
+    tails = np.flatnonzero(np.append(gaps, True))
+    heads = np.append(0, tails[:-1] + 1)
+    length = np.add.reduceat(length, heads)
+    stop, src_at, dst_at = stop[tails], src_at[heads], dst_at[heads]
+
+    # The runs of one period: told by where they stop, for the first may start in the middle.
     rounds = [axis.block * axis.nprocs for axis in (src, dst) if axis.nprocs > 1]
-    period = int(np.searchsorted(start, start[0] + math.lcm(*rounds)))
+    period = int(np.searchsorted(stop, min(int(stop[0]) + math.lcm(*rounds), src.extent + 1)))
     found: list[Stretch] = []
     for phase in range(period):
         found += _regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
@@ -149,6 +153,57 @@ class Piece:
         """Return the copy from a message of ``shape`` to the destination."""
         return Piece(unpacked(self.rows), unpacked(self.cols))
 
+    def split(self, limit: int, order: str) -> list[Piece]:
+        """Cut across ``order``'s contiguous dimension into pieces of about ``limit`` elements at most."""
+        rows, cols = self.shape
+        if rows * cols <= limit:
+            return [self]
+        if order == "C":
+            return [Piece(part, self.cols) for part in _split(self.rows, max(1, limit // cols))]
+        return [Piece(self.rows, part) for part in _split(self.cols, max(1, limit // rows))]
+
+    def region(self, array: Array, order: str, *, source: bool) -> Array | None:
+        """Return the part of ``array`` that is this piece as a message has it; None if not contiguous."""
+        rows, cols = _solid(self.rows, source), _solid(self.cols, source)
+        if rows is None or cols is None:
+            return None
+        view = array[rows, cols]
+        return view if (view.flags.c_contiguous if order == "C" else view.flags.f_contiguous) else None
+
+
+def _split(stretches: Stretches, limit: int) -> list[Stretches]:
+    """Cut stretches into lists of at most ``limit`` indices; a run is cut only if it is longer."""
+    parts: list[list[Stretch]] = [[]]
+    room = limit
+    for s in stretches:
+        i = within = 0
+        while i < s.repeat:
+            whole = 0 if within else min(room // s.length, s.repeat - i)
+            src, dst = s.src + i * s.src_step + within, s.dst + i * s.dst_step + within
+            if whole:
+                parts[-1].append(s._replace(repeat=whole, src=src, dst=dst))
+                i, room = i + whole, room - whole * s.length
+            elif s.length > limit and room:
+                length = min(room, s.length - within)
+                parts[-1].append(Stretch(1, length, src, 0, dst, 0))
+                i, within = divmod(i * s.length + within + length, s.length)
+                room -= length
+            else:
+                parts.append([])
+                room = limit
+    return [tuple(part) for part in parts if part]
+
+
+def _solid(stretches: Stretches, source: bool) -> slice | None:
+    """Return the one range that ``stretches`` cover in order, or None."""
+    start = at = stretches[0].src if source else stretches[0].dst
+    for s in stretches:
+        first, step = (s.src, s.src_step) if source else (s.dst, s.dst_step)
+        if first != at or (s.repeat > 1 and step != s.length):
+            return None
+        at += s.repeat * s.length
+    return slice(start, at)
+
 
 def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
     """Copy ``piece`` of one rank's local array to where it belongs in another's, converting the type. Local.
@@ -157,8 +212,9 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
         dst: 2D array to write to; what is outside the piece keeps its values.
         src: 2D array to read from.
         piece: where to read and where to write.
-        conjugate: write the complex conjugates.
+        conjugate: write the complex conjugates; real types are their own.
     """
+    conjugate = conjugate and src.dtype.kind == "c"
     for rows in piece.rows:
         for cols in piece.cols:
             shape = (rows.repeat, rows.length, cols.repeat, cols.length)
