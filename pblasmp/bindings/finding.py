@@ -3,8 +3,8 @@
 
 The path in the environment variable ``PBLASMP_CUBLASMP`` comes first, and alone. Without it the first of
 these that opens is used: what ``cuda.pathfinder`` finds, the file of an installed nvidia-cublasmp wheel, what
-the system's loader finds. What cuBLASMp needs is found by the loader (the wheels point at one another), or else
-through ``cuda.pathfinder``, by its own name.
+the system's loader finds. What cuBLASMp needs is found by the loader (the wheels point at one another),
+or else through ``cuda.pathfinder``, by its own name.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def _openers(path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
     """Yield what may open cuBLASMp, in order; each raises OSError or RuntimeError where it cannot."""
     chosen = path or os.environ.get(ENVIRONMENT)
     if chosen:
-        file = Path(chosen, _FILE) if Path(chosen).is_dir() else Path(chosen)
+        file = Path(chosen).absolute()
+        if file.is_dir():
+            file /= _FILE
         if not file.exists():
             raise LibraryNotFoundError(
                 f"no cuBLASMp at {file}" + ("" if path else f", which {ENVIRONMENT} names")

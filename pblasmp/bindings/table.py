@@ -148,8 +148,8 @@ def _routine(name: str, shape: str, since: int = OLDEST) -> tuple[Function, Func
     """Return a routine on matrices and the query of its workspace.
 
     ``shape`` names the arguments in order. ``A`` is a matrix that is read and ``A!`` one that is written,
-    four arguments each. ``workspace`` is where the two functions differ: pointers to two sizes in the query, two
-    buffers with their sizes in the routine.
+    four arguments each. ``workspace`` is where the two functions differ: pointers to two sizes in the query,
+    two buffers with their sizes in the routine.
     """
     prototype = ", ".join(_shared(token) for token in shape.split())
     return (

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for cuBLASMp, compiled once per version."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pblasmp.bindings import Library
+from tests.helpers.recorder import Recorder, build
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Returns the path of the stand-in for a version, which may lack some functions."""
+
+    @functools.cache
+    def make(version: int = 1000, *omit: str) -> str:
+        return build(tmp_path_factory.mktemp(f"cublasmp-{version}-"), version, omit=omit)
+
+    return make
+
+
+@pytest.fixture
+def recorder(stand_in: Callable[..., str]) -> Iterator[Recorder]:
+    with Recorder(stand_in(1000)) as recorder:
+        yield recorder
+
+
+@pytest.fixture
+def library(recorder: Recorder) -> Library:
+    library = Library(recorder.path)
+    recorder.clear()
+    return library
