@@ -103,9 +103,14 @@ def header() -> dict[str, Any]:
     """Name the machine and the versions that the times depend on."""
     from importlib.metadata import version
 
+    import scipy.linalg  # noqa: F401 (loads SciPy's BLAS)
+    from threadpoolctl import threadpool_info
+
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     packages = ("numpy", "scipy", "mpi4py")
+    keys = ("internal_api", "version", "architecture")
+    blas = [" ".join(library[key] for key in keys if key in library) for library in threadpool_info()]
     return {
         "cpu": cpu or platform.machine(),
         "cores": cores(),
@@ -113,4 +118,5 @@ def header() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
+        "blas": ", ".join(blas),  # OPENBLAS_CORETYPE changes the architecture
     }

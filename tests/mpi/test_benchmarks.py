@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks run, their checks included; ScaLAPACK's only where it has been fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.mpi import starts_ranks
+from tests.helpers.scalapack import locate
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = starts_ranks
+
+
+def run_quick(script, tmp_path, *options):
+    output = tmp_path / "results.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / script,
+        "--quick",
+        "--pairs",
+        "2",
+        "--json",
+        output,
+        *options,
+    ]
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(output.read_text())
+
+
+def test_redistribution(tmp_path):
+    seconds = run_quick("redistribution.py", tmp_path, "--directory", tmp_path)["seconds"]
+    assert {"np.copyto", "scatter", "gather", "save", "load"} < set(seconds)
+    assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
+    assert list(tmp_path.iterdir()) == [tmp_path / "results.json"]
+
+
+def test_host_gemm_memory(tmp_path):
+    results = run_quick("host_gemm.py", tmp_path, "--only", "memory")["memory"]
+    assert [case["ops"] for case in results] == ["NN", "TN"]
+    assert all(case["expected_bytes"] == 5 * 8 * case["n"] ** 2 for case in results)
+
+
+@pytest.mark.parametrize("flavour", ["mkl", "debian"])
+def test_host_gemm_beside_scalapack(tmp_path, flavour):
+    if locate(flavour) is None:
+        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.rivals fetches it")
+    results = run_quick("host_gemm.py", tmp_path, "--only", flavour)[flavour]
+    assert all({"ours", "pdgemm"} <= set(case["seconds"]) for case in results)
+    assert all(min(case["ratios"].values()) > 0 for case in results)
