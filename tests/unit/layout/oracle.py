@@ -6,6 +6,8 @@ Nothing here uses the arithmetic under test: indices are dealt out one by one, b
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -50,6 +52,7 @@ def owned(axis: Axis, process: int) -> list[int]:
     return [i for i, (p, _) in enumerate(deal(axis)) if p == process]
 
 
+@lru_cache(256)
 def local_indices(d: MatrixDescriptor) -> list[tuple[list[int], list[int]]]:
     """Return for every rank the global indices of its local rows and columns."""
     cells = {rank: cell for cell, rank in number(d.grid).items()}

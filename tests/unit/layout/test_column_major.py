@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any product of C- and F-ordered matrices as one product of F-ordered ones: proved on the memory itself.
+
+The operands are written into the flat memory of every rank as the caller's descriptors say, read back as those
+of the column-major form say, multiplied as its ops say, and D is read as the caller's descriptor says.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+
+from .oracle import empty, read, views, write
+
+PRODUCTS = list(itertools.product("NTC", repeat=2))
+ORDERS = ["".join(letters) for letters in itertools.product("CF", "CF", "CF", "-CF")]  # of A, B, D, C
+M, N, K = 7, 5, 6
+LAYOUTS = {
+    "one rank": (Grid(1, 1), (20, 20, 20), (0, 0)),
+    "2x3, ragged blocks": (Grid(2, 3, "row"), (2, 3, 4), (1, 2)),
+    "3x2, columns first": (Grid(3, 2, "col"), (3, 1, 2), (2, 0)),
+}
+
+
+def apply(op, matrix):
+    return {"N": matrix, "T": matrix.T, "C": matrix.conj().T}[op]
+
+
+def values(shape, dtype, seed):
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(-9, 10, shape).astype(dtype)
+    return (
+        numbers + 1j * rng.integers(-9, 10, shape).astype(dtype) if np.dtype(dtype).kind == "c" else numbers
+    )
+
+
+def problem(layout, op_a, op_b, orders, dtype, ld=None):
+    grid, (mb, nb, kb), source = LAYOUTS[layout]
+
+    def matrix(rows, cols, rb, cb, op, order):
+        shape, block = ((rows, cols), (rb, cb)) if op == "N" else ((cols, rows), (cb, rb))
+        return MatrixDescriptor(shape, block, grid, source, dtype, order, (0, 0), ld)
+
+    a = matrix(M, K, mb, kb, op_a, orders[0])
+    b = matrix(K, N, kb, nb, op_b, orders[1])
+    d = matrix(M, N, mb, nb, "N", orders[2])
+    c = None if orders[3] == "-" else replace(d, order=orders[3], ld=None)
+    return MatmulProblem(a, b, d, op_a, op_b, c)
+
+
+def multiply(p, a, b, c):
+    """Return the D that the column-major form of ``p`` computes from the memory of ``p``'s operands."""
+    form = p.column_major()
+    assert {x.order for x in (form.a, form.b, form.d)} == {"F"}
+    memory = {"a": write(empty(p.a), p.a, a), "b": write(empty(p.b), p.b, b), "d": empty(p.d)}
+    left, right = ("b", "a") if form.swapped else ("a", "b")
+    first, second = read(memory[left], form.a), read(memory[right], form.b)
+    if form.conj_a:
+        first = first.conj()
+    if form.conj_b:
+        second = second.conj()
+    product = 2 * apply(form.op_a, first) @ apply(form.op_b, second)
+    if p.c is None:
+        assert form.c is None
+        assert not form.copy_c
+    else:
+        of_c = write(empty(p.c), p.c, c)
+        if form.copy_c:  # rank by rank, into memory that lies like D's
+            copied = empty(p.d)
+            for to, of in zip(views(copied, p.d), views(of_c, p.c), strict=True):
+                to[...] = of
+            of_c = copied
+        assert form.c.order == "F"
+        product += 3 * read(of_c, form.c)
+    write(memory["d"], form.d, product)
+    return read(memory["d"], p.d)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_mix_of_orders(layout, op_a, op_b, dtype):
+    a = values((M, K) if op_a == "N" else (K, M), dtype, 1)
+    b = values((K, N) if op_b == "N" else (N, K), dtype, 2)
+    c = values((M, N), dtype, 3)
+    for orders in ORDERS:
+        expected = 2 * apply(op_a, a) @ apply(op_b, b) + (0 if orders[3] == "-" else 3 * c)
+        for ld in (None, 25):
+            p = problem(layout, op_a, op_b, orders, dtype, ld)
+            assert np.array_equal(multiply(p, a, b, c), expected), (orders, ld)
+
+
+@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
+@pytest.mark.parametrize("orders", ORDERS)
+def test_the_form_obeys_the_column_major_rules(op_a, op_b, orders):
+    """Block rules of cublasMpMatmul by op, and what is asked of BLAS."""
+    for layout, dtype in itertools.product(LAYOUTS, ("float64", "complex128")):
+        form = problem(layout, op_a, op_b, orders, dtype).column_major()
+        (mba, nba), (mbb, nbb), (mbd, nbd) = form.a.block, form.b.block, form.d.block
+        ops = (form.op_a + form.op_b).replace("C", "T")
+        assert {"NN": nba == mbb, "NT": nba == nbb, "TN": mba == mbb, "TT": mba == nbb}[ops]
+        assert mbd == (mba if form.op_a == "N" else nba)
+        assert nbd == (nbb if form.op_b == "N" else mbb)
+        assert (form.conj_a, form.conj_b) == (False, False) or dtype == "complex128"
+        for conj, op in ((form.conj_a, form.op_a), (form.conj_b, form.op_b)):
+            assert op == "N" or not conj
+        assert form.swapped == (orders[2] == "C")
+        assert form.copy_c == (orders[3] not in ("-", orders[2]))
+        if form.c is not None:
+            assert form.c.same_places(form.d)
+        MatmulProblem(form.a, form.b, form.d, form.op_a, form.op_b, form.c).validate()
+
+
+def test_what_is_column_major_already_stays_as_it_is():
+    p = problem("2x3, ragged blocks", "T", "C", "FFFF", "complex64")
+    form = p.column_major()
+    assert (form.a, form.b, form.d, form.c) == (p.a, p.b, p.d, p.c)
+    assert (form.op_a, form.op_b) == ("T", "C")
+    assert not any((form.swapped, form.conj_a, form.conj_b, form.copy_c))
+
+
+def test_row_major_weights_make_the_product_that_gpus_like_best():
+    """Y = X W^T in C order, as torch.nn has it, is TN with A = W and B = X."""
+    p = problem("2x3, ragged blocks", "N", "T", "CCC-", "float32")
+    form = p.column_major()
+    assert (form.a, form.b, form.d) == (p.b.T, p.a.T, p.d.T)
+    assert (form.op_a, form.op_b) == ("T", "N")
+    assert form.swapped
+
+
+def test_conjugation_without_transposition_is_only_ever_asked_of_complex_types():
+    def conj(dtype):
+        form = problem("one rank", "C", "N", "CFF-", dtype).column_major()
+        return form.op_a, form.conj_a, form.conj_b
+
+    assert conj("complex64") == ("N", True, False)
+    assert conj("float32") == ("N", False, False)
+
+
+@pytest.mark.parametrize(("op_a", "op_b"), PRODUCTS)
+@pytest.mark.parametrize("orders", ["FFF-", "CCCC", "CFFC", "FCCF"])
+def test_the_transposed_problem_is_the_same_product(op_a, op_b, orders):
+    for layout in LAYOUTS:
+        p = problem(layout, op_a, op_b, orders, "complex128")
+        assert p == p.T.T
+        assert (p.T.m, p.T.n, p.T.k, p.T.scheme, p.T.flops) == (p.n, p.m, p.k, p.scheme, p.flops)
+        assert p.faults() == p.T.faults() == []
+        a, b = (values(x.shape, "complex128", seed) for x, seed in ((p.a, 1), (p.b, 2)))
+        c = values((M, N), "complex128", 3)
+        expected = 2 * apply(op_a, a) @ apply(op_b, b) + (0 if p.c is None else 3 * c)
+        assert np.array_equal(multiply(p.T, b.T, a.T, c.T), expected.T)
