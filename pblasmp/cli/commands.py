@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of ``pblasmp``, their options, and what becomes of errors and signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from .. import __version__
+from ..launch import surroundings
+from .progress import describe, is_bad_input
+from .ranks import FailureError, leading
+
+__all__ = ["cli", "run"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
+_FILE = click.Path(path_type=Path)
+
+
+def run() -> NoReturn:
+    """Run the command line and exit: 1 for a failure, 2 for bad input, 128 + N for signal N. Local."""
+    debug = "--debug" in sys.argv
+    _end_on_signals()
+    try:
+        cli.main(prog_name="pblasmp", standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
+        _leave("interrupted", 128 + signal.SIGINT)
+    except FailureError as error:
+        _leave(str(error), error.status, error.trace if debug else "")
+    except Exception as error:  # noqa: BLE001 (the last that sees it)
+        _leave(describe(error), 2 if is_bad_input(error) else 1, traceback.format_exc() if debug else "")
+    sys.exit(0)
+
+
+def _leave(message: str, status: int, trace: str = "") -> NoReturn:
+    """Exit after one line that says why, from the process that speaks for all."""
+    if leading():
+        if trace:
+            click.echo(trace.rstrip(), err=True)
+        click.echo(f"pblasmp: {' '.join(message.split())}", err=True)
+    sys.exit(status)
+
+
+def _end_on_signals() -> None:
+    """Have Ctrl-C, SIGTERM and SIGHUP unwind this process; what cleans up then is not interrupted again."""
+
+    def end(number: int, *_: object) -> None:
+        for ignored in numbers:
+            signal.signal(ignored, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, end)
+
+
+def _grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)[x×](\d+)", text)
+    if match is None or 0 in (grid := (int(match[1]), int(match[2]))):
+        raise click.BadParameter(f"{text!r}: expected rows x columns of ranks, for example 2x2", ctx, param)
+    return grid
+
+
+def _number(ctx: click.Context, param: click.Parameter, text: str | None) -> complex | None:
+    if text is None:
+        return None
+    try:
+        number = complex(text.replace("i", "j"))
+    except ValueError:
+        message = f"{text!r}: expected a number, for example 2, -0.5 or 1+2j"
+        raise click.BadParameter(message, ctx, param) from None
+    return number if number.imag else number.real
+
+
+def _ops(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    if not re.fullmatch("[NTC]{2}", text):
+        message = f"{text!r}: expected two letters of N, T and C, for A and for B, for example TN"
+        raise click.BadParameter(message, ctx, param)
+    return text
+
+
+_ranks = click.option(
+    "-n",
+    "--ranks",
+    type=click.IntRange(1),
+    help="MPI ranks to start; under mpirun or srun, all that there are.",
+)
+_engine = click.option(
+    "--engine",
+    type=click.Choice(["auto", "host", "cublasmp"]),
+    default="auto",
+    show_default=True,
+    help="What computes: CPU ranks, cuBLASMp on GPUs, or whichever fits.",
+)
+
+
+def _debug(command: Command) -> Command:
+    """Add --debug, which run() looks for itself."""
+    return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(
+        command
+    )
+
+
+def _examples(*lines: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    epilog=_examples(
+        "pblasmp matmul A.npy B.npy -o D.npy -n 4", "pblasmp check problem.toml", "pblasmp info"
+    ),
+)
+@click.version_option(__version__, prog_name="pblasmp", message="%(prog)s %(version)s")
+@_debug
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Distributed dense matrix products, on MPI ranks or GPUs."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@cli.command(
+    epilog=_examples(
+        "pblasmp matmul A.npy B.npy -o D.npy -n 4          D = A B on 4 ranks",
+        "pblasmp matmul A.npy B.npy -o D.npy --trans TN    D = Aᵀ B",
+        "pblasmp matmul A.npy B.npy --c C.npy --alpha 2 --beta 0.5 -o D.npy",
+        "pblasmp matmul -n 4 --check                       two random matrices, checked",
+        "pblasmp matmul --size 8192 --dtype float32 --grid 1x4",
+        "mpirun -n 16 pblasmp matmul A.npy B.npy -o D.npy  on ranks that run already",
+    )
+)
+@click.argument("a", metavar="[A.npy", type=_FILE, required=False)
+@click.argument("b", metavar="B.npy]", type=_FILE, required=False)
+@click.option(
+    "-o", "--output", metavar="D.npy", type=_FILE, help="File of the product; it appears when it is whole."
+)
+@_ranks
+@click.option(
+    "--grid", metavar="RxC", callback=_grid, help="Rows and columns of ranks.  [default: the squarest]"
+)
+@click.option(
+    "--block", type=click.IntRange(1), default=256, show_default=True, help="Rows and columns of a block."
+)
+@click.option(
+    "--trans",
+    metavar="OPS",
+    callback=_ops,
+    default="NN",
+    show_default=True,
+    help="N, T or C for A and for B.",
+)
+@click.option(
+    "--alpha", metavar="NUMBER", callback=_number, default="1", show_default=True, help="Scales the product."
+)
+@click.option("--beta", metavar="NUMBER", callback=_number, help="Scales C.  [default: 1 with --c]")
+@click.option("--c", metavar="C.npy", type=_FILE, help="Matrix to add.")
+@click.option(
+    "--dtype", type=click.Choice(_DTYPES), help="Element type of all.  [default: the files', or float64]"
+)
+@_engine
+@click.option(
+    "--check", is_flag=True, help="Verify the product on random vectors; exit with 1 if it is wrong."
+)
+@click.option(
+    "--size", type=click.IntRange(0), help="Rows and columns of the random matrices.  [default: 2048]"
+)
+@_debug
+def matmul(ranks: int | None, trans: str, beta: complex | None, size: int | None, **given: Any) -> None:
+    """Multiply two matrices from .npy files, or two random ones: D = alpha op(A) op(B) + beta C."""
+    from .product import ProductOptions, multiply, print_result
+
+    _require_consistent(given, beta, size)
+    ranks = _ranks_of_grid(ranks, given["grid"])
+    options = ProductOptions(
+        op_a=trans[0],  # type: ignore[arg-type]
+        op_b=trans[1],  # type: ignore[arg-type]
+        beta=beta if beta is not None else float(given["c"] is not None),
+        size=2048 if size is None else size,
+        **given,
+    )
+    result = multiply(options, ranks)
+    if leading():
+        print_result(options, result)
+    if not result.get("good", True):
+        raise FailureError("the product is wrong" + (", and not written" if options.output else ""), "", 1)
+
+
+def _require_consistent(given: dict[str, Any], beta: complex | None, size: int | None) -> None:
+    if given["a"] is not None and given["b"] is None:
+        raise click.UsageError("there is A but no B: give two files, or none for random matrices")
+    if given["a"] is not None and given["output"] is None and not given["check"]:
+        raise click.UsageError("nowhere to write the product to: give -o D.npy, or --check to only check it")
+    if given["a"] is not None and size is not None:
+        raise click.UsageError("--size is for random matrices: leave it out, or A and B")
+    if given["c"] is not None and given["a"] is None:
+        raise click.UsageError("--c needs A and B")
+    if given["c"] is None and beta:
+        raise click.UsageError("--beta scales C: give --c C.npy too")
+
+
+def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | None:
+    """Return how many ranks to start: as many as the grid has, where nothing else is said."""
+    if grid is None:
+        return ranks
+    needed = grid[0] * grid[1]
+    if ranks is not None and ranks < needed:
+        raise click.UsageError(f"--grid {grid[0]}x{grid[1]} needs {needed} ranks, but -n says {ranks}")
+    return ranks if ranks is not None or surroundings() else needed

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp matmul``: read matrices, multiply, check, write, and say how it went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import numpy as np
+
+import pblasmp as pb
+
+from .. import npy
+from ..context import Context
+from ..dtypes import DTYPES, as_dtype, scalar
+from ..errors import LayoutError
+from ..launch import surroundings
+from ..layout import Grid, MatrixDescriptor
+from ..layout.problem import Op
+from ..matrix import DistributedMatrix
+from .progress import Reporter
+from .ranks import on_ranks
+from .verify import verify_product
+
+__all__ = ["ProductOptions", "multiply", "print_result"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductOptions:
+    """What the user asks for; ``None`` where nothing is said.
+
+    Attributes:
+        a, b: the files; both None for random matrices.
+        c: the file of C.
+        output: the file of D.
+        grid: rows and columns of the grid.
+        block: block size in both dimensions.
+        op_a, op_b: "N", "T" or "C".
+        alpha, beta: scalars of ``alpha op(A) op(B) + beta C``.
+        dtype: element type of all matrices.
+        engine: as in Context.
+        check: whether to verify the product.
+        size: rows and columns of random matrices.
+    """
+
+    a: Path | None
+    b: Path | None
+    c: Path | None
+    output: Path | None
+    grid: tuple[int, int] | None
+    block: int
+    op_a: Op
+    op_b: Op
+    alpha: complex
+    beta: complex
+    dtype: str | None
+    engine: Literal["auto", "host", "cublasmp"]
+    check: bool
+    size: int
+
+    @property
+    def steps(self) -> list[str]:
+        """What the work goes through."""
+        start = "making A and B" if self.a is None else "reading"
+        return [start, "multiplying", *["checking"] * self.check, *["writing"] * (self.output is not None)]
+
+
+def multiply(options: ProductOptions, nranks: int | None) -> dict[str, Any]:
+    """Do what the options say on ``nranks`` ranks and return what there is to tell. Collective over ranks.
+
+    Raises:
+        PblasmpError: the input will not do.
+        OSError: a file cannot be read or written.
+        FailureError: a rank that was started failed.
+    """
+    if surroundings() is None:
+        _validate(options)  # before any rank is started
+    return on_ranks(_work, options, nranks, options.steps)
+
+
+def _validate(options: ProductOptions) -> np.dtype:
+    """Return the element type of the product, or raise what is wrong with the input. Local.
+
+    Raises:
+        LayoutError: files that are no matrices or do not fit each other, or scalars that do not fit them.
+        OSError: a file cannot be read, or the output cannot be written.
+    """
+    asked = None if options.dtype is None else as_dtype(options.dtype)
+    files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
+    arrays = {name: npy.map_file(path) for name, path in files.items()}
+    dtype = _common_dtype({path: arrays[name] for name, path in files.items()}, asked)
+    scalar(options.alpha, dtype, "--alpha")
+    scalar(options.beta, dtype, "--beta")
+    if files:
+        (m, k), (k_b, n) = (
+            arrays[name].shape if op == "N" else arrays[name].shape[::-1]
+            for name, op in (("a", options.op_a), ("b", options.op_b))
+        )
+        if k != k_b:
+            raise LayoutError(
+                f"{options.a} is {_size(arrays['a'])} and {options.b} {_size(arrays['b'])}: with --trans "
+                f"{options.op_a}{options.op_b}, op(A) has {k} columns and op(B) {k_b} rows, expected as many"
+            )
+        if "c" in arrays and arrays["c"].shape != (m, n):
+            raise LayoutError(f"{options.c} is {_size(arrays['c'])}, but the product is {m} × {n}")
+    if options.output is not None:
+        _check_output(options.output, list(files.values()))
+    return dtype
+
+
+def _size(array: Any) -> str:
+    return f"{array.shape[0]} × {array.shape[1]}"
+
+
+def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
+    """Return the type asked for, or the one that all files have."""
+    types = {}
+    for path, array in arrays.items():
+        if asked is None and array.dtype.newbyteorder("=") not in DTYPES.values():
+            raise LayoutError(
+                f"{path} holds {array.dtype}: say with --dtype what to multiply it as ({', '.join(DTYPES)})"
+            )
+        types[path] = npy.as_element_type(path, array, asked)[1]
+    if len(set(types.values())) > 1:
+        found = ", ".join(f"{path} {dtype.name}" for path, dtype in types.items())
+        raise LayoutError(f"the matrices differ in type ({found}): say with --dtype what to multiply them as")
+    return next(iter(types.values()), asked or DTYPES["float64"])
+
+
+def _check_output(path: Path, inputs: list[Path]) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: -o wants a file")
+    if path.suffix != ".npy":
+        raise LayoutError(f"{path}: the product is written as .npy, expected a name that ends so")
+    if any(path.exists() and path.samefile(one) for one in inputs):
+        raise LayoutError(f"{path} is also read: write the product to another file")
+
+
+class _Clock:
+    """Takes the time of steps, with all ranks together at both ends."""
+
+    def __init__(self, ctx: Context, reporter: Reporter) -> None:
+        self._ctx = ctx
+        self._reporter = reporter
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Report and time a step. Collective over the context."""
+        self._reporter.step(name)
+        self._ctx.comm.barrier()
+        start = time.perf_counter()
+        yield
+        self._ctx.comm.barrier()
+        self.seconds[name] = time.perf_counter() - start
+
+
+def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
+    """What every rank does. Collective over all ranks."""
+    with Context(engine=options.engine) as ctx, reporter.errors():
+        with ctx.agreement("pblasmp matmul"):
+            dtype = _validate(options)
+            grid = Grid(*options.grid) if options.grid else Grid.squarest(ctx.size)
+        clock = _Clock(ctx, reporter)
+        with clock.step(options.steps[0]):
+            a, b, c = _operands(options, ctx, grid, dtype, reporter)
+        scalars: dict[str, Any] = {
+            "alpha": options.alpha, "beta": options.beta, "op_a": options.op_a, "op_b": options.op_b,
+        }  # fmt: skip
+        with clock.step("multiplying"):
+            plan = pb.plan_matmul(a, b, c, **scalars)
+            d = plan()
+        result = _facts(ctx, a, b, d, options) | {"report": str(plan.report()), "path": plan.report().path}
+        if options.check:
+            with clock.step("checking"):
+                verdict = verify_product(a, b, c, d, **scalars)
+            result |= {"error": verdict.error, "allowed": verdict.allowed, "good": verdict.good}
+        if options.output is not None and result.get("good", True):
+            if ctx.rank == 0:
+                reporter.temporary(npy.temporary_name(options.output))
+            with clock.step("writing"):
+                d.save(options.output, progress=reporter.progress)
+            result["bytes"] = d.descriptor.nbytes
+        return result | {"seconds": clock.seconds}
+
+
+def _operands(
+    options: ProductOptions, ctx: Context, grid: Grid, dtype: np.dtype, reporter: Reporter
+) -> tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None]:
+    """Read A, B and C, or make A and B. Collective over the context."""
+    block = (options.block, options.block)
+    if options.a is None or options.b is None:
+        descriptor = MatrixDescriptor((options.size, options.size), block, grid, dtype=dtype)
+        return _random(ctx, descriptor, 1), _random(ctx, descriptor, 2), None
+    a, b, c = (
+        None
+        if path is None
+        else ctx.load(path, grid=grid, block=block, dtype=dtype, progress=reporter.progress)
+        for path in (options.a, options.b, options.c)
+    )
+    assert a is not None
+    assert b is not None
+    return a, b, c
+
+
+def _random(ctx: Context, descriptor: MatrixDescriptor, seed: int) -> DistributedMatrix:
+    """Make a matrix of normally distributed numbers. Collective over the context."""
+    random = np.random.default_rng([seed, ctx.rank])
+
+    def numbers(i: Any, j: Any) -> Any:
+        shape = (i.size, j.size)
+        real = random.standard_normal(shape)
+        return real + 1j * random.standard_normal(shape) if descriptor.dtype.kind == "c" else real
+
+    return ctx.from_function(numbers, descriptor)
+
+
+def _facts(
+    ctx: Context, a: DistributedMatrix, b: DistributedMatrix, d: DistributedMatrix, options: ProductOptions
+) -> dict[str, Any]:
+    """What there is to tell of the layout, as JSON. Collective over the context."""
+    m, n = d.shape
+    k = a.shape[1 if options.op_a == "N" else 0]
+    return {
+        "shapes": [a.shape, b.shape, d.shape],
+        "orders": [x.descriptor.order for x in (a, b, d)],
+        "flops": (8 if d.dtype.kind == "c" else 2) * m * n * k,
+        "dtype": d.dtype.name,
+        "grid": [d.descriptor.grid.nprow, d.descriptor.grid.npcol],
+        "blocks": d.descriptor.block,
+        "ranks": ctx.size,
+        "nodes": len(ctx.comm.nodes()),
+        "engine": ctx.engine.name,
+        "why": ctx.engine.why,
+    }
+
+
+def print_result(options: ProductOptions, result: dict[str, Any]) -> None:
+    """Print the grid, the layout, the engine, the times and the verdict. Local."""
+    for name, text in _lines(options, result):
+        click.echo(click.style(f"{name:<10}", bold=True) + text)
+
+
+def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    seconds = result["seconds"]
+    a, b, d = (
+        f"{rows} × {cols} {order}"
+        for (rows, cols), order in zip(result["shapes"], result["orders"], strict=True)
+    )
+    yield (
+        "product",
+        f"D ({d}) = {_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b}), {result['dtype']}",
+    )
+    nodes = "one node" if result["nodes"] == 1 else f"{result['nodes']} nodes"
+    yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {result['ranks']} ranks on {nodes}"
+    blocks = [
+        -(-extent // block) for extent, block in zip(result["shapes"][2], result["blocks"], strict=True)
+    ]
+    yield (
+        "layout",
+        f"blocks of {result['blocks'][0]} × {result['blocks'][1]}, {blocks[0]} × {blocks[1]} of them in D",
+    )
+    yield "engine", f"{result['engine']} ({result['why']}), path {result['path']}"
+    first = options.steps[0]
+    yield ("make" if options.a is None else "read"), f"{seconds[first]:.3f} s"
+    rate = result["flops"] / seconds["multiplying"] / 1e9
+    yield "multiply", f"{seconds['multiplying']:.3f} s, {rate:.1f} GFLOP/s"
+    if "error" in result:
+        verdict = "right" if result["good"] else "WRONG"
+        yield (
+            "check",
+            f"{verdict}: relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}",
+        )
+    if "bytes" in result:
+        rate = result["bytes"] / seconds["writing"] / 1e6
+        yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {options.output}"
+
+
+def _term(name: str, op: str) -> str:
+    return {"N": name, "T": f"{name}ᵀ", "C": f"{name}ᴴ"}[op]

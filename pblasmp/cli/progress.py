@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling how far the work is: on the terminal, or to the process that has the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ..errors import PblasmpError
+
+__all__ = ["Channel", "Display", "Reporter", "describe", "is_bad_input"]
+
+Event = dict[str, Any]
+
+
+def is_bad_input(error: BaseException) -> bool:
+    """Return whether ``error`` says that the input will not do, rather than that something broke. Local."""
+    return isinstance(error, (PblasmpError, OSError, click.ClickException))
+
+
+def describe(error: BaseException) -> str:
+    """Return what to tell the user of ``error``. Local."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) if is_bad_input(error) else f"{type(error).__name__}: {error} (a fault in pblasmp)"
+
+
+class Reporter:
+    """What work tells while it runs; this one keeps it to itself."""
+
+    def step(self, name: str) -> None:
+        """Say what is done from now on. Local."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how far the step is, in units of its own. Local."""
+
+    def temporary(self, path: Path) -> None:
+        """Name a file to be removed if this process is killed before it can do so. Local."""
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Tell the exception that leaves the ``with`` block, before anybody else deals with it. Local."""
+        yield
+
+
+class Display(Reporter):
+    """Progress on the terminal, a line for each step; nothing where stderr is no terminal. A context manager.
+
+    Args:
+        steps: their names, in order.
+    """
+
+    def __init__(self, steps: Sequence[str]) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._tasks = {name: self._progress.add_task(name, total=None, start=False) for name in steps}
+        self._task = self._tasks[steps[0]]
+
+    def step(self, name: str) -> None:
+        """Finish the step before and start this one. Local."""
+        self._progress.update(self._task, total=1, completed=1)
+        self._task = self._tasks[name]
+        self._progress.start_task(self._task)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how far the step is. Local."""
+        self._progress.update(self._task, total=total, completed=done)
+
+    def __enter__(self) -> Display:  # noqa: PYI034 (typing.Self is newer than the oldest Python)
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+
+class Channel(Reporter):
+    """Files in a directory, by which a rank tells the process that started it: both sides of it.
+
+    There is one file per rank, which only grows: one JSON object a line.
+
+    Args:
+        directory: a directory that both sides see.
+    """
+
+    def __init__(self, directory: Path, rank: int = 0) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._read: dict[Path, int] = {}
+        self._told: BaseException | None = None
+        self._next_progress = 0.0
+
+    def step(self, name: str) -> None:
+        """Tell it, on rank 0. Local."""
+        self._next_progress = 0.0
+        self._write({"step": name})
+
+    def progress(self, done: int, total: int) -> None:
+        """Tell it, on rank 0, ten times a second at most. Local."""
+        now = time.monotonic()
+        if now >= self._next_progress:
+            self._next_progress = now + 0.1
+            self._write({"done": done, "total": total})
+
+    def temporary(self, path: Path) -> None:
+        """Tell it, on rank 0. Local."""
+        self._write({"temporary": str(path)})
+
+    def result(self, result: Any) -> None:
+        """Tell the result of the work, on rank 0. Local."""
+        self._write({"result": result})
+
+    def error(self, error: BaseException) -> None:
+        """Tell an error, once. Local."""
+        if error is not self._told:
+            self._told = error
+            message = describe(error) if is_bad_input(error) else f"rank {self._rank}: {describe(error)}"
+            trace = traceback.format_exc()
+            self._write({"error": message, "bad_input": is_bad_input(error), "trace": trace})
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Tell the exception that leaves the ``with`` block. Local."""
+        try:
+            yield
+        except Exception as error:
+            self.error(error)
+            raise
+
+    def events(self) -> Iterator[Event]:
+        """Yield what has been told since the last call, rank by rank. Local; for the side that reads."""
+        for path in sorted(self._directory.glob("rank*.events")):
+            text = path.read_text()
+            whole = text.rfind("\n") + 1
+            for line in text[self._read.get(path, 0) : whole].splitlines():
+                yield json.loads(line)
+            self._read[path] = whole
+
+    def _write(self, event: Event) -> None:
+        if self._rank > 0 and "error" not in event:
+            return
+        with (self._directory / f"rank{self._rank:06}.events").open("a") as file:
+            file.write(json.dumps(event) + "\n")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work on MPI ranks: on ranks that the command line starts, or in place where mpirun or srun has started it.
+
+A piece of work is a function ``work(options, reporter) -> result`` that every rank runs. Ranks started here
+run :mod:`pblasmp.cli.rank`: they read their orders from a directory and answer through it. What they and the
+launcher print is kept from the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..launch import Job, surroundings
+from .progress import Channel, Display, Reporter
+
+__all__ = ["FailureError", "leading", "on_ranks"]
+
+Result = dict[str, Any]
+Work = Callable[[Any, Reporter], Result]
+
+_STARTING = "starting ranks"
+
+
+class FailureError(Exception):
+    """A rank failed.
+
+    Attributes:
+        trace: its traceback, or the last that it printed.
+        status: the exit status: 2 for bad input, else 1.
+    """
+
+    def __init__(self, message: str, trace: str, status: int) -> None:
+        super().__init__(message)
+        self.trace = trace
+        self.status = status
+
+
+def leading() -> bool:
+    """Return whether this process speaks for all: it is rank 0, or was not started as a rank. Local."""
+    around = surroundings()
+    return around is None or around.rank == 0
+
+
+def on_ranks(work: Work, options: Any, nranks: int | None, steps: Sequence[str]) -> Result:
+    """Run ``work`` on ``nranks`` new ranks, or in place on all the ranks that an MPI launcher has started.
+
+    Args:
+        work: a function at the top level of a module.
+        options: its first argument, sent by pickle.
+        nranks: how many ranks; None: as many as there are, or 4.
+        steps: what the work goes through, for the progress bar.
+
+    Returns:
+        The result of rank 0; in place, of this rank.
+
+    Raises:
+        FailureError: a new rank failed.
+        LibraryNotFoundError: there is no launcher.
+        click.UsageError: the launcher started another number of ranks than was asked for.
+    """
+    around = surroundings()
+    if around is None:
+        return _on_new_ranks(work, options, nranks or 4, steps)
+    if nranks not in (None, around.size):
+        raise click.UsageError(
+            f"-n {nranks}, but {around.name} has started {around.size} ranks: leave -n out"
+        )
+    if around.rank > 0:
+        return work(options, Reporter())
+    with Display(steps) as display:
+        return work(options, display)
+
+
+def _on_new_ranks(work: Work, options: Any, nranks: int, steps: Sequence[str]) -> Result:
+    result: Result | None = None
+    with (
+        tempfile.TemporaryDirectory(prefix="pblasmp-") as name,
+        contextlib.ExitStack() as leftovers,
+        Display([_STARTING, *steps]) as display,
+    ):
+        directory = Path(name)
+        (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
+        display.step(_STARTING)
+        command = [sys.executable, "-m", "pblasmp.cli.rank", name]
+        with Job(command, nranks, directory / "output", environ=_environment()) as job:
+            channel = Channel(directory)
+            status: int | None = None
+            while status is None:
+                status = job.wait(0.05)
+                for event in channel.events():
+                    if "error" in event:
+                        raise FailureError(event["error"], event["trace"], 2 if event["bad_input"] else 1)
+                    if "temporary" in event:
+                        leftovers.callback(Path(event["temporary"]).unlink, missing_ok=True)
+                    elif "result" in event:
+                        result = event["result"]
+                    else:
+                        _show(event, display)
+        if status != 0 or result is None:
+            raise FailureError(f"the ranks ended with status {status} and without a result", job.tail(), 1)
+    return result
+
+
+def _show(event: dict[str, Any], display: Display) -> None:
+    if "step" in event:
+        display.step(event["step"])
+    else:
+        display.progress(event["done"], event["total"])
+
+
+def _environment() -> dict[str, str]:
+    """Return the ranks' environment: they import from the current directory only if this process does."""
+    here = {"", str(Path.cwd())} & set(sys.path)
+    return {**os.environ, **({} if here else {"PYTHONSAFEPATH": "1"})}
