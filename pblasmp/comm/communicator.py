@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few things pblasmp asks of a communicator: of mpi4py's, or of a single process without MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LibraryNotFoundError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Communicator", "wrap"]
+
+_CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
+_LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
+
+Array = NDArray[Any]
+
+
+class Communicator(Protocol):
+    """What pblasmp asks of a group of ranks.
+
+    Attributes:
+        rank, size: this process's number, and how many there are.
+        broken: a rank has left for good; nothing collective can follow.
+    """
+
+    rank: int
+    size: int
+    broken: bool
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> MPI.Request | None:
+        """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return every rank's ``value``, in rank order. Collective."""
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        """Return the root's ``value``. Collective."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Collective."""
+
+    def sum_into(self, array: Array) -> None:
+        """Replace ``array`` (contiguous, float or complex) by its sum over the ranks. Collective."""
+
+    def bcast_into(self, array: Array, root: int) -> None:
+        """Replace ``array`` (contiguous) by the root's. Collective."""
+
+    def isend(self, array: Array, dest: int) -> list[MPI.Request]:
+        """Start sending ``array`` (contiguous in either order); it stays untouched until the requests are done. Local."""
+
+    def irecv(self, array: Array, source: int) -> list[MPI.Request]:
+        """Start receiving into ``array`` (contiguous in either order). Local."""
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        """Return the ranks of each node, every node's ascending, nodes by their first rank. Collective."""
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """Return a communicator of the group in ``groups`` that holds this rank. Collective."""
+
+    def abort(self, code: int) -> None:
+        """End every rank at once. Local."""
+
+    def free(self) -> None:
+        """Give up what wrap() or split() made. Collective."""
+
+
+class _Serial:
+    """One process without MPI."""
+
+    rank = 0
+    size = 1
+    broken = False
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+        out[...] = values
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return value
+
+    def barrier(self) -> None:
+        pass
+
+    def sum_into(self, array: Array) -> None:
+        pass
+
+    def bcast_into(self, array: Array, root: int) -> None:
+        pass
+
+    def isend(self, array: Array, dest: int) -> list[MPI.Request]:
+        raise AssertionError("a single rank has nobody to send to")
+
+    irecv = isend
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        return [(0,)]
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        return self
+
+    def abort(self, code: int) -> None:
+        os._exit(code)
+
+    def free(self) -> None:
+        pass
+
+
+def _bytes(array: Array) -> Array:
+    """Return the bytes of a contiguous array, in memory order."""
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
+    return flat.view(np.uint8)
+
+
+def _chunks(array: Array) -> list[Array]:
+    data = _bytes(array)
+    return [data[at : at + _CHUNK_BYTES] for at in range(0, data.size, _CHUNK_BYTES)]
+
+
+class _Mpi:
+    """A duplicate of an mpi4py communicator, so that our messages never meet the caller's."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.broken = False
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> MPI.Request:
+        from mpi4py import MPI
+
+        return self._comm.Iallreduce(values, out, op=MPI.MAX)
+
+    def allgather(self, value: Any) -> list[Any]:
+        return self._comm.allgather(value)
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return self._comm.bcast(value, root)
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def sum_into(self, array: Array) -> None:
+        from mpi4py import MPI
+
+        flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
+        step = _CHUNK_BYTES // array.itemsize
+        for at in range(0, flat.size, step):
+            self._comm.Allreduce(MPI.IN_PLACE, flat[at : at + step], op=MPI.SUM)
+
+    def bcast_into(self, array: Array, root: int) -> None:
+        for chunk in _chunks(array):
+            self._comm.Bcast(chunk, root)
+
+    def isend(self, array: Array, dest: int) -> list[MPI.Request]:
+        return [self._comm.Isend(chunk, dest) for chunk in _chunks(array)]
+
+    def irecv(self, array: Array, source: int) -> list[MPI.Request]:
+        return [self._comm.Irecv(chunk, source) for chunk in _chunks(array)]
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        from mpi4py import MPI
+
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        first = node.bcast(self.rank)
+        node.Free()
+        by_first: dict[int, list[int]] = {}
+        for rank, leader in enumerate(self._comm.allgather(first)):
+            by_first.setdefault(leader, []).append(rank)
+        return [tuple(ranks) for _, ranks in sorted(by_first.items())]
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        color = next(i for i, group in enumerate(groups) if self.rank in group)
+        return _Mpi(self._comm.Split(color, self.rank))
+
+    def abort(self, code: int) -> None:
+        self._comm.Abort(code)
+
+    def free(self) -> None:
+        from mpi4py import MPI
+
+        if not MPI.Is_finalized():
+            self._comm.Free()
+
+
+def wrap(comm: MPI.Comm | None) -> Communicator:
+    """Return a communicator of our own over the ranks of ``comm`` (None: COMM_WORLD, or one process without MPI).
+
+    Collective over ``comm``.
+
+    Raises:
+        LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
+    """
+    if comm is None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            if any(name in os.environ for name in _LAUNCHER_VARIABLES):
+                raise LibraryNotFoundError(
+                    f"this process was started by an MPI launcher, but MPI cannot be loaded ({error}): "
+                    "install one MPI, for example with pip install 'pblasmp[mpi]'"
+                ) from None
+            return _Serial()
+        comm = MPI.COMM_WORLD
+    return _Mpi(comm.Dup())

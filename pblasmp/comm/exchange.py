@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange: move a matrix from one layout to another, block by block.
+
+Everything that crosses ranks goes through here: scatter, gather, redistribution, and the operands of a product. What a
+rank can write itself it copies straight to its place; the rest travels in messages of a few MiB, packed by the sender
+while the receivers take the ones before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout.axis import Axis
+from ..layout.descriptor import MatrixDescriptor
+from ..layout.moves import Piece, common, copy
+from .communicator import Communicator
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Cell", "Exchange", "Side"]
+
+_MESSAGE_BYTES = 4 << 20
+_SLOTS = 4
+
+Array = NDArray[Any]
+Coords = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One local array of a layout: where it stands in it, and the ranks that can write it (the first also owns it)."""
+
+    coords: Coords
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A layout as an exchange sees it: two axes, and who holds which process coordinates. Local.
+
+    ``order`` is the memory order of the local arrays. Several cells may have the same coordinates: copies.
+    """
+
+    rows: Axis
+    cols: Axis
+    cells: tuple[Cell, ...]
+    order: str
+
+    @classmethod
+    def of(cls, descriptor: MatrixDescriptor, base: int = 0) -> Side:
+        """Return the side of a matrix whose grid's rank 0 is rank ``base`` of the communicator."""
+        grid = descriptor.grid
+        cells = tuple(Cell(grid.coords(rank), (base + rank,)) for rank in range(grid.size))
+        return cls(descriptor.rows, descriptor.cols, cells, descriptor.order)
+
+    @property
+    def T(self) -> Side:  # noqa: N802
+        """The same arrays seen transposed."""
+        cells = tuple(Cell((cell.coords[1], cell.coords[0]), cell.ranks) for cell in self.cells)
+        return Side(self.cols, self.rows, cells, "C" if self.order == "F" else "F")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A piece between local source cell ``src`` and destination cell ``dst`` (indices into the sides' cells)."""
+
+    src: int
+    dst: int
+    piece: Piece
+
+
+class Exchange:
+    """The moves between two sides, as this rank has to make them. Making one is local and needs no agreement.
+
+    Args:
+        comm: the ranks that the cells name.
+        src: where the matrix is; one cell per coordinates, each held by one rank.
+        dst: where it goes; any number of copies.
+        dtype: element type of what travels; local arrays of another type are converted.
+
+    Attributes:
+        sent_bytes: what this rank sends to others in one run.
+        copied_bytes: what this rank copies itself in one run.
+    """
+
+    def __init__(self, comm: Communicator, src: Side, dst: Side, dtype: np.dtype) -> None:
+        self._comm = comm
+        self.dtype = dtype
+        self.order = dst.order
+        self._copies: list[_Part] = []
+        self._sends: dict[int, list[_Part]] = {}
+        self._receives: dict[int, list[_Part]] = {}
+        me = comm.rank
+        rows = _Commons(src.rows, dst.rows)
+        cols = _Commons(src.cols, dst.cols)
+        for i, source in enumerate(src.cells):
+            owner = source.ranks[0]
+            for j, target in enumerate(dst.cells):
+                writer = owner if owner in target.ranks else target.ranks[owner % len(target.ranks)]
+                if me not in (owner, writer):
+                    continue
+                piece = Piece(
+                    rows(source.coords[0], target.coords[0]), cols(source.coords[1], target.coords[1])
+                )
+                if piece.size == 0:
+                    continue
+                part = _Part(i, j, piece)
+                if owner == writer:
+                    self._copies.append(part)
+                elif me == owner:
+                    self._sends.setdefault(writer, []).append(part)
+                else:
+                    self._receives.setdefault(owner, []).append(part)
+        self.sent_bytes = dtype.itemsize * sum(
+            part.piece.size for parts in self._sends.values() for part in parts
+        )
+        self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self._copies)
+        self._limit = max(1, _MESSAGE_BYTES // dtype.itemsize)
+
+    def run(
+        self, src: Sequence[Array | None], dst: Sequence[Array | None], *, conjugate: bool = False
+    ) -> None:
+        """Move everything. Collective over the ranks that have something to send or receive.
+
+        Args:
+            src, dst: the local array of each cell, None for those that this rank neither reads nor writes.
+            conjugate: write the complex conjugates.
+        """
+        self.start(src, dst, conjugate=conjugate, slots=_SLOTS).finish()
+
+    def start(
+        self,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        *,
+        conjugate: bool = False,
+        slots: int | None = None,
+    ) -> _Transfer:
+        """Start moving; the arrays are in use until ``finish()``. With no ``slots`` all messages are under way at once."""
+        return _Transfer(self, src, dst, conjugate, slots)
+
+
+class _Commons:
+    """common() between two axes, each pair of processes once."""
+
+    def __init__(self, src: Axis, dst: Axis) -> None:
+        self._axes = src, dst
+        self._known: dict[Coords, Any] = {}
+
+    def __call__(self, p: int, q: int) -> Any:
+        if (p, q) not in self._known:
+            src, dst = self._axes
+            self._known[p, q] = common(src, p, dst, q)
+        return self._known[p, q]
+
+
+class _Transfer:
+    """An exchange under way."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        conjugate: bool,
+        slots: int | None,
+    ) -> None:
+        self._comm = exchange._comm
+        self._src, self._dst = src, dst
+        self._conjugate = conjugate
+        self._order = exchange.order
+        limit = exchange._limit if slots is not None else 1 << 62
+        self._outgoing = deque(
+            (rank, _Part(part.src, part.dst, piece))
+            for rank, parts in _rotated(exchange._sends, self._comm.rank)
+            for part in parts
+            for piece in part.piece.split(limit, self._order)
+        )
+        self._incoming = {
+            rank: deque(
+                _Part(part.src, part.dst, piece)
+                for part in parts
+                for piece in part.piece.split(limit, self._order)
+            )
+            for rank, parts in exchange._receives.items()
+        }
+        self._requests: list[MPI.Request] = []
+        self._after: list[
+            tuple[int, _Part | None, Array]
+        ] = []  # beside each request: source, part to unpack, buffer
+        self._dtype = exchange.dtype
+        for rank in list(self._incoming):
+            while self._incoming[rank]:
+                self._receive(rank)
+                if slots is not None:
+                    break
+        self._free = len(self._outgoing) if slots is None else slots
+        self._fill()
+        for part in exchange._copies:
+            copy(_array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate)
+
+    def _fill(self) -> None:
+        while self._free and self._outgoing:
+            self._free -= 1
+            rank, part = self._outgoing.popleft()
+            source = _array(self._src, part.src)
+            direct = None
+            if source.dtype == self._dtype and not self._conjugate:
+                direct = part.piece.region(source, self._order, source=True)
+            if direct is None:
+                direct = np.empty(part.piece.shape, self._dtype, order=self._order)  # type: ignore[call-overload]
+                copy(direct, source, part.piece.packed(), conjugate=self._conjugate)
+            self._post(self._comm.isend(direct, rank), -1, None, direct)
+
+    def _receive(self, rank: int) -> None:
+        part = self._incoming[rank].popleft()
+        target = _array(self._dst, part.dst)
+        into = part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
+        if into is not None:
+            self._post(self._comm.irecv(into, rank), rank, None, into)
+        else:
+            buffer = np.empty(part.piece.shape, self._dtype, order=self._order)  # type: ignore[call-overload]
+            self._post(self._comm.irecv(buffer, rank), rank, part, buffer)
+
+    def _post(self, requests: list[MPI.Request], rank: int, part: _Part | None, buffer: Array) -> None:
+        """Remember requests; the last of a message carries what is to be done after it."""
+        for request in requests[:-1]:
+            self._requests.append(request)
+            self._after.append((-2, None, buffer))
+        self._requests.append(requests[-1])
+        self._after.append((rank, part, buffer))
+
+    def finish(self) -> None:
+        """Wait until everything that this rank sends and receives is where it belongs."""
+        while self._requests:
+            from mpi4py import MPI
+
+            i = MPI.Request.Waitany(self._requests)
+            self._requests.pop(i)
+            rank, part, buffer = self._after.pop(i)
+            if rank == -1:
+                self._free += 1
+                self._fill()
+            elif rank >= 0:
+                if self._incoming[rank]:
+                    self._receive(rank)
+                if part is not None:
+                    copy(_array(self._dst, part.dst), buffer, part.piece.unpacked())
+
+
+def _array(arrays: Sequence[Array | None], i: int) -> Array:
+    array = arrays[i]
+    assert array is not None, "an exchange was given no array for a cell of this rank"
+    return array
+
+
+def _rotated(parts: dict[int, list[_Part]], me: int) -> list[tuple[int, list[_Part]]]:
+    """Return the items by rank, from the one after ``me`` on: not everyone starts with rank 0."""
+    ranks = sorted(parts)
+    ranks = [r for r in ranks if r > me] + [r for r in ranks if r < me]
+    return [(rank, parts[rank]) for rank in ranks]

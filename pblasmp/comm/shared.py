@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that the ranks of a node share: an anonymous file, mapped by each of them.
+
+A memfd is not bounded by the size of /dev/shm, which is 64 MiB in many containers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .communicator import Communicator
+
+__all__ = ["SharedMemory", "available_bytes"]
+
+
+class SharedMemory:
+    """One growing buffer shared by the ranks of a node. Every method is collective over ``node``.
+
+    Attributes:
+        why_not: empty, or why the ranks of this node cannot share memory.
+    """
+
+    def __init__(self, node: Communicator) -> None:
+        self._node = node
+        self._map: mmap.mmap | None = None
+        self._size = 0
+        self.why_not = self._grow(mmap.PAGESIZE)
+
+    def array(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return ``nbytes`` of the buffer, growing it if needed: what was in it is lost then."""
+        if nbytes > self._size:
+            why_not = self._grow(nbytes)
+            if why_not:
+                raise MemoryError(why_not)
+        assert self._map is not None
+        return np.frombuffer(self._map, np.uint8, nbytes)
+
+    def close(self) -> None:
+        """Unmap; arrays that were handed out keep their memory until they go."""
+        self._map = None
+        self._size = 0
+
+    def _grow(self, nbytes: int) -> str:
+        self.close()
+        descriptor = -1
+        path, why_not = "", ""
+        if self._node.rank == 0:
+            try:
+                descriptor = os.memfd_create("pblasmp", os.MFD_CLOEXEC)
+                os.ftruncate(descriptor, nbytes)
+                path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            except (AttributeError, OSError) as error:
+                why_not = f"no anonymous file of {nbytes} bytes: {error}"
+        path = self._node.bcast(path)
+        if path and self._node.rank != 0:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                why_not = f"the memory of another rank of this node cannot be opened: {error}"
+        reasons = [reason for reason in self._node.allgather(why_not) if reason]
+        if not reasons:
+            self._map = mmap.mmap(descriptor, nbytes)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._size = nbytes
+        if descriptor >= 0:
+            self._node.barrier()  # rank 0's descriptor stays open until all have opened it
+            os.close(descriptor)
+        else:
+            self._node.barrier()
+        return reasons[0] if reasons else ""
+
+
+def available_bytes() -> int:
+    """Return the memory that this node, or the container it is in, still has to give. Local."""
+    known: list[int] = []
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            known.append(int(line.split()[1]) * 1024)
+    limit = "".join(_lines("/sys/fs/cgroup/memory.max")).strip()
+    used = "".join(_lines("/sys/fs/cgroup/memory.current")).strip()
+    if limit.isdigit() and used.isdigit():
+        cache = sum(
+            int(line.split()[1])
+            for line in _lines("/sys/fs/cgroup/memory.stat")
+            if line.startswith("inactive_file")
+        )
+        known.append(int(limit) - int(used) + cache)
+    return max(0, min(known, default=1 << 62))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            return list(file)
+    except OSError:
+        return []
+
+
+def aligned(nbytes: int, boundary: int = 4096) -> int:
+    """Return ``nbytes`` rounded up to a multiple of ``boundary``. Local."""
+    return -(-nbytes // boundary) * boundary
+
+
+def carve(
+    memory: NDArray[np.uint8], at: int, shape: tuple[int, int], dtype: np.dtype, order: Any
+) -> NDArray[Any]:
+    """Return a 2D array that lies ``at`` bytes into ``memory``. Local."""
+    nbytes = shape[0] * shape[1] * dtype.itemsize
+    return memory[at : at + nbytes].view(dtype).reshape(shape, order=order)

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context: owns the communicator, the engine and what is made with them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import npy
+from .comm import CLOSING, Agreement, Cell, Exchange, Side, is_agreed, leave, watch, wrap
+from .dtypes import as_dtype
+from .engines.base import Engine
+from .engines.choice import choose_engine
+from .errors import ClosedError, LayoutError
+from .layout import Grid, MatrixDescriptor
+from .layout.axis import Axis
+from .matrix import DistributedMatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+    from numpy.typing import DTypeLike
+
+    from .layout.descriptor import MemoryOrder
+
+__all__ = ["Context"]
+
+EngineName = Literal["auto", "host", "cublasmp"]
+DEFAULT_BLOCK = 256
+
+
+class Closable(Protocol):
+    """What a context closes: plans."""
+
+    def close(self) -> None:
+        """Give back what it holds. Collective."""
+
+
+class Context:
+    """The ranks that compute together, and the engine they compute with. A context manager.
+
+    Leaving the ``with`` block closes it. An exception that only some ranks see inside the block ends the job: the
+    other ranks raise it too when they come to their next collective call, and are aborted when they don't come.
+
+    Collective over ``comm``.
+
+    Args:
+        comm: an mpi4py communicator, by default COMM_WORLD; a duplicate is used. Without MPI: one process.
+        engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
+            of its own and the library loads, else host. ``ctx.engine.why`` says which and why.
+
+    Raises:
+        LayoutError: the engine's name is unknown.
+        LibraryNotFoundError: a library that the engine needs is missing.
+    """
+
+    def __init__(self, comm: MPI.Comm | None = None, engine: EngineName = "auto") -> None:
+        self._open = False
+        caller = sys._getframe(1)
+        self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self._control = wrap(comm)
+        self.comm = self._control.split([range(self._control.size)])
+        self._children: list[Closable] = []
+        self.engine: Engine = choose_engine(engine, self.comm)
+        self._open = True
+        watch(self)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the context."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.comm.size
+
+    def __repr__(self) -> str:
+        state = "" if self._open else ", closed"
+        return f"Context(rank {self.rank} of {self.size}, engine {self.engine.name}{state})"
+
+    # -- its life -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or is_agreed(error):
+            self.close()
+        else:
+            self.fail(error)
+
+    def close(self) -> None:
+        """Give back everything: plans (last made first), the engine, the communicator. Collective; idempotent.
+
+        Collective over the context.
+        """
+        if not self._open or self._control.broken:
+            return
+        with Agreement(self._control, CLOSING):
+            self._open = False
+        for child in reversed(self._children[:]):
+            child.close()
+        self.engine.close()
+        self.comm.free()
+        self._control.free()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks of an exception that this rank leaves with; end them if they don't listen. Local."""
+        if not self._open:
+            return
+        self._open = False
+        leave(self._control, error)
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False) and self.size > 1:
+            warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
+
+    # -- for the modules of pblasmp -------------------------------------------------------------------------------------
+
+    def agreement(self, call: str) -> Agreement:
+        """Return what every collective call of this context begins with. Local.
+
+        Raises:
+            ClosedError: the context is closed.
+        """
+        self.check_open()
+        return Agreement(self._control, call)
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the context is closed. Local."""
+        if self._control.broken:
+            raise ClosedError("a rank has left this context: nothing collective can follow")
+        if not self._open:
+            raise ClosedError(f"this context, made at {self._made_at}, is closed")
+
+    def check_rank(self, rank: int, name: str) -> None:
+        """Raise LayoutError unless ``rank`` is one of the context. Local."""
+        if not (isinstance(rank, int) and 0 <= rank < self.size):
+            raise LayoutError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
+
+    def check_descriptor(self, descriptor: MatrixDescriptor) -> None:
+        """Raise LayoutError unless ``descriptor`` fits this context. Local."""
+        if not isinstance(descriptor, MatrixDescriptor):
+            raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+        if descriptor.grid.size > self.size:
+            raise LayoutError(
+                f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"
+            )
+
+    def coords(self, descriptor: MatrixDescriptor) -> tuple[int, int] | None:
+        """Return this rank's coordinates in the grid, None outside it. Local."""
+        grid = descriptor.grid
+        return grid.coords(self.rank) if self.rank < grid.size else None
+
+    def cells(self, descriptor: MatrixDescriptor, local: NDArray[Any]) -> list[NDArray[Any] | None]:
+        """Return the local arrays of a matrix's cells as an exchange wants them: this rank's, None for others. Local."""
+        return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
+
+    def allocate(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
+        """Return an uninitialised matrix without agreement. Local."""
+        if self.rank >= descriptor.grid.size:
+            return DistributedMatrix(
+                self, descriptor, self.engine.empty((0, 0), descriptor.dtype, descriptor.order, 1)
+            )
+        shape, ld = descriptor.local_shape(self.rank), descriptor.lld(self.rank)
+        return DistributedMatrix(
+            self, descriptor, self.engine.empty(shape, descriptor.dtype, descriptor.order, ld)
+        )
+
+    def adopt(self, child: Closable) -> None:
+        """Close ``child`` when this context closes. Local."""
+        self._children.append(child)
+
+    def release(self, child: Closable) -> None:
+        """Forget a child that has closed itself. Local."""
+        self._children.remove(child)
+
+    # -- matrices -------------------------------------------------------------------------------------------------------
+
+    def empty(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
+        """Return an uninitialised matrix. Collective over the context.
+
+        Raises:
+            LayoutError: the grid has more ranks than the context.
+        """
+        with self.agreement("empty") as facts:
+            facts["descriptor"] = descriptor
+            self.check_descriptor(descriptor)
+            return self.allocate(descriptor)
+
+    def zeros(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
+        """Return a matrix of zeros. Collective over the context."""
+        out = self.empty(descriptor)
+        out.local[...] = 0
+        return out
+
+    def scatter(
+        self, array: NDArray[Any] | None, descriptor: MatrixDescriptor, root: int = 0
+    ) -> DistributedMatrix:
+        """Return a matrix with the values of a NumPy array that only ``root`` has. Collective over the context.
+
+        Args:
+            array: on ``root``, a 2D array of the descriptor's shape, of any memory order; elsewhere ignored.
+            descriptor: how the matrix lies; the values are converted to its dtype.
+            root: the rank that has the array.
+
+        Raises:
+            LayoutError: the array does not fit the descriptor, on every rank.
+        """
+        with self.agreement("scatter") as facts:
+            facts.update(descriptor=descriptor, root=root)
+            self.check_descriptor(descriptor)
+            self.check_rank(root, "root")
+            if self.rank == root:
+                array = self._fitting(array, descriptor)
+            out = self.allocate(descriptor)
+            host = out.on_host()
+        source = Side(
+            _whole(descriptor.shape[0]),
+            _whole(descriptor.shape[1]),
+            (Cell((0, 0), (root,)),),
+            descriptor.order,
+        )
+        exchange = Exchange(self.comm, source, Side.of(descriptor), descriptor.dtype)
+        exchange.run([array if self.rank == root else None], self.cells(descriptor, host))
+        self.engine.from_host(out.local, host)
+        return out
+
+    @staticmethod
+    def _fitting(array: Any, descriptor: MatrixDescriptor) -> NDArray[Any]:
+        """Return ``array`` as a NumPy array that has the descriptor's shape and converts to its dtype."""
+        values = np.asarray(array)
+        if values.shape != descriptor.shape:
+            raise LayoutError(f"array: shape is {values.shape}, the descriptor's {descriptor.shape}")
+        if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
+            raise LayoutError(f"array: {values.dtype} does not convert to {descriptor.dtype.name}")
+        if values.dtype.kind not in "biufc" and values.dtype != descriptor.dtype:
+            raise LayoutError(f"array: expected numbers, got {values.dtype}")
+        return values
+
+    def from_function(
+        self, function: Callable[[NDArray[np.int64], NDArray[np.int64]], Any], descriptor: MatrixDescriptor
+    ) -> DistributedMatrix:
+        """Return the matrix whose element (i, j) is ``function(i, j)``. Collective over the context; 0-based.
+
+        Args:
+            function: called once on every rank with a column of row indices and a row of column indices (int64) of its
+                part; returns the values, or anything that broadcasts to them.
+            descriptor: how the matrix lies.
+
+        Raises:
+            Exception: what ``function`` raises on any rank, on every rank.
+        """
+        with self.agreement("from_function") as facts:
+            facts["descriptor"] = descriptor
+            self.check_descriptor(descriptor)
+            out = self.allocate(descriptor)
+            host = out.on_host()
+            if self.rank < descriptor.grid.size:
+                rows, cols = descriptor.global_indices(self.rank)
+                values = np.asarray(function(rows[:, None], cols[None, :]))
+                if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
+                    raise LayoutError(
+                        f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
+                    )
+                try:
+                    host[...] = values
+                except ValueError as error:
+                    raise LayoutError(
+                        f"from_function: {error}; expected values of shape {host.shape}"
+                    ) from None
+        self.engine.from_host(out.local, host)
+        return out
+
+    def from_local(self, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:
+        """Return a matrix over local arrays that the caller has, without a copy. Collective over the context.
+
+        Args:
+            local: this rank's local array, one contiguous dimension as the descriptor's order says, its leading
+                dimension whatever it is; on ranks outside the grid anything.
+            descriptor: how the matrix lies.
+
+        Raises:
+            LayoutError: an array has another shape, type or memory order, on every rank.
+        """
+        with self.agreement("from_local") as facts:
+            facts["descriptor"] = descriptor
+            self.check_descriptor(descriptor)
+            if self.rank >= descriptor.grid.size:
+                return self.allocate(descriptor)
+            array = self.engine.adopt(local)
+            expected = descriptor.local_shape(self.rank)
+            if array.shape != expected:
+                raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
+            if array.dtype != descriptor.dtype:
+                raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
+            contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
+            if array.size and (
+                (expected[contiguous] > 1 and array.strides[contiguous] != array.itemsize)
+                or (expected[other] > 1 and array.strides[other] < expected[contiguous] * array.itemsize)
+            ):
+                raise LayoutError(
+                    f"local array: strides are {array.strides} bytes, expected contiguous "
+                    f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}"
+                )
+            return DistributedMatrix(self, descriptor, array)
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        descriptor: MatrixDescriptor | None = None,
+        *,
+        grid: Grid | None = None,
+        block: int | Sequence[int] | None = None,
+        source: Sequence[int] = (0, 0),
+        order: MemoryOrder | None = None,
+        dtype: DTypeLike | None = None,
+        progress: npy.Progress | None = None,
+    ) -> DistributedMatrix:
+        """Return the matrix of an .npy file, each rank reading its own blocks. Collective over the context.
+
+        Args:
+            path: the file, seen by every rank; in C or F order.
+            descriptor: how the matrix shall lie. Without one, the rest says it:
+            grid: by default the squarest one of all ranks.
+            block: one block size or ``(mb, nb)``, by default 256.
+            source: process that owns the first block.
+            order: memory order of the local arrays, by default the file's.
+            dtype: element type, by default the file's; the numbers are converted.
+            progress: called on this rank with (bytes done, bytes in all) of its part.
+
+        Raises:
+            OSError: the file cannot be opened, on every rank.
+            LayoutError: it is not a 2D .npy file, or does not fit the descriptor, on every rank.
+        """
+        path = Path(path)
+        with self.agreement("load") as facts:
+            array = npy.map_file(path)
+            wanted = (
+                descriptor.dtype if descriptor is not None else None if dtype is None else as_dtype(dtype)
+            )
+            array, kind = npy.as_element_type(path, array, wanted)
+            if descriptor is None:
+                shape = (block, block) if isinstance(block, int) else block or (DEFAULT_BLOCK, DEFAULT_BLOCK)
+                grid = Grid.squarest(self.size) if grid is None else grid
+                order = order or ("F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C")
+                descriptor = MatrixDescriptor(array.shape, shape, grid, source, kind, order)
+            facts.update(path=str(path), descriptor=descriptor)
+            self.check_descriptor(descriptor)
+            if descriptor.shape != array.shape:
+                raise LayoutError(f"{path}: shape is {array.shape}, the descriptor's {descriptor.shape}")
+            out = self.allocate(descriptor)
+            host = out.on_host()
+        coords = self.coords(descriptor)
+        with self.agreement("load: reading"):
+            if coords is not None:
+                npy.read(array, descriptor, coords, host, progress)
+        self.engine.from_host(out.local, host)
+        return out
+
+
+def _whole(extent: int) -> Axis:
+    return Axis(extent, max(1, extent))

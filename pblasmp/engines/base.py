@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol that every engine fulfils, and the values it speaks in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout import MatmulProblem
+
+__all__ = ["Engine", "Product", "Workspace"]
+
+LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory that a plan needs on this rank beside its operands, in bytes; plans of one context share it."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+class Product(Protocol):
+    """A prepared product: everything that can be decided before the numbers are there.
+
+    Attributes:
+        workspace: what it needs on this rank.
+        path: name of the way it takes.
+        sent_bytes: what this rank sends to other ranks in one run.
+        copied_bytes: what this rank copies, to its own memory or the node's, in one run.
+        notes: anything a reader of the plan's report should know.
+    """
+
+    workspace: Workspace
+    path: str
+    sent_bytes: int
+    copied_bytes: int
+    notes: tuple[str, ...]
+
+    def run(self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray) -> None:
+        """Compute D from the local arrays. Collective over the context."""
+
+    def close(self) -> None:
+        """Give back what only this product holds. Collective over the context."""
+
+
+class Engine(Protocol):
+    """One way to compute. Local unless said otherwise.
+
+    Attributes:
+        name: "host" or "cublasmp".
+        why: why this engine was taken.
+    """
+
+    name: str
+    why: str
+
+    def empty(self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int) -> LocalArray:
+        """Return an uninitialised local array with leading dimension ``ld``."""
+
+    def adopt(self, array: Any) -> LocalArray:
+        """Return ``array`` as a local array of this engine, without a copy.
+
+        Raises:
+            LayoutError: it is not an array that this engine can use in place.
+        """
+
+    def to_host(self, array: LocalArray) -> NDArray[Any]:
+        """Return the values as a NumPy array: the array itself where it already is one."""
+
+    def from_host(self, array: LocalArray, values: NDArray[Any]) -> None:
+        """Write ``values`` into ``array``."""
+
+    def overlap(self, a: LocalArray, b: LocalArray) -> bool:
+        """Return whether two local arrays have an element in common."""
+
+    def prepare(self, problem: MatmulProblem, alpha: complex, beta: complex, algo: str) -> Product:
+        """Prepare a legal product. Collective over the context.
+
+        Raises:
+            UnsupportedError: this engine has no such product or no such ``algo``.
+        """
+
+    def close(self) -> None:
+        """Give everything back. Collective over the context."""

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host engine: MPI ranks, one local GEMM over the whole of k, operands shared within a node."""
+
+from __future__ import annotations
+
+from .engine import HostEngine
+
+__all__ = ["HostEngine"]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local BLAS through C pointers: SciPy's by default, MKL's where PBLASMP_BLAS=mkl asks for it.
+
+NumPy's own product cannot add to its output or write into a sub-matrix without a temporary; BLAS can.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import LayoutError, LibraryNotFoundError
+
+__all__ = ["gemm", "library_name", "load"]
+
+_LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+_INT_MAX = 2**31 - 1
+
+
+def library_name() -> str:
+    """Return which local BLAS is asked for: "scipy" or "mkl" (environment variable PBLASMP_BLAS). Local."""
+    name = os.environ.get("PBLASMP_BLAS", "scipy").lower()
+    if name not in ("scipy", "mkl"):
+        raise LibraryNotFoundError(f"PBLASMP_BLAS: expected 'scipy' or 'mkl', got {name!r}")
+    return name
+
+
+def threads_set_by_user() -> bool:
+    """Return whether an environment variable already says how many threads BLAS uses. Local."""
+    return any(os.environ.get(name) for name in _THREAD_VARIABLES)
+
+
+@functools.cache
+def load(library: str, letter: str) -> Callable[..., None]:
+    """Return Fortran's ``?gemm`` of a local BLAS as a C function of 13 pointers. Local.
+
+    Raises:
+        LibraryNotFoundError: MKL was asked for and is not installed.
+    """
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
+    if library == "mkl":
+        return prototype((f"{letter}gemm_", _mkl()))
+    from scipy.linalg import cython_blas
+
+    capsule = cython_blas.__pyx_capi__[f"{letter}gemm"]
+    get_name = ctypes.pythonapi.PyCapsule_GetName
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return prototype(get_pointer(capsule, get_name(capsule)))
+
+
+@functools.cache
+def _mkl() -> ctypes.CDLL:
+    folders = [
+        Path(sys.prefix) / "lib",
+        *(Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p),
+    ]
+    for folder in folders:
+        for path in sorted(folder.glob("libmkl_rt.so*")):
+            has_openmp = any(folder.glob("libiomp5.so"))
+            os.environ.setdefault("MKL_THREADING_LAYER", "INTEL" if has_openmp else "SEQUENTIAL")
+            os.environ.setdefault("MKL_INTERFACE_LAYER", "LP64")
+            return ctypes.CDLL(str(path))
+    raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so is nowhere to be found: pip install mkl")
+
+
+def _operand(array: NDArray[Any]) -> tuple[bytes, int]:
+    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension."""
+    rows, cols = array.shape
+    item = array.itemsize
+    if array.strides[0] == item or rows <= 1:
+        if cols <= 1 or array.strides[1] >= rows * item:
+            return b"N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
+    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
+    return b"T", max(1, cols, array.strides[0] // item if rows > 1 else 1)
+
+
+def gemm(
+    library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, d: NDArray[Any]
+) -> None:
+    """Compute ``d = alpha a b + beta d`` in place on 2D arrays with one contiguous dimension each. Local.
+
+    With ``beta == 0``, ``d`` is written and never read.
+
+    Args:
+        library: "scipy" or "mkl".
+        a, b, d: m × k, k × n, m × n of one type: float32, float64, complex64 or complex128.
+
+    Raises:
+        LayoutError: an extent does not fit the 32-bit integers of BLAS.
+
+    Source: BLAS, ?GEMM.
+    """
+    flag, ldd = _operand(d)
+    if flag == b"T":  # d is in C order: compute its transpose
+        a, b, d = b.T, a.T, d.T
+    (m, n), k = d.shape, a.shape[1]
+    if m == 0 or n == 0:
+        return
+    (trans_a, lda), (trans_b, ldb) = _operand(a), _operand(b)
+    if max(m, n, k, lda, ldb, ldd) > _INT_MAX:
+        raise LayoutError(
+            f"a local product of {m} x {n} x {k} does not fit the 32-bit integers of BLAS: use more ranks"
+        )
+    scalars = np.array([alpha, beta], dtype=d.dtype)
+    ints = np.array([m, n, k, lda, ldb, ldd], dtype=np.int32)
+    at = ints.ctypes.data
+    load(library, _LETTERS[d.dtype.name])(
+        trans_a, trans_b, at, at + 4, at + 8,
+        scalars.ctypes.data, a.ctypes.data, at + 12, b.ctypes.data, at + 16,
+        scalars.ctypes.data + scalars.itemsize, d.ctypes.data, at + 20,
+    )  # fmt: skip

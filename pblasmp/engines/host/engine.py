@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HostEngine: NumPy arrays, MPI ranks, the CPU's BLAS."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ...comm import Agreement, Communicator
+from ...comm.shared import available_bytes
+from ...errors import LayoutError, UnsupportedError
+from ...layout import MatmulProblem
+from . import blas
+from .memory import Buffers
+from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose
+
+__all__ = ["HostEngine"]
+
+
+class HostEngine:
+    """Products on CPU ranks. Making and closing one is collective over ``comm``.
+
+    BLAS gets the cores of the node divided by its ranks, unless an environment variable such as OMP_NUM_THREADS says
+    otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try what crosses nodes on one machine.
+    """
+
+    name = "host"
+
+    def __init__(self, comm: Communicator, why: str) -> None:
+        self.why = why
+        self._comm = comm
+        self._nodes = comm.nodes()
+        per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
+        if per_node.isdigit() and int(per_node) > 0:
+            step = int(per_node)
+            self._nodes = [node[i : i + step] for node in self._nodes for i in range(0, len(node), step)]
+        self._node = comm.split(self._nodes)
+        with Agreement(comm, "HostEngine"):
+            library = blas.library_name()
+            blas.load(library, "d")  # now, so that its threads can be limited
+        self._buffers = Buffers(self._node, library)
+        self._why_not_shared = next(
+            (why for why in comm.allgather(self._buffers.why_not_shared()) if why), ""
+        )
+        cores = len(set().union(*self._node.allgather(_cores())))
+        self.threads = max(1, cores // self._node.size)
+        self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
+
+    def empty(self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int) -> NDArray[Any]:
+        """Return an uninitialised local array with leading dimension ``ld``. Local."""
+        rows, cols = shape
+        if order == "C":
+            return np.empty((rows, ld), dtype)[:, :cols]
+        return np.empty((ld, cols), dtype, order="F")[:rows]
+
+    def adopt(self, array: Any) -> NDArray[Any]:
+        """Return ``array`` itself if NumPy can use it in place. Local."""
+        if not isinstance(array, np.ndarray):
+            raise LayoutError(
+                f"local array: expected a NumPy array on the host engine, got {type(array).__name__}"
+            )
+        return array
+
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return ``array``. Local."""
+        return array
+
+    def from_host(self, array: NDArray[Any], values: NDArray[Any]) -> None:
+        """Write ``values`` into ``array``. Local."""
+        if array is not values:
+            array[...] = values
+
+    def overlap(self, a: NDArray[Any], b: NDArray[Any]) -> bool:
+        """Return whether two local arrays have an element in common. Local."""
+        try:
+            return np.shares_memory(a, b, max_work=10_000)
+        except np.exceptions.TooHardError:
+            return True
+
+    def prepare(
+        self, problem: MatmulProblem, alpha: complex, beta: complex, algo: str
+    ) -> AllReduceProduct | SlabProduct:
+        """Prepare a legal product. Collective over the context."""
+        if algo not in ALGORITHMS:
+            raise UnsupportedError(f"algo: the host engine has {', '.join(ALGORITHMS)}, got {algo!r}")
+        if algo == "shared" and self._why_not_shared:
+            raise UnsupportedError(f"algo 'shared': {self._why_not_shared}")
+        if problem.scheme == "ar":
+            return AllReduceProduct(problem, alpha, beta, self._comm, self._buffers.blas)
+        path, notes = choose(problem, algo, self._nodes, self._available, self._why_not_shared)
+        return SlabProduct(problem, alpha, beta, self._comm, path, self._nodes, self._buffers, notes)
+
+    def _available(self) -> int:
+        """Return the bytes that the tightest node has to give. Collective."""
+        return min(self._comm.allgather(available_bytes()))
+
+    def close(self) -> None:
+        """Give back shared memory and BLAS's threads. Collective over the context."""
+        self._buffers.close()
+        if self._limits is not None:
+            self._limits.restore_original_limits()
+        if self._node is not self._comm:
+            self._node.free()
+
+
+def _cores() -> set[int]:
+    """Return the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host engine's buffers: named, growing, kept between products; shared by a node's ranks or private."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...comm import Communicator, SharedMemory
+
+__all__ = ["Buffers"]
+
+
+class Buffers:
+    """Named buffers that every product of an engine uses in turn.
+
+    Args:
+        node: the ranks of this node.
+        library: the local BLAS that the products call.
+    """
+
+    def __init__(self, node: Communicator, library: str) -> None:
+        self.blas = library
+        self._node = node
+        self._shared: dict[str, SharedMemory] = {}
+        self._private: dict[str, NDArray[np.uint8]] = {}
+
+    def get(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
+        """Return at least ``nbytes`` of buffer ``name``. With ``shared``: collective over the node."""
+        if shared:
+            if name not in self._shared:
+                self._shared[name] = SharedMemory(self._node)
+            return self._shared[name].array(max(1, nbytes))
+        if name not in self._private or self._private[name].size < nbytes:
+            self._private[name] = np.empty(max(1, nbytes), np.uint8)
+        return self._private[name]
+
+    def why_not_shared(self) -> str:
+        """Return an empty string, or why the ranks of this node cannot share memory. Collective over the node."""
+        probe = SharedMemory(self._node)
+        probe.close()
+        return probe.why_not
+
+    def close(self) -> None:
+        """Give everything back."""
+        for memory in self._shared.values():
+            memory.close()
+        self._shared.clear()
+        self._private.clear()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an operand reaches the ranks that multiply it.
+
+Each rank needs, of op(A), the rows of its process row of D, and of op(B) the columns of its process column, over the
+whole of k: a *slab*. Both are seen here as outer × k (op(B) transposed), so that one piece of code serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...comm import Cell, Communicator, Exchange, Side
+from ...comm.shared import aligned, carve
+from ...dtypes import accumulation_dtype
+from ...layout import MatrixDescriptor
+from ...layout.axis import Axis
+
+__all__ = ["Operand"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a product, as outer × k.
+
+    Attributes:
+        matrix: its descriptor.
+        flip: whether its local arrays are transposed to be outer × k.
+        conjugate: whether its values are conjugated on the way.
+        needs: for every rank, which slab (process of ``outer``) it multiplies; None for ranks without a part of D.
+        outer: the dimension it shares with D, as D deals it out.
+    """
+
+    matrix: MatrixDescriptor
+    flip: bool
+    conjugate: bool
+    needs: tuple[int | None, ...]
+    outer: Axis
+
+    @property
+    def side(self) -> Side:
+        """The operand as it lies, as outer × k."""
+        side = Side.of(self.matrix)
+        return side.T if self.flip else side
+
+    def local(self, array: Array) -> Array:
+        """Return a local array as outer × k."""
+        return array.T if self.flip else array
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type that is multiplied."""
+        return accumulation_dtype(self.matrix.dtype)
+
+    def in_place(self) -> bool:
+        """Return whether every rank already holds the slab that it multiplies, ready for BLAS."""
+        side = self.side
+        held = {cell.ranks[0]: cell.coords[0] for cell in side.cells}
+        return (
+            side.cols.nprocs == 1
+            and side.rows == self.outer
+            and self.dtype == self.matrix.dtype
+            and not self.conjugate
+            and all(need is None or held.get(rank) == need for rank, need in enumerate(self.needs))
+        )
+
+    def slab_bytes(self, process: int, width: int) -> int:
+        """Return the bytes of a slab ``width`` indices of k wide."""
+        return aligned(self.outer.count(process) * width * self.dtype.itemsize)
+
+    def memory_bytes(self, ranks: Sequence[int], width: int) -> int:
+        """Return the bytes that the slabs of ``ranks`` take when these share them."""
+        return sum(self.slab_bytes(process, width) for process in self.slabs(ranks))
+
+    def slabs(self, ranks: Sequence[int]) -> list[int]:
+        """Return the different slabs that ``ranks`` multiply, ascending."""
+        return sorted({process for rank in ranks if (process := self.needs[rank]) is not None})
+
+
+class Staging:
+    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Local to make.
+
+    Args:
+        domains: groups of ranks that share memory; every rank is in one.
+    """
+
+    def __init__(
+        self, comm: Communicator, operand: Operand, domains: Sequence[tuple[int, ...]], start: int, stop: int
+    ) -> None:
+        side = operand.side
+        self._operand = operand
+        self._mine = next(i for i, ranks in enumerate(domains) if comm.rank in ranks)
+        self._slabs = [(i, process) for i, ranks in enumerate(domains) for process in operand.slabs(ranks)]
+        self._width = stop - start
+        cells = tuple(Cell((process, 0), domains[i]) for i, process in self._slabs)
+        src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
+        dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, side.order)
+        self._exchange = Exchange(comm, src, dst, operand.matrix.dtype)
+        me = next((i for i, cell in enumerate(side.cells) if cell.ranks[0] == comm.rank), None)
+        self._me = me
+        pcol = side.cells[me].coords[1] if me is not None else 0
+        self._window = side.cols.local_window(pcol, start, stop)
+        self.sent_bytes = self._exchange.sent_bytes
+        self.copied_bytes = self._exchange.copied_bytes
+
+    def start(self, array: Array, memory: NDArray[np.uint8]) -> tuple[Any, dict[int, Array]]:
+        """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process)."""
+        operand, at = self._operand, 0
+        slabs: list[Array | None] = []
+        mine: dict[int, Array] = {}
+        for domain, process in self._slabs:
+            if domain != self._mine:
+                slabs.append(None)
+                continue
+            shape = (operand.outer.count(process), self._width)
+            mine[process] = carve(memory, at, shape, operand.dtype, self._exchange.order)
+            slabs.append(mine[process])
+            at += operand.slab_bytes(process, self._width)
+        sources: list[Array | None] = [None] * operand.matrix.grid.size
+        if self._me is not None:
+            sources[self._me] = operand.local(array)[:, self._window]
+        return self._exchange.start(sources, slabs, conjugate=operand.conjugate), mine

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of distributed matrices: check and agree, plan, run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from .dtypes import scalar
+from .engines.base import Workspace
+from .errors import ClosedError, LayoutError, UnsupportedError
+from .layout import MatmulProblem, MatrixDescriptor
+from .layout.legal import legalised
+from .layout.schemes import scheme_operands
+from .matrix import DistributedMatrix
+from .report import Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .context import Context
+    from .layout.problem import Op
+    from .layout.schemes import Scheme
+
+__all__ = ["MatmulPlan", "matmul", "plan_matmul"]
+
+
+def matmul(
+    a: DistributedMatrix,
+    b: DistributedMatrix,
+    c: DistributedMatrix | None = None,
+    *,
+    out: DistributedMatrix | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    op_a: Op = "N",
+    op_b: Op = "N",
+    epilogue: None = None,
+    algo: str = "auto",
+    scheme: Scheme = "gemm",
+    redistribute: bool = False,
+) -> DistributedMatrix:
+    """Return ``alpha op(A) op(B) + beta C``. Collective over the context.
+
+    Args:
+        a, b: matrices of one context and one type. Products of float16 and bfloat16 are summed in float32.
+        c: lies like the result; None stands for zeros. With ``beta == 0`` it is never read.
+        out: where to write the result, which may be ``c``; by default a new matrix: blocks of op(A)'s rows and op(B)'s
+            columns, on A's grid, in A's memory order.
+        alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
+        op_a, op_b: "N", "T" or "C" (conjugate transpose).
+        epilogue: must be None.
+        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
+        scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
+        redistribute: move operands that break a rule to a legal layout first, instead of raising.
+
+    Raises:
+        LayoutError: the layouts break a rule; every fault is named.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+        ClosedError: the context is closed.
+    """
+    plan = plan_matmul(
+        a, b, c, out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
+        epilogue=epilogue, algo=algo, scheme=scheme, redistribute=redistribute,
+    )  # fmt: skip
+    try:
+        return plan()
+    finally:
+        plan.close()
+
+
+def plan_matmul(
+    a: DistributedMatrix,
+    b: DistributedMatrix,
+    c: DistributedMatrix | None = None,
+    *,
+    out: DistributedMatrix | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    op_a: Op = "N",
+    op_b: Op = "N",
+    epilogue: None = None,
+    algo: str = "auto",
+    scheme: Scheme = "gemm",
+    redistribute: bool = False,
+) -> MatmulPlan:
+    """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
+
+    Returns:
+        A plan: ``plan()`` multiplies what the matrices then hold. Without ``out`` every run writes the same new matrix.
+
+    Raises:
+        As ``matmul``.
+    """
+    ctx = _context(a, b, c, out)
+    with ctx.agreement("matmul") as facts:
+        for name, x in (("a", a), ("b", b), ("c", c), ("out", out)):
+            if x is None and name in ("c", "out"):
+                continue
+            if not isinstance(x, DistributedMatrix):
+                raise LayoutError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
+            if x.context is not ctx:
+                raise LayoutError(f"{name}: belongs to another context")
+        if epilogue is not None:
+            raise UnsupportedError("epilogue: this version has none, expected None")
+        a, op_a = _untransposed(a, op_a)
+        b, op_b = _untransposed(b, op_b)
+        d = (
+            out.descriptor
+            if out is not None
+            else _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme)
+        )
+        asked = MatmulProblem(
+            a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
+        )
+        facts.update(
+            a=asked.a, b=asked.b, c=asked.c, d=d, op_a=op_a, op_b=op_b, alpha=alpha, beta=beta, algo=algo, scheme=scheme,
+            redistribute=redistribute, out="given" if out is not None else "new", c_is_out=c is not None and c is out,
+        )  # fmt: skip
+        problem = legalised(asked) if redistribute and scheme == "gemm" else asked
+        _validate(problem, asked, redistribute)
+        alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
+        if beta != 0 and c is None:
+            raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+        result = ctx.allocate(d) if out is None else out
+        _check_overlap(ctx, a, b, c, result)
+    return MatmulPlan(ctx, asked, problem, (a, b, c, result), alpha, beta, algo)
+
+
+def _context(*matrices: object) -> Context:
+    for x in matrices:
+        if isinstance(x, DistributedMatrix):
+            return x.context
+    raise TypeError(
+        "matmul: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
+    )
+
+
+def _untransposed(x: DistributedMatrix, op: Op) -> tuple[DistributedMatrix, Op]:
+    """Return ``A, "T"`` for ``A.T, "N"`` and the like, so that the result lies as A's user would expect."""
+    if x.transpose_of is None or (op == "C" and x.dtype.kind == "c"):
+        return x, op
+    return _untransposed(x.transpose_of, "T" if op == "N" else "N")
+
+
+def _default_result(
+    a: MatrixDescriptor, b: MatrixDescriptor, c: DistributedMatrix | None, op_a: str, op_b: str, scheme: str
+) -> MatrixDescriptor:
+    if c is not None:
+        return replace(c.descriptor, ld=None)
+    probe = MatmulProblem(a, b, a, op_a, op_b, scheme=scheme)  # type: ignore[arg-type]  # checks ops and scheme
+    m, n, k = probe.m, probe.n, probe.k
+    if scheme != "gemm":
+        form = probe.column_major()
+        if form.swapped:
+            m, n = n, m
+        d = scheme_operands(scheme, m, n, k, a.grid.size, form.op_a, form.op_b, a.dtype)[2]
+        return d.T if form.swapped else d
+    along = int(op_a != "N"), int(op_b == "N")
+    block = a.block[along[0]], b.block[along[1]]
+    source = (
+        a.source[0] if op_a == "N" else 0,
+        b.source[1] if op_b == "N" and b.grid.same_ranks(a.grid) else 0,
+    )
+    return MatrixDescriptor((m, n), block, a.grid, source, a.dtype, a.order)
+
+
+def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool) -> None:
+    try:
+        problem.validate()
+    except LayoutError as error:
+        if not redistribute and problem.scheme == "gemm" and not legalised(asked).faults():
+            raise LayoutError(
+                f"{error}\n  redistribute=True moves the operands to legal layouts first"
+            ) from None
+        raise
+
+
+def _check_overlap(
+    ctx: Context,
+    a: DistributedMatrix,
+    b: DistributedMatrix,
+    c: DistributedMatrix | None,
+    out: DistributedMatrix,
+) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if ctx.engine.overlap(x.local, out.local):
+            raise LayoutError(f"out: shares memory with {name}; expected a matrix of its own")
+    if c is not None and c.descriptor != out.descriptor and ctx.engine.overlap(c.local, out.local):
+        raise LayoutError("out: shares memory with c; expected c itself or a matrix of its own")
+
+
+class MatmulPlan:
+    """A prepared product; a context manager. Made by ``plan_matmul``.
+
+    Attributes:
+        problem: the product that the engine runs: the caller's, or its legal form after redistribution.
+        workspace: memory that it needs beside its operands on this rank.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        asked: MatmulProblem,
+        problem: MatmulProblem,
+        matrices: tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None, DistributedMatrix],
+        alpha: complex,
+        beta: complex,
+        algo: str,
+    ) -> None:
+        self._ctx, self._asked, self.problem, self._algo = ctx, asked, problem, algo
+        self._matrices = matrices
+        self._open = True
+        with ctx.agreement("matmul: preparing"):
+            reads = [("a", alpha != 0), ("b", alpha != 0), ("c", beta != 0), ("d", False)]
+            self._stand_ins = {
+                name: ctx.allocate(getattr(problem, name))
+                for name, _ in reads
+                if (new := getattr(problem, name)) is not None and not _same(new, getattr(asked, name))
+            }
+            self._moved_in = [name for name, read in reads if read and name in self._stand_ins]
+            self._product = ctx.engine.prepare(problem, alpha, beta, algo)
+        ctx.adopt(self)
+
+    @property
+    def workspace(self) -> Workspace:
+        """Memory that the plan needs on this rank beside its operands, in bytes; shared with other plans. Local."""
+        return self._product.workspace
+
+    def __call__(
+        self,
+        a: DistributedMatrix | None = None,
+        b: DistributedMatrix | None = None,
+        c: DistributedMatrix | None = None,
+    ) -> DistributedMatrix:
+        """Multiply and return the result, on the planned matrices or on others that lie the same way.
+
+        Collective over the context.
+
+        Raises:
+            LayoutError: a matrix does not lie as the planned one.
+            ClosedError: the plan is closed.
+        """
+        with self._ctx.agreement("plan") as facts:
+            if not self._open:
+                raise ClosedError("this plan is closed")
+            given = [self._replaced(i, x) for i, x in enumerate((a, b, c))]
+            out = self._matrices[3]
+            facts.update(product=self._asked, replaced=(a is not None, b is not None, c is not None))
+            _check_overlap(self._ctx, given[0], given[1], given[2], out)  # type: ignore[arg-type]
+        self._run(dict(zip("abcd", (*given, out), strict=True)))
+        return out
+
+    def _replaced(self, which: int, x: DistributedMatrix | None) -> DistributedMatrix | None:
+        planned = self._matrices[which]
+        if x is None:
+            return planned
+        if not isinstance(x, DistributedMatrix):
+            raise LayoutError(f"{'abc'[which]}: expected a DistributedMatrix, got {type(x).__name__}")
+        if x.context is not self._ctx:
+            raise LayoutError(f"{'abc'[which]}: belongs to another context")
+        if planned is None or x.descriptor != planned.descriptor:
+            expected = "no matrix" if planned is None else str(planned.descriptor)
+            raise LayoutError(f"{'abc'[which]}: lies as {x.descriptor}, the plan is for {expected}")
+        return x
+
+    def _run(self, matrices: dict[str, DistributedMatrix | None]) -> None:
+        used = {**matrices, **self._stand_ins}
+        for name in self._moved_in:
+            source = matrices[name]
+            assert source is not None
+            source.move_to(self._stand_ins[name])
+        a, b, c, d = (None if x is None else x.local for x in (used[name] for name in "abcd"))
+        self._product.run(a, b, c, d)
+        if "d" in self._stand_ins:
+            out = matrices["d"]
+            assert out is not None
+            self._stand_ins["d"].move_to(out)
+
+    def report(self) -> Report:
+        """Return what the plan does on this rank. Local."""
+        p = self._asked
+        scheme = "" if p.scheme == "gemm" else f", scheme {p.scheme}"
+        return Report(
+            call=f"{p.a.dtype.name} {p.op_a}{p.op_b} product of {p.m} x {p.n} x {p.k} on {p.d.grid}{scheme}",
+            engine=f"{self._ctx.engine.name} ({self._ctx.engine.why})",
+            asked=self._algo,
+            path=self._product.path,
+            sent_bytes=self._product.sent_bytes,
+            copied_bytes=self._product.copied_bytes,
+            workspace=self._product.workspace,
+            moved=tuple(
+                f"{name} is moved {self._way(name)} {x.descriptor}" for name, x in self._stand_ins.items()
+            ),
+            notes=self._product.notes,
+        )
+
+    def _way(self, name: str) -> str:
+        return "back after the product, which is computed as" if name == "d" else "to"
+
+    def close(self) -> None:
+        """Give back what only this plan holds. Collective over the context; idempotent."""
+        if self._open:
+            self._open = False
+            self._product.close()
+            self._stand_ins.clear()
+            self._ctx.release(self)
+
+    def __enter__(self) -> MatmulPlan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _same(x: MatrixDescriptor, y: MatrixDescriptor) -> bool:
+    return x == y

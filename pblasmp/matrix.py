@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedMatrix: a descriptor and this rank's local array."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import npy
+from .comm import Agreement, Cell, Exchange, Side
+from .errors import LayoutError
+from .layout import MatrixDescriptor
+from .layout.axis import Axis
+
+if TYPE_CHECKING:
+    from .context import Context
+
+__all__ = ["DistributedMatrix"]
+
+
+class DistributedMatrix:
+    """A matrix spread over the ranks of a context. Made by the context's methods, not directly.
+
+    Attributes:
+        context: the context it belongs to.
+        descriptor: how it lies.
+    """
+
+    __array_ufunc__ = None  # NumPy arrays leave operators to us
+
+    def __init__(
+        self,
+        context: Context,
+        descriptor: MatrixDescriptor,
+        local: Any,
+        transpose_of: DistributedMatrix | None = None,
+    ) -> None:
+        self.context = context
+        self.descriptor = descriptor
+        self._local = local
+        self.transpose_of = transpose_of
+
+    @property
+    def local(self) -> Any:
+        """This rank's local array: NumPy on the host engine, CuPy on cublasmp; 0 × 0 on ranks outside the grid. Local."""
+        return self._local
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Global ``(rows, columns)``."""
+        return self.descriptor.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Element type."""
+        return self.descriptor.dtype
+
+    def __repr__(self) -> str:
+        return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self._local.shape})"
+
+    # -- views: nothing moves -------------------------------------------------------------------------------------------
+
+    @property
+    def T(self) -> DistributedMatrix:  # noqa: N802 - the name NumPy uses
+        """The transpose as a view of the same memory. Local."""
+        return DistributedMatrix(self.context, self.descriptor.T, self._local.T, transpose_of=self)
+
+    @property
+    def H(self) -> DistributedMatrix:  # noqa: N802 - the usual name
+        """The conjugate transpose: a view for real types, a new matrix for complex ones. Local.
+
+        In a product ``op_a="C"`` does the same without a copy.
+        """
+        if self.dtype.kind != "c":
+            return self.T
+        return DistributedMatrix(self.context, replace(self.descriptor.T, ld=None), self._local.conj().T)
+
+    def __getitem__(self, index: tuple[slice, slice]) -> DistributedMatrix:
+        """Return the sub-matrix ``[i0:i1, j0:j1]`` as a view of the same memory. Local; 0-based.
+
+        Raises:
+            LayoutError: the index is not a pair of slices of step 1.
+        """
+        d = self.descriptor
+        rows, cols = d.ranges(index)
+        coords = self.context.coords(d)
+        if coords is None:
+            return DistributedMatrix(self.context, d[index], self._local)
+        local = self._local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
+        return DistributedMatrix(self.context, d[index], local)
+
+    # -- moving ---------------------------------------------------------------------------------------------------------
+
+    def gather(self, root: int = 0) -> NDArray[Any] | None:
+        """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
+        ctx, d = self.context, self.descriptor
+        whole = None
+        with ctx.agreement("gather") as facts:
+            facts.update(matrix=d, root=root)
+            ctx.check_rank(root, "root")
+            if ctx.rank == root:
+                whole = np.empty(d.shape, d.dtype, order=d.order)
+        target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
+        Exchange(ctx.comm, Side.of(d), target, d.dtype).run(ctx.cells(d, self.on_host()), [whole])
+        return whole
+
+    def allgather(self) -> NDArray[Any]:
+        """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
+        whole = self.gather(0)
+        if whole is None:
+            whole = np.empty(self.shape, self.dtype, order=self.descriptor.order)
+        self.context.comm.bcast_into(whole, 0)
+        return whole
+
+    def redistribute(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
+        """Return the same matrix in another layout: grid, blocks, source, memory order, element type. Collective.
+
+        Collective over the context.
+
+        Raises:
+            LayoutError: the shapes differ, the grid has more ranks than the context, or complex would become real.
+        """
+        ctx = self.context
+        with ctx.agreement("redistribute") as facts:
+            facts.update(matrix=self.descriptor, to=descriptor)
+            ctx.check_descriptor(descriptor)
+            if descriptor.shape != self.shape:
+                raise LayoutError(
+                    f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
+                )
+            if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
+                raise LayoutError(
+                    f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
+                )
+            out = ctx.allocate(descriptor)
+        self.move_to(out)
+        return out
+
+    def move_to(self, out: DistributedMatrix) -> None:
+        """Write this matrix into ``out``, of the same shape and any layout, without checks. Collective."""
+        ctx = self.context
+        sides = Side.of(self.descriptor), Side.of(out.descriptor)
+        host = out.on_host()
+        exchange = Exchange(ctx.comm, *sides, self.dtype)
+        exchange.run(ctx.cells(self.descriptor, self.on_host()), ctx.cells(out.descriptor, host))
+        ctx.engine.from_host(out.local, host)
+
+    def on_host(self) -> NDArray[Any]:
+        """Return the local array as a NumPy array: itself, or a copy where it is on a GPU. Local."""
+        return self.context.engine.to_host(self._local)
+
+    def save(
+        self, path: str | os.PathLike[str], *, order: str | None = None, progress: npy.Progress | None = None
+    ) -> None:
+        """Write an .npy file, each rank its own blocks; it appears under its name when it is whole. Collective.
+
+        Collective over the context. bfloat16 is written as NumPy does, as 2 bytes without a type.
+
+        Args:
+            path: where to; seen by every rank. An existing file is replaced.
+            order: memory order of the file, by default the matrix's.
+            progress: called on this rank with (bytes done, bytes in all) of its part.
+
+        Raises:
+            OSError: the file cannot be written, or the disk is full; nothing is left behind then.
+        """
+        ctx, d = self.context, self.descriptor
+        path = Path(path)
+        order = d.order if order is None else order
+        temporary = None
+        try:
+            with ctx.agreement("save") as facts:
+                facts.update(matrix=d, path=str(path), order=order)
+                if order not in ("C", "F"):
+                    raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
+                if ctx.rank == 0:
+                    temporary = npy.temporary_name(path)
+                    npy.create(temporary, d, order)
+            name = ctx.comm.bcast(temporary)
+            coords = ctx.coords(d)
+            with ctx.agreement("save: writing"):
+                if coords is not None:
+                    file = npy.map_for_writing(name, d.dtype)
+                    npy.write(file, d, coords, self.on_host(), progress)
+                    if isinstance(file.base, np.memmap):
+                        file.base.flush()
+            with ctx.agreement("save: renaming"):
+                if temporary is not None:
+                    os.replace(temporary, path)
+                    temporary = None
+        finally:
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
+
+    # -- arithmetic -----------------------------------------------------------------------------------------------------
+
+    def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
+        """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
+        if not isinstance(other, DistributedMatrix):
+            return NotImplemented
+        from .matmul import matmul
+
+        return matmul(self, other)
+
+
+def _whole(extent: int) -> Axis:
+    return Axis(extent, max(1, extent))
