@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every file of descriptors/invalid raises what it claims, no more and no less, and where it claims."""
+
+from __future__ import annotations
+
+import pytest
+
+import pblasmp
+from pblasmp.layout import files
+from pblasmp.layout.filekeys import problem_faults
+from tests.helpers.golden import read
+
+INVALID = files.find("invalid")
+
+
+def matches(claims, faults):
+    """Whether each claim is part of a fault of its own, and no fault is left."""
+    left = list(faults)
+    for claim in claims:
+        found = next((fault for fault in left if claim in fault), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def raised(path):
+    """The error of a file, and the step that found it."""
+    try:
+        problem = files.load_problem(path).problem
+    except pblasmp.PblasmpError as error:
+        return ("structure" if problem_faults(read(path)) else "values"), error
+    try:
+        problem.validate()
+    except pblasmp.PblasmpError as error:
+        return "rules", error
+    return "nowhere", None
+
+
+@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
+def test_invalid_file_raises_what_it_claims(path):
+    claimed = read(path)["raises"]
+    at, error = raised(path)
+    assert at == claimed["at"]
+    assert type(error) is getattr(pblasmp, claimed["error"])
+    head, *faults = str(error).split("\n  - ")
+    assert matches(claimed["faults"], faults), "\n".join(faults)
+    assert matches(claimed["faults"], files.check(path))
+    if at != "rules":
+        assert str(path) in head
+
+
+def test_there_are_enough():
+    assert len(INVALID) >= 30
+
+
+def test_matching_is_strict():
+    assert matches(["a", "b"], ["xbx", "xax"])
+    assert not matches(["a"], ["a", "b"])
+    assert not matches(["a", "a"], ["a"])
+    assert not matches(["c"], ["a"])

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every problem of descriptors/: it loads, is legal, and lies as brute force says."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+
+from pblasmp.layout import files
+from tests.helpers import golden
+
+PROBLEMS = files.find("problems")
+
+
+def name_of(path):
+    return path.stem
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return {path.stem: files.load_problem(path) for path in PROBLEMS}
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
+def test_problem_is_legal(path):
+    files.load_problem(path).problem.validate()
+    assert files.check(path) == []
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
+def test_problem_lies_as_brute_force_says(path):
+    problem = files.load_problem(path).problem
+    expected = json.loads((files.root() / "golden" / f"{path.stem}.json").read_text())
+    assert set(expected) == {name for name in "abdc" if getattr(problem, name) is not None}
+    for name, facts in expected.items():
+        descriptor = getattr(problem, name)
+        ranks = range(descriptor.grid.size)
+        assert list(descriptor.shape) == facts["shape"]
+        assert [list(descriptor.local_shape(rank)) for rank in ranks] == facts["local_shapes"]
+        assert [descriptor.lld(rank) for rank in ranks] == facts["lld"]
+        for rank in ranks:
+            rows, cols = descriptor.global_indices(rank)
+            assert rows.tolist() == facts["rows"][rank]
+            assert cols.tolist() == facts["cols"][rank]
+            for (li, i), (lj, j) in product(enumerate(facts["rows"][rank]), enumerate(facts["cols"][rank])):
+                assert descriptor.to_local(i, j) == (rank, li, lj)
+                assert descriptor.to_global(rank, li, lj) == (i, j)
+        owners = [[descriptor.owner(i, j) for j in range(len(row))] for i, row in enumerate(facts["owners"])]
+        assert owners == [[golden.DIGITS.index(digit) for digit in row] for row in facts["owners"]]
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
+def test_windows_cut_the_operands_from_their_parents(path):
+    problem_file = files.load_problem(path)
+    for name, parent in problem_file.parents.items():
+        operand = getattr(problem_file.problem, name)
+        window = problem_file.windows[name]
+        assert parent[window] == operand
+        whole = np.arange(parent.shape[0] * parent.shape[1]).reshape(parent.shape)
+        assert whole[window].shape == operand.shape
+
+
+def test_golden_results_are_fresh():
+    assert golden.stale() == [], "run: python -m tests.helpers.golden --write"
+
+
+def test_every_file_is_known():
+    """A file that no test reads is a mistake."""
+    kinds = {"problems": ".toml", "invalid": ".toml", "grids": ".toml", "golden": ".json"}
+    stray = [
+        path
+        for path in files.root().rglob("*")
+        if path.is_file() and kinds.get(path.relative_to(files.root()).parts[0]) != path.suffix
+    ]
+    assert sorted(path.name for path in stray) == ["README.md", "problem.schema.json"]
+
+
+def test_every_grid_is_used():
+    used = set()
+    for path in PROBLEMS:
+        data = golden.read(path)
+        tables = [data, *(data.get(name, {}) for name in "abdc")]
+        used |= {table["grid"] for table in tables if isinstance(table.get("grid"), str)}
+    assert used == {path.stem for path in files.find("grids")}
+
+
+def test_titles_tell_problems_apart(problems):
+    titles = [problem.title for problem in problems.values()]
+    assert len(set(titles)) == len(titles) >= 60
+
+
+# --- what the problems cover ---
+
+
+def operands(problems):
+    for name, problem_file in problems.items():
+        p = problem_file.problem
+        yield from ((name, x) for x in (p.a, p.b, p.d, p.c) if x is not None)
+
+
+def test_rank_counts_are_covered(problems):
+    assert {problem.nranks for problem in problems.values()} == {1, 2, 3, 4, 5, 6}
+
+
+def test_every_product_of_every_scheme_is_covered(problems):
+    covered = {
+        (p.scheme, p.op_a + p.op_b, p.d.order)
+        for p in (f.problem for f in problems.values())
+        if p.a.order == p.b.order == p.d.order
+    }
+    transposes = {"NN", "NT", "TN", "TT"}
+    assert covered >= {
+        (scheme, ops, order) for scheme in ("ag", "rs") for ops in transposes for order in "CF"
+    }
+    assert covered >= {("ar", "TN", "F"), ("ar", "NT", "C")}
+    assert {ops for scheme, ops, _ in covered if scheme == "gemm"} >= transposes | {"CN", "NC", "CC"}
+
+
+def test_every_mix_of_memory_orders_is_covered(problems):
+    mixes = {
+        p.a.order + p.b.order + p.d.order
+        for p in (f.problem for f in problems.values())
+        if p.scheme == "gemm"
+    }
+    assert mixes == {"".join(letters) for letters in product("CF", repeat=3)}
+
+
+def test_every_type_is_covered(problems):
+    pairs = {(f.problem.a.dtype.name, f.problem.d.dtype.name) for f in problems.values()}
+    same = {"float64", "float32", "complex128", "complex64", "float16", "bfloat16"}
+    assert pairs == {(t, t) for t in same} | {("float16", "float32"), ("bfloat16", "float32")}
+
+
+def test_awkward_layouts_are_covered(problems):
+    def some(holds):
+        return any(holds(x) for _, x in operands(problems))
+
+    assert some(lambda x: 0 in x.shape)
+    assert some(lambda x: x.source != (0, 0))
+    assert some(lambda x: x.ld is not None and x.order == "C")
+    assert some(lambda x: x.ld is not None and x.order == "F")
+    assert some(lambda x: x.shape[0] % x.block[0] and x.shape[1] % x.block[1])
+    assert some(lambda x: x.block[0] > x.shape[0] > 0 and x.block[1] > x.shape[1] > 0)
+    assert some(lambda x: 0 not in x.shape and any(0 in x.local_shape(rank) for rank in range(x.grid.size)))
+    assert any(f.problem.a.grid.T == f.problem.d.grid != f.problem.a.grid for f in problems.values())
+    windowed = {
+        name
+        for f in problems.values()
+        for name, parent in f.parents.items()
+        if parent != getattr(f.problem, name)
+    }
+    assert windowed == {"a", "b", "d", "c"}
+    assert any(f.alpha.imag and f.beta.imag for f in problems.values())
+    assert any(f.problem.c is not None and f.beta == 0 for f in problems.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "locals_"),
+    [
+        ("nvidia-allgather", [(2, 8), (2, 4), (8, 4)], [(2, 2), (2, 1), (2, 4)]),
+        ("nvidia-reduce-scatter", [(8, 2), (8, 4), (2, 4)], [(2, 2), (2, 4), (2, 1)]),
+        ("nvidia-allreduce", [(8, 2), (8, 4), (2, 16)], [(2, 2), (2, 4), (2, 4)]),
+    ],
+)
+def test_worked_examples_of_nvidia(problems, name, shapes, locals_):
+    p = problems[name].problem
+    assert [x.shape for x in (p.a, p.b, p.d)] == shapes
+    for x, local in zip((p.a, p.b, p.d), locals_, strict=True):
+        assert {x.local_shape(rank) for rank in range(4)} == {local}

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON Schema and the loader's own idea of the structure are the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from pblasmp.layout import files
+from pblasmp.layout.filekeys import grid_faults, problem_faults
+from tests.helpers.golden import read
+
+SCHEMA = json.loads((files.root() / "problem.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+GRID_VALIDATOR = Draft202012Validator({"$ref": "#/$defs/grid", "$defs": SCHEMA["$defs"]})
+FILES = {path.stem: read(path) for kind in ("problems", "invalid") for path in files.find(kind)}
+
+
+def test_schema_is_a_schema():
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", files.find("problems"), ids=lambda path: path.stem)
+def test_problems_obey_the_schema(path):
+    VALIDATOR.validate(read(path))
+
+
+@pytest.mark.parametrize("path", files.find("invalid"), ids=lambda path: path.stem)
+def test_only_structural_faults_break_the_schema(path):
+    data = read(path)
+    assert VALIDATOR.is_valid(data) == (data["raises"]["at"] != "structure")
+
+
+@pytest.mark.parametrize("path", files.find("grids"), ids=lambda path: path.stem)
+def test_grids_obey_the_schema(path):
+    GRID_VALIDATOR.validate(read(path))
+    assert files.check(path) == []
+
+
+KEYS = [
+    *SCHEMA["properties"],
+    *SCHEMA["$defs"]["operand"]["properties"],
+    *SCHEMA["$defs"]["raises"]["properties"],
+]
+VALUES = st.sampled_from(
+    [
+        *(-1, 0, 1, 2, 2.5, True, "", "N", "C", "NT", "TCN", "row", "ag", "gemm", "2x2", "float16", "CFC"),
+        *([], [0], [0, 0], [1, 2], [1, -2], [0.5, 1], [1, 2, 3], ["x"], [[0, 1], [2, 3]], [[0, 1], [2]]),
+        *({}, {"shape": [2, 2], "block": [1, 1]}, {"nprow": 1, "npcol": 2}, {"nprow": 1}, {"order": "col"}),
+    ]
+)
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["", *"abdc", "grid", "raises"]),
+        st.sampled_from([*KEYS, "nprow", "x"]),
+        VALUES | st.none(),
+    ),
+    max_size=4,
+)
+
+
+@given(st.sampled_from(sorted(FILES)), EDITS)
+def test_loader_and_schema_agree_on_edited_files(name, edits):
+    """Keys set to whatever or taken out (None), at the top or in a table."""
+    data = copy.deepcopy(FILES[name])
+    for table, key, value in edits:
+        target = data.get(table) if table else data
+        if not isinstance(target, dict):
+            continue
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+    assert VALIDATOR.is_valid(data) == (problem_faults(data) == []), problem_faults(data)
+
+
+@given(st.dictionaries(st.sampled_from(["nprow", "npcol", "order", "description", "x"]), VALUES))
+def test_loader_and_schema_agree_on_grids(data):
+    assert GRID_VALIDATOR.is_valid(data) == (grid_faults(data) == []), grid_faults(data)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel carries the descriptor files, and finds them there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from pblasmp.layout import files
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_wheel_contains_and_finds_the_descriptors(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("pblasmp/descriptors/")}
+        archive.extractall(tmp_path / "site")
+    there = {path.relative_to(files.root()) for path in files.root().rglob("*") if path.is_file()}
+    assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
+    script = "from pblasmp.layout import files; print(files.root(), len(files.find('problems')))"
+    output = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout.strip()
+    assert output == f"{tmp_path / 'site' / 'pblasmp' / 'descriptors'} {len(files.find('problems'))}"
