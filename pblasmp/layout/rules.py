@@ -67,9 +67,10 @@ def _alignment(p: MatmulProblem) -> Iterator[str]:
         for axis, what in enumerate(("row", "column")):
             lead, block = x.lead[axis], x.block[axis]
             if lead:
+                distance = f"{lead} {what}{'s' if lead > 1 else ''}"
                 yield (
-                    f"{name}: the sub-matrix starts {lead} {what}s into a block of {block}, expected at a "
-                    f"block boundary: start {lead} {what}s earlier or {block - lead} later"
+                    f"{name}: the sub-matrix starts {distance} into a block of {block}, expected at a block "
+                    f"boundary: start {distance} earlier or {block - lead} later"
                 )
 
 

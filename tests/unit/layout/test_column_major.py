@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any product of C- and F-ordered matrices as one product of F-ordered ones: proved on the memory itself.
 
-The operands are written into the flat memory of every rank as the caller's descriptors say, read back as those
-of the column-major form say, multiplied as its ops say, and D is read as the caller's descriptor says.
+The operands are written into the flat memory of every rank as the caller's descriptors say, read back as
+the column-major form's say, multiplied as its ops say, and D is read as the caller's descriptor says.
 """
 
 from __future__ import annotations
