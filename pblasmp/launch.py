@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from .errors import LibraryNotFoundError
 
-__all__ = ["Job", "Launcher", "Surroundings", "find_launcher", "surroundings"]
+__all__ = ["Job", "Launcher", "Surroundings", "find_launcher", "python_environment", "surroundings"]
 
 Kind = Literal["mpich", "intel", "openmpi", "other"]
 
@@ -212,6 +212,12 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end()
+
+
+def python_environment() -> dict[str, str]:
+    """Return an environment in which a new Python imports from where this one does, and nowhere else. Local."""
+    here = {"", str(Path.cwd())} & set(sys.path)
+    return {**os.environ, **({} if here else {"PYTHONSAFEPATH": "1"})}
 
 
 _libc = ctypes.CDLL(None)

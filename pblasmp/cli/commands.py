@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -222,3 +223,24 @@ def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | Non
     if ranks is not None and ranks < needed:
         raise click.UsageError(f"--grid {grid[0]}x{grid[1]} needs {needed} ranks, but -n says {ranks}")
     return ranks if ranks is not None or surroundings() else needed
+
+
+@cli.command(epilog=_examples("pblasmp info", "pblasmp info --json > versions.json"))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_debug
+def info(as_json: bool) -> None:
+    """Show versions and paths of what pblasmp uses: Python, BLAS, MPI, GPU libraries."""
+    from ..info import collect
+
+    found = collect()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for topic, facts in found.items():
+        head = facts.get("version", "")
+        click.echo(f"{click.style(f'{topic:<13}', bold=True)}{head}".rstrip())
+        for name, value in facts.items():
+            for each in value if isinstance(value, list) else [value]:
+                text = " ".join(map(str, each.values())) if isinstance(each, dict) else each
+                if name != "version":
+                    click.echo(f"  {name:<11}{text}")

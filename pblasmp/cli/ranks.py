@@ -9,7 +9,6 @@ launcher print is kept from the terminal.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 import click
 
-from ..launch import Job, surroundings
+from ..launch import Job, python_environment, surroundings
 from .progress import Channel, Display, Reporter
 
 __all__ = ["FailureError", "leading", "on_ranks"]
@@ -91,7 +90,7 @@ def _on_new_ranks(work: Work, options: Any, nranks: int, steps: Sequence[str]) -
         (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
         display.step(_STARTING)
         command = [sys.executable, "-m", "pblasmp.cli.rank", name]
-        with Job(command, nranks, directory / "output", environ=_environment()) as job:
+        with Job(command, nranks, directory / "output", environ=python_environment()) as job:
             channel = Channel(directory)
             status: int | None = None
             while status is None:
@@ -115,9 +114,3 @@ def _show(event: dict[str, Any], display: Display) -> None:
         display.step(event["step"])
     else:
         display.progress(event["done"], event["total"])
-
-
-def _environment() -> dict[str, str]:
-    """Return the ranks' environment: they import from the current directory only if this process does."""
-    here = {"", str(Path.cwd())} & set(sys.path)
-    return {**os.environ, **({} if here else {"PYTHONSAFEPATH": "1"})}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions and paths of everything that a product depends on, for bug reports and ``pblasmp info``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .errors import LibraryNotFoundError
+from .launch import find_launcher, python_environment
+
+__all__ = ["collect"]
+
+Facts = dict[str, Any]
+
+_GPU_PACKAGES = (
+    *("cupy-cuda12x", "cupy-cuda13x", "nvidia-cublasmp-cu12", "nvidia-cublasmp-cu13", "nccl4py"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvshmem4py-cu12", "nvshmem4py-cu13", "cuda-pathfinder"),
+)
+_FAMILIES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "intel"}
+
+_ASK_BLAS = """
+import threadpoolctl
+keys = ("internal_api", "version", "filepath", "num_threads", "architecture")
+def loaded():
+    rows = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas"]
+    return [{key: row[key] for key in keys if key in row} for row in rows]
+import numpy
+answer = {"numpy": {"version": numpy.__version__, "path": numpy.__file__, "blas": loaded()}}
+import scipy, scipy.linalg.blas
+new = [row for row in loaded() if row not in answer["numpy"]["blas"]] or answer["numpy"]["blas"]
+answer["scipy"] = {"version": scipy.__version__, "path": scipy.__file__, "blas": new}
+"""
+_ASK_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+with open("/proc/self/maps") as maps:
+    paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line}
+answer = {
+    "mpi4py": {"version": mpi4py.__version__, "path": mpi4py.__file__},
+    "MPI library": {
+        "version": " ".join(MPI.Get_library_version().strip("\\0 ").split("\\n")[0].split()),
+        "path": ", ".join(sorted(paths)),
+    },
+}
+"""
+_ASK_CUBLASMP = """
+from pblasmp.bindings import Library, version_text
+library = Library()
+answer = {"cuBLASMp": {"version": version_text(library.version), "path": library.path}}
+"""
+
+
+def collect() -> dict[str, Facts]:
+    """Return what is known of each thing that matters, by its name. Local.
+
+    Each value is a dict with ``version`` and ``path`` and whatever else there is to know, or ``problem``: why
+    there is nothing to know. Libraries are loaded in processes of their own, so that this one stays as it is.
+    """
+    from . import __version__
+
+    found: dict[str, Facts] = {
+        "pblasmp": {"version": __version__, "path": str(Path(__file__).parent)},
+        "Python": {"version": platform.python_version(), "path": sys.executable},
+        "machine": {"system": platform.platform(), "cores": len(os.sched_getaffinity(0))},
+        **_ask(_ASK_BLAS, "BLAS"),
+        **_ask(_ASK_MPI, "MPI library"),
+        "mpirun": _mpirun(),
+        **_ask(_ASK_CUBLASMP, "cuBLASMp"),
+    }
+    library, launcher = found["MPI library"].get("version", ""), found["mpirun"].get("family")
+    family = next((kind for name, kind in _FAMILIES.items() if library.startswith(name)), None)
+    if family and launcher not in (None, "other", family):
+        found["mpirun"]["problem"] = f"it belongs to another MPI than the library, {library}"
+    versions = {name: version for name in _GPU_PACKAGES if (version := _version(name))}
+    return found | {"GPU packages": versions or {"problem": "none installed"}}
+
+
+def _ask(script: str, topic: str) -> dict[str, Facts]:
+    """Run a script that sets ``answer`` in a new process; without one, the problem stands under ``topic``."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\nimport json; print(json.dumps(answer))"],
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        answer: dict[str, Facts] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    return {topic: {"problem": lines[-1].partition("Error: ")[2] or lines[-1]}}
+
+
+def _mpirun() -> Facts:
+    try:
+        launcher = find_launcher()
+    except LibraryNotFoundError as error:
+        return {"problem": str(error)}
+    return {"version": launcher.version, "path": str(launcher.path), "family": launcher.kind}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
