@@ -22,6 +22,7 @@ from .engines.choice import choose_engine
 from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
+from .layout.grid import integer
 from .matrix import DistributedMatrix
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
     from numpy.typing import DTypeLike
+    from typing_extensions import Self
 
     from .layout.descriptor import MemoryOrder
 
@@ -88,9 +90,9 @@ class Context:
         state = "" if self._open else ", closed"
         return f"Context(rank {self.rank} of {self.size}, engine {self.engine.name}{state})"
 
-    # -- its life -------------------------------------------------------------------------------------------------------
+    # -- its life
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -127,7 +129,7 @@ class Context:
         if getattr(self, "_open", False) and self.size > 1:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
 
-    # -- for the modules of pblasmp -------------------------------------------------------------------------------------
+    # -- for the modules of pblasmp
 
     def agreement(self, call: str) -> Agreement:
         """Return what every collective call of this context begins with. Local.
@@ -147,7 +149,7 @@ class Context:
 
     def check_rank(self, rank: int, name: str) -> None:
         """Raise LayoutError unless ``rank`` is one of the context. Local."""
-        if not (isinstance(rank, int) and 0 <= rank < self.size):
+        if integer(rank, name, 0) >= self.size:
             raise LayoutError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
 
     def check_descriptor(self, descriptor: MatrixDescriptor) -> None:
@@ -165,7 +167,7 @@ class Context:
         return grid.coords(self.rank) if self.rank < grid.size else None
 
     def cells(self, descriptor: MatrixDescriptor, local: NDArray[Any]) -> list[NDArray[Any] | None]:
-        """Return the local arrays of a matrix's cells as an exchange wants them: this rank's, None for others. Local."""
+        """Return the local arrays of a matrix's cells as an exchange wants them, None for other ranks. Local."""
         return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
 
     def allocate(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
@@ -187,7 +189,7 @@ class Context:
         """Forget a child that has closed itself. Local."""
         self._children.remove(child)
 
-    # -- matrices -------------------------------------------------------------------------------------------------------
+    # -- matrices
 
     def empty(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
         """Return an uninitialised matrix. Collective over the context.
@@ -198,7 +200,7 @@ class Context:
         with self.agreement("empty") as facts:
             facts["descriptor"] = descriptor
             self.check_descriptor(descriptor)
-            return self.allocate(descriptor)
+        return self.allocate(descriptor)
 
     def zeros(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
         """Return a matrix of zeros. Collective over the context."""
@@ -363,10 +365,10 @@ class Context:
                 raise LayoutError(f"{path}: shape is {array.shape}, the descriptor's {descriptor.shape}")
             out = self.allocate(descriptor)
             host = out.on_host()
-        coords = self.coords(descriptor)
+        coords = self.coords(out.descriptor)
         with self.agreement("load: reading"):
             if coords is not None:
-                npy.read(array, descriptor, coords, host, progress)
+                npy.read(array, out.descriptor, coords, host, progress)
         self.engine.from_host(out.local, host)
         return out
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .dtypes import scalar
 from .engines.base import Workspace
@@ -17,6 +17,8 @@ from .report import Report
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from typing_extensions import Self
 
     from .context import Context
     from .layout.problem import Op
@@ -114,13 +116,13 @@ def plan_matmul(
         asked = MatmulProblem(
             a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
         )
+        alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
         facts.update(
-            a=asked.a, b=asked.b, c=asked.c, d=d, op_a=op_a, op_b=op_b, alpha=alpha, beta=beta, algo=algo, scheme=scheme,
-            redistribute=redistribute, out="given" if out is not None else "new", c_is_out=c is not None and c is out,
+            problem=asked, alpha=alpha, beta=beta, algo=algo, redistribute=redistribute,
+            out="given" if out is not None else "new",
         )  # fmt: skip
         problem = legalised(asked) if redistribute and scheme == "gemm" else asked
         _validate(problem, asked, redistribute)
-        alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
         if beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         result = ctx.allocate(d) if out is None else out
@@ -217,7 +219,7 @@ class MatmulPlan:
             self._stand_ins = {
                 name: ctx.allocate(getattr(problem, name))
                 for name, _ in reads
-                if (new := getattr(problem, name)) is not None and not _same(new, getattr(asked, name))
+                if (new := getattr(problem, name)) is not None and new != getattr(asked, name)
             }
             self._moved_in = [name for name, read in reads if read and name in self._stand_ins]
             self._product = ctx.engine.prepare(problem, alpha, beta, algo)
@@ -307,14 +309,10 @@ class MatmulPlan:
             self._stand_ins.clear()
             self._ctx.release(self)
 
-    def __enter__(self) -> MatmulPlan:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _same(x: MatrixDescriptor, y: MatrixDescriptor) -> bool:
-    return x == y

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import npy
-from .comm import Agreement, Cell, Exchange, Side
+from .comm import Cell, Exchange, Side
 from .errors import LayoutError
 from .layout import MatrixDescriptor
 from .layout.axis import Axis
@@ -47,7 +47,7 @@ class DistributedMatrix:
 
     @property
     def local(self) -> Any:
-        """This rank's local array: NumPy on the host engine, CuPy on cublasmp; 0 × 0 on ranks outside the grid. Local."""
+        """This rank's local array: NumPy (host) or CuPy (cublasmp); 0 × 0 on ranks outside the grid. Local."""
         return self._local
 
     @property
@@ -63,7 +63,7 @@ class DistributedMatrix:
     def __repr__(self) -> str:
         return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self._local.shape})"
 
-    # -- views: nothing moves -------------------------------------------------------------------------------------------
+    # -- views: nothing moves
 
     @property
     def T(self) -> DistributedMatrix:  # noqa: N802 - the name NumPy uses
@@ -94,7 +94,7 @@ class DistributedMatrix:
         local = self._local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
         return DistributedMatrix(self.context, d[index], local)
 
-    # -- moving ---------------------------------------------------------------------------------------------------------
+    # -- moving
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
@@ -191,13 +191,13 @@ class DistributedMatrix:
                         file.base.flush()
             with ctx.agreement("save: renaming"):
                 if temporary is not None:
-                    os.replace(temporary, path)
+                    temporary.replace(path)
                     temporary = None
         finally:
             if temporary is not None:
                 temporary.unlink(missing_ok=True)
 
-    # -- arithmetic -----------------------------------------------------------------------------------------------------
+    # -- arithmetic
 
     def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
         """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""

@@ -33,7 +33,7 @@ def map_file(path: Path) -> NDArray[Any]:
         LayoutError: it is no .npy file, or not of a 2D array of numbers.
     """
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             np.lib.format.read_magic(file)
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
@@ -127,7 +127,7 @@ def create(path: Path, descriptor: MatrixDescriptor, order: str) -> None:
         "fortran_order": order == "F",
         "shape": descriptor.shape,
     }
-    with open(path, "xb") as file:
+    with path.open("xb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         start = file.tell()
         file.flush()

@@ -42,12 +42,13 @@ class Report:
         return self.sent_bytes + self.copied_bytes
 
     def __str__(self) -> str:
+        device, host = self.workspace.device_bytes, self.workspace.host_bytes
         lines = [
             self.call,
             f"  engine     {self.engine}",
             f"  path       {self.path} (asked for: {self.asked})",
-            f"  moved      {_bytes(self.sent_bytes)} sent, {_bytes(self.copied_bytes)} copied by this rank in one run",
-            f"  workspace  {_bytes(self.workspace.device_bytes)} on the device, {_bytes(self.workspace.host_bytes)} on the host",
+            f"  each run   {_bytes(self.sent_bytes)} sent, {_bytes(self.copied_bytes)} copied by this rank",
+            f"  workspace  {_bytes(device)} on the device, {_bytes(host)} on the host",
             *(f"  first      {move}" for move in self.moved),
             *(f"  note       {note}" for note in self.notes),
         ]

@@ -142,7 +142,7 @@ def _portable(error: BaseException) -> Exception:
     """Return ``error`` without its traceback, as something that other ranks can unpickle and raise."""
     try:
         copy = pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # noqa: BLE001 - pickling runs the user's code
         copy = None
     if type(copy) is type(error) and isinstance(copy, Exception):
         return copy
@@ -165,7 +165,7 @@ def _combined(faults: list[Exception | None]) -> Exception:
         return type(first)(first.errno, f"{first.strerror}{where}", first.filename)
     try:
         return type(first)(f"{first}{where}")
-    except Exception:  # a class of the user's that takes other arguments
+    except Exception:  # noqa: BLE001 - a class of the user's that takes other arguments
         return PblasmpError(f"{type(first).__name__}: {first}{where}")
 
 

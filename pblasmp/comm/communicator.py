@@ -54,7 +54,7 @@ class Communicator(Protocol):
         """Replace ``array`` (contiguous) by the root's. Collective."""
 
     def isend(self, array: Array, dest: int) -> list[MPI.Request]:
-        """Start sending ``array`` (contiguous in either order); it stays untouched until the requests are done. Local."""
+        """Start sending ``array`` (contiguous in either order), which stays as it is until they are done. Local."""
 
     def irecv(self, array: Array, source: int) -> list[MPI.Request]:
         """Start receiving into ``array`` (contiguous in either order). Local."""
@@ -72,7 +72,7 @@ class Communicator(Protocol):
         """Give up what wrap() or split() made. Collective."""
 
 
-class _Serial:
+class _Serial:  # its arguments matter only where there are several ranks
     """One process without MPI."""
 
     rank = 0
@@ -85,7 +85,7 @@ class _Serial:
     def allgather(self, value: Any) -> list[Any]:
         return [value]
 
-    def bcast(self, value: Any, root: int = 0) -> Any:
+    def bcast(self, value: Any, root: int = 0) -> Any:  # noqa: ARG002
         return value
 
     def barrier(self) -> None:
@@ -97,7 +97,7 @@ class _Serial:
     def bcast_into(self, array: Array, root: int) -> None:
         pass
 
-    def isend(self, array: Array, dest: int) -> list[MPI.Request]:
+    def isend(self, array: Array, dest: int) -> list[MPI.Request]:  # noqa: ARG002
         raise AssertionError("a single rank has nobody to send to")
 
     irecv = isend
@@ -105,7 +105,7 @@ class _Serial:
     def nodes(self) -> list[tuple[int, ...]]:
         return [(0,)]
 
-    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:  # noqa: ARG002
         return self
 
     def abort(self, code: int) -> None:

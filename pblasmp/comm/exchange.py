@@ -143,7 +143,7 @@ class Exchange:
         conjugate: bool = False,
         slots: int | None = None,
     ) -> _Transfer:
-        """Start moving; the arrays are in use until ``finish()``. With no ``slots`` all messages are under way at once."""
+        """Start moving; the arrays are in use until ``finish()``. Without ``slots`` all messages start at once."""
         return _Transfer(self, src, dst, conjugate, slots)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,10 +79,9 @@ class SharedMemory:
 
 def available_bytes() -> int:
     """Return the memory that this node, or the container it is in, still has to give. Local."""
-    known: list[int] = []
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            known.append(int(line.split()[1]) * 1024)
+    known = [
+        int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")
+    ]
     limit = "".join(_lines("/sys/fs/cgroup/memory.max")).strip()
     used = "".join(_lines("/sys/fs/cgroup/memory.current")).strip()
     if limit.isdigit() and used.isdigit():
@@ -96,8 +96,7 @@ def available_bytes() -> int:
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path) as file:
-            return list(file)
+        return Path(path).read_text().splitlines()
     except OSError:
         return []
 

@@ -78,9 +78,8 @@ def _operand(array: NDArray[Any]) -> tuple[bytes, int]:
     """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension."""
     rows, cols = array.shape
     item = array.itemsize
-    if array.strides[0] == item or rows <= 1:
-        if cols <= 1 or array.strides[1] >= rows * item:
-            return b"N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
+    if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
+        return b"N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
     assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
     return b"T", max(1, cols, array.strides[0] // item if rows > 1 else 1)
 

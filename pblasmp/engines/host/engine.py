@@ -77,7 +77,7 @@ class HostEngine:
     def overlap(self, a: NDArray[Any], b: NDArray[Any]) -> bool:
         """Return whether two local arrays have an element in common. Local."""
         try:
-            return np.shares_memory(a, b, max_work=10_000)
+            return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
             return True
 
@@ -96,7 +96,8 @@ class HostEngine:
 
     def _available(self) -> int:
         """Return the bytes that the tightest node has to give. Collective."""
-        return min(self._comm.allgather(available_bytes()))
+        found: list[int] = self._comm.allgather(available_bytes())
+        return min(found)
 
     def close(self) -> None:
         """Give back shared memory and BLAS's threads. Collective over the context."""
