@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pblasmp.dtypes import DTYPES, accumulation_dtype, as_dtype, scalar
+from pblasmp.errors import LayoutError
+
+NAMES = ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"]
+
+
+def test_names():
+    assert list(DTYPES) == NAMES
+    assert [dtype.name for dtype in DTYPES.values()] == NAMES
+    assert [dtype.itemsize for dtype in DTYPES.values()] == [8, 4, 16, 8, 2, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_type_may_be_given_in_any_of_numpys_ways(name):
+    dtype = DTYPES[name]
+    for given in (name, dtype, dtype.type, np.zeros(1, dtype).dtype):
+        assert as_dtype(given) is dtype
+
+
+def test_other_spellings():
+    assert as_dtype(float) is as_dtype("f8") is as_dtype("double") is DTYPES["float64"]
+    assert as_dtype(complex) is as_dtype("<c16") is DTYPES["complex128"]
+    assert as_dtype(np.half) is DTYPES["float16"]
+    assert as_dtype(ml_dtypes.bfloat16) is DTYPES["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        int,
+        bool,
+        object,
+        "int64",
+        "longdouble",
+        "S8",
+        ">f8",
+        ">c8",
+        "float8_e4m3fn",
+        ml_dtypes.float8_e4m3fn,
+        "bf16",
+        "float 64",
+        "",
+        ",",
+        "f8,,",
+        "f8,f4",
+        "(2,)f8",
+        3,
+        [("x", "f8")],
+        {"names": 1},
+    ],
+)
+def test_unsupported_types_are_refused(given):
+    with pytest.raises(LayoutError) as error:
+        as_dtype(given)
+    assert str(error.value) == f"dtype {given!s} is not supported: expected one of {', '.join(NAMES)}"
+
+
+def test_sixteen_bits_are_summed_in_float32():
+    sums = ["float64", "float32", "complex128", "complex64", "float32", "float32"]
+    assert [accumulation_dtype(dtype).name for dtype in DTYPES.values()] == sums
+
+
+@pytest.mark.parametrize("value", [2, 2.0, 2 + 0j, np.float32(2), np.int8(2), np.array(2.0), Fraction(2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_scalars(name, value):
+    number = scalar(value, DTYPES[name], "alpha")
+    assert number == 2
+    assert type(number) is (complex if name.startswith("complex") else float)
+
+
+def test_the_scalar_may_be_of_the_matrices_type():
+    assert scalar(ml_dtypes.bfloat16(0.5), DTYPES["bfloat16"], "alpha") == 0.5
+    assert scalar(np.complex64(1 - 2j), DTYPES["complex64"], "alpha") == 1 - 2j
+
+
+def test_a_complex_scalar_needs_complex_matrices():
+    assert scalar(1j, DTYPES["complex128"], "beta") == 1j
+    with pytest.raises(LayoutError, match=r"^beta: 1j is complex, but the matrices are float32$"):
+        scalar(1j, DTYPES["float32"], "beta")
+
+
+@pytest.mark.parametrize("value", ["2", "x", None, [1], np.ones(2), 10**400], ids=repr)
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(LayoutError, match=r"^alpha: expected a number, got "):
+        scalar(value, DTYPES["complex128"], "alpha")
