@@ -10,6 +10,6 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line of this process and exit. Local; commands that compute start their own ranks."""
-    from .commands import run
+    from .commands import run_command_line
 
-    run()
+    run_command_line()

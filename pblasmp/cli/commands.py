@@ -19,7 +19,7 @@ from ..launch import surroundings
 from .progress import describe, is_bad_input
 from .ranks import FailureError, leading
 
-__all__ = ["cli", "run"]
+__all__ = ["cli", "run_command_line"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -27,7 +27,7 @@ _DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16
 _FILE = click.Path(path_type=Path)
 
 
-def run() -> NoReturn:
+def run_command_line() -> NoReturn:
     """Run the command line and exit: 1 for a failure, 2 for bad input, 128 + N for signal N. Local."""
     debug = "--debug" in sys.argv
     _end_on_signals()
@@ -223,6 +223,39 @@ def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | Non
     if ranks is not None and ranks < needed:
         raise click.UsageError(f"--grid {grid[0]}x{grid[1]} needs {needed} ranks, but -n says {ranks}")
     return ranks if ranks is not None or surroundings() else needed
+
+
+@cli.command(
+    epilog=_examples(
+        "pblasmp run problem.toml -n 4",
+        "pblasmp run grid-2x2          a problem that comes with pblasmp",
+        "mpirun -n 6 pblasmp run problem.toml",
+    )
+)
+@click.argument("file", metavar="FILE.toml")
+@_ranks
+@_engine
+@_debug
+def run(file: str, ranks: int | None, engine: str) -> None:
+    """Run the product of a descriptor file on integers and compare it exactly with NumPy on one rank."""
+    from .problem import print_run, run_file
+
+    result = run_file(file, ranks, engine)
+    if leading():
+        print_run(result)
+    if result["wrong"]:
+        raise FailureError("the product is wrong", "", 1)
+
+
+@cli.command(epilog=_examples("pblasmp check problem.toml", "pblasmp check layouts/*.toml"))
+@click.argument("files", metavar="FILE.toml...", nargs=-1, required=True)
+@_debug
+def check(files: tuple[str, ...]) -> None:
+    """Say whether descriptor files are legal products, and what is wrong with those that are not."""
+    from .problem import check_files
+
+    if bad := check_files(files):
+        raise click.UsageError(f"{bad} of {len(files)} files {'is' if bad == 1 else 'are'} not legal")
 
 
 @cli.command(epilog=_examples("pblasmp info", "pblasmp info --json > versions.json"))

@@ -67,7 +67,13 @@ class ProductOptions:
     def steps(self) -> list[str]:
         """What the work goes through."""
         start = "making A and B" if self.a is None else "reading"
-        return [start, "multiplying", *["checking"] * self.check, *["writing"] * (self.output is not None)]
+        return [
+            start,
+            "preparing",
+            "multiplying",
+            *["checking"] * self.check,
+            *["writing"] * (self.output is not None),
+        ]
 
 
 def multiply(options: ProductOptions, nranks: int | None) -> dict[str, Any]:
@@ -174,10 +180,11 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
         scalars: dict[str, Any] = {
             "alpha": options.alpha, "beta": options.beta, "op_a": options.op_a, "op_b": options.op_b,
         }  # fmt: skip
-        with clock.step("multiplying"):
+        with clock.step("preparing"):
             plan = pb.plan_matmul(a, b, c, **scalars)
+        with clock.step("multiplying"):
             d = plan()
-        result = _facts(ctx, a, b, d, options) | {"report": str(plan.report()), "path": plan.report().path}
+        result = _facts(ctx, a, b, d, options) | {"path": plan.report().path}
         if options.check:
             with clock.step("checking"):
                 verdict = verify_product(a, b, c, d, **scalars)
@@ -235,6 +242,7 @@ def _facts(
         "dtype": d.dtype.name,
         "grid": [d.descriptor.grid.nprow, d.descriptor.grid.npcol],
         "blocks": d.descriptor.block,
+        "local": d.descriptor.local_shape(0),
         "ranks": ctx.size,
         "nodes": len(ctx.comm.nodes()),
         "engine": ctx.engine.name,
@@ -251,7 +259,7 @@ def print_result(options: ProductOptions, result: dict[str, Any]) -> None:
 def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     seconds = result["seconds"]
     a, b, d = (
-        f"{rows} × {cols} {order}"
+        f"{rows} × {cols}, {order} order"
         for (rows, cols), order in zip(result["shapes"], result["orders"], strict=True)
     )
     yield (
@@ -260,16 +268,12 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     )
     nodes = "one node" if result["nodes"] == 1 else f"{result['nodes']} nodes"
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {result['ranks']} ranks on {nodes}"
-    blocks = [
-        -(-extent // block) for extent, block in zip(result["shapes"][2], result["blocks"], strict=True)
-    ]
-    yield (
-        "layout",
-        f"blocks of {result['blocks'][0]} × {result['blocks'][1]}, {blocks[0]} × {blocks[1]} of them in D",
-    )
+    block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
+    yield "layout", f"blocks of {block}, rank 0 holds {local} of D"
     yield "engine", f"{result['engine']} ({result['why']}), path {result['path']}"
     first = options.steps[0]
     yield ("make" if options.a is None else "read"), f"{seconds[first]:.3f} s"
+    yield "prepare", f"{seconds['preparing']:.3f} s"
     rate = result["flops"] / seconds["multiplying"] / 1e9
     yield "multiply", f"{seconds['multiplying']:.3f} s, {rate:.1f} GFLOP/s"
     if "error" in result:

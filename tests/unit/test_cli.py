@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line without ranks: help, and one clear line with exit status 2 for every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import info
+from pblasmp.cli import main
+from pblasmp.cli.commands import cli
+
+ROOT = Path(__file__).parents[2]
+PROBLEM = """
+title = "Small"
+m = 4
+n = 4
+k = 4
+block = 2
+grid = { nprow = 1, npcol = 2 }
+"""
+
+
+@pytest.fixture
+def pblasmp(monkeypatch, tmp_path, capsys):
+    """Run the command line in this process, in an empty directory; any rank that it started would be an error."""
+
+    def no_launcher(*_, **__):
+        raise AssertionError("ranks were started")
+
+    def run(*arguments):
+        handlers = {
+            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        monkeypatch.setattr(sys, "argv", ["pblasmp", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as exit_:
+            status = exit_.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pblasmp.cli.ranks.Job", no_launcher)
+    return run
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Matrices to get wrong."""
+    np.save(tmp_path / "A.npy", np.ones((4, 3)))
+    np.save(tmp_path / "B.npy", np.ones((3, 5)))
+    np.save(tmp_path / "B32.npy", np.ones((3, 5), np.float32))
+    np.save(tmp_path / "Z.npy", np.ones((3, 5), complex))
+    np.save(tmp_path / "ints.npy", np.ones((4, 3), int))
+    np.save(tmp_path / "half.npy", np.ones((4, 3), ml_dtypes.bfloat16))
+    np.save(tmp_path / "vector.npy", np.ones(3))
+    np.save(tmp_path / "objects.npy", np.array([[{}]], dtype=object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("not numbers")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "A.npy").read_bytes()[:-8])
+    (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "good.toml").write_text(PROBLEM)
+    (tmp_path / "bad.toml").write_text(PROBLEM.replace("block = 2", "blok = 2"))
+    (tmp_path / "illegal.toml").write_text(PROBLEM + "[b]\nblock = [3, 2]\n")
+    return tmp_path
+
+
+BAD = [
+    ("bogus", "No such command 'bogus'"),
+    ("matmul --bogus", "No such option"),
+    ("matmul -n 0", "'-n' / '--ranks': 0 is not"),
+    ("matmul -n four", "'four' is not"),
+    ("matmul --grid 2", "'2': expected rows x columns of ranks, for example 2x2"),
+    ("matmul --grid 0x2", "'0x2': expected rows x columns"),
+    ("matmul --grid 2x2 -n 3", "--grid 2x2 needs 4 ranks, but -n says 3"),
+    ("matmul --block 0", "'--block': 0 is not"),
+    ("matmul --trans NX", "'NX': expected two letters of N, T and C"),
+    ("matmul --trans N", "'N': expected two letters"),
+    ("matmul --alpha two", "'two': expected a number, for example 2, -0.5 or 1+2j"),
+    ("matmul --alpha 1i", "--alpha: 1j is complex, but the matrices are float64"),
+    ("matmul --dtype float8", "'float8' is not one of 'float64'"),
+    ("matmul --engine gpu", "'gpu' is not one of 'auto', 'host', 'cublasmp'"),
+    ("matmul --size -1", "'--size': -1 is not"),
+    ("matmul --beta 2", "--beta scales C: give --c C.npy too"),
+    ("matmul --c A.npy", "--c needs A and B"),
+    ("matmul A.npy", "there is A but no B"),
+    ("matmul A.npy B.npy", "nowhere to write the product to: give -o D.npy"),
+    ("matmul A.npy B.npy -o D.npy --size 3", "--size is for random matrices"),
+    ("matmul A.npy B.npy C.npy -o D.npy", "unexpected extra argument (C.npy)"),
+    ("matmul none.npy B.npy -o D.npy", "none.npy: No such file or directory"),
+    ("matmul A.npy none.npy -o D.npy", "none.npy: No such file or directory"),
+    ("matmul A.npy B.npy --c none.npy -o D.npy", "none.npy: No such file or directory"),
+    ("matmul folder.npy B.npy -o D.npy", "folder.npy: Is a directory"),
+    ("matmul text.npy B.npy -o D.npy", "text.npy: not a readable .npy file"),
+    ("matmul cut.npy B.npy -o D.npy", "cut.npy: not a readable .npy file"),
+    ("matmul objects.npy B.npy -o D.npy", "objects.npy: not a readable .npy file"),
+    ("matmul vector.npy B.npy -o D.npy", "vector.npy: expected a matrix (2 dimensions), got 1"),
+    ("matmul B.npy A.npy -o D.npy", "B.npy is 3 × 5 and A.npy 4 × 3: with --trans NN, op(A) has 5 columns"),
+    ("matmul A.npy B.npy --trans TN -o D.npy", "op(A) has 4 columns and op(B) 3 rows, expected as many"),
+    ("matmul A.npy B.npy --c A.npy -o D.npy", "A.npy is 4 × 3, but the product is 4 × 5"),
+    ("matmul ints.npy B.npy -o D.npy", "ints.npy holds int64: say with --dtype what to multiply it as"),
+    ("matmul half.npy B.npy -o D.npy", "half.npy holds |V2: say with --dtype"),
+    ("matmul A.npy B32.npy -o D.npy", "differ in type (A.npy float64, B32.npy float32): say with --dtype"),
+    ("matmul A.npy Z.npy -o D.npy --dtype float64", "Z.npy: complex128 does not convert to float64"),
+    ("matmul A.npy B.npy -o none/D.npy", "none/D.npy: there is no directory none"),
+    ("matmul A.npy B.npy -o folder.npy", "folder.npy is a directory: -o wants a file"),
+    ("matmul A.npy B.npy -o D.txt", "D.txt: the product is written as .npy"),
+    ("matmul A.npy B.npy -o ./B.npy", "B.npy is also read: write the product to another file"),
+    ("run", "Missing argument 'FILE.toml'"),
+    ("run none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
+    ("run bad.toml", "blok: unknown key: did you mean 'block'?"),
+    ("run illegal.toml", "illegal.toml"),
+    ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: -n 2"),
+    ("check", "Missing argument 'FILE.toml...'"),
+    ("check good.toml illegal.toml none.toml", "2 of 3 files are not legal"),
+    ("check bad.toml", "1 of 1 files is not legal"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD, ids=[line for line, _ in BAD])
+def test_bad_input_is_one_line_and_status_2(pblasmp, files, line, message):
+    before = sorted(files.iterdir())
+    status, _, err = pblasmp(*line.split())
+    assert message in err
+    assert err.startswith("pblasmp: ")
+    assert err.count("\n") == 1
+    assert status == 2
+    assert sorted(files.iterdir()) == before
+
+
+def test_debug_shows_the_traceback(pblasmp, files):
+    status, _, err = pblasmp("matmul", "none.npy", "B.npy", "-o", "D.npy", "--debug")
+    assert status == 2
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1] == "pblasmp: none.npy: No such file or directory"
+    assert pblasmp("--debug", "matmul", "A.npy")[2].startswith("Traceback")
+
+
+def test_a_fault_of_ours_says_so(pblasmp, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("pblasmp.cli.product.multiply", broken)
+    status, _, err = pblasmp("matmul")
+    assert (status, err) == (1, "pblasmp: ZeroDivisionError: oops (a fault in pblasmp)\n")
+
+
+def test_interrupted_before_any_rank(pblasmp, monkeypatch):
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("pblasmp.cli.product.multiply", interrupted)
+    status, _, err = pblasmp("matmul")
+    assert (status, err.strip()) == (130, "pblasmp: interrupted")
+
+
+def test_no_launcher_says_what_to_install(pblasmp, monkeypatch, tmp_path):
+    from pblasmp.launch import Job
+
+    monkeypatch.setattr("pblasmp.cli.ranks.Job", Job)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, _, err = pblasmp("matmul", "--size", 8)
+    assert status == 2
+    assert err.startswith("pblasmp: no MPI launcher")
+    assert "pip install 'pblasmp[mpi]'" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], *([name, "--help"] for name in cli.commands)])
+def test_help_has_examples(pblasmp, arguments):
+    status, out, err = pblasmp(*arguments)
+    assert (status, err) == (0, "")
+    name = " ".join(["pblasmp", *arguments[:-1]])
+    assert out.startswith("Usage: pblasmp")
+    assert name in out.partition("Examples:")[2]
+
+
+def test_version(pblasmp):
+    assert pblasmp("--version") == (0, f"pblasmp {pb.__version__}\n", "")
+
+
+def test_check_explains(pblasmp, files):
+    status, out, _ = pblasmp("check", "good.toml")
+    assert status == 0
+    assert out.startswith("good.toml: legal\n  Small\n  NN product of 4 × 4 × 4")
+    assert out.count("in blocks of 2x2 on 1x2 processes") == 3
+    _, out, _ = pblasmp("check", "bad.toml", "illegal.toml")
+    assert "bad.toml: a fault\n  - blok: unknown key" in out
+    assert "illegal.toml: a fault\n  - b: the rows of op(B) are in blocks of 3" in out
+
+
+def test_check_takes_the_names_of_problems_and_grids_that_come_along(pblasmp):
+    assert pblasmp("check", "grid-2x2")[0] == 0
+    assert pblasmp("check", ROOT / "descriptors" / "grids" / "2x2.toml")[0] == 0
+
+
+def test_info(pblasmp):
+    status, out, _ = pblasmp("info", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["pblasmp"]["version"] == pb.__version__
+    assert found["Python"]["path"] == sys.executable
+    for name in ("numpy", "scipy"):
+        assert found[name]["version"]
+        assert all(Path(blas["filepath"]).is_file() for blas in found[name]["blas"])
+        assert found[name]["blas"]
+    for name in ("mpi4py", "MPI library", "mpirun"):
+        assert Path(found[name]["path"]).is_file()
+        assert "problem" not in found[name]
+    assert ("problem" in found["cuBLASMp"]) != ("version" in found["cuBLASMp"])
+    text = pblasmp("info")[1]
+    for topic, facts in found.items():
+        assert topic in text
+        for value in facts.values():
+            assert isinstance(value, list) or str(value) in text
+
+
+def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path):
+    other = tmp_path / "mpirun"
+    other.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
+    other.chmod(0o755)
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text(
+        "__version__ = '9'\nclass rc: pass\nclass MPI:\n    Get_library_version = lambda: 'MPICH Version: 5'\n"
+    )
+    monkeypatch.setenv("PBLASMP_MPIRUN", str(other))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    found = info.collect()
+    assert found["mpirun"]["problem"] == "it belongs to another MPI than the library, MPICH Version: 5"
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no libmpi')")
+    monkeypatch.setenv("PBLASMP_MPIRUN", str(tmp_path / "none"))
+    found = info.collect()
+    assert found["MPI library"] == {"problem": "no libmpi"}
+    assert "none does not run" in found["mpirun"]["problem"]
+
+
+def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pblasmp", "matmul", "A.npy"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "pblasmp: there is A but no B: give two files, or none for random matrices\n"
