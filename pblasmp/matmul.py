@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .dtypes import scalar
-from .engines.base import Workspace
+from .dtypes import as_dtype, scalar
+from .engines.base import Options, Workspace
 from .errors import ClosedError, LayoutError, UnsupportedError
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.legal import legalised
@@ -18,6 +18,7 @@ from .report import Report
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from numpy.typing import DTypeLike
     from typing_extensions import Self
 
     from .context import Context
@@ -41,6 +42,9 @@ def matmul(
     algo: str = "auto",
     scheme: Scheme = "gemm",
     redistribute: bool = False,
+    compute: str | None = None,
+    comm_dtype: DTypeLike | None = None,
+    comm_sms: int | None = None,
 ) -> DistributedMatrix:
     """Return ``alpha op(A) op(B) + beta C``. Collective over the context.
 
@@ -55,6 +59,10 @@ def matmul(
         algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
         redistribute: move operands that break a rule to a legal layout first, instead of raising.
+        compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
+            "tf32" and "bf16x9" (float32) and "fixedpoint" (float64).
+        comm_dtype: type in which partial sums travel (cublasmp, schemes "rs" and "ar"); None is D's type.
+        comm_sms: streaming multiprocessors that communicate (cublasmp); None leaves it to the library.
 
     Raises:
         LayoutError: the layouts break a rule; every fault is named.
@@ -65,6 +73,7 @@ def matmul(
     plan = plan_matmul(
         a, b, c, out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
         epilogue=epilogue, algo=algo, scheme=scheme, redistribute=redistribute,
+        compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
     )  # fmt: skip
     try:
         return plan()
@@ -86,6 +95,9 @@ def plan_matmul(
     algo: str = "auto",
     scheme: Scheme = "gemm",
     redistribute: bool = False,
+    compute: str | None = None,
+    comm_dtype: DTypeLike | None = None,
+    comm_sms: int | None = None,
 ) -> MatmulPlan:
     """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
@@ -117,8 +129,11 @@ def plan_matmul(
             a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
         )
         alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
+        options = Options(
+            alpha, beta, algo, compute, None if comm_dtype is None else as_dtype(comm_dtype), comm_sms
+        )
         facts.update(
-            problem=asked, alpha=alpha, beta=beta, algo=algo, redistribute=redistribute,
+            problem=asked, options=options, redistribute=redistribute,
             out="given" if out is not None else "new",
         )  # fmt: skip
         problem = legalised(asked) if redistribute and scheme == "gemm" else asked
@@ -127,7 +142,7 @@ def plan_matmul(
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         result = ctx.allocate(d) if out is None else out
         _check_overlap(ctx, a, b, c, result)
-    return MatmulPlan(ctx, asked, problem, (a, b, c, result), alpha, beta, algo)
+    return MatmulPlan(ctx, asked, problem, (a, b, c, result), options)
 
 
 def _context(*matrices: object) -> Context:
@@ -207,22 +222,22 @@ class MatmulPlan:
         asked: MatmulProblem,
         problem: MatmulProblem,
         matrices: tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None, DistributedMatrix],
-        alpha: complex,
-        beta: complex,
-        algo: str,
+        options: Options,
     ) -> None:
-        self._ctx, self._asked, self.problem, self._algo = ctx, asked, problem, algo
+        self._ctx, self._asked, self.problem, self._options = ctx, asked, problem, options
         self._matrices = matrices
         self._open = True
         with ctx.agreement("matmul: preparing"):
-            reads = [("a", alpha != 0), ("b", alpha != 0), ("c", beta != 0), ("d", False)]
+            read = {"a": options.alpha != 0, "b": options.alpha != 0, "c": options.beta != 0}
             self._stand_ins = {
-                name: ctx.allocate(getattr(problem, name))
-                for name, _ in reads
+                name: ctx.allocate(new)
+                for name in "abcd"
                 if (new := getattr(problem, name)) is not None and new != getattr(asked, name)
             }
-            self._moved_in = [name for name, read in reads if read and name in self._stand_ins]
-            self._product = ctx.engine.prepare(problem, alpha, beta, algo)
+            self._moved_in = [name for name in "abc" if name in self._stand_ins and read[name]]
+            self._locals = self._used(dict(zip("abcd", matrices, strict=True)))
+            self._product = ctx.engine.prepare(problem, options, self._locals)
+        self._only_queues = not ctx.engine.agrees and not self._stand_ins
         ctx.adopt(self)
 
     @property
@@ -244,6 +259,9 @@ class MatmulPlan:
             LayoutError: a matrix does not lie as the planned one.
             ClosedError: the plan is closed.
         """
+        if self._only_queues and self._open and a is None and b is None and c is None:
+            self._product.run(*self._locals)
+            return self._matrices[3]
         with self._ctx.agreement("plan") as facts:
             if not self._open:
                 raise ClosedError("this plan is closed")
@@ -265,16 +283,22 @@ class MatmulPlan:
         if planned is None or x.descriptor != planned.descriptor:
             expected = "no matrix" if planned is None else str(planned.descriptor)
             raise LayoutError(f"{'abc'[which]}: lies as {x.descriptor}, the plan is for {expected}")
+        misfit = "" if "abc"[which] in self._stand_ins else self._product.misfit("abc"[which], x.local)
+        if misfit:
+            raise LayoutError(f"{'abc'[which]}: {misfit}")
         return x
 
-    def _run(self, matrices: dict[str, DistributedMatrix | None]) -> None:
+    def _used(self, matrices: dict[str, DistributedMatrix | None]) -> tuple[Any, ...]:
+        """Return the local arrays of A, B, C and D that the engine works on."""
         used = {**matrices, **self._stand_ins}
+        return tuple(None if x is None else x.local for x in (used[name] for name in "abcd"))
+
+    def _run(self, matrices: dict[str, DistributedMatrix | None]) -> None:
         for name in self._moved_in:
             source = matrices[name]
             assert source is not None
             source.move_to(self._stand_ins[name])
-        a, b, c, d = (None if x is None else x.local for x in (used[name] for name in "abcd"))
-        self._product.run(a, b, c, d)
+        self._product.run(*self._used(matrices))
         if "d" in self._stand_ins:
             out = matrices["d"]
             assert out is not None
@@ -287,7 +311,7 @@ class MatmulPlan:
         return Report(
             call=f"{p.a.dtype.name} {p.op_a}{p.op_b} product of {p.m} x {p.n} x {p.k} on {p.d.grid}{scheme}",
             engine=f"{self._ctx.engine.name} ({self._ctx.engine.why})",
-            asked=self._algo,
+            asked=self._options.algo,
             path=self._product.path,
             sent_bytes=self._product.sent_bytes,
             copied_bytes=self._product.copied_bytes,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..layout import MatmulProblem
 
-__all__ = ["Engine", "Product", "Workspace"]
+__all__ = ["Engine", "Options", "Product", "Workspace"]
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 
@@ -22,6 +23,26 @@ class Workspace:
 
     device_bytes: int
     host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a product is to be computed.
+
+    Attributes:
+        alpha, beta: scalars, float or complex as D's type.
+        algo: "auto" or a way that the engine has.
+        compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
+        comm_dtype: type in which partial sums travel (schemes "rs" and "ar"); None is D's type.
+        comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
+    """
+
+    alpha: complex = 1
+    beta: complex = 0
+    algo: str = "auto"
+    compute: str | None = None
+    comm_dtype: np.dtype | None = None
+    comm_sms: int | None = None
 
 
 class Product(Protocol):
@@ -44,6 +65,9 @@ class Product(Protocol):
     def run(self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray) -> None:
         """Compute D from the local arrays. Collective over the context."""
 
+    def misfit(self, name: str, array: LocalArray) -> str:
+        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
+
     def close(self) -> None:
         """Give back what only this product holds. Collective over the context."""
 
@@ -54,10 +78,12 @@ class Engine(Protocol):
     Attributes:
         name: "host" or "cublasmp".
         why: why this engine was taken.
+        agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
     """
 
     name: str
     why: str
+    agrees: bool
 
     def empty(self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int) -> LocalArray:
         """Return an uninitialised local array with leading dimension ``ld``."""
@@ -78,11 +104,13 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
-    def prepare(self, problem: MatmulProblem, alpha: complex, beta: complex, algo: str) -> Product:
-        """Prepare a legal product. Collective over the context.
+    def prepare(
+        self, problem: MatmulProblem, options: Options, arrays: Sequence[LocalArray | None]
+    ) -> Product:
+        """Prepare a legal product of the local arrays of A, B, C and D. Collective over the context.
 
         Raises:
-            UnsupportedError: this engine has no such product or no such ``algo``.
+            UnsupportedError: this engine has no such product or no such option.
         """
 
     def close(self) -> None:

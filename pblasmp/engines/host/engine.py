@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...comm import Agreement, Communicator
 from ...comm.shared import available_bytes
 from ...errors import LayoutError, UnsupportedError
 from ...layout import MatmulProblem
+from ..base import Options
 from . import blas
 from .memory import Buffers
 from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose
@@ -29,6 +31,7 @@ class HostEngine:
     """
 
     name = "host"
+    agrees = True
 
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
@@ -82,13 +85,23 @@ class HostEngine:
             return True
 
     def prepare(
-        self, problem: MatmulProblem, alpha: complex, beta: complex, algo: str
+        self,
+        problem: MatmulProblem,
+        options: Options,
+        arrays: Sequence[NDArray[Any] | None],  # noqa: ARG002 - the path depends on layouts alone
     ) -> AllReduceProduct | SlabProduct:
-        """Prepare a legal product. Collective over the context."""
+        """Prepare a legal product. Collective over the context.
+
+        ``comm_dtype`` and ``comm_sms`` mean nothing here: sums never travel in less than float32.
+        """
+        algo = options.algo
         if algo not in ALGORITHMS:
             raise UnsupportedError(f"algo: the host engine has {', '.join(ALGORITHMS)}, got {algo!r}")
         if algo == "shared" and self._why_not_shared:
             raise UnsupportedError(f"algo 'shared': {self._why_not_shared}")
+        if options.compute is not None:
+            raise UnsupportedError(f"compute: the host engine has only None, got {options.compute!r}")
+        alpha, beta = options.alpha, options.beta
         if problem.scheme == "ar":
             return AllReduceProduct(problem, alpha, beta, self._comm, self._buffers.blas)
         path, notes = choose(problem, algo, self._nodes, self._available, self._why_not_shared)

@@ -176,6 +176,10 @@ class SlabProduct:
     def _still(self, which: int, array: Array, start: int, stop: int) -> Array:
         return self._operands[which].local(array)[:, start:stop]
 
+    def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
+        """Any array of the planned layout will do."""
+        return ""
+
     def close(self) -> None:
         """Nothing is held: buffers are the engine's."""
 
@@ -207,6 +211,10 @@ class AllReduceProduct:
             if self._beta != 0 and c is not None:
                 partial += self._beta * c.astype(self._dtype)
             d[...] = partial
+
+    def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
+        """Any array of the planned layout will do."""
+        return ""
 
     def close(self) -> None:
         """Nothing is held."""
