@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run as their headers say, and print what their docstrings say."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pblasmp.launch import Job
+from tests.helpers.mpi import starts_ranks
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+HEADER = re.compile(
+    r"# Run: (?:mpirun -n (?P<ranks>\d+) )?python (?P<pytest>-m pytest )?examples/(?P<name>\S+)"
+)
+
+pytestmark = starts_ranks
+
+
+def header_of(path):
+    line = path.read_text().splitlines()[1]
+    header = HEADER.fullmatch(line)
+    assert header, f"{path.name}, line 2: expected '# Run: [mpirun -n N ]python examples/NAME', got {line!r}"
+    assert header["name"] == path.name
+    return header
+
+
+def promised(path):
+    """Return the lines that the example prints, maybe among others, as its docstring has them."""
+    _, _, block = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\nPrints:\n")
+    lines = [line[4:] for line in block.splitlines()]
+    assert lines, f"{path.name}: the docstring says nothing under 'Prints:'"
+    return lines
+
+
+def run(path, directory):
+    """Run the example in a directory of its own; return its exit status and what it printed."""
+    header = header_of(path)
+    command = [sys.executable, "-W", "error", *(header["pytest"] or "").split(), str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    if header["ranks"] is None:
+        done = subprocess.run(
+            command, cwd=directory, env=environment, timeout=60, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+    command = ["env", "-C", str(directory), *command]
+    with Job(command, int(header["ranks"]), directory / "output", environ=environment) as job:
+        return job.wait(60), job.output.read_text()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(path, tmp_path):
+    status, output = run(path, tmp_path)
+    assert status == 0, f"ended with {status}:\n{output}"
+    printed = iter(output.splitlines())
+    for line in promised(path):
+        assert any(line in each for each in printed), f"{line!r} was not printed in its place:\n{output}"
+
+
+def test_examples_are_found():
+    assert {"layout_only", "gemm", "test_my_layout"} <= {path.stem for path in EXAMPLES}
