@@ -110,6 +110,7 @@ class SlabProduct:
         made = [s for stagings in self._stagings for s in stagings if s is not None]
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)
+        self._fenced = path == "shared" and not all(self._in_place)  # the same on every rank, also on idle ones
         self._bytes = [
             0 if still else x.memory_bytes(self._domain, width)
             for x, still in zip(self._operands, self._in_place, strict=True)
@@ -125,7 +126,7 @@ class SlabProduct:
         coming = self._stage(0, a, b) if self._panels else []
         for i in range(len(self._panels)):
             slabs = [self._arrived(x, part) for x, part in zip(self._operands, coming, strict=True)]
-            if self._shared:
+            if self._fenced:
                 self._comm.barrier()  # every slab of the node is written
             coming = self._stage(i + 1, a, b) if i + 1 < len(self._panels) else []
             if self._operands[0].needs[me] is not None:
@@ -153,7 +154,7 @@ class SlabProduct:
 
     def _stage(self, i: int, a: Array, b: Array) -> list[Any]:
         """Start moving panel ``i``; panels alternate between two halves of the buffers."""
-        if self._shared and any(self._bytes):
+        if self._fenced:
             self._comm.barrier()  # nobody of the node still multiplies the slabs of the last run
         parts: list[Any] = []
         for name, array, stagings, nbytes in zip("ab", (a, b), self._stagings, self._bytes, strict=True):
