@@ -197,16 +197,19 @@ class Context:
         Raises:
             LayoutError: the grid has more ranks than the context.
         """
-        with self.agreement("empty") as facts:
-            facts["descriptor"] = descriptor
-            self.check_descriptor(descriptor)
-        return self.allocate(descriptor)
+        return self._new("empty", descriptor)
 
     def zeros(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
         """Return a matrix of zeros. Collective over the context."""
-        out = self.empty(descriptor)
+        out = self._new("zeros", descriptor)
         out.local[...] = 0
         return out
+
+    def _new(self, call: str, descriptor: MatrixDescriptor) -> DistributedMatrix:
+        with self.agreement(call) as facts:
+            facts["descriptor"] = descriptor
+            self.check_descriptor(descriptor)
+            return self.allocate(descriptor)
 
     def scatter(
         self, array: NDArray[Any] | None, descriptor: MatrixDescriptor, root: int = 0

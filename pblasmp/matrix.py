@@ -98,22 +98,24 @@ class DistributedMatrix:
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
+        return self._gather("gather", root, everywhere=False)
+
+    def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
+        """Return the whole matrix on ``root``; on other ranks None or, with ``everywhere``, room for it."""
         ctx, d = self.context, self.descriptor
-        whole = None
-        with ctx.agreement("gather") as facts:
+        with ctx.agreement(call) as facts:
             facts.update(matrix=d, root=root)
             ctx.check_rank(root, "root")
-            if ctx.rank == root:
-                whole = np.empty(d.shape, d.dtype, order=d.order)
+            here = everywhere or ctx.rank == root
+            whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
         target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
         Exchange(ctx.comm, Side.of(d), target, d.dtype).run(ctx.cells(d, self.on_host()), [whole])
         return whole
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
-        whole = self.gather(0)
-        if whole is None:
-            whole = np.empty(self.shape, self.dtype, order=self.descriptor.order)
+        whole = self._gather("allgather", 0, everywhere=True)
+        assert whole is not None
         self.context.comm.bcast_into(whole, 0)
         return whole
 
