@@ -267,7 +267,8 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
         f"D ({d}) = {_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b}), {result['dtype']}",
     )
     nodes = "one node" if result["nodes"] == 1 else f"{result['nodes']} nodes"
-    yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {result['ranks']} ranks on {nodes}"
+    ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
+    yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
     yield "layout", f"blocks of {block}, rank 0 holds {local} of D"
     yield "engine", f"{result['engine']} ({result['why']}), path {result['path']}"

@@ -91,6 +91,7 @@ def _on_new_ranks(work: Work, options: Any, nranks: int, steps: Sequence[str]) -
         display.step(_STARTING)
         command = [sys.executable, "-m", "pblasmp.cli.rank", name]
         with Job(command, nranks, directory / "output", environ=python_environment()) as job:
+            leftovers.callback(_remove_temporaries, directory)
             channel = Channel(directory)
             status: int | None = None
             while status is None:
@@ -98,12 +99,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int, steps: Sequence[str]) -
                 for event in channel.events():
                     if "error" in event:
                         raise FailureError(event["error"], event["trace"], 2 if event["bad_input"] else 1)
-                    if "temporary" in event:
-                        leftovers.callback(Path(event["temporary"]).unlink, missing_ok=True)
-                    elif "result" in event:
-                        result = event["result"]
-                    else:
-                        _show(event, display)
+                    result = event.get("result", result)
+                    _show(event, display)
         if status != 0 or result is None:
             raise FailureError(f"the ranks ended with status {status} and without a result", job.tail(), 1)
     return result
@@ -112,5 +109,12 @@ def _on_new_ranks(work: Work, options: Any, nranks: int, steps: Sequence[str]) -
 def _show(event: dict[str, Any], display: Display) -> None:
     if "step" in event:
         display.step(event["step"])
-    else:
+    elif "done" in event:
         display.progress(event["done"], event["total"])
+
+
+def _remove_temporaries(directory: Path) -> None:
+    """Remove what ranks that are gone may not have removed themselves."""
+    for event in Channel(directory).events():
+        if "temporary" in event:
+            Path(event["temporary"]).unlink(missing_ok=True)

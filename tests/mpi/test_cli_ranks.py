@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line with ranks: real products from end to end, and every way in which they can end early."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pblasmp.launch import find_launcher
+from tests.helpers.mpi import ROOT, starts_ranks
+
+pytestmark = starts_ranks
+
+LIMIT = 120
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment whose processes can be told from all others, in which sitecustomize.py can be given."""
+    return {**os.environ, "PYTHONPATH": f"{tmp_path}/site:{ROOT}", "PBLASMP_TEST": str(tmp_path)}
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """Have every Python process of the test run some lines first."""
+
+    def write(code):
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(code)
+
+    return write
+
+
+@pytest.fixture
+def pblasmp(tmp_path, environment):
+    def run(*arguments, prefix=()):
+        command = [*prefix, sys.executable, "-m", "pblasmp", *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def start(tmp_path, environment):
+    """Start the command line and leave it running."""
+    started = []
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "pblasmp", *map(str, arguments)]
+        started.append(
+            subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+def processes(tmp_path):
+    """The processes that this test has started and that still run."""
+    mark = f"PBLASMP_TEST={tmp_path}".encode()
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (directory / "environ").read_bytes():
+                found.append(directory.name)
+    return found
+
+
+def integers(shape, seed, dtype="float64", order="C"):
+    random = np.random.default_rng(seed)
+    real = random.integers(-4, 5, shape)
+    values = real + 1j * random.integers(-4, 5, shape) if np.dtype(dtype).kind == "c" else real
+    return values.astype(dtype, order=order)
+
+
+def op(letter, matrix):
+    return {"N": matrix, "T": matrix.T, "C": matrix.conj().T}[letter]
+
+
+@pytest.mark.parametrize(
+    ("nranks", "trans", "dtype", "orders", "options"),
+    [
+        (1, "NN", "float64", "CC", []),
+        (2, "TN", "float32", "CF", ["--block", "7"]),
+        (3, "NT", "complex128", "FC", ["--grid", "3x1", "--block", "16", "--check"]),
+        (4, "CT", "complex64", "FF", ["--grid", "2x2", "--block", "5", "--alpha", "1+2j", "--check"]),
+        (4, "NN", "float64", "CC", ["--grid", "1x3", "--block", "8", "--alpha", "-2"]),
+        (6, "TT", "float64", "CF", ["--block", "4", "--check"]),
+    ],
+)
+def test_product_of_files(pblasmp, tmp_path, nranks, trans, dtype, orders, options):
+    m, n, k = 37, 41, 29
+    a = integers((m, k) if trans[0] == "N" else (k, m), 1, dtype, orders[0])
+    b = integers((k, n) if trans[1] == "N" else (n, k), 2, dtype, orders[1])
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    done = pblasmp("matmul", "A.npy", "B.npy", "-o", "D.npy", "-n", nranks, "--trans", trans, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    alpha = complex(options[options.index("--alpha") + 1]) if "--alpha" in options else 1
+    alpha = alpha if alpha.imag else alpha.real
+    d = np.load(tmp_path / "D.npy")
+    assert d.dtype == dtype
+    np.testing.assert_array_equal(d, (alpha * (op(trans[0], a) @ op(trans[1], b))).astype(dtype))
+    assert re.search(rf"^grid .* of ({nranks} ranks|one rank) on one node$", done.stdout, re.MULTILINE)
+    assert re.search(r"^multiply +\d+\.\d+ s, \d+\.\d GFLOP/s$", done.stdout, re.MULTILINE)
+    assert ("check     right" in done.stdout) == ("--check" in options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["A.npy", "B.npy", "D.npy"]
+
+
+def test_adding_c_and_converting_integers(pblasmp, tmp_path):
+    a, b, c = (
+        integers((12, 9), 1, int),
+        integers((9, 10), 2, "float32"),
+        integers((12, 10), 3, "float64", "F"),
+    )
+    for name, matrix in (("A", a), ("B", b), ("C", c)):
+        np.save(tmp_path / f"{name}.npy", matrix)
+    given = ["matmul", "A.npy", "B.npy", "--c", "C.npy", "--dtype", "float64", "-n", 2, "--block", 4]
+    assert pblasmp(*given, "-o", "D.npy", "--alpha", 2, "--beta", -1, "--check").returncode == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), 2.0 * a @ b - c)
+    assert pblasmp(*given, "-o", "E.npy").returncode == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "E.npy"), a @ b + c)
+
+
+def test_random_matrices(pblasmp):
+    done = pblasmp("matmul", "--size", 150, "--block", 32, "--dtype", "bfloat16", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ", bfloat16\n" in done.stdout
+    assert "of 4 ranks" in done.stdout
+    assert "check     right" in done.stdout
+
+
+def test_smallest_matrix(pblasmp, tmp_path):
+    done = pblasmp("matmul", "--size", 0, "-n", 3, "--check", "-o", "D.npy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert np.load(tmp_path / "D.npy").shape == (0, 0)
+
+
+def test_in_place_under_mpirun(pblasmp, tmp_path):
+    a, b = integers((12, 9), 1), integers((9, 10), 2)
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    launcher = find_launcher()
+    prefix = launcher.command(3, [])
+    done = pblasmp("matmul", "A.npy", "B.npy", "-o", "D.npy", "--block", 4, prefix=prefix)
+    assert done.returncode == 0
+    assert done.stdout.count("of 3 ranks on one node") == 1
+    np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), a @ b)
+    for bad, message in (
+        (
+            ["-n", 2],
+            f"pblasmp: -n 2, but {'Open MPI' if launcher.kind == 'openmpi' else 'Hydra'} has started 3 ranks",
+        ),
+        (["--grid", "2x2"], "needs 4 ranks, got 3"),
+    ):
+        done = pblasmp("matmul", "A.npy", "B.npy", "-o", "E.npy", *bad, prefix=prefix)
+        assert done.returncode != 0
+        assert done.stderr.count("pblasmp: ") == 1
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "E.npy").exists()
+
+
+def test_run_compares_with_numpy(pblasmp, tmp_path):
+    done = pblasmp("run", "grid-2x3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "on 6 ranks" in done.stdout
+    assert "all equal to NumPy's" in done.stdout
+    done = pblasmp("run", "grid-1x2", "-n", 3)
+    assert "on 3 ranks" in done.stdout
+
+
+WRONG = """
+import pblasmp.matmul as m
+right = m.MatmulPlan.__call__
+def wrong(self, *rest):
+    out = right(self, *rest)
+    if out.context.rank == 1:
+        out.local[0, 0] += 1
+    return out
+m.MatmulPlan.__call__ = wrong
+"""
+
+
+def test_a_wrong_product_is_found_and_not_written(pblasmp, patched, tmp_path):
+    patched(WRONG)
+    done = pblasmp("matmul", "--size", 300, "--block", 32, "--check", "-o", "D.npy")
+    assert (done.returncode, done.stderr) == (1, "pblasmp: the product is wrong, and not written\n")
+    assert "check     WRONG" in done.stdout
+    assert not (tmp_path / "D.npy").exists()
+    done = pblasmp("run", "grid-2x2")
+    assert (done.returncode, done.stderr) == (1, "pblasmp: the product is wrong\n")
+    assert "64 elements, 1 DIFFER from NumPy's" in done.stdout
+
+
+ON_RANK_1 = """
+import os
+import pblasmp.matmul as m
+def call(self, *rest):
+    if self._ctx.rank == 1:
+        {fault}
+    self._ctx.comm.barrier()
+m.MatmulPlan.__call__ = call
+"""
+
+
+def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
+    patched(ON_RANK_1.format(fault="1 / 0"))
+    (tmp_path / "D.npy").write_text("what was here before")
+    done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
+    assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a fault in pblasmp)\n"
+    assert done.returncode == 1
+    assert (tmp_path / "D.npy").read_text() == "what was here before"
+    assert not processes(tmp_path)
+    assert "in call\n" in pblasmp("matmul", "--size", 64, "--debug").stderr
+
+
+def test_a_rank_that_dies_is_told(pblasmp, patched, tmp_path):
+    patched(ON_RANK_1.format(fault="os.kill(os.getpid(), 9)"))
+    done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
+    assert re.fullmatch(r"pblasmp: the ranks ended with status \d+ and without a result\n", done.stderr)
+    assert done.returncode == 1
+    assert not (tmp_path / "D.npy").exists()
+    assert not processes(tmp_path)
+
+
+SLOW = """
+import time
+from pathlib import Path
+import {module} as m
+right = m.{name}
+def slow(*given):
+    Path({here!r}, "slow").touch()
+    time.sleep(60)
+m.{name} = slow
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "number", "status", "said"),
+    [
+        ("pblasmp.matmul", "MatmulPlan.__call__", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.npy", "write", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.npy", "write", signal.SIGTERM, 143, ""),
+        ("pblasmp.npy", "write", signal.SIGHUP, 129, ""),
+    ],
+)
+def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, number, status, said):
+    """While multiplying (the ranks wait for each other), and while writing (the temporary file is there)."""
+    patched(SLOW.format(module=module, name=name, here=str(tmp_path)))
+    process = start("matmul", "--size", 64, "-o", "D.npy")
+    wait_for((tmp_path / "slow").exists)
+    if name == "write":
+        assert list(tmp_path.glob(".D.npy.*"))
+    process.send_signal(number)
+    assert process.communicate(timeout=20)[1].lstrip() == said
+    assert process.returncode == status
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["site", "slow"]
+    assert not processes(tmp_path)
+
+
+def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
+    patched(SLOW.format(module="pblasmp.matmul", name="MatmulPlan.__call__", here=str(tmp_path)))
+    process = start("matmul", "--size", 64)
+    wait_for((tmp_path / "slow").exists)
+    assert len(processes(tmp_path)) > 4
+    process.kill()
+    process.wait()
+    wait_for(lambda: not processes(tmp_path))
+
+
+def test_mpirun_of_another_mpi_is_told(pblasmp, tmp_path, environment):
+    """A launcher whose ranks do not find each other: each is alone in its world."""
+    path = tmp_path / "mpirun"
+    path.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && { echo HYDRA 1.0; exit; }\nn=$2; shift 2\n'
+        'for i in $(seq $n); do "$@" & done; wait\n'
+    )
+    path.chmod(0o755)
+    environment["PBLASMP_MPIRUN"] = str(path)
+    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    assert done.returncode == 2
+    assert re.match(
+        r"pblasmp: 2 ranks were started, but .* sees 1: mpirun belongs to another MPI", done.stderr
+    )
+
+
+def test_progress_on_a_terminal(environment, tmp_path):
+    """Every step is shown; the result follows."""
+    main_end, terminal = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "pblasmp",
+        "matmul",
+        "--size",
+        "600",
+        "-n",
+        "2",
+        "--check",
+        "-o",
+        "D.npy",
+    ]
+    environment |= {"TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=terminal, stderr=terminal
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while select.select([main_end], [], [], LIMIT)[0]:
+                shown += os.read(main_end, 65536)
+    os.close(main_end)
+    assert process.returncode == 0
+    for step in ("starting ranks", "making A and B", "preparing", "multiplying", "checking", "writing"):
+        assert step in shown.decode()
+    assert "GFLOP/s" in shown.decode()
