@@ -192,9 +192,8 @@ class _Transfer:
             for rank, parts in exchange._receives.items()
         }
         self._requests: list[MPI.Request] = []
-        self._after: list[
-            tuple[int, _Part | None, Array]
-        ] = []  # beside each request: source, part to unpack, buffer
+        # Beside each request: source, part to unpack, buffer, and the requests of the message's earlier chunks.
+        self._after: list[tuple[int, _Part | None, Array, list[MPI.Request]]] = []
         self._dtype = exchange.dtype
         for rank in list(self._incoming):
             while self._incoming[rank]:
@@ -230,12 +229,9 @@ class _Transfer:
             self._post(self._comm.irecv(buffer, rank), rank, part, buffer)
 
     def _post(self, requests: list[MPI.Request], rank: int, part: _Part | None, buffer: Array) -> None:
-        """Remember requests; the last of a message carries what is to be done after it."""
-        for request in requests[:-1]:
-            self._requests.append(request)
-            self._after.append((-2, None, buffer))
+        """Remember the requests of a message, and what is to be done when all of it is there."""
         self._requests.append(requests[-1])
-        self._after.append((rank, part, buffer))
+        self._after.append((rank, part, buffer, requests[:-1]))
 
     def finish(self) -> None:
         """Wait until everything that this rank sends and receives is where it belongs."""
@@ -244,11 +240,12 @@ class _Transfer:
 
             i = MPI.Request.Waitany(self._requests)
             self._requests.pop(i)
-            rank, part, buffer = self._after.pop(i)
+            rank, part, buffer, earlier = self._after.pop(i)
+            MPI.Request.Waitall(earlier)  # chunks arrive in any order
             if rank == -1:
                 self._free += 1
                 self._fill()
-            elif rank >= 0:
+            else:
                 if self._incoming[rank]:
                     self._receive(rank)
                 if part is not None:
