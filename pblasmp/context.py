@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import npy
 from .comm import CLOSING, Agreement, Cell, Exchange, Side, is_agreed, leave, watch, wrap
-from .dtypes import as_dtype
+from .dtypes import DTYPES, as_dtype
 from .engines.base import Engine
 from .engines.choice import choose_engine
 from .errors import ClosedError, LayoutError
@@ -72,6 +72,7 @@ class Context:
         self._control = wrap(comm)
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
+        self._adopted = 0
         self.engine: Engine = choose_engine(engine, self.comm)
         self._open = True
         watch(self)
@@ -181,9 +182,11 @@ class Context:
             self, descriptor, self.engine.empty(shape, descriptor.dtype, descriptor.order, ld)
         )
 
-    def adopt(self, child: Closable) -> None:
-        """Close ``child`` when this context closes. Local."""
+    def adopt(self, child: Closable) -> int:
+        """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
         self._children.append(child)
+        self._adopted += 1
+        return self._adopted
 
     def release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""
@@ -251,7 +254,7 @@ class Context:
             raise LayoutError(f"array: shape is {values.shape}, the descriptor's {descriptor.shape}")
         if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
             raise LayoutError(f"array: {values.dtype} does not convert to {descriptor.dtype.name}")
-        if values.dtype.kind not in "biufc" and values.dtype != descriptor.dtype:
+        if values.dtype.kind not in "biufc" and values.dtype not in DTYPES.values():
             raise LayoutError(f"array: expected numbers, got {values.dtype}")
         return values
 
@@ -312,13 +315,15 @@ class Context:
             if array.dtype != descriptor.dtype:
                 raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
             contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
+            item, apart = array.itemsize, array.strides[other]
             if array.size and (
-                (expected[contiguous] > 1 and array.strides[contiguous] != array.itemsize)
-                or (expected[other] > 1 and array.strides[other] < expected[contiguous] * array.itemsize)
+                (expected[contiguous] > 1 and array.strides[contiguous] != item)
+                or (expected[other] > 1 and (apart < expected[contiguous] * item or apart % item))
             ):
                 raise LayoutError(
                     f"local array: strides are {array.strides} bytes, expected contiguous "
-                    f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}"
+                    f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}, "
+                    f"a multiple of {item} bytes apart"
                 )
             return DistributedMatrix(self, descriptor, array)
 

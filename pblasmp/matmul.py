@@ -142,7 +142,12 @@ def plan_matmul(
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         result = ctx.allocate(d) if out is None else out
         _check_overlap(ctx, a, b, c, result)
-    return MatmulPlan(ctx, asked, problem, (a, b, c, result), options)
+        stand_ins = {
+            name: ctx.allocate(new)
+            for name in "abcd"
+            if (new := getattr(problem, name)) is not None and new != getattr(asked, name)
+        }
+    return MatmulPlan(ctx, asked, problem, (a, b, c, result), stand_ins, options)
 
 
 def _context(*matrices: object) -> Context:
@@ -201,6 +206,8 @@ def _check_overlap(
     c: DistributedMatrix | None,
     out: DistributedMatrix,
 ) -> None:
+    if not getattr(out.local.flags, "writeable", True):
+        raise LayoutError("out: its local array is read-only")
     for name, x in (("a", a), ("b", b)):
         if ctx.engine.overlap(x.local, out.local):
             raise LayoutError(f"out: shares memory with {name}; expected a matrix of its own")
@@ -222,23 +229,19 @@ class MatmulPlan:
         asked: MatmulProblem,
         problem: MatmulProblem,
         matrices: tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None, DistributedMatrix],
+        stand_ins: dict[str, DistributedMatrix],
         options: Options,
     ) -> None:
         self._ctx, self._asked, self.problem, self._options = ctx, asked, problem, options
-        self._matrices = matrices
+        self._matrices, self._stand_ins = matrices, stand_ins
         self._open = True
+        read = {"a": options.alpha != 0, "b": options.alpha != 0, "c": options.beta != 0}
+        self._moved_in = [name for name in "abc" if name in stand_ins and read[name]]
+        self._locals = self._used(dict(zip("abcd", matrices, strict=True)))
         with ctx.agreement("matmul: preparing"):
-            read = {"a": options.alpha != 0, "b": options.alpha != 0, "c": options.beta != 0}
-            self._stand_ins = {
-                name: ctx.allocate(new)
-                for name in "abcd"
-                if (new := getattr(problem, name)) is not None and new != getattr(asked, name)
-            }
-            self._moved_in = [name for name in "abc" if name in self._stand_ins and read[name]]
-            self._locals = self._used(dict(zip("abcd", matrices, strict=True)))
             self._product = ctx.engine.prepare(problem, options, self._locals)
-        self._only_queues = not ctx.engine.agrees and not self._stand_ins
-        ctx.adopt(self)
+        self._only_queues = not ctx.engine.agrees and not stand_ins
+        self._number = ctx.adopt(self)
 
     @property
     def workspace(self) -> Workspace:
@@ -267,7 +270,7 @@ class MatmulPlan:
                 raise ClosedError("this plan is closed")
             given = [self._replaced(i, x) for i, x in enumerate((a, b, c))]
             out = self._matrices[3]
-            facts.update(product=self._asked, replaced=(a is not None, b is not None, c is not None))
+            facts.update(plan=self._number, product=self._asked, replaced=[x is not None for x in (a, b, c)])
             _check_overlap(self._ctx, given[0], given[1], given[2], out)  # type: ignore[arg-type]
         self._run(dict(zip("abcd", (*given, out), strict=True)))
         return out
