@@ -258,6 +258,29 @@ def check(files: tuple[str, ...]) -> None:
         raise click.UsageError(f"{bad} of {len(files)} files {'is' if bad == 1 else 'are'} not legal")
 
 
+@cli.command(
+    epilog=_examples(
+        "pblasmp show problem.toml                      in the terminal",
+        "pblasmp show problem.toml --output layout.svg  as a picture (PNG, SVG or PDF)",
+        "pblasmp show nvidia-allgather                  a problem that comes with pblasmp",
+    )
+)
+@click.argument("file", metavar="FILE.toml")
+@click.option("-o", "--output", metavar="PICTURE", type=_FILE, help="Write a picture; needs pblasmp[plot].")
+@_debug
+def show(file: str, output: Path | None) -> None:
+    """Show who owns which block of the matrices of a descriptor file, and every local array."""
+    from ..drawing import draw
+    from ..drawing import show as show_in_terminal
+    from ..layout.files import load_problem
+
+    found = load_problem(file)
+    if output is None:
+        show_in_terminal(found)
+    else:
+        draw(found, output)
+
+
 @cli.command(epilog=_examples("pblasmp info", "pblasmp info --json > versions.json"))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_debug

@@ -123,6 +123,10 @@ BAD = [
     ("run bad.toml", "blok: unknown key: did you mean 'block'?"),
     ("run illegal.toml", "illegal.toml"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: -n 2"),
+    ("show", "Missing argument 'FILE.toml'"),
+    ("show none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
+    ("show good.toml -o picture.txt", "cannot draw 'picture.txt': expected a name that ends in"),
+    ("show good.toml -o none/picture.png", "none/picture.png: No such file or directory"),
     ("check", "Missing argument 'FILE.toml...'"),
     ("check good.toml illegal.toml none.toml", "2 of 3 files are not legal"),
     ("check bad.toml", "1 of 1 files is not legal"),
@@ -204,6 +208,16 @@ def test_check_explains(pblasmp, files):
 def test_check_takes_the_names_of_problems_and_grids_that_come_along(pblasmp):
     assert pblasmp("check", "grid-2x2")[0] == 0
     assert pblasmp("check", ROOT / "descriptors" / "grids" / "2x2.toml")[0] == 0
+
+
+def test_show(pblasmp, files):
+    status, out, err = pblasmp("show", "good.toml")
+    assert (status, err) == (0, "")
+    assert out.startswith("Small\n")
+    assert "This product is legal" in out
+    for name, start in (("picture.png", b"\x89PNG"), ("picture.svg", b"<?xml")):
+        assert pblasmp("show", "good.toml", "--output", name) == (0, "", "")
+        assert (files / name).read_bytes().startswith(start)
 
 
 def test_info(pblasmp):
