@@ -196,6 +196,12 @@ def test_an_unknown_type_is_refused():
         MatrixDescriptor((3, 4), (1, 1), Grid(1, 1), dtype="int64")
 
 
+def test_the_widest_local_array_may_be_that_of_the_second_process():
+    """The first block is cut to one row, so the process after the source has the most."""
+    with pytest.raises(LayoutError, match="ld: 3 is too small: the local arrays are up to 4 rows high"):
+        MatrixDescriptor((5, 1), (4, 1), Grid(3, 1), order="F", lead=(3, 0), ld=3)
+
+
 @given(descriptors())
 def test_the_padding_must_hold_every_local_array(d):
     widest = max(len(x[1 if d.order == "C" else 0]) for x in local_indices(d))

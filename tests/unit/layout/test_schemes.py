@@ -19,6 +19,8 @@ BUILDERS = {
 PRODUCTS = {"ag": ("NN", "TN", "NT", "TT"), "rs": ("NN", "TN", "NT", "TT"), "ar": ("TN",)}
 CASES = [(scheme, ops) for scheme, products in PRODUCTS.items() for ops in products]
 
+SIZES = [(8, 12, 20, 4), (6, 18, 12, 3), (16, 8, 8, 8), (5, 7, 3, 1), (1, 1, 1, 1)]
+
 # Shape, block, grid and leading dimension of every operand by its op, column-major.
 # "col" is a P x 1 grid in column order, "row" a 1 x P grid in row order.
 TABLE = {
@@ -56,9 +58,7 @@ def assert_is(x, row, order):
     assert [x.lld(rank) for rank in range(grid.size)] == [lld] * grid.size
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k", "nranks"), [(8, 12, 20, 4), (6, 18, 12, 3), (16, 8, 8, 8), (5, 7, 3, 1)]
-)
+@pytest.mark.parametrize(("m", "n", "k", "nranks"), SIZES)
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 def test_the_table_in_fortran_order(scheme, ops, m, n, k, nranks):
     p = BUILDERS[scheme](m, n, k, nranks, *ops)
@@ -68,9 +68,7 @@ def test_the_table_in_fortran_order(scheme, ops, m, n, k, nranks):
     p.validate()
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k", "nranks"), [(8, 12, 20, 4), (6, 18, 12, 3), (16, 8, 8, 8), (5, 7, 3, 1)]
-)
+@pytest.mark.parametrize(("m", "n", "k", "nranks"), SIZES)
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 def test_the_table_in_c_order(scheme, ops, m, n, k, nranks):
     """D^T = op(B)^T op(A)^T: the table's A is B, its B is A, its m is n and its n is m."""
