@@ -59,13 +59,17 @@ class Context:
         comm: an mpi4py communicator, by default COMM_WORLD; a duplicate is used. Without MPI: one process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
             of its own and the library loads, else host. ``ctx.engine.why`` says which and why.
+        nccl: an NCCL communicator of the same ranks that cublasmp shall use, as its address (an int) or nccl4py's
+            object; it is never destroyed here. By default the engine makes one.
 
     Raises:
         LayoutError: the engine's name is unknown.
         LibraryNotFoundError: a library that the engine needs is missing.
     """
 
-    def __init__(self, comm: MPI.Comm | None = None, engine: EngineName = "auto") -> None:
+    def __init__(
+        self, comm: MPI.Comm | None = None, engine: EngineName = "auto", *, nccl: object = None
+    ) -> None:
         self._open = False
         caller = sys._getframe(1)
         self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
@@ -73,7 +77,7 @@ class Context:
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
         self._adopted = 0
-        self.engine: Engine = choose_engine(engine, self.comm)
+        self.engine: Engine = choose_engine(engine, self.comm, nccl)
         self._open = True
         watch(self)
 
@@ -171,16 +175,12 @@ class Context:
         """Return the local arrays of a matrix's cells as an exchange wants them, None for other ranks. Local."""
         return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
 
-    def allocate(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
-        """Return an uninitialised matrix without agreement. Local."""
-        if self.rank >= descriptor.grid.size:
-            return DistributedMatrix(
-                self, descriptor, self.engine.empty((0, 0), descriptor.dtype, descriptor.order, 1)
-            )
-        shape, ld = descriptor.local_shape(self.rank), descriptor.lld(self.rank)
-        return DistributedMatrix(
-            self, descriptor, self.engine.empty(shape, descriptor.dtype, descriptor.order, ld)
-        )
+    def allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> DistributedMatrix:
+        """Return an uninitialised matrix without agreement. Local; collective if ``symmetric``."""
+        inside = self.rank < descriptor.grid.size
+        shape, ld = (descriptor.local_shape(self.rank), descriptor.lld(self.rank)) if inside else ((0, 0), 1)
+        local = self.engine.empty(shape, descriptor.dtype, descriptor.order, ld, symmetric=symmetric)
+        return DistributedMatrix(self, descriptor, local)
 
     def adopt(self, child: Closable) -> int:
         """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
@@ -194,13 +194,22 @@ class Context:
 
     # -- matrices
 
-    def empty(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
+    def empty(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> DistributedMatrix:
         """Return an uninitialised matrix. Collective over the context.
+
+        Args:
+            descriptor: how it lies.
+            symmetric: put it in memory that other GPUs reach (cublasmp), which lets AllGather + GEMM read its gathered
+                operand in place. Such memory is given back when the context closes. On the host: no difference.
 
         Raises:
             LayoutError: the grid has more ranks than the context.
+            MemoryError: a GPU has no room for it, on every rank.
         """
-        return self._new("empty", descriptor)
+        with self.agreement("empty") as facts:
+            facts.update(descriptor=descriptor, symmetric=symmetric)
+            self.check_descriptor(descriptor)
+        return self.allocate(descriptor, symmetric=symmetric)
 
     def zeros(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
         """Return a matrix of zeros. Collective over the context."""

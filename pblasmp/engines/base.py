@@ -50,17 +50,21 @@ class Product(Protocol):
 
     Attributes:
         workspace: what it needs on this rank.
-        path: name of the way it takes.
         sent_bytes: what this rank sends to other ranks in one run.
         copied_bytes: what this rank copies, to its own memory or the node's, in one run.
-        notes: anything a reader of the plan's report should know.
     """
 
     workspace: Workspace
-    path: str
     sent_bytes: int
     copied_bytes: int
-    notes: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """Name of the way it takes."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Anything a reader of the plan's report should know."""
 
     def run(self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray) -> None:
         """Compute D from the local arrays. Collective over the context."""
@@ -85,8 +89,10 @@ class Engine(Protocol):
     why: str
     agrees: bool
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int) -> LocalArray:
-        """Return an uninitialised local array with leading dimension ``ld``."""
+    def empty(
+        self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
+    ) -> LocalArray:
+        """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
     def adopt(self, array: Any) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.

@@ -53,7 +53,15 @@ class HostEngine:
         self.threads = max(1, cores // self._node.size)
         self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
 
-    def empty(self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int) -> NDArray[Any]:
+    def empty(
+        self,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+        order: str,
+        ld: int,
+        *,
+        symmetric: bool = False,  # noqa: ARG002 - every rank of a node reads the shared copy anyway
+    ) -> NDArray[Any]:
         """Return an uninitialised local array with leading dimension ``ld``. Local."""
         rows, cols = shape
         if order == "C":

@@ -110,7 +110,9 @@ class SlabProduct:
         made = [s for stagings in self._stagings for s in stagings if s is not None]
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)
-        self._fenced = path == "shared" and not all(self._in_place)  # the same on every rank, also on idle ones
+        self._fenced = path == "shared" and not all(
+            self._in_place
+        )  # the same on every rank, also on idle ones
         self._bytes = [
             0 if still else x.memory_bytes(self._domain, width)
             for x, still in zip(self._operands, self._in_place, strict=True)

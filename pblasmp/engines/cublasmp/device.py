@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU a rank takes: that of its number on the node, and nobody else's."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+from ...comm import Communicator
+from ...errors import LibraryNotFoundError, UnsupportedError
+
+__all__ = ["Device", "find_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A rank's GPU: its CUDA index here, its PCI address, and the node it is in."""
+
+    index: int
+    bus: str
+    host: str
+
+
+def find_device(comm: Communicator) -> Device | Exception:
+    """Return this rank's GPU, or why not every rank has a GPU of its own; the same outcome on all. Collective.
+
+    A rank takes the GPU whose index is its number among the ranks of its node; where a launcher shows each rank a
+    single GPU, that one.
+    """
+    node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
+    found = comm.allgather(_own(node.index(comm.rank), len(node)))
+    wrong = [(rank, fault) for rank, fault in enumerate(found) if isinstance(fault, Exception)]
+    if wrong:
+        rank, fault = wrong[0]
+        return type(fault)(f"{fault} (on rank {rank})")
+    holders: dict[Device, int] = {}
+    for rank, device in enumerate(found):
+        place = Device(0, device.bus, device.host)
+        if place in holders:
+            return UnsupportedError(
+                f"ranks {holders[place]} and {rank} have the same GPU ({device.bus} of {device.host}): "
+                "start one rank per GPU, or show each rank its own through CUDA_VISIBLE_DEVICES"
+            )
+        holders[place] = rank
+    mine = found[comm.rank]
+    assert isinstance(mine, Device)
+    return mine
+
+
+def _own(number: int, ranks: int) -> Device | Exception:
+    try:
+        import cupy
+    except ImportError as error:
+        return LibraryNotFoundError(f"CuPy is not installed ({error}): pip install 'pblasmp[cu13]'")
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+        if count == 0:
+            return LibraryNotFoundError("no GPU is visible")
+        if 1 < count < ranks:
+            return UnsupportedError(f"{ranks} ranks on a node with {count} GPUs: start one rank per GPU")
+        index = number if count > 1 else 0
+        peers = [peer for peer in range(min(count, ranks)) if peer != index]
+        deaf = [peer for peer in peers if not runtime.deviceCanAccessPeer(index, peer)]
+        if deaf:
+            return UnsupportedError(f"GPU {index} cannot reach GPU {deaf[0]} of its node (no peer access)")
+        return Device(index, runtime.deviceGetPCIBusId(index), platform.node())
+    except runtime.CUDARuntimeError as error:
+        return LibraryNotFoundError(f"no GPU can be used: {error}")

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CublasmpEngine: the GPU of a rank, its communicators, grids and workspaces, and the products on them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...bindings import GridLayout, Library, version_text
+from ...comm import Agreement, Communicator
+from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
+from ...layout import Grid, MatmulProblem
+from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap
+from ..base import Options, Product
+from . import faults
+from .device import Device
+from .product import CublasmpProduct, LocalProduct
+from .types import ALGORITHMS
+
+__all__ = ["CublasmpEngine"]
+
+_WINDOWS_SINCE = 800
+
+
+class CublasmpEngine:
+    """Products on GPUs. Making and closing one is collective over ``comm``.
+
+    Args:
+        comm: the ranks of the context.
+        device: this rank's GPU.
+        library: cuBLASMp, opened.
+        why: why this engine was taken.
+        nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+    """
+
+    name = "cublasmp"
+    agrees = False
+
+    def __init__(
+        self, comm: Communicator, device: Device, library: Library, why: str, nccl: Any = None
+    ) -> None:
+        import cupy
+        import nccl.core as nccl_core
+
+        self.why = why
+        self.library, self.version, self.rank = library, library.version, comm.rank
+        self.device = device
+        self._comm, self._cupy, self._nccl_core = comm, cupy, nccl_core
+        self._closers: list[Callable[[], None]] = []  # run last first
+        before = cupy.cuda.runtime.getDevice()
+        cupy.cuda.Device(device.index).use()
+        self._closers.append(lambda: cupy.cuda.Device(before).use())
+        self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
+        self._nccl = self._communicator(nccl)
+        self._communicators = {comm.size: self._nccl}
+        handle = ctypes.c_void_p()
+        self._stream = cupy.cuda.get_current_stream().ptr
+        library.cublasMpCreate(ctypes.byref(handle), self._stream)
+        self._closers.append(lambda: library.cublasMpDestroy(handle.value))
+        assert handle.value is not None
+        self.handle = handle.value
+        self._grids: dict[Grid, int] = {}
+        self._workspaces: dict[Grid, SharedWorkspace] = {}
+
+    # -- what is made once
+
+    def _windows(self) -> NcclWindows:
+        lib = self.library
+        allocate = lambda nbytes: self._nccl_core.mem_alloc(nbytes, self.device.index)  # noqa: E731
+        return NcclWindows(allocate, lib.cublasMpBufferRegister, lib.cublasMpBufferDeregister)
+
+    def _nvshmem(self) -> NvshmemHeap:
+        return NvshmemHeap(self._comm.rank, self._comm.size, self._comm.bcast, self.device.index)
+
+    def _communicator(self, given: Any) -> Any:
+        """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
+        core = self._nccl_core
+        if given is not None:
+            return core.Communicator(given) if isinstance(given, int) else given
+        uid = self._comm.bcast(core.get_unique_id() if self._comm.rank == 0 else None)
+        nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
+        self._closers.append(nccl.destroy)
+        return nccl
+
+    @property
+    def nccl_version(self) -> str:
+        """Version of the NCCL that is loaded."""
+        return str(self._nccl_core.get_version().libnccl_version)
+
+    def grid(self, grid: Grid) -> int:
+        """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
+        if grid not in self._grids:
+            nccl = self._sub_communicator(grid.size)
+            handle = ctypes.c_void_p()
+            if self.rank < grid.size:
+                layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
+                self.library.cublasMpGridCreate(
+                    grid.nprow, grid.npcol, layout, nccl.ptr, ctypes.byref(handle)
+                )
+            self._grids[grid] = handle.value or 0
+        return self._grids[grid]
+
+    def _sub_communicator(self, size: int) -> Any:
+        if size not in self._communicators:
+            part = self._nccl.split(0 if self.rank < size else None, self.rank)
+            self._communicators[size] = part
+            if self.rank < size:
+                self._closers.append(part.destroy)
+        return self._communicators[size]
+
+    def workspace(self, grid: Grid) -> SharedWorkspace:
+        """Return the workspace of the plans whose D lies on ``grid``. Local; growing it is collective."""
+        if grid not in self._workspaces:
+            self._workspaces[grid] = SharedWorkspace(
+                self.heap,
+                self.grid(grid),
+                self._cupy.cuda.alloc_pinned_memory,
+                self._cupy.cuda.runtime.deviceSynchronize,
+                self._room_for,
+            )
+        return self._workspaces[grid]
+
+    def _room_for(self, nbytes: int) -> None:
+        """Raise MemoryError on every rank if one of them has no room for ``nbytes`` on its GPU. Collective."""
+        with Agreement(self._comm, "workspace") as facts:
+            facts["bytes"] = nbytes
+            free, _ = self._cupy.cuda.runtime.memGetInfo()
+            if free < nbytes:
+                self._cupy.get_default_memory_pool().free_all_blocks()
+                free, _ = self._cupy.cuda.runtime.memGetInfo()
+            if free < nbytes:
+                raise MemoryError(
+                    f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
+                )
+
+    def largest(self, sizes: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        """Return the largest of every rank's ``sizes()``, or raise what it raises on any rank. Collective."""
+        mine: tuple[int, int] = (0, 0)
+        with Agreement(self._comm, "matmul: descriptors"):
+            mine = sizes()
+        everyone = self._comm.allgather(mine)
+        return max(device for device, _ in everyone), max(host for _, host in everyone)
+
+    # -- arrays
+
+    def empty(
+        self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
+    ) -> Any:
+        """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
+        rows, cols = shape
+        padded = (rows, ld) if order == "C" else (ld, cols)
+        memory = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None
+        array = self._cupy.ndarray(padded, dtype, memory, order=order)
+        return array[:, :cols] if order == "C" else array[:rows]
+
+    def _symmetric(self, nbytes: int) -> Any:
+        nbytes = max(self._comm.allgather(max(1, nbytes)))
+        self._room_for(nbytes)
+        address = self.heap.allocate(nbytes)
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, self, self.device.index)
+        return self._cupy.cuda.MemoryPointer(memory, 0)
+
+    def empty_like(self, array: Any, dtype: np.dtype) -> Any:
+        """Return an uninitialised array of the shape and strides of ``array``. Local."""
+        order = "F" if array.flags.f_contiguous or array.strides[0] < array.strides[1] else "C"
+        return self._cupy.empty(array.shape, dtype, order=order)
+
+    def adopt(self, array: Any) -> Any:
+        """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
+        cupy = self._cupy
+        try:
+            if not isinstance(array, cupy.ndarray):
+                array = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            raise LayoutError(
+                f"local array: {type(array).__name__} does not share GPU memory: {error}"
+            ) from None
+        if array.device.id != self.device.index:
+            raise LayoutError(f"local array: is on GPU {array.device.id}, this rank's is {self.device.index}")
+        return array
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """Return a NumPy copy of the values. Local."""
+        order = "F" if array.strides[0] < array.strides[1] else "C"
+        values: NDArray[Any] = self._cupy.asnumpy(array, order=order)
+        return values
+
+    def from_host(self, array: Any, values: NDArray[Any]) -> None:
+        """Write ``values`` into ``array``. Local."""
+        if array.size:
+            array[...] = self._cupy.asarray(values)
+
+    def overlap(self, a: Any, b: Any) -> bool:
+        """Return whether two local arrays have an element in common. Local."""
+        if a.size == 0 or b.size == 0:
+            return False
+        try:
+            return np.shares_memory(_addresses(a), _addresses(b), max_work=10_000)  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+
+    def follow_stream(self) -> None:
+        """Queue what follows on CuPy's current stream. Local."""
+        stream = self._cupy.cuda.get_current_stream().ptr
+        if stream != self._stream:
+            self.library.cublasMpSetStream(self.handle, stream)
+            self._stream = stream
+
+    # -- products
+
+    def prepare(self, problem: MatmulProblem, options: Options, arrays: Sequence[Any | None]) -> Product:
+        """Prepare a legal product. Collective over the context."""
+        if options.algo != "auto":
+            algo = ALGORITHMS.get(options.algo)
+            if algo is None:
+                raise UnsupportedError(
+                    f"algo: cuBLASMp has auto, {', '.join(ALGORITHMS)}, got {options.algo!r}"
+                )
+            if self.version < algo.since:
+                needed, found = version_text(algo.since), version_text(self.version)
+                raise UnsupportedError(f"algo {options.algo!r} needs cuBLASMp {needed}, found {found}")
+        form = problem.column_major()
+        if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
+            return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
+        if faults.nt_is_wrong(self.version, form):
+            raise UnsupportedError(
+                f"op N times op T with unequal blocks is computed wrongly by cuBLASMp {version_text(self.version)}"
+            )
+        return CublasmpProduct(self, problem, options, arrays)
+
+    def close(self) -> None:
+        """Give everything back, last made first. Collective over the context."""
+        self._cupy.cuda.runtime.deviceSynchronize()
+        for workspace in reversed(list(self._workspaces.values())):
+            workspace.close()
+        grids = [handle for handle in reversed(list(self._grids.values())) if handle]
+        for handle in grids:
+            self.heap.withdraw(handle)
+        self.heap.close()
+        for handle in grids:
+            self.library.cublasMpGridDestroy(handle)
+        self._grids.clear()
+        self._workspaces.clear()
+        for closer in reversed(self._closers):
+            closer()
+        self._closers.clear()
+
+
+def _addresses(array: Any) -> NDArray[Any]:
+    """Return a NumPy array at the same addresses: never to be read, only to be compared."""
+
+    class Described:
+        __array_interface__ = {  # noqa: RUF012
+            "data": (array.data.ptr, True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "version": 3,
+        }
+
+    return np.asarray(Described())
+
+
+def open_library() -> Library | LibraryNotFoundError | UnsupportedError:
+    """Return cuBLASMp, opened, or why it cannot be used here. Local."""
+    try:
+        import nccl.core  # noqa: F401
+    except ImportError as error:
+        return LibraryNotFoundError(f"nccl4py is not installed ({error}): pip install 'pblasmp[cu13]'")
+    try:
+        return Library()
+    except (LibraryNotFoundError, UnsupportedError) as error:
+        return error

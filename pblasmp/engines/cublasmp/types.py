@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pblasmp's names are in cuBLASMp's numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...bindings import ComputeType, DataType, MatmulAlgoType
+from ...errors import UnsupportedError
+
+__all__ = ["ALGORITHMS", "DATA_TYPES", "compute_type", "scale_dtype"]
+
+DATA_TYPES = {
+    "float64": DataType.R_64F,
+    "float32": DataType.R_32F,
+    "float16": DataType.R_16F,
+    "bfloat16": DataType.R_16BF,
+    "complex64": DataType.C_32F,
+    "complex128": DataType.C_64F,
+}
+
+ALGORITHMS = {algo.name.lower(): algo for algo in MatmulAlgoType}
+"""cuBLASMp's algorithms by the names that ``algo=`` takes."""
+
+_COMPUTE = {
+    None: {"float32": ComputeType.COMPUTE_32F, "float64": ComputeType.COMPUTE_64F},
+    "tf32": {"float32": ComputeType.COMPUTE_32F_FAST_TF32},
+    "bf16x9": {"float32": ComputeType.COMPUTE_32F_EMULATED_16BFX9},
+    "fixedpoint": {"float64": ComputeType.COMPUTE_64F_EMULATED_FIXEDPOINT},
+}
+
+
+def scale_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the type of alpha and beta, which products of ``dtype`` are also summed in."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
+    """Return the compute type for operands of ``dtype``.
+
+    Raises:
+        UnsupportedError: there is no such way to compute this type.
+    """
+    if compute not in _COMPUTE:
+        raise UnsupportedError(f"compute: expected None, 'tf32', 'bf16x9' or 'fixedpoint', got {compute!r}")
+    precision = "float64" if dtype.name in ("float64", "complex128") else "float32"
+    row = _COMPUTE[compute]
+    if precision not in row or (compute is not None and dtype.itemsize == 2):
+        raise UnsupportedError(
+            f"compute: {compute!r} is for {' or '.join(row)}, the operands are {dtype.name}"
+        )
+    return row[precision]

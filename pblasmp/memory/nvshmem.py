@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVSHMEM's symmetric heap, for cuBLASMp 0.5 to 0.7, through nvshmem4py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import LibraryNotFoundError, UnsupportedError
+
+__all__ = ["NvshmemHeap"]
+
+
+class NvshmemHeap:
+    """NVSHMEM over all ranks of a context: initialised if nobody has, finalised only if we did. Collective.
+
+    Args:
+        rank, size: this rank's number, and how many there are: all of those that NVSHMEM knows.
+        bcast: returns rank 0's value on every rank.
+        device: index of this rank's GPU.
+
+    Raises:
+        LibraryNotFoundError: nvshmem4py is not installed.
+        UnsupportedError: NVSHMEM runs already, over another number of ranks.
+    """
+
+    def __init__(self, rank: int, size: int, bcast: Callable[[Any], Any], device: int) -> None:
+        try:
+            import nvshmem.core as core
+            from cuda.core import Device
+        except ImportError as error:
+            raise LibraryNotFoundError(
+                f"cuBLASMp before 0.8 needs NVSHMEM and nvshmem4py ({error}): pip install 'pblasmp[cu13]'"
+            ) from None
+        self._core: Any = core
+        self._buffers: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
+        if self._ours:
+            uid = core.get_unique_id(empty=rank != 0)
+            uid._data[...] = bcast(uid._data)
+            core.init(device=Device(device), uid=uid, rank=rank, nranks=size, initializer_method="uid")
+        elif core.n_pes() != size:
+            raise UnsupportedError(
+                f"NVSHMEM already runs over {core.n_pes()} ranks, the context has {size}: they must be the same"
+            )
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of ``nbytes`` of new memory. Collective over all ranks."""
+        buffer = self._core.buffer(nbytes)
+        address = int(buffer.handle)
+        self._buffers[address], self._sizes[address] = buffer, nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        """Give memory back. Collective over all ranks."""
+        self._sizes.pop(address)
+        self._core.free(self._buffers.pop(address))
+
+    def offer(self, address: int, grid: int) -> None:
+        """Nothing to do: the whole heap is reachable by everyone."""
+
+    def withdraw(self, grid: int) -> None:
+        """Nothing to do."""
+
+    def holds(self, address: int) -> int:
+        """Return the start of the allocation that ``address`` lies in, 0 where there is none. Local."""
+        return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
+
+    def close(self) -> None:
+        """Give everything back, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
+        for address in reversed(list(self._buffers)):
+            self.free(address)
+        if self._ours:
+            self._core.finalize()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workspace that all plans of a grid share: one buffer on the device, one pinned on the host, both growing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from .symmetric import SymmetricHeap
+
+__all__ = ["SharedWorkspace"]
+
+
+class SharedWorkspace:
+    """Two growing buffers. Plans keep ``device`` and ``host``, whose values are the current addresses.
+
+    Args:
+        heap: where device memory comes from.
+        grid: the grid that uses it (a handle); 0 on ranks outside it, which still take part in allocating.
+        host: ``host(nbytes)`` returns pinned memory: an object with ``ptr``.
+        idle: waits until all work on the device is done.
+        room_for: ``room_for(nbytes)`` raises on every rank when one of them lacks the device memory. Collective.
+
+    Attributes:
+        generation: counts the replacements, so that what holds addresses (a CUDA graph) can tell that they are stale.
+    """
+
+    def __init__(
+        self,
+        heap: SymmetricHeap,
+        grid: int,
+        host: Callable[[int], Any],
+        idle: Callable[[], None],
+        room_for: Callable[[int], None],
+    ) -> None:
+        self._heap, self._grid, self._new_host, self._idle, self._room_for = heap, grid, host, idle, room_for
+        self.device, self.host = ctypes.c_void_p(), ctypes.c_void_p()
+        self._device_bytes = self._host_bytes = 0
+        self._host_memory: Any = None
+        self.generation = 0
+
+    def covers(self, device_bytes: int, host_bytes: int) -> bool:
+        """Return whether the buffers are that large already. Local."""
+        return device_bytes <= self._device_bytes and host_bytes <= self._host_bytes
+
+    def grow(self, device_bytes: int, host_bytes: int) -> None:
+        """Make the buffers at least that large, the same on every rank. Collective.
+
+        Waits for work in flight before a buffer is replaced.
+        """
+        if self.covers(device_bytes, host_bytes):
+            return
+        self._idle()
+        self.generation += 1
+        if device_bytes > self._device_bytes:
+            self._free_device()
+            self._room_for(device_bytes)
+            address = self._heap.allocate(device_bytes)
+            if self._grid:
+                self._heap.offer(address, self._grid)
+            self.device.value, self._device_bytes = address, device_bytes
+        if host_bytes > self._host_bytes:
+            self._host_memory = self._new_host(host_bytes)
+            self.host.value, self._host_bytes = self._host_memory.ptr, host_bytes
+
+    def _free_device(self) -> None:
+        if self.device.value:
+            address, self.device.value, self._device_bytes = self.device.value, None, 0
+            self._heap.free(address)
+
+    def close(self) -> None:
+        """Give both buffers back. Collective."""
+        self._free_device()
+        self._host_memory, self.host.value, self._host_bytes = None, None, 0
