@@ -20,6 +20,7 @@ if __package__ in (None, ""):
 
 from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
 
+HERE = Path(__file__).resolve().parent
 NRANKS = 4
 
 
@@ -70,7 +71,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="measured rounds")
     parser.add_argument("--directory", type=Path, help="where to save and load; default: a temporary one")
     parser.add_argument("--quick", action="store_true", help="a small matrix: does it run?")
-    parser.add_argument("--json", type=Path, default=Path("redistribution.json"), help="where the results go")
+    parser.add_argument(
+        "--json", type=Path, default=HERE / "redistribution.json", help="where the results go"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.n = 512
