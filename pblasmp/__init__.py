@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
-    from .matmul import matmul as matmul
-    from .matmul import plan_matmul as plan_matmul
+    from .products import matmul as matmul
+    from .products import plan_matmul as plan_matmul
     from .matrix import DistributedMatrix as DistributedMatrix
 
 __version__ = "0.1.0.dev0"
@@ -49,9 +49,9 @@ _HOME = {
     "RankMismatchError": "errors",
     "StatusError": "errors",
     "UnsupportedError": "errors",
-    "matmul": "matmul",
+    "matmul": "products",
     "numroc": "layout",
-    "plan_matmul": "matmul",
+    "plan_matmul": "products",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604

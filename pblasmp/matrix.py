@@ -24,7 +24,7 @@ __all__ = ["DistributedMatrix"]
 
 
 class DistributedMatrix:
-    """A matrix spread over the ranks of a context. Made by the context's methods, not directly.
+    """A matrix spread over the ranks of a context. Made by the context's methods, not directly. Local.
 
     Attributes:
         context: the context it belongs to.
@@ -144,7 +144,7 @@ class DistributedMatrix:
         return out
 
     def move_to(self, out: DistributedMatrix) -> None:
-        """Write this matrix into ``out``, of the same shape and any layout, without checks. Collective."""
+        """Write this matrix into ``out``, of the same shape and any layout, without checks. Collective over the context."""
         ctx = self.context
         sides = Side.of(self.descriptor), Side.of(out.descriptor)
         host = out.on_host()
@@ -205,7 +205,7 @@ class DistributedMatrix:
         """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
         if not isinstance(other, DistributedMatrix):
             return NotImplemented
-        from .matmul import matmul
+        from .products import matmul
 
         return matmul(self, other)
 
