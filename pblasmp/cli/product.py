@@ -64,15 +64,22 @@ class ProductOptions:
     size: int
 
     @property
+    def operand_steps(self) -> dict[str, Path | None]:
+        """The steps in which operands come to be, each with the file that it reads, if any."""
+        if self.a is None:
+            return {"making A": None, "making B": None}
+        files = {"A": self.a, "B": self.b, "C": self.c}
+        return {f"reading {name}": path for name, path in files.items() if path is not None}
+
+    @property
     def steps(self) -> list[str]:
         """What the work goes through."""
-        start = "making A and B" if self.a is None else "reading"
+        last = {"checking": self.check, "writing": self.output is not None}
         return [
-            start,
+            *self.operand_steps,
             "preparing",
             "multiplying",
-            *["checking"] * self.check,
-            *["writing"] * (self.output is not None),
+            *(name for name, wanted in last.items() if wanted),
         ]
 
 
@@ -153,18 +160,18 @@ class _Clock:
     """Takes the time of steps, with all ranks together at both ends."""
 
     def __init__(self, ctx: Context, reporter: Reporter) -> None:
-        self._ctx = ctx
-        self._reporter = reporter
+        self.context = ctx
+        self.reporter = reporter
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Report and time a step. Collective over the context."""
-        self._reporter.step(name)
-        self._ctx.comm.barrier()
+        self.reporter.step(name)
+        self.context.comm.barrier()
         start = time.perf_counter()
         yield
-        self._ctx.comm.barrier()
+        self.context.comm.barrier()
         self.seconds[name] = time.perf_counter() - start
 
 
@@ -175,8 +182,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             dtype = _validate(options)
             grid = Grid(*options.grid) if options.grid else Grid.squarest(ctx.size)
         clock = _Clock(ctx, reporter)
-        with clock.step(options.steps[0]):
-            a, b, c = _operands(options, ctx, grid, dtype, reporter)
+        a, b, c = _operands(options, clock, grid, dtype)
         scalars: dict[str, Any] = {
             "alpha": options.alpha, "beta": options.beta, "op_a": options.op_a, "op_b": options.op_b,
         }  # fmt: skip
@@ -199,22 +205,20 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
 
 
 def _operands(
-    options: ProductOptions, ctx: Context, grid: Grid, dtype: np.dtype, reporter: Reporter
+    options: ProductOptions, clock: _Clock, grid: Grid, dtype: np.dtype
 ) -> tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None]:
     """Read A, B and C, or make A and B. Collective over the context."""
-    block = (options.block, options.block)
-    if options.a is None or options.b is None:
-        descriptor = MatrixDescriptor((options.size, options.size), block, grid, dtype=dtype)
-        return _random(ctx, descriptor, 1), _random(ctx, descriptor, 2), None
-    a, b, c = (
-        None
-        if path is None
-        else ctx.load(path, grid=grid, block=block, dtype=dtype, progress=reporter.progress)
-        for path in (options.a, options.b, options.c)
-    )
-    assert a is not None
-    assert b is not None
-    return a, b, c
+    ctx, block = clock.context, (options.block, options.block)
+    square = MatrixDescriptor((options.size, options.size), block, grid, dtype=dtype)
+    made: list[DistributedMatrix] = []
+    for seed, (step, path) in enumerate(options.operand_steps.items()):
+        with clock.step(step):
+            if path is None:
+                made.append(_random(ctx, square, seed))
+            else:
+                progress = clock.reporter.progress
+                made.append(ctx.load(path, grid=grid, block=block, dtype=dtype, progress=progress))
+    return made[0], made[1], made[2] if len(made) > 2 else None
 
 
 def _random(ctx: Context, descriptor: MatrixDescriptor, seed: int) -> DistributedMatrix:
@@ -272,8 +276,8 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
     yield "layout", f"blocks of {block}, rank 0 holds {local} of D"
     yield "engine", f"{result['engine']} ({result['why']}), path {result['path']}"
-    first = options.steps[0]
-    yield ("make" if options.a is None else "read"), f"{seconds[first]:.3f} s"
+    operands = sum(seconds[step] for step in options.operand_steps)
+    yield ("make" if options.a is None else "read"), f"{operands:.3f} s"
     yield "prepare", f"{seconds['preparing']:.3f} s"
     rate = result["flops"] / seconds["multiplying"] / 1e9
     yield "multiply", f"{seconds['multiplying']:.3f} s, {rate:.1f} GFLOP/s"

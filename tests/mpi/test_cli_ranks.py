@@ -335,6 +335,6 @@ def test_progress_on_a_terminal(environment, tmp_path):
                 shown += os.read(main_end, 65536)
     os.close(main_end)
     assert process.returncode == 0
-    for step in ("starting ranks", "making A and B", "preparing", "multiplying", "checking", "writing"):
+    for step in ("starting ranks", "making A", "making B", "preparing", "multiplying", "checking", "writing"):
         assert step in shown.decode()
     assert "GFLOP/s" in shown.decode()
