@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests on ranks share: layouts of every kind, integers as data, products by NumPy, and comparing.
+
+Every rank draws the same cases from generators with the same seed. The numbers are small integers, so that
+every product is exact in every type and results are compared for equality.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp.dtypes import DTYPES
+
+SIZES = (1, 2, 3, 4, 6)
+TYPES = tuple(DTYPES)
+
+
+def grids(size: int) -> list[pb.Grid]:
+    """Every grid of at most ``size`` ranks, in both rank orders."""
+    sides = range(1, size + 1)
+    return [pb.Grid(p, q, order) for p in sides for q in sides if p * q <= size for order in ("row", "col")]
+
+
+def pick(rng: np.random.Generator, values):
+    """One of ``values``."""
+    return values[int(rng.integers(len(values)))]
+
+
+def layout(rng, shape, size, *, grid=None, block=None, dtype="float64", order=None, pad=None):
+    """A descriptor of ``shape``, all that is not given at random."""
+    grid = grid or pick(rng, grids(size))
+    block = block or tuple(int(x) for x in rng.integers(1, 9, 2))
+    source = int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol))
+    tight = pb.MatrixDescriptor(shape, block, grid, source, dtype, order or pick(rng, "CF"))
+    if pad is None:
+        pad = int(rng.integers(4)) if rng.integers(3) == 0 else 0
+    return replace(tight, ld=max(tight.lld(rank) for rank in range(grid.size)) + pad) if pad else tight
+
+
+def numbers(rng, shape, dtype):
+    """Integers from -4 to 4; for complex types in both parts."""
+    values = rng.integers(-4, 5, shape).astype(np.float64)
+    if np.dtype(DTYPES[np.dtype(dtype).name]).kind == "c":
+        values = values + 1j * rng.integers(-4, 5, shape)
+    return values.astype(dtype)
+
+
+def exact(values):
+    """``values`` in a type that holds every product of ours exactly."""
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+
+
+OPS = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
+
+
+def product(a, b, c=None, *, alpha=1, beta=0, op_a="N", op_b="N", dtype=None):
+    """``alpha op(A) op(B) + beta C`` by NumPy."""
+    out = alpha * (OPS[op_a](exact(a)) @ OPS[op_b](exact(b)))
+    if beta != 0:
+        out = out + beta * exact(c)
+    return out.astype(a.dtype if dtype is None else dtype)
+
+
+def part(whole, descriptor, rank):
+    """What ``rank`` holds of the matrix ``whole``; 0 × 0 outside the grid."""
+    if rank >= descriptor.grid.size:
+        return whole[:0, :0]
+    rows, cols = descriptor.global_indices(rank)
+    return whole[np.ix_(rows, cols)]
+
+
+def unlike(found, expected):
+    """What is wrong with ``found``, or None: type, shape and every value must be as expected."""
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return f"{found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
+    if not np.array_equal(found, expected):
+        where = np.argwhere(~(np.asarray(found == expected)))
+        first = tuple(where[0])
+        return f"{len(where)} values differ, first at {first}: {found[first]}, expected {expected[first]}"
+    return None
+
+
+def misplaced(matrix, whole):
+    """What is wrong with this rank's part of ``matrix``, which should be ``whole``; None if nothing is."""
+    d, rank = matrix.descriptor, matrix.context.rank
+    wrong = unlike(matrix.local, part(whole, d, rank))
+    if wrong is None and rank < d.grid.size and matrix.local.size and d.ld is not None:
+        away = matrix.local.strides[0 if d.order == "C" else 1] // matrix.local.itemsize
+        if min(matrix.local.shape) > 1 and away != d.ld:
+            wrong = f"leading dimension {away}, expected {d.ld}"
+    return wrong and f"{d}: {wrong}"
+
+
+def first(*wrongs):
+    """The first that is wrong, or None."""
+    return next((wrong for wrong in wrongs if wrong), None)
+
+
+@contextlib.contextmanager
+def short_messages(limit):
+    """Within, messages are cut after ``limit`` bytes, and those that are not cut come in chunks of half of it."""
+    from pblasmp.comm import communicator, exchange
+
+    saved = exchange._MESSAGE_BYTES, communicator._CHUNK_BYTES
+    exchange._MESSAGE_BYTES, communicator._CHUNK_BYTES = limit, max(16, limit // 2)
+    try:
+        yield
+    finally:
+        exchange._MESSAGE_BYTES, communicator._CHUNK_BYTES = saved
+
+
+def agreed_error(ctx, kind, words, call, *args, **kwargs):
+    """What is wrong unless ``call(*args)`` raises ``kind`` on every rank, with one text that has all ``words``."""
+    try:
+        call(*args, **kwargs)
+    except kind as error:
+        text = str(error)
+    except Exception as error:  # noqa: BLE001 - told apart below
+        text = f"raised {type(error).__name__}: {error}, expected {kind.__name__}"
+    else:
+        text = f"no {kind.__name__}"
+    texts = set(ctx.comm.allgather(text))
+    if len(texts) > 1:
+        return f"the ranks differ: {texts}"
+    missing = [word for word in words if word not in text]
+    return f"{text!r} lacks {missing}" if missing else None

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices in and out of layouts of every kind: scatter, gather, from_function, from_local, empty, zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import (
+    SIZES,
+    TYPES,
+    agreed_error,
+    first,
+    grids,
+    layout,
+    misplaced,
+    numbers,
+    part,
+    pick,
+    short_messages,
+    unlike,
+)
+
+SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (13, 9), (20, 20))
+BLOCKS = ((1, 1), (2, 3), (7, 4), (40, 50))
+
+DISGUISES = {  # the same values in arrays of every kind
+    "C": np.ascontiguousarray,
+    "F": np.asfortranarray,
+    "every other element": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
+    "backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "part of a larger one": lambda x: np.pad(x, 2)[2:-2, 2:-2],
+    "big-endian": lambda x: x.astype(x.dtype.newbyteorder(">")) if x.dtype.kind != "V" else x,
+}
+
+
+def in_and_out(comm):
+    rng = np.random.default_rng(1)
+    kinds = list(DISGUISES)
+    with pb.Context(comm, engine="host") as ctx:
+        for count, grid in enumerate(grids(comm.size) * (8 // comm.size + 1)):
+            shape, block = SHAPES[count % 7], pick(rng, BLOCKS)
+            d = layout(rng, shape, comm.size, grid=grid, block=block, dtype=pick(rng, TYPES))
+            kind, root, other = kinds[count % 6], count % comm.size, -count % comm.size
+            values = numbers(rng, d.shape, d.dtype)
+            with short_messages(pick(rng, (40, 400, 1 << 22))):
+                wrong = there_and_back(ctx, d, kind, root, other, values)
+            yield f"{d}, {kind} from {root} to {other}", first(wrong, made_here(ctx, d, values))
+
+
+def there_and_back(ctx, d, kind, root, other, values):
+    a = ctx.scatter(DISGUISES[kind](values) if ctx.rank == root else None, d, root)
+    whole, everywhere = a.gather(other), a.allgather()
+    back = None
+    if ctx.rank == other:
+        back = unlike(whole, values)
+        if min(d.shape) > 1 and not (
+            whole.flags.c_contiguous if d.order == "C" else whole.flags.f_contiguous
+        ):
+            back = "gather's result is not in the matrix's memory order"
+    elif whole is not None:
+        back = "gather returned something beside root"
+    return first(misplaced(a, values), back, unlike(everywhere, values))
+
+
+def made_here(ctx, d, values):
+    f = ctx.from_function(lambda i, j: values[i, j] if values.size else np.empty((i.size, j.size)), d)
+    zeros, empty = ctx.zeros(d), ctx.empty(d)
+    empty.local[...] = 3
+    rows, cols = f.local.shape
+    room = np.full((rows + 3, cols + 2), 7, d.dtype, order=d.order)
+    mine = room[:rows, :cols]
+    mine[...] = f.local
+    b = ctx.from_local(mine, d)
+    kept = first(
+        None if ctx.rank >= d.grid.size or b.local is mine else "from_local made a copy",
+        unlike(b.local, part(values, d, ctx.rank)),
+        unlike(b.allgather(), values),
+    )
+    return first(
+        misplaced(f, values),
+        misplaced(zeros, np.zeros(d.shape, d.dtype)),
+        misplaced(empty, np.full(d.shape, 3, d.dtype)),
+        kept,
+    )
+
+
+def conversions(comm):
+    rng = np.random.default_rng(2)
+    with pb.Context(comm, engine="host") as ctx:
+        root = comm.size - 1
+        for to in TYPES:
+            for given in ("bool", "int8", "uint32", "int64", *TYPES):
+                d = layout(rng, (11, 8), comm.size, dtype=to)
+                values = np.abs(numbers(rng, d.shape, "float64")).astype(
+                    pb.dtypes.as_dtype(given) if given in TYPES else given
+                )
+                if values.dtype.kind == "c":
+                    values += 1j
+                array = values if comm.rank == root else None
+                case = f"{given} to {to}"
+                if values.dtype.kind == "c" and d.dtype.kind != "c":
+                    words = [f"{given} does not convert to {to}"]
+                    yield case, agreed_error(ctx, pb.LayoutError, words, ctx.scatter, array, d, root)
+                else:
+                    yield case, misplaced(ctx.scatter(array, d, root), values.astype(d.dtype))
+        d = layout(rng, (3, 2), comm.size)
+        yield (
+            "a list of lists",
+            misplaced(ctx.scatter([[1, 2], [3, 4], [5, 6]], d), np.arange(1.0, 7).reshape(3, 2)),
+        )
+        once = ctx.from_function(lambda i, j: 4, d)
+        yield "from_function broadcasts a number", misplaced(once, np.full((3, 2), 4.0))
+        once = ctx.from_function(lambda i, j: i, d)
+        yield "from_function broadcasts a column", misplaced(once, np.array([[0.0, 0], [1, 1], [2, 2]]))
+
+
+def large(comm):
+    """Blocks whose parts cross the length of a message: it is what cuts them, not a smaller one of ours."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(-99, 99, (1300, 1201)).astype(np.float64)  # 12 MiB
+    with pb.Context(comm, engine="host") as ctx:
+        for order in "CF":
+            for block in ((64, 64), (650, 1201), (1, 7)):
+                d = layout(
+                    rng, values.shape, comm.size, grid=pb.Grid.squarest(comm.size), block=block, order=order
+                )
+                a = ctx.scatter(values if comm.rank == 0 else None, d)
+                moved = a.redistribute(layout(rng, values.shape, comm.size, block=(500, 100)))
+                whole = moved.gather(comm.size - 1)
+                yield (
+                    f"{d}",
+                    first(
+                        misplaced(a, values),
+                        misplaced(moved, values),
+                        unlike(whole, values) if whole is not None else None,
+                    ),
+                )
+
+
+def groups(comm):
+    """Contexts over parts of the world, ranks in another order, several at once and one within another."""
+    rng = np.random.default_rng(4)
+    backwards = comm.Split(0, -comm.rank)
+    halves = comm.Split(comm.rank % 2, -comm.rank)
+    alone = comm.Split(comm.rank, 0)
+    with pb.Context(comm, engine="host") as world, pb.Context(backwards, engine="host") as turned:
+        yield (
+            "ranks turned round",
+            None if turned.rank == comm.size - 1 - comm.rank else f"rank {turned.rank}",
+        )
+        d = layout(rng, (12, 10), comm.size, grid=pb.Grid.squarest(comm.size), block=(2, 3))
+        values = numbers(rng, d.shape, d.dtype)
+        a = turned.scatter(values if turned.rank == 0 else None, d)
+        yield (
+            "scattered over ranks turned round",
+            first(misplaced(a, values), unlike((a @ a.T).allgather(), values @ values.T)),
+        )
+        with pb.Context(halves, engine="host") as half, pb.Context(alone, engine="host") as single:
+            own = values + comm.rank % 2
+            h = half.scatter(own if half.rank == 0 else None, layout(rng, d.shape, half.size, block=(3, 2)))
+            s = single.scatter(own, layout(rng, d.shape, 1, block=(5, 5)))
+            w = world.scatter(values if comm.rank == 0 else None, d)
+            yield (
+                "three contexts at once",
+                first(
+                    misplaced(h, own),
+                    misplaced(s, own),
+                    misplaced(w, values),
+                    unlike((h @ h.T).allgather(), own @ own.T),
+                ),
+            )
+        yield "outer contexts live on", unlike((a @ a.T).allgather(), values @ values.T)
+    for c in (backwards, halves, alone):
+        c.Free()
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_there_and_back_in_every_layout(nranks):
+    run_mpi(in_and_out, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_types_are_converted(nranks):
+    run_mpi(conversions, nranks)
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_messages_of_many_mebibytes(nranks):
+    run_mpi(large, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_any_communicator(nranks):
+    run_mpi(groups, nranks)
