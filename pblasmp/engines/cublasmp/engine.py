@@ -16,7 +16,6 @@ from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
 from ...layout import Grid, MatmulProblem
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap
 from ..base import Options, Product
-from . import faults
 from .device import Device
 from .product import CublasmpProduct, LocalProduct
 from .types import ALGORITHMS
@@ -223,13 +222,8 @@ class CublasmpEngine:
             if self.version < algo.since:
                 needed, found = version_text(algo.since), version_text(self.version)
                 raise UnsupportedError(f"algo {options.algo!r} needs cuBLASMp {needed}, found {found}")
-        form = problem.column_major()
         if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
             return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
-        if faults.nt_is_wrong(self.version, form):
-            raise UnsupportedError(
-                f"op N times op T with unequal blocks is computed wrongly by cuBLASMp {version_text(self.version)}"
-            )
         return CublasmpProduct(self, problem, options, arrays)
 
     def close(self) -> None:

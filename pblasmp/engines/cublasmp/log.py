@@ -18,12 +18,16 @@ _TRACE = 5
 
 
 class Listening:
-    """While in the ``with`` block, collects in ``said`` the lines in which the library names the way it takes."""
+    """While in the ``with`` block, collects in ``said`` the lines in which the library names the way it takes.
+
+    Where the user has set the log's level, it stays as it is, and what it leaves out is not heard.
+    """
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self.said: list[str] = []
         self._callback = LoggerCallback(self._hear)
+        self._users_own = any(name in os.environ for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"))
 
     def _hear(self, _level: int, _function: bytes | None, message: bytes | None) -> None:
         text = (message or b"").decode(errors="replace").strip()
@@ -31,13 +35,15 @@ class Listening:
             self.said.append(text)
 
     def __enter__(self) -> Self:
+        if not self._users_own:  # the log also goes to standard output, which is the user's
+            self._library.cublasMpLoggerOpenFile(os.devnull.encode())
+            self._library.cublasMpLoggerSetLevel(_TRACE)
         self._library.cublasMpLoggerSetCallback(self._callback)
-        self._library.cublasMpLoggerSetLevel(_TRACE)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        level = os.environ.get("CUBLASMP_LOG_LEVEL", "0")
-        self._library.cublasMpLoggerSetLevel(int(level) if level.isdigit() else 0)
         self._library.cublasMpLoggerSetCallback(None)
+        if not self._users_own:
+            self._library.cublasMpLoggerSetLevel(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operati
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 from ..base import Options, Workspace
+from . import faults
 from .log import Listening
+from .transpose import Transposed
 from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ class CublasmpProduct:
         self, engine: CublasmpEngine, problem: MatmulProblem, options: Options, arrays: Sequence[Array | None]
     ) -> None:
         self._engine, self._lib, self._problem, self._options = engine, engine.library, problem, options
-        self._form = problem.column_major()
+        self._form = form = problem.column_major()
         self._asked = automatic(problem, engine.version) if options.algo == "auto" else options.algo
         self._release: list[Callable[[], None]] = []
         self._notes: list[str] = []
@@ -80,11 +83,24 @@ class CublasmpProduct:
         self._temporaries: dict[str, Array] = {}
         self._sizes = (0, 0)
         self._call: Callable[[], None] | None = None
-        for x in (self._form.a, self._form.b, self._form.d):
+        for x in (form.a, form.b, form.d):
             engine.grid(x.grid)
         self._workspace = engine.workspace(self._form.d.grid)
-        self._in_grid = engine.rank < self._form.d.grid.size
-        self.sent_bytes = received_bytes(self._form, problem, engine.rank) if self._in_grid else 0
+        self._in_grid = engine.rank < form.d.grid.size
+        self._transposed: Transposed | None = None
+        if problem.scheme == "gemm" and faults.nt_is_wrong(engine.version, form) and self._in_grid:
+            self._transposed = Transposed(engine, form.b, form.op_b)
+            self._form = replace(form, b=self._transposed.descriptor, op_b="N")
+            self._notes.append(
+                f"{'A' if form.swapped else 'B'} is transposed first by cublasMpGeadd: with unequal blocks "
+                f"cuBLASMp {version_text(engine.version)} computes op N times op T wrongly"
+            )
+        self.sent_bytes = received_bytes(form, problem, engine.rank) if self._in_grid else 0
+        if problem.scheme == "ag":
+            gathered = arrays[0] if form.swapped else arrays[1]
+            self._notes.append(
+                _gathered_note("A" if form.swapped else "B", engine.share(gathered, form.d.grid))
+            )
         try:
             device, host = engine.largest(lambda: self._prepared(arrays) if self._in_grid else (0, 0))
         except Exception:
@@ -117,6 +133,8 @@ class CublasmpProduct:
         orders = [problem.a.order, problem.b.order, problem.d.order, problem.d.order]
         if form.swapped:
             orders[:2] = orders[1::-1]
+        if self._transposed is not None:
+            orders[1] = "F"
         self._bind(*arrays)
         a, b, c, d = self._sources
         scale = scale_dtype(form.d.dtype)
@@ -139,7 +157,14 @@ class CublasmpProduct:
         )  # fmt: skip
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
         self._lib.cublasMpMatmul_bufferSize(*self._arguments, ctypes.byref(device), ctypes.byref(host))
-        return device.value, host.value
+        self._matmul_sizes = sizes = device.value, host.value
+        if self._transposed is None:
+            return sizes
+        x = problem.a if form.swapped else problem.b
+        array = arrays[0] if form.swapped else arrays[1]
+        raw = self._descriptor(x if x.order == "F" else x.T, leading(array, x.order))
+        more = self._transposed.query(raw, descriptors["b"])
+        return max(sizes[0], more[0]), max(sizes[1], more[1])
 
     def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
         """Create cuBLASMp's descriptor of an F-ordered matrix."""
@@ -212,10 +237,13 @@ class CublasmpProduct:
         if not self._in_grid:
             self._call = _nothing
             return
-        device, host = self._sizes
-        self._call = self._lib.prepare(
+        device, host = self._matmul_sizes
+        call = self._lib.prepare(
             "cublasMpMatmul", *self._arguments, self._workspace.device, device, self._workspace.host, host
         )
+        if self._transposed is not None:
+            self._transpose = self._transposed.prepare(self._workspace)
+        self._call = call
         self._engine.follow_stream()
         for action in self._before:
             action()
@@ -236,6 +264,10 @@ class CublasmpProduct:
             a = self._through("conj a", a, a, cupy.conjugate)
         if form.conj_b:
             b = self._through("conj b", b, b, cupy.conjugate)
+        if self._transposed is not None:
+            self._transposed.source.value = address(b)
+            self._before.append(self._run_transpose)
+            b = self._transposed.array
         if self._options.beta == 0:
             c = None
         elif c is not None and form.copy_c:
@@ -245,6 +277,9 @@ class CublasmpProduct:
             pointer = self._pointers.setdefault(name, ctypes.c_void_p())
             if array is not None:
                 pointer.value = address(array)
+
+    def _run_transpose(self) -> None:
+        self._transpose()
 
     def _through(self, name: str, source: Array, like: Array, function: Callable[..., Any]) -> Array:
         """Return a temporary that ``function(source)`` is written to before each run."""
@@ -266,6 +301,12 @@ class CublasmpProduct:
         for release in reversed(self._release):
             release()
         self._release.clear()
+
+
+def _gathered_note(name: str, symmetric: bool) -> str:
+    if symmetric:
+        return f"{name}, which is gathered, lies in symmetric memory"
+    return f"{name}, which is gathered, would be read in place if it lay in symmetric memory: ctx.empty(..., symmetric=True)"
 
 
 def _nothing() -> None:
