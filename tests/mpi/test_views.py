@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views and moves: sub-matrices, transposes, products written with @, redistribution between any two layouts."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import (
+    SIZES,
+    TYPES,
+    agreed_error,
+    first,
+    grids,
+    layout,
+    misplaced,
+    numbers,
+    pick,
+    product,
+    short_messages,
+    unlike,
+)
+
+
+def _scattered(ctx, d, values):
+    return ctx.scatter(values if ctx.rank == 0 else None, d)
+
+
+def _window(rng, extent):
+    start, stop = sorted(int(x) for x in rng.integers(0, extent + 1, 2))
+    return slice(start, stop)
+
+
+def sub_matrices(comm):
+    rng = np.random.default_rng(11)
+    with pb.Context(comm, engine="host") as ctx:
+        for count, grid in enumerate(grids(comm.size) * (6 // comm.size + 1)):
+            d = layout(rng, (14, 11), comm.size, grid=grid, dtype=pick(rng, TYPES))
+            values = numbers(rng, d.shape, d.dtype)
+            a = _scattered(ctx, d, values)
+            i, j = _window(rng, 14), _window(rng, 11)
+            view = a[i, j]
+            inner_i, inner_j = _window(rng, view.shape[0]), _window(rng, view.shape[1])
+            inner = view.T[inner_j, inner_i]
+            expected = values[i, j]
+            wrong = first(
+                misplaced_view(view, expected),
+                unlike(view.allgather(), expected),
+                misplaced_view(inner, expected[inner_i, inner_j].T),
+                unlike(inner.allgather(), expected[inner_i, inner_j].T),
+            )
+            view.local[...] = 9  # the parent has it too, there and nowhere else
+            values[i, j] = 9
+            yield f"{count}: {d} at {i}, {j}", first(wrong, unlike(a.allgather(), values))
+
+
+def misplaced_view(view, expected):
+    """A view of padded memory keeps its leading dimension: compare values alone."""
+    if view.shape != expected.shape:
+        return f"shape {view.shape}, expected {expected.shape}"
+    d = view.descriptor
+    if view.context.rank >= d.grid.size:
+        return None if view.local.size == 0 else "a rank outside the grid holds something"
+    rows, cols = d.global_indices(view.context.rank)
+    return unlike(view.local, expected[np.ix_(rows, cols)])
+
+
+def slices(comm):
+    rng = np.random.default_rng(12)
+    with pb.Context(comm, engine="host") as ctx:
+        d = layout(rng, (9, 7), comm.size, block=(2, 2))
+        values = numbers(rng, d.shape, d.dtype)
+        a = _scattered(ctx, d, values)
+        for i, j in (
+            (slice(None), slice(None)),
+            (slice(-4, None), slice(None, -2)),
+            (slice(3, 100), slice(5, 2)),
+            (slice(9, 9), slice(0, 7)),
+        ):
+            yield f"[{i}, {j}]", unlike(a[i, j].allgather(), values[i, j])
+        for index in (slice(2), (1, slice(2)), (slice(None), slice(0, 6, 2)), (slice(1), slice(1), slice(1))):
+            wrong = agreed_error(ctx, pb.LayoutError, ["sub-matrix"], a.__getitem__, index)
+            yield f"[{index}] is refused", wrong
+
+
+def transposes(comm):
+    rng = np.random.default_rng(13)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in ("float64", "complex64", "bfloat16"):
+            for order in "CF":
+                da = layout(rng, (9, 12), comm.size, block=(2, 3), dtype=dtype, order=order)
+                db = layout(rng, (9, 10), comm.size, block=(2, 4), dtype=dtype, grid=da.grid)
+                x, y = numbers(rng, da.shape, dtype), numbers(rng, db.shape, dtype)
+                a, b = _scattered(ctx, da, x), _scattered(ctx, db, y)
+                h = a.H
+                shares = np.shares_memory(a.T.local, a.local) or a.local.size == 0
+                case = f"{dtype} {order}: "
+                yield (
+                    case + "T and H",
+                    first(
+                        misplaced_view(a.T, x.T),
+                        misplaced_view(a.T.T, x),
+                        misplaced_view(h, x.conj().T),
+                        unlike(a.T.allgather(), x.T),
+                        unlike(h.allgather(), x.conj().T),
+                        None if shares else "T is a copy",
+                        misplaced(a, x),
+                    ),
+                )
+                for name, result, expected in (
+                    ("A.T @ B", a.T @ b, product(x, y, op_a="T")),
+                    ("B.T @ A", b.T @ a, product(y, x, op_a="T")),
+                    ("B.T @ A.T.T", b.T @ a.T.T, product(y, x, op_a="T")),
+                    ("A.H @ B", h @ b, product(x, y, op_a="C")),
+                    ("A @ A.T", a @ a.T, product(x, x, op_b="T")),
+                    ("A @ A.H", a @ h, product(x, x, op_b="C")),
+                    ("matmul(A.T, B.T.T, op_a=N)", pb.matmul(a.T, b.T.T), product(x, y, op_a="T")),
+                    ("matmul(A.T, A, op_a=T, op_b=C)", pb.matmul(a.T, a, op_a="T", op_b="C"), product(x, x, op_b="C")),
+                    ("matmul(A.T, B, op_a=C)", pb.matmul(a.T, a.T, op_a="C"), product(x.conj(), x, op_b="T")),
+                ):  # fmt: skip
+                    yield (
+                        case + name,
+                        first(misplaced(result, expected), unlike(result.allgather(), expected)),
+                    )
+        wrong = agreed_error(ctx, TypeError, ["DistributedMatrix"], operator.matmul, a, np.ones((12, 2)))
+        yield "A @ NumPy array is refused", wrong
+
+
+def moves(comm):
+    rng = np.random.default_rng(14)
+    with pb.Context(comm, engine="host") as ctx:
+        cases = 24 if comm.size > 4 else 60
+        for count in range(cases):
+            shape = pick(rng, ((17, 13), (20, 20), (1, 30), (0, 4), (4, 0), (2, 2)))
+            src = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
+            dst = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
+            values = numbers(rng, shape, src.dtype)
+            a = _scattered(ctx, src, values)
+            case = f"{count}: {src} to {dst}"
+            if src.dtype.kind == "c" and dst.dtype.kind != "c":
+                words = [f"{src.dtype.name} does not convert to {dst.dtype.name}"]
+                yield case, agreed_error(ctx, pb.LayoutError, words, a.redistribute, dst)
+                continue
+            with short_messages(pick(rng, (24, 300, 1 << 22))):
+                b = a.redistribute(dst)
+            yield case, first(misplaced(b, values.astype(dst.dtype)), misplaced(a, values))
+        d = layout(rng, (17, 13), comm.size, block=(3, 2))
+        values = numbers(rng, d.shape, d.dtype)
+        a = _scattered(ctx, d, values)
+        for i, j in ((slice(1, 16), slice(3, 12)), (slice(6, 9), slice(0, 13)), (slice(4, 4), slice(2, 5))):
+            view = a[i, j]
+            to = layout(rng, view.shape, comm.size)
+            yield f"a view at {i}, {j} to {to}", misplaced(view.redistribute(to), values[i, j])
+            yield f"its transpose to {to.T}", misplaced(view.T.redistribute(to.T), values[i, j].T)
+        other = layout(rng, (17, 14), comm.size)
+        yield "another shape", agreed_error(ctx, pb.LayoutError, ["(17, 13)"], a.redistribute, other)
+        beyond = pb.MatrixDescriptor((17, 13), (2, 2), pb.Grid(comm.size + 1, 1))
+        words = [f"needs {comm.size + 1} ranks, got {comm.size}"]
+        yield "a grid too large", agreed_error(ctx, pb.LayoutError, words, a.redistribute, beyond)
+
+
+@pytest.mark.parametrize("nranks", [1, 3, 4, 6])
+def test_sub_matrices_are_views(nranks):
+    run_mpi(sub_matrices, nranks)
+
+
+def test_slices_mean_what_they_mean_in_numpy():
+    run_mpi(slices, 2)
+
+
+@pytest.mark.parametrize("nranks", [2, 6])
+def test_transposes_and_the_products_written_with_them(nranks):
+    run_mpi(transposes, nranks)
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_redistribution_between_any_two_layouts(nranks):
+    run_mpi(moves, nranks)
