@@ -163,6 +163,16 @@ class CublasmpEngine:
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, self, self.device.index)
         return self._cupy.cuda.MemoryPointer(memory, 0)
 
+    def share(self, array: Any, grid: Grid) -> bool:
+        """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""
+        start = self.heap.holds(int(array.data.ptr)) if array.size else 0
+        inside = self.rank < grid.size
+        if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
+            return False
+        if inside and start:
+            self.heap.offer(start, self.grid(grid))
+        return True
+
     def empty_like(self, array: Any, dtype: np.dtype) -> Any:
         """Return an uninitialised array of the shape and strides of ``array``. Local."""
         order = "F" if array.flags.f_contiguous or array.strides[0] < array.strides[1] else "C"

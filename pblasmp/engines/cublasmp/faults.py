@@ -16,7 +16,7 @@ def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
 
     op N times op T (or C) on 0.9 and 0.10, where the blocks of m, k and n are not all equal: relative errors of 0.3.
     """
-    if not (form.op_a == "N" and form.op_b != "N"):
+    if not (form.op_a == "N" and form.op_b != "N") or form.d.grid.size == 1:
         return False
     blocks = {form.a.block[0], form.a.block[1], form.b.block[0]}
     return version >= 900 and len(blocks) > 1

@@ -306,7 +306,7 @@ class CublasmpProduct:
 def _gathered_note(name: str, symmetric: bool) -> str:
     if symmetric:
         return f"{name}, which is gathered, lies in symmetric memory"
-    return f"{name}, which is gathered, would be read in place if it lay in symmetric memory: ctx.empty(..., symmetric=True)"
+    return f"{name}, which is gathered, is read in place where it lies in symmetric memory (ctx.empty, symmetric=True)"
 
 
 def _nothing() -> None:
@@ -323,9 +323,10 @@ def leading(array: Array, order: str) -> int:
     """Return the leading dimension of a local array, in elements."""
     contiguous, other = (1, 0) if order == "C" else (0, 1)
     tight = max(1, array.shape[contiguous])
-    return (
-        max(tight, array.strides[other] // array.itemsize) if array.size and array.shape[other] > 1 else tight
-    )
+    if array.size == 0 or array.shape[other] == 1:
+        return tight
+    stride: int = array.strides[other] // array.itemsize
+    return max(tight, stride)
 
 
 def received_bytes(form: ColumnMajorProduct, problem: MatmulProblem, rank: int) -> int:
