@@ -22,8 +22,6 @@ from .ranks import on_ranks
 
 __all__ = ["check_files", "print_run", "run_file"]
 
-_STEPS = ("making the operands", "multiplying", "comparing with NumPy")
-
 
 def run_file(file: str, nranks: int | None, engine: str) -> dict[str, Any]:
     """Run the product of a descriptor file and return how it compares. Collective over ranks.
@@ -37,7 +35,7 @@ def run_file(file: str, nranks: int | None, engine: str) -> dict[str, Any]:
     ranks = nranks or (around.size if around else found.nranks)
     if ranks < found.nranks:
         raise LayoutError(f"{file} needs {found.nranks} ranks, got {ranks}: -n {found.nranks}")
-    return on_ranks(_work, (file, engine), ranks, _STEPS)
+    return on_ranks(_work, (file, engine), ranks)
 
 
 def _load(file: str) -> ProblemFile:
@@ -56,21 +54,21 @@ def _work(options: tuple[str, Any], reporter: Reporter) -> dict[str, Any]:
         with ctx.agreement("pblasmp run"):
             found = _load(file)
         problem = found.problem
-        reporter.step(_STEPS[0])
+        reporter.step("making operands")
         whole = {
             name: ctx.from_function(_numbers(seed, parent), parent)
             for seed, (name, parent) in enumerate(found.parents.items())
         }
         a, b, d = (whole[name][found.windows[name]] for name in "abd")
         c = whole["c"][found.windows["c"]] if "c" in whole else None
-        reporter.step(_STEPS[1])
+        reporter.step("multiplying")
         with pb.plan_matmul(
             a, b, c, out=d, alpha=found.alpha, beta=found.beta,
             op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme,
         ) as plan:  # fmt: skip
             plan()
             report = str(plan.report())
-        reporter.step(_STEPS[2])
+        reporter.step("comparing")
         got = whole["d"].gather()
         wrong = 0 if got is None else int(np.count_nonzero(got != _expected(found)))
         return {

@@ -71,17 +71,6 @@ class ProductOptions:
         files = {"A": self.a, "B": self.b, "C": self.c}
         return {f"reading {name}": path for name, path in files.items() if path is not None}
 
-    @property
-    def steps(self) -> list[str]:
-        """What the work goes through."""
-        last = {"checking": self.check, "writing": self.output is not None}
-        return [
-            *self.operand_steps,
-            "preparing",
-            "multiplying",
-            *(name for name, wanted in last.items() if wanted),
-        ]
-
 
 def multiply(options: ProductOptions, nranks: int | None) -> dict[str, Any]:
     """Do what the options say on ``nranks`` ranks and return what there is to tell. Collective over ranks.
@@ -93,7 +82,7 @@ def multiply(options: ProductOptions, nranks: int | None) -> dict[str, Any]:
     """
     if surroundings() is None:
         _validate(options)  # before any rank is started
-    return on_ranks(_work, options, nranks, options.steps)
+    return on_ranks(_work, options, nranks)
 
 
 def _validate(options: ProductOptions) -> np.dtype:
@@ -266,16 +255,13 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
         f"{rows} × {cols}, {order} order"
         for (rows, cols), order in zip(result["shapes"], result["orders"], strict=True)
     )
-    yield (
-        "product",
-        f"D ({d}) = {_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b}), {result['dtype']}",
-    )
+    yield "product", f"D ({d}) = {_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b})"
     nodes = "one node" if result["nodes"] == 1 else f"{result['nodes']} nodes"
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
-    yield "layout", f"blocks of {block}, rank 0 holds {local} of D"
-    yield "engine", f"{result['engine']} ({result['why']}), path {result['path']}"
+    yield "layout", f"{result['dtype']} in blocks of {block}, rank 0 holds {local} of D"
+    yield "engine", f"{result['engine']}, path {result['path']} ({result['why']})"
     operands = sum(seconds[step] for step in options.operand_steps)
     yield ("make" if options.a is None else "read"), f"{operands:.3f} s"
     yield "prepare", f"{seconds['preparing']:.3f} s"

@@ -7,13 +7,13 @@ import contextlib
 import json
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from ..errors import PblasmpError
 
@@ -55,13 +55,9 @@ class Reporter:
 
 
 class Display(Reporter):
-    """Progress on the terminal, a line for each step; nothing where stderr is no terminal. A context manager.
+    """Progress on the terminal, a line for each step; nothing where stderr is no terminal. A context manager."""
 
-    Args:
-        steps: their names, in order.
-    """
-
-    def __init__(self, steps: Sequence[str]) -> None:
+    def __init__(self) -> None:
         console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓"),
@@ -72,18 +68,18 @@ class Display(Reporter):
             transient=True,
             disable=not console.is_terminal,
         )
-        self._tasks = {name: self._progress.add_task(name, total=None, start=False) for name in steps}
-        self._task = self._tasks[steps[0]]
+        self._task: TaskID | None = None
 
     def step(self, name: str) -> None:
         """Finish the step before and start this one. Local."""
-        self._progress.update(self._task, total=1, completed=1)
-        self._task = self._tasks[name]
-        self._progress.start_task(self._task)
+        if self._task is not None:
+            self._progress.update(self._task, total=1, completed=1)
+        self._task = self._progress.add_task(f"{name:<14}", total=None)
 
     def progress(self, done: int, total: int) -> None:
         """Show how far the step is. Local."""
-        self._progress.update(self._task, total=total, completed=done)
+        if self._task is not None:
+            self._progress.update(self._task, total=total, completed=done)
 
     def __enter__(self) -> Display:  # noqa: PYI034 (typing.Self is newer than the oldest Python)
         self._progress.start()

@@ -12,7 +12,7 @@ import contextlib
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ __all__ = ["FailureError", "leading", "on_ranks"]
 
 Result = dict[str, Any]
 Work = Callable[[Any, Reporter], Result]
-
-_STARTING = "starting ranks"
 
 
 class FailureError(Exception):
@@ -49,14 +47,13 @@ def leading() -> bool:
     return around is None or around.rank == 0
 
 
-def on_ranks(work: Work, options: Any, nranks: int | None, steps: Sequence[str]) -> Result:
+def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
     """Run ``work`` on ``nranks`` new ranks, or in place on all the ranks that an MPI launcher has started.
 
     Args:
         work: a function at the top level of a module.
         options: its first argument, sent by pickle.
         nranks: how many ranks; None: as many as there are, or 4.
-        steps: what the work goes through, for the progress bar.
 
     Returns:
         The result of rank 0; in place, of this rank.
@@ -68,27 +65,27 @@ def on_ranks(work: Work, options: Any, nranks: int | None, steps: Sequence[str])
     """
     around = surroundings()
     if around is None:
-        return _on_new_ranks(work, options, nranks or 4, steps)
+        return _on_new_ranks(work, options, nranks or 4)
     if nranks not in (None, around.size):
         raise click.UsageError(
             f"-n {nranks}, but {around.name} has started {around.size} ranks: leave -n out"
         )
     if around.rank > 0:
         return work(options, Reporter())
-    with Display(steps) as display:
+    with Display() as display:
         return work(options, display)
 
 
-def _on_new_ranks(work: Work, options: Any, nranks: int, steps: Sequence[str]) -> Result:
+def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
     result: Result | None = None
     with (
         tempfile.TemporaryDirectory(prefix="pblasmp-") as name,
         contextlib.ExitStack() as leftovers,
-        Display([_STARTING, *steps]) as display,
+        Display() as display,
     ):
         directory = Path(name)
         (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
-        display.step(_STARTING)
+        display.step("starting ranks")
         command = [sys.executable, "-m", "pblasmp.cli.rank", name]
         with Job(command, nranks, directory / "output", environ=python_environment()) as job:
             leftovers.callback(_remove_temporaries, directory)

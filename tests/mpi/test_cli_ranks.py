@@ -148,7 +148,7 @@ def test_adding_c_and_converting_integers(pblasmp, tmp_path):
 def test_random_matrices(pblasmp):
     done = pblasmp("matmul", "--size", 150, "--block", 32, "--dtype", "bfloat16", "--check")
     assert (done.returncode, done.stderr) == (0, "")
-    assert ", bfloat16\n" in done.stdout
+    assert "layout    bfloat16 in blocks of 32 × 32" in done.stdout
     assert "of 4 ranks" in done.stdout
     assert "check     right" in done.stdout
 
