@@ -67,6 +67,12 @@ def test_regular_runs_make_few_stretches(src, dst, most):
     assert 0 < max(counts) <= most
 
 
+def test_blocks_that_lie_end_to_end_on_both_sides_are_one_run():
+    axis = Axis(1000, 7, 1, 3, lead=2)
+    for p in range(3):
+        assert common(axis, p, axis, p) == (Stretch(1, axis.count(p), 0, 0, 0, 0),)
+
+
 def test_layouts_whose_rounds_have_no_small_common_multiple():
     src, dst = Axis(7, 2**62 - 1, 1, 2), Axis(7, 2**61 - 1, 0, 3, lead=2)
     assert pairs(common(src, 1, dst, 0)) == [(i, i) for i in range(7)]
@@ -216,13 +222,13 @@ conversions = [
 ]
 
 
-@pytest.mark.parametrize("conjugate", [False, True])
+@pytest.mark.parametrize("options", [{}, {"conjugate": False}, {"conjugate": True}])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("src", "dst"), conversions, ids=lambda dtype: dtype.name)
-def test_types_are_converted_and_conjugated(src, dst, order, conjugate):
+def test_types_are_converted_and_conjugated(src, dst, order, options):
     values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
     of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
     axis = Axis(3, 2), Axis(4, 3)
-    copy(to, of, Piece(common(axis[0], 0, axis[0], 0), common(axis[1], 0, axis[1], 0)), conjugate=conjugate)
+    copy(to, of, Piece(common(axis[0], 0, axis[0], 0), common(axis[1], 0, axis[1], 0)), **options)
     assert to.dtype == dst
-    assert np.array_equal(to, (values.conj() if conjugate else values).astype(dst))
+    assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))
