@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drawings of who owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib)."""
+
+from __future__ import annotations
+
+from .picture import draw, figure
+from .terminal import show
+
+__all__ = ["draw", "figure", "show"]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both kinds of drawing say, and in which colours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..layout.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..layout.axis import Axis
+    from ..layout.descriptor import MatrixDescriptor
+    from ..layout.files import ProblemFile
+    from ..layout.grid import Grid
+
+__all__ = [
+    "PALETTE",
+    "Block",
+    "Colours",
+    "View",
+    "block_count",
+    "blocks",
+    "formula",
+    "grid_in_words",
+    "sizes",
+    "views",
+]
+
+PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
+"""Light colours that stay apart for the colour-blind, for black text on them (after Paul Tol's qualitative "light")."""
+
+
+class Block(NamedTuple):
+    """A block of one dimension: the half-open range of its indices, and the process that owns them."""
+
+    start: int
+    stop: int
+    process: int
+
+
+class View(NamedTuple):
+    """An operand to be drawn: ``descriptor`` is the window of ``parent``, rows and columns given half-open."""
+
+    name: str
+    descriptor: MatrixDescriptor
+    parent: MatrixDescriptor
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+
+    @property
+    def windowed(self) -> bool:
+        """Whether it is a part of something larger."""
+        return self.descriptor.shape != self.parent.shape
+
+
+def views(file: ProblemFile) -> list[View]:
+    """Return the operands in the order A, B, D, C; C only where it does not lie exactly like D."""
+    found = []
+    for name, parent in file.parents.items():
+        rows, cols = parent.ranges(file.windows[name])
+        found.append(View(name.upper(), getattr(file.problem, name), parent, rows, cols))
+    if len(found) == 4 and found[2][1:] == found[3][1:]:
+        found[2:] = [found[2]._replace(name="D, C")]
+    return found
+
+
+def blocks(axis: Axis) -> Iterator[Block]:
+    """Yield the blocks of an axis in order, whoever owns them."""
+    start, number = 0, 0
+    while start < axis.extent:
+        stop = min(axis.extent, (number + 1) * axis.block - axis.lead)
+        yield Block(start, stop, (axis.source + number) % axis.nprocs)
+        start, number = stop, number + 1
+
+
+def block_count(axis: Axis) -> int:
+    """Return how many blocks an axis has."""
+    return -(-(axis.lead + axis.extent) // axis.block)
+
+
+class Colours:
+    """From a rank to an index in ``PALETTE``: a colour for each of a few ranks; of many, neighbours differ."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def __call__(self, rank: int) -> int:
+        """Return the colour of ``rank``."""
+        if self.grid.size <= len(PALETTE) or rank >= self.grid.size:
+            return rank % len(PALETTE)
+        prow, pcol = self.grid.coords(rank)
+        return (3 * prow + pcol) % len(PALETTE)
+
+
+def formula(file: ProblemFile) -> str:
+    """Return the product in a line: D = 2 Aᵀ B - C."""
+    p = file.problem
+    ops = {"N": "", "T": "ᵀ", "C": "ᴴ"}
+    text = f"D = {_factor(file.alpha)}A{ops[p.op_a]} B{ops[p.op_b]}"
+    if p.c is None or file.beta == 0:
+        return text
+    beta = _factor(file.beta)
+    return f"{text} - {beta[1:].lstrip()}C" if beta.startswith("-") else f"{text} + {beta}C"
+
+
+def _factor(value: complex) -> str:
+    """Return what a scalar looks like before a matrix: "3 ", "-", "(1 - 2i) ", nothing for 1."""
+    real, imag = complex(value).real, complex(value).imag
+    if imag == 0:
+        return {1.0: "", -1.0: "-"}.get(real, f"{real:g} ")
+    if real == 0:
+        return {1.0: "i ", -1.0: "-i "}.get(imag, f"{imag:g}i ")
+    size = "" if abs(imag) == 1 else f"{abs(imag):g}"
+    return f"({real:g} {'+' if imag > 0 else '-'} {size}i) "
+
+
+def sizes(file: ProblemFile) -> str:
+    """Return the sizes and the scheme of a product in a line."""
+    p = file.problem
+    copies = ", a copy of D on every rank" if p.scheme == "ar" else ""
+    return f"m = {p.m}, n = {p.n}, k = {p.k}; {SCHEMES[p.scheme]}{copies}"
+
+
+def grid_in_words(grid: Grid) -> str:
+    """Return a grid in words: 2 × 3 processes, numbered along rows."""
+    processes = "1 process" if grid.size == 1 else f"{grid.nprow} × {grid.npcol} processes"
+    if 1 in grid.shape:
+        return processes
+    return f"{processes}, numbered {'along rows' if grid.order == 'row' else 'down columns'}"
