@@ -366,6 +366,8 @@ class Context:
         """
         path = Path(path)
         with self.agreement("load") as facts:
+            if descriptor is not None:
+                self.check_descriptor(descriptor)
             array = npy.map_file(path)
             wanted = (
                 descriptor.dtype if descriptor is not None else None if dtype is None else as_dtype(dtype)

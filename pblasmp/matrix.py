@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -144,7 +145,7 @@ class DistributedMatrix:
         return out
 
     def move_to(self, out: DistributedMatrix) -> None:
-        """Write this matrix into ``out``, of the same shape and any layout, without checks. Collective over the context."""
+        """Write this matrix into ``out``: same shape, any layout, no checks. Collective over the context."""
         ctx = self.context
         sides = Side.of(self.descriptor), Side.of(out.descriptor)
         host = out.on_host()
@@ -182,7 +183,8 @@ class DistributedMatrix:
                     raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
                 if ctx.rank == 0:
                     temporary = npy.temporary_name(path)
-                    npy.create(temporary, d, order)
+                    with npy.errors_naming(path):
+                        npy.create(temporary, d, order)
             name = ctx.comm.bcast(temporary)
             coords = ctx.coords(d)
             with ctx.agreement("save: writing"):
@@ -193,11 +195,13 @@ class DistributedMatrix:
                         file.base.flush()
             with ctx.agreement("save: renaming"):
                 if temporary is not None:
-                    temporary.replace(path)
+                    with npy.errors_naming(path):
+                        temporary.replace(path)
                     temporary = None
         finally:
             if temporary is not None:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it may not be there; the error to tell is what failed
+                    temporary.unlink()
 
     # -- arithmetic
 

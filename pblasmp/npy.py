@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from .layout import MatrixDescriptor
 from .layout.axis import Axis
 from .layout.moves import Piece, common, copy
 
-__all__ = ["Progress", "create", "map_file", "read", "temporary_name", "write"]
+__all__ = ["Progress", "create", "errors_naming", "map_file", "read", "temporary_name", "write"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) of this rank's part."""
@@ -113,6 +114,16 @@ def write(
 def temporary_name(path: Path) -> Path:
     """Return where a file that is to become ``path`` is written first: beside it, hidden, ``.NAME.PID.tmp``. Local."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """Have errors of the operating system name ``path``, the file that the caller knows. Local."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def create(path: Path, descriptor: MatrixDescriptor, order: str) -> None:

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+""".npy files on ranks: C and F order, every type, parts of matrices; what fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import npy
+from pblasmp.dtypes import DTYPES
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
+
+
+def _file(comm, path, values):
+    """Have rank 0 write ``values`` as NumPy does; every rank goes on when it is there."""
+    if comm.rank == 0:
+        np.save(path, values)
+    comm.Barrier()
+    return path
+
+
+def _read(path, dtype):
+    found = np.load(path)
+    return found.view(dtype) if found.dtype.kind == "V" else found
+
+
+def there_and_back(comm, directory):
+    rng = np.random.default_rng(21)
+    path = Path(directory) / "x.npy"
+    with pb.Context(comm, engine="host") as ctx:
+        for count, shape in enumerate([(13, 9), (40, 33), (1, 1), (0, 0), (0, 4), (5, 0), (1, 50), (16, 16)]):
+            for order in "CF":
+                dtype = DTYPES[TYPES[count % 6]]
+                values = np.asarray(numbers(rng, shape, dtype), order=order)
+                _file(comm, path, values)
+                d = layout(rng, shape, comm.size, dtype=dtype)
+                a = ctx.load(path, d)
+                comm.Barrier()
+                b = a.redistribute(layout(rng, shape, comm.size, dtype=dtype))
+                saved_order = pick(rng, "CF")
+                b.save(path, order=saved_order)
+                found = np.load(path)
+                raw = found.dtype == (np.dtype("V2") if dtype.kind == "V" else dtype)
+                in_order = found.flags.c_contiguous if saved_order == "C" else found.flags.f_contiguous
+                yield (
+                    f"{dtype.name} {shape} {order} as {d}, saved in {saved_order}",
+                    first(
+                        misplaced(a, values),
+                        misplaced(b, values),
+                        unlike(_read(path, dtype), values),
+                        None if raw else f"the file's type is {found.dtype}",
+                        None if in_order else "the file is not in the order asked for",
+                    ),
+                )
+                comm.Barrier()
+        left = sorted(x.name for x in Path(directory).iterdir())
+        yield "nothing else is left", None if left == ["x.npy"] else f"{left}"
+
+
+def conversions(comm, directory):
+    rng = np.random.default_rng(22)
+    path = Path(directory) / "x.npy"
+    with pb.Context(comm, engine="host") as ctx:
+        for given in (*TYPES, "bool", "int8", "uint16", "int64", ">f8", ">c16", ">i4", "<f2"):
+            kind = DTYPES.get(given) or np.dtype(given)
+            values = np.abs(numbers(rng, (12, 7), "float64")).astype(kind)
+            _file(comm, path, values)
+            for wanted in (None, *TYPES):
+                case = f"{given} as {wanted}"
+                native = kind.newbyteorder("=")
+                to = DTYPES[wanted] if wanted else native
+                if wanted is None and native not in DTYPES.values():
+                    wrong = agreed_error(ctx, pb.LayoutError, [str(path), "give dtype"], ctx.load, path)
+                elif given == "bfloat16" and wanted != "bfloat16":
+                    wrong = agreed_error(ctx, pb.LayoutError, [str(path)], ctx.load, path, dtype=wanted)
+                elif kind.kind == "c" and to.kind != "c":
+                    words = [str(path), f"does not convert to {to.name}"]
+                    wrong = agreed_error(ctx, pb.LayoutError, words, ctx.load, path, dtype=wanted)
+                else:
+                    wrong = misplaced(ctx.load(path, dtype=wanted, block=3), values.astype(to))
+                yield case, wrong
+                comm.Barrier()
+
+
+def choices(comm, directory):
+    """Without a descriptor: the grid, blocks, source, order and type that were given, or the defaults."""
+    rng = np.random.default_rng(23)
+    with pb.Context(comm, engine="host") as ctx:
+        values = numbers(rng, (20, 30), "float32")
+        c = _file(comm, f"{directory}/c.npy", values)
+        f = _file(comm, f"{directory}/f.npy", np.asfortranarray(values))
+        squarest = pb.Grid.squarest(comm.size)
+        for path, order in ((c, "C"), (f, "F")):
+            expected = pb.MatrixDescriptor((20, 30), (256, 256), squarest, dtype="float32", order=order)
+            a = ctx.load(path)
+            yield (
+                f"defaults, {order}",
+                first(misplaced(a, values), None if a.descriptor == expected else str(a.descriptor)),
+            )
+        grid = pb.Grid(1, comm.size, "col")
+        expected = pb.MatrixDescriptor((20, 30), (4, 5), grid, (0, comm.size - 1), "float64", "F")
+        source = (0, comm.size - 1)
+        a = ctx.load(c, grid=grid, block=(4, 5), source=source, order="F", dtype="float64")
+        yield (
+            "everything given",
+            first(
+                misplaced(a, values.astype("float64")),
+                None if a.descriptor == expected else str(a.descriptor),
+            ),
+        )
+        steps: list[tuple[int, int]] = []
+        npy._STEP, saved = 32, npy._STEP
+        a = ctx.load(c, block=4, progress=lambda done, total: steps.append((done, total)))
+        read = list(steps)
+        steps.clear()
+        a.save(f"{directory}/d.npy", progress=lambda done, total: steps.append((done, total)))
+        npy._STEP = saved
+        for what, told in (("reading", read), ("writing", steps)):
+            mine = a.local.nbytes
+            ends = told[0] == (0, mine) and told[-1] == (mine, mine) and all(x[1] == mine for x in told)
+            in_steps = [x[0] for x in told] == sorted(x[0] for x in told) and (len(told) > 2 or mine < 300)
+            yield f"progress of {what}", None if ends and in_steps else f"{told}"
+        sub = a[3:17, 8:29]
+        sub.save(f"{directory}/sub.npy")
+        yield "a part of a matrix is saved", unlike(np.load(f"{directory}/sub.npy"), values[3:17, 8:29])
+        a.T.save(f"{directory}/t.npy")
+        yield "a transpose is saved", unlike(np.load(f"{directory}/t.npy"), values.T)
+
+
+def memory(comm, directory):
+    """A rank holds its part, and never the whole."""
+    values = np.arange(1200 * 1000, dtype=np.float64).reshape(1200, 1000)
+    path = _file(comm, f"{directory}/x.npy", values)
+    with pb.Context(comm, engine="host") as ctx:
+        for order in "CF":
+            d = pb.MatrixDescriptor(values.shape, (64, 64), pb.Grid.squarest(comm.size), order=order)
+            tracemalloc.start()
+            a = ctx.load(path, d)
+            a.save(f"{directory}/y.npy")
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            limit = a.local.nbytes + (1 << 20)
+            yield (
+                order,
+                first(
+                    misplaced(a, values),
+                    unlike(np.load(f"{directory}/y.npy"), values),
+                    None if peak < limit else f"peak of {peak} bytes, expected less than {limit}",
+                ),
+            )
+            comm.Barrier()
+
+
+def load_errors(comm, directory):
+    last = comm.size - 1
+    with pb.Context(comm, engine="host") as ctx:
+        good = _file(comm, f"{directory}/good.npy", np.ones((6, 6)))
+        other = _file(comm, f"{directory}/other.npy", np.ones((6, 6)))
+        flat = _file(comm, f"{directory}/flat.npy", np.ones(6))
+        cube = _file(comm, f"{directory}/cube.npy", np.ones((2, 2, 2)))
+        objects = _file(comm, f"{directory}/objects.npy", np.array([[{}]]))
+        texts = _file(comm, f"{directory}/texts.npy", np.array([["a"]]))
+        if comm.rank == 0:
+            Path(f"{directory}/text.npy").write_text("no array, but a long enough text to read a header from")
+            Path(f"{directory}/empty.npy").write_bytes(b"")
+            Path(f"{directory}/cut.npy").write_bytes(Path(good).read_bytes()[:-50])
+        comm.Barrier()
+        missing = f"{directory}/missing.npy"
+        d = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid.squarest(comm.size))
+        yield "missing", agreed_error(ctx, FileNotFoundError, [missing, "No such file"], ctx.load, missing)
+        yield "a directory", agreed_error(ctx, IsADirectoryError, [directory], ctx.load, directory)
+        for name, word in (
+            ("flat", "got 1"),
+            ("cube", "got 3"),
+            ("objects", "objects.npy"),
+            ("texts", "<U1"),
+        ):
+            path = {"flat": flat, "cube": cube, "objects": objects, "texts": texts}[name]
+            yield name, agreed_error(ctx, pb.LayoutError, [path, word], ctx.load, path)
+        for name in ("text", "empty", "cut"):
+            path = f"{directory}/{name}.npy"
+            yield name, agreed_error(ctx, pb.LayoutError, [path, "not a readable .npy file"], ctx.load, path)
+        wide = pb.MatrixDescriptor((6, 7), (2, 2), d.grid)
+        yield "another shape", agreed_error(ctx, pb.LayoutError, ["(6, 6)", "(6, 7)"], ctx.load, good, wide)
+        beyond = pb.Grid(1, comm.size + 1)
+        words = [f"needs {comm.size + 1} ranks"]
+        yield "a grid too large", agreed_error(ctx, pb.LayoutError, words, ctx.load, good, grid=beyond)
+        yield (
+            "a type that is none",
+            agreed_error(ctx, pb.LayoutError, ["int32"], ctx.load, good, dtype="int32"),
+        )
+        yield "no descriptor", agreed_error(ctx, pb.LayoutError, ["MatrixDescriptor"], ctx.load, good, "2x2")
+        yield "a block of 0", agreed_error(ctx, pb.LayoutError, ["block"], ctx.load, good, block=0)
+        if comm.size > 1:
+            mine = good if comm.rank != last else missing
+            yield (
+                "missing on one rank",
+                agreed_error(ctx, FileNotFoundError, [missing, f"(on rank {last})"], ctx.load, mine),
+            )
+            mine = good if comm.rank != last else other
+            words = ["load", "path", f"{good} on rank", f"{other} on rank {last}"]
+            yield "another on one rank", agreed_error(ctx, pb.RankMismatchError, words, ctx.load, mine)
+            yield (
+                "other blocks on one rank",
+                agreed_error(
+                    ctx,
+                    pb.RankMismatchError,
+                    ["(3, 3)", f"on rank {last}"],
+                    ctx.load,
+                    good,
+                    block=2 + (comm.rank == last),
+                ),
+            )
+        yield "and after all that", misplaced(ctx.load(good, d), np.ones((6, 6)))
+
+
+@contextlib.contextmanager
+def _file_size_limit(nbytes, here):
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if here:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def save_errors(comm, directory):
+    last = comm.size - 1
+    values = np.arange(30_000.0).reshape(150, 200)
+    with pb.Context(comm, engine="host") as ctx:
+        d = pb.MatrixDescriptor(values.shape, (16, 16), pb.Grid.squarest(comm.size))
+        a = ctx.scatter(values if comm.rank == 0 else None, d)
+        old = _file(comm, f"{directory}/old.npy", np.ones((2, 2)))
+        if comm.rank == 0:
+            Path(f"{directory}/folder").mkdir()
+            Path(f"{directory}/plain").write_text("")
+        comm.Barrier()
+
+        def failing(*args):
+            if comm.rank == last:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), "y.npy")
+
+        def refused(kind, words, name, **options):
+            wrong = agreed_error(ctx, kind, words, a.save, f"{directory}/{name}", **options)
+            comm.Barrier()
+            found = sorted(x.name for x in Path(directory).iterdir())
+            comm.Barrier()
+            return wrong or (None if found == ["folder", "old.npy", "plain"] else f"left behind: {found}")
+
+        yield "no such directory", refused(FileNotFoundError, [f"{directory}/no/x.npy"], "no/x.npy")
+        yield "under a file", refused(NotADirectoryError, [f"{directory}/plain/x.npy"], "plain/x.npy")
+        yield "onto a directory", refused(IsADirectoryError, [f"{directory}/folder"], "folder")
+        with _file_size_limit(5_000, comm.rank == 0):
+            words = [os.strerror(errno.EFBIG), directory]
+            yield "no room", refused(OSError, [*words, "x.npy"], "x.npy")
+            yield "no room for a new version", refused(OSError, [*words, "old.npy"], "old.npy")
+        yield "the old version is still there", unlike(np.load(old), np.ones((2, 2)))
+        words = [os.strerror(errno.EIO), f"(on rank {last})" if comm.size > 1 else "y.npy"]
+        yield "one rank cannot write", refused(OSError, words, "x.npy", progress=failing)
+        yield "an order that is none", refused(pb.LayoutError, ["'C' or 'F'"], "x.npy", order="K")
+        if comm.size > 1:
+            mine = "x.npy" if comm.rank != last else "y.npy"
+            words = [f"y.npy on rank {last}"]
+            yield "another name on one rank", refused(pb.RankMismatchError, words, mine)
+        a.save(old)
+        yield "over what was there", unlike(np.load(old), values)
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_files_there_and_back(nranks, tmp_path):
+    run_mpi(there_and_back, nranks, directory=str(tmp_path))
+
+
+def test_types_of_files(tmp_path):
+    run_mpi(conversions, 3, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_what_load_and_save_are_told(nranks, tmp_path):
+    run_mpi(choices, nranks, directory=str(tmp_path))
+
+
+def test_no_rank_holds_the_whole(tmp_path):
+    run_mpi(memory, 4, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_load_errors_are_those_of_every_rank(nranks, tmp_path):
+    run_mpi(load_errors, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_save_errors_leave_nothing_behind(nranks, tmp_path):
+    run_mpi(save_errors, nranks, directory=str(tmp_path))
