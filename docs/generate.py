@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages take from the code: tables from docstrings, the command line's help, pictures.
+
+conf.py has everything written to docs/_generated before each build, so that nothing can be stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pblasmp as pb
+from pblasmp.drawing import draw
+from pblasmp.engines.base import Workspace
+from pblasmp.layout.files import load_problem
+from pblasmp.products import MatmulPlan
+from pblasmp.report import Report
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
+
+INTERNAL = {
+    *(f"Context.{name}" for name in ("agreement", "check_open", "check_rank", "check_descriptor", "fail")),
+    *(f"Context.{name}" for name in ("coords", "cells", "allocate", "adopt", "release")),
+    *(f"DistributedMatrix.{name}" for name in ("on_host", "move_to")),
+}
+"""Methods without an underscore that are for other modules of pblasmp only."""
+
+RETURNED = {"MatmulPlan": MatmulPlan, "Report": Report, "Workspace": Workspace}
+"""Classes that public calls return, under no public name of their own."""
+
+OPERATORS = {
+    "__getitem__": "{}[i0:i1, j0:j1]",
+    "__matmul__": "{} @ ...",
+    "__call__": "{}()",
+}
+VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "MatmulPlan": "plan"}
+"""Names of instances in the tables."""
+
+DRAWN = (
+    "docs/pictures/matrix.toml",
+    "sub-all",
+    "nvidia-allgather",
+    "nvidia-reduce-scatter",
+    "nvidia-allreduce",
+)
+"""Descriptor files, as ``pblasmp show`` is given them, of which the pages have pictures."""
+
+
+class Call(NamedTuple):
+    """A public callable: how it is written, and its docstring."""
+
+    name: str
+    text: str
+
+    @property
+    def scope(self) -> str:
+        """Who must call it: "" for a local call, else "the context" and the like."""
+        found = re.search(r"\bCollective(?: over (?:the )?(``\w+``|\w+))?", self.text)
+        if found is None:
+            return ""
+        return {"``comm``": "`comm`"}.get(found[1], f"the {found[1] or 'context'}")
+
+    @property
+    def summary(self) -> str:
+        """What it does: the first sentence of the docstring."""
+        first = self.text.strip().split("\n\n")[0].replace("\n", " ")
+        sentence = re.split(r"\.(?= |$)", first)[0]
+        return re.sub(r"\s+", " ", sentence).replace("``", "`")
+
+
+def public_classes() -> dict[str, type]:
+    """Return the public classes that are no exceptions, and those that public calls return."""
+    classes = {name: x for name, x in PUBLIC.items() if inspect.isclass(x) and not issubclass(x, Exception)}
+    return classes | RETURNED
+
+
+def calls() -> Iterator[Call]:
+    """Yield every public callable: functions, constructors, methods, operators."""
+    for name, value in PUBLIC.items():
+        if inspect.isfunction(value):
+            yield Call(f"pb.{name}", value.__doc__ or "")
+    for name, cls in public_classes().items():
+        if name in PUBLIC:
+            yield Call(f"pb.{name}", cls.__doc__ or "")
+        owner = VARIABLES.get(name, name)
+        for attribute, member in vars(cls).items():
+            function = getattr(member, "__func__", member)
+            if not inspect.isfunction(function) or function.__qualname__ in INTERNAL:
+                continue
+            if attribute in OPERATORS:
+                yield Call(OPERATORS[attribute].format(owner), function.__doc__ or "")
+            elif not attribute.startswith("_"):
+                yield Call(f"{owner}.{attribute}", function.__doc__ or "")
+
+
+def collectives() -> str:
+    """Return the table of collective calls."""
+    rows = [f"| `{call.name}` | {call.scope} | {call.summary} |" for call in calls() if call.scope]
+    return "\n".join(["| call | every rank of | |", "| --- | --- | --- |", *rows, ""])
+
+
+def errors() -> str:
+    """Return the table of exceptions."""
+    rows = []
+    for name, value in PUBLIC.items():
+        if inspect.isclass(value) and issubclass(value, pb.PblasmpError):
+            like = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
+            rows.append(f"| `{name}` | {like} | {Call(name, value.__doc__ or '').summary} |")
+    return "\n".join(["| exception | is also a | |", "| --- | --- | --- |", *rows, ""])
+
+
+def command_line() -> str:
+    """Return the help of every command, each under a heading."""
+    import click
+
+    from pblasmp.cli.commands import cli
+
+    parent = click.Context(cli, info_name="pblasmp", max_content_width=100, terminal_width=100)
+    parts = []
+    for name, command in cli.commands.items():
+        context = click.Context(command, info_name=name, parent=parent, **_SETTINGS)
+        parts.append(f"## pblasmp {name}\n\n```\n{command.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+_SETTINGS = {"max_content_width": 100, "terminal_width": 100, "help_option_names": ["-h", "--help"]}
+
+
+def write_all(directory: Path) -> None:
+    """Write everything that the pages include."""
+    directory.mkdir(exist_ok=True)
+    for function in (collectives, errors, command_line):
+        (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
+    for file in DRAWN:
+        draw(load_problem(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts and commands in docs/ run on 4 ranks and print what the pages show."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.docs import DOCS, PAGES, blocks, occurs
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+SCRIPTS = [page.stem for page in PAGES if blocks(page, "python")]
+COMMANDS = [page for page in PAGES if blocks(page, "console")]
+
+pytestmark = starts_ranks
+
+MY_LAYOUT = """\
+title = "A mistake"
+grid = "2x2"
+m = 4
+n = 6
+k = 4
+block = 2
+b = { block = [2, 3] }
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return a directory with the files that the pages work on."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "A.npy", rng.random((300, 250)))
+    np.save(tmp_path / "B.npy", rng.random((250, 200)))
+    (tmp_path / "my_layout.toml").write_text(MY_LAYOUT)
+    return tmp_path
+
+
+def run_scripts(comm, directory):
+    """Run the Python blocks of every page, those of a page as one script; say what is shown but not printed."""
+    os.chdir(directory)
+    for name in SCRIPTS:
+        page = DOCS / f"{name}.md"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
+        printed = out.getvalue()
+        missing = [text for text in blocks(page, "text") if comm.rank == 0 and not occurs(text, printed)]
+        yield name, f"not printed: {missing}, but {printed}" if missing else None
+
+
+def test_scripts(directory):
+    run_mpi(run_scripts, 4, directory=str(directory))
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.stem)
+def test_commands(page, directory):
+    environment = {**os.environ, "PYTHONPATH": str(Path(DOCS).parent), "NO_COLOR": "1", "COLUMNS": "120"}
+    for block in blocks(page, "console"):
+        for command, shown in re.findall(r"^\$ pblasmp (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+            done = subprocess.run(
+                [sys.executable, "-m", "pblasmp", *command.split()], cwd=directory, env=environment, timeout=60,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            )  # fmt: skip
+            assert occurs(shown, done.stdout), f"pblasmp {command} printed\n{done.stdout}"
+            assert done.returncode == (2 if "\npblasmp: " in "\n" + shown else 0)
