@@ -16,6 +16,7 @@ from .matrix import DistributedMatrix
 from .report import Report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from numpy.typing import DTypeLike
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["MatmulPlan", "matmul", "plan_matmul"]
+__all__ = ["MatmulGraph", "MatmulPlan", "matmul", "plan_matmul"]
 
 
 def matmul(
@@ -215,6 +216,22 @@ def _check_overlap(
         raise LayoutError("out: shares memory with c; expected c itself or a matrix of its own")
 
 
+class MatmulGraph:
+    """A planned product as a CUDA graph. Made by ``plan.graph()``."""
+
+    def __init__(self, replay: Callable[[], None], result: DistributedMatrix) -> None:
+        self._replay, self._result = replay, result
+
+    def replay(self) -> DistributedMatrix:
+        """Queue the product on CuPy's current stream and return its result. Collective over the context.
+
+        Raises:
+            ClosedError: another plan has replaced the workspace since: make the graph again.
+        """
+        self._replay()
+        return self._result
+
+
 class MatmulPlan:
     """A prepared product; a context manager. Made by ``plan_matmul``.
 
@@ -306,6 +323,25 @@ class MatmulPlan:
             out = matrices["d"]
             assert out is not None
             self._stand_ins["d"].move_to(out)
+
+    def graph(self) -> MatmulGraph:
+        """Return the planned product as a CUDA graph, to be replayed at the cost of one launch. Collective.
+
+        Collective over the context. A replay reads what the planned matrices then hold. The plan is run once first if
+        it never was, which writes its result.
+
+        Raises:
+            UnsupportedError: the engine has no graphs, or operands are moved first.
+            ClosedError: the plan is closed.
+        """
+        with self._ctx.agreement("plan.graph"):
+            if not self._open:
+                raise ClosedError("this plan is closed")
+            if self._stand_ins:
+                raise UnsupportedError("a CUDA graph: this plan moves operands through the host first")
+        with self._ctx.agreement("plan.graph: capturing"):
+            replay = self._product.capture(*self._locals)
+        return MatmulGraph(replay, self._matrices[3])
 
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""

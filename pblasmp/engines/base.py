@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,15 @@ class Product(Protocol):
 
     def misfit(self, name: str, array: LocalArray) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
+
+    def capture(
+        self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray
+    ) -> Callable[[], None]:
+        """Record the product as a CUDA graph and return what replays it. Collective over the context.
+
+        Raises:
+            UnsupportedError: this engine has no graphs.
+        """
 
     def close(self) -> None:
         """Give back what only this product holds. Collective over the context."""

@@ -56,6 +56,7 @@ class CublasmpEngine:
         self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
         self._nccl = self._communicator(nccl)
         self._communicators = {comm.size: self._nccl}
+        self._nowhere = cupy.empty(256, np.uint8)
         handle = ctypes.c_void_p()
         self._stream = cupy.cuda.get_current_stream().ptr
         library.cublasMpCreate(ctypes.byref(handle), self._stream)
@@ -86,9 +87,11 @@ class CublasmpEngine:
         return nccl
 
     @property
-    def nccl_version(self) -> str:
-        """Version of the NCCL that is loaded."""
-        return str(self._nccl_core.get_version().libnccl_version)
+    def nccl_version(self) -> int:
+        """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
+        version = ctypes.c_int()
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+        return version.value
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
@@ -172,6 +175,11 @@ class CublasmpEngine:
         if inside and start:
             self.heap.offer(start, self.grid(grid))
         return True
+
+    def address(self, array: Any) -> int:
+        """Return the device address of a local array; of an empty one some address that is not NULL. Local."""
+        address: int = array.data.ptr if array.size else self._nowhere.data.ptr
+        return address
 
     def empty_like(self, array: Any, dtype: np.dtype) -> Any:
         """Return an uninitialised array of the shape and strides of ``array``. Local."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operation, ctype, version_text
-from ...errors import UnsupportedError
+from ...errors import ClosedError, UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 from ..base import Options, Workspace
 from . import faults
@@ -60,6 +60,10 @@ class LocalProduct:
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""
         return ""
+
+    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
+        """There is no call to record."""
+        raise UnsupportedError("a CUDA graph: this product calls nothing")
 
     def close(self) -> None:
         """Nothing is held."""
@@ -231,6 +235,29 @@ class CublasmpProduct:
             action()
         self._call()
 
+    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:
+        """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
+        import cupy
+
+        self.run(a, b, c, d)  # what is done but once is done before recording
+        if not self._in_grid:
+            return _nothing
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+            try:
+                self.run(a, b, c, d)
+            finally:
+                graph = stream.end_capture()
+        generation = self._workspace.generation
+
+        def replay() -> None:
+            if generation != self._workspace.generation:
+                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
+            graph.launch()
+
+        return replay
+
     def _first(self) -> None:
         self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
@@ -265,7 +292,7 @@ class CublasmpProduct:
         if form.conj_b:
             b = self._through("conj b", b, b, cupy.conjugate)
         if self._transposed is not None:
-            self._transposed.source.value = address(b)
+            self._transposed.source.value = self._engine.address(b)
             self._before.append(self._run_transpose)
             b = self._transposed.array
         if self._options.beta == 0:
@@ -276,7 +303,7 @@ class CublasmpProduct:
         for name, array in zip("abcd", self._sources, strict=True):
             pointer = self._pointers.setdefault(name, ctypes.c_void_p())
             if array is not None:
-                pointer.value = address(array)
+                pointer.value = self._engine.address(array)
 
     def _run_transpose(self) -> None:
         self._transpose()
@@ -313,16 +340,10 @@ def _nothing() -> None:
     """Run on a rank outside the grid."""
 
 
-def address(array: Array) -> int | None:
-    """Return the device address of an array, None of an empty one."""
-    pointer: int = array.data.ptr
-    return pointer if array.size else None
-
-
 def leading(array: Array, order: str) -> int:
     """Return the leading dimension of a local array, in elements."""
     contiguous, other = (1, 0) if order == "C" else (0, 1)
-    tight = max(1, array.shape[contiguous])
+    tight: int = max(1, array.shape[contiguous])
     if array.size == 0 or array.shape[other] == 1:
         return tight
     stride: int = array.strides[other] // array.itemsize

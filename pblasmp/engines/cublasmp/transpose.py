@@ -46,7 +46,7 @@ class Transposed:
         """Return the workspace it needs, in bytes on the device and on the host, given both descriptors. Local."""
         one = self._scalars.ctypes.data
         rows, cols = self.descriptor.shape
-        target = self.array.data.ptr if self.array.size else None
+        target = self._engine.address(self.array)
         self._arguments: tuple[Any, ...] = (
             self._engine.handle, Operation[self._op], rows, cols, one, self.source, 1, 1, source,
             one + self._scalars.itemsize, target, 1, 1, result,

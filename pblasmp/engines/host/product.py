@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ...comm import Communicator
 from ...dtypes import accumulation_dtype
+from ...errors import UnsupportedError
 from ...layout import MatmulProblem
 from ..base import Workspace
 from . import blas
@@ -183,6 +184,10 @@ class SlabProduct:
         """Any array of the planned layout will do."""
         return ""
 
+    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
+        """There are no graphs on the host."""
+        raise UnsupportedError("a CUDA graph: the host engine has none")
+
     def close(self) -> None:
         """Nothing is held: buffers are the engine's."""
 
@@ -218,6 +223,10 @@ class AllReduceProduct:
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""
         return ""
+
+    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
+        """There are no graphs on the host."""
+        raise UnsupportedError("a CUDA graph: the host engine has none")
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mpirun -n 4 python -m pytest tests/gpu``: every rank runs pytest, one GPU each; a failure ends the job.
+
+Too few GPUs is an error, not a skip: these tests are only collected where they are asked for.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+import pblasmp as pb
+from tests.mpi.conftest import (  # noqa: F401 - the same hooks
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_runtest_logstart,
+)
+
+
+@pytest.fixture(scope="session")
+def ctx() -> Iterator[pb.Context]:
+    """A context on all ranks' GPUs, shared by the tests; closed at the end."""
+    with pb.Context(engine="cublasmp") as context:
+        yield context
+
+
+@pytest.fixture(scope="session")
+def host(ctx: pb.Context) -> Iterator[pb.Context]:
+    """A context of the same ranks on the host engine."""
+    with pb.Context(engine="host") as context:
+        yield context
+
+
+@pytest.fixture(autouse=True)
+def _together(ctx: pb.Context) -> Iterator[None]:
+    """Collect garbage and wait for each other after every test."""
+    yield
+    gc.collect(0)
+    ctx.comm.barrier()
