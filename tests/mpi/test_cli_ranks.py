@@ -194,7 +194,7 @@ def test_run_compares_with_numpy(pblasmp, tmp_path):
 
 
 WRONG = """
-import pblasmp.matmul as m
+import pblasmp.products as m
 right = m.MatmulPlan.__call__
 def wrong(self, *rest):
     out = right(self, *rest)
@@ -218,7 +218,7 @@ def test_a_wrong_product_is_found_and_not_written(pblasmp, patched, tmp_path):
 
 ON_RANK_1 = """
 import os
-import pblasmp.matmul as m
+import pblasmp.products as m
 def call(self, *rest):
     if self._ctx.rank == 1:
         {fault}
@@ -262,7 +262,7 @@ m.{name} = slow
 @pytest.mark.parametrize(
     ("module", "name", "number", "status", "said"),
     [
-        ("pblasmp.matmul", "MatmulPlan.__call__", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.products", "MatmulPlan.__call__", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         ("pblasmp.npy", "write", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         ("pblasmp.npy", "write", signal.SIGTERM, 143, ""),
         ("pblasmp.npy", "write", signal.SIGHUP, 129, ""),
@@ -283,7 +283,7 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
 
 
 def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
-    patched(SLOW.format(module="pblasmp.matmul", name="MatmulPlan.__call__", here=str(tmp_path)))
+    patched(SLOW.format(module="pblasmp.products", name="MatmulPlan.__call__", here=str(tmp_path)))
     process = start("matmul", "--size", 64)
     wait_for((tmp_path / "slow").exists)
     assert len(processes(tmp_path)) > 4
