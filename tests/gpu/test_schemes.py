@@ -13,7 +13,11 @@ import pblasmp as pb
 from .products import OPS, everywhere, integers, place, poisoned, wrong
 
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
-MAKERS = {"ag": pb.MatmulProblem.allgather, "rs": pb.MatmulProblem.reduce_scatter, "ar": pb.MatmulProblem.allreduce}
+MAKERS = {
+    "ag": pb.MatmulProblem.allgather,
+    "rs": pb.MatmulProblem.reduce_scatter,
+    "ar": pb.MatmulProblem.allreduce,
+}
 ALGORITHMS = ("auto", "default", "no_overlap", "split_p2p")
 
 

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans on GPUs: reuse, graphs, streams, memory, other libraries' arrays, and what is refused."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+import pytest
+import torch
+
+import pblasmp as pb
+
+from .products import OPS, everywhere, integers, place, poisoned, wrong
+
+
+def square(
+    ctx: pb.Context, n: int = 256, nb: int = 64, dtype: str = "float32", order: str = "C"
+) -> pb.MatrixDescriptor:
+    return pb.MatrixDescriptor((n, n), (nb, nb), pb.Grid.squarest(ctx.size), dtype=dtype, order=order)
+
+
+def refill(ctx: pb.Context, x: pb.DistributedMatrix, seed: int) -> np.ndarray:
+    values = integers(x.shape, x.dtype, seed)
+    rows, cols = x.descriptor.global_indices(ctx.rank)
+    ctx.engine.from_host(x.local, values[np.ix_(rows, cols)].astype(x.dtype))
+    return values
+
+
+def test_a_plan_sees_new_data_and_other_matrices(ctx):
+    d = square(ctx)
+    a, b = place(ctx, integers(d.shape, d.dtype, 1), d), place(ctx, integers(d.shape, d.dtype, 2), d)
+    with pb.plan_matmul(a, b) as plan:
+        assert plan.workspace.device_bytes > 0
+        for seed in (3, 4):
+            expected = refill(ctx, a, seed) @ refill(ctx, b, seed + 10)
+            assert everywhere(ctx, wrong(ctx, plan(), expected)) == ""
+        other = integers(d.shape, d.dtype, 5)
+        assert (
+            everywhere(ctx, wrong(ctx, plan(place(ctx, other, d)), other @ integers(d.shape, d.dtype, 14)))
+            == ""
+        )
+        report = str(plan.report())
+        assert "Using" in report, report
+
+
+def test_a_graph_sees_new_data_in_the_same_buffers(ctx):
+    p = pb.MatmulProblem.allgather(512, 512, 512, ctx.size, dtype="float32")
+    general = square(ctx)
+    for a_d, b_d, ops, scheme in ((p.a, p.b, "TN", "ag"), (general, general, "NN", "gemm")):
+        a, b = (
+            place(ctx, integers(a_d.shape, a_d.dtype, 1), a_d),
+            place(ctx, integers(b_d.shape, b_d.dtype, 2), b_d),
+        )
+        with pb.plan_matmul(a, b, op_a=ops[0], op_b=ops[1], scheme=scheme) as plan:
+            graph = plan.graph()
+            for seed in (20, 21, 22):
+                values = refill(ctx, a, seed), refill(ctx, b, seed + 10)
+                expected = OPS[ops[0]](values[0]) @ OPS[ops[1]](values[1])
+                assert everywhere(ctx, wrong(ctx, graph.replay(), expected)) == ""
+
+
+def test_work_follows_the_current_stream(ctx):
+    d = square(ctx, 1024)
+    a, b = (place(ctx, integers(d.shape, d.dtype, s), d) for s in (1, 2))
+    with pb.plan_matmul(a, b) as plan:
+        plan()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.runtime.deviceSynchronize()
+        with stream:
+            for seed in range(5):  # each product must see the scaling queued just before it
+                a.local[...] *= -1
+                product = plan()
+                kept = product.local.copy()
+            stream.synchronize()
+        expected = -(integers(d.shape, d.dtype, 1) @ integers(d.shape, d.dtype, 2))
+        product.local[...] = kept
+        assert everywhere(ctx, wrong(ctx, product, expected)) == ""
+
+
+def test_no_operand_is_copied(ctx):
+    """In every mix of memory orders: the device memory that CuPy hands out stays what it was."""
+    pool = cupy.get_default_memory_pool()
+    for orders in ("CCC", "CCF", "CFC", "CFF", "FCC", "FCF", "FFC", "FFF"):
+        for ops in ("NN", "TN", "TT"):
+            p = pb.MatmulProblem.gemm(256, 256, 256, pb.Grid.squarest(ctx.size), 64, op_a=ops[0], op_b=ops[1],
+                                      dtype="float32", order=orders)  # fmt: skip
+            a, b = (
+                place(ctx, integers(p.a.shape, p.a.dtype, 1), p.a),
+                place(ctx, integers(p.b.shape, p.b.dtype, 2), p.b),
+            )
+            out = poisoned(ctx, p.d)
+            cupy.cuda.runtime.deviceSynchronize()
+            used = pool.used_bytes()
+            with pb.plan_matmul(a, b, out=out, op_a=ops[0], op_b=ops[1]) as plan:
+                plan()
+                assert pool.used_bytes() == used, (orders, ops)
+            expected = OPS[ops[0]](integers(p.a.shape, p.a.dtype, 1)) @ OPS[ops[1]](
+                integers(p.b.shape, p.b.dtype, 2)
+            )
+            assert everywhere(ctx, wrong(ctx, out, expected)) == "", (orders, ops)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_tensors_are_taken_without_a_copy(ctx, dtype):
+    d = square(ctx, dtype=dtype)
+    values = integers(d.shape, d.dtype, 1, 1)
+    rows, cols = d.global_indices(ctx.rank)
+    tensor = torch.tensor(
+        values[np.ix_(rows, cols)], dtype=getattr(torch, dtype), device=f"cuda:{ctx.engine.device.index}"
+    )
+    a = ctx.from_local(tensor, d)
+    assert a.local.data.ptr == tensor.data_ptr()
+    product = a @ a
+    assert everywhere(ctx, wrong(ctx, product, values @ values, 2.0**-7)) == ""
+    back = torch.from_dlpack(product.local)
+    assert back.data_ptr() == product.local.data.ptr
+
+
+def test_five_hundred_plans_leave_no_memory_behind(ctx):
+    d = square(ctx)
+    a, b = (place(ctx, integers(d.shape, d.dtype, s), d) for s in (1, 2))
+    out = poisoned(ctx, d)
+
+    def some(count: int) -> int:
+        for _ in range(count):
+            pb.matmul(a, b, out=out)
+        cupy.cuda.runtime.deviceSynchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
+        ctx.comm.barrier()
+        return cupy.cuda.runtime.memGetInfo()[0]
+
+    before = some(20)
+    after = some(500)
+    assert before - after <= 2 << 20, f"{before - after} bytes lost"
+
+
+def test_symmetric_memory_is_used_and_said(ctx):
+    p = pb.MatmulProblem.allgather(1024, 1024, 1024, ctx.size, dtype="bfloat16")
+    values = [integers(x.shape, x.dtype, i, 1) for i, x in enumerate((p.a, p.b))]
+    a = place(ctx, values[0], p.a)
+    for symmetric in (False, True):
+        b = place(ctx, values[1], p.b, symmetric=symmetric)
+        with pb.plan_matmul(a, b, op_a="T", scheme="ag", algo="split_p2p") as plan:
+            assert everywhere(ctx, wrong(ctx, plan(), values[0].T @ values[1], 2.0**-6)) == ""
+            report = plan.report()
+            assert "SPLIT_P2P" in report.path, report
+            assert any(("lies in symmetric memory" in note) == symmetric for note in report.notes), report
+
+
+def test_what_one_rank_does_wrong_all_are_told(ctx):
+    d = square(ctx)
+    with pytest.raises(pb.LayoutError, match="local array"):
+        ctx.from_local(np.zeros(d.local_shape(ctx.rank), np.float32) if ctx.rank == 0 else None, d)
+    a = place(ctx, integers(d.shape, d.dtype, 1), d)
+    with pytest.raises(pb.UnsupportedError, match="algo"):
+        pb.matmul(a, a, algo="gathered")
+    with pytest.raises(pb.UnsupportedError, match="compute"):
+        pb.matmul(a, a, compute="float8")
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [("float32", "tf32"), ("float32", "bf16x9")])
+def test_compute_types(ctx, dtype, compute):
+    d = square(ctx, dtype=dtype)
+    values = integers(d.shape, d.dtype, 1)  # small integers are exact in TF32 too
+    a = place(ctx, values, d)
+    try:
+        product = pb.matmul(a, a, compute=compute)
+    except pb.StatusError as error:
+        assert compute == "bf16x9", error  # Hopper may lack it; the error then names the call
+        return
+    assert everywhere(ctx, wrong(ctx, product, values @ values)) == ""
