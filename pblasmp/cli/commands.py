@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -31,6 +32,9 @@ def run_command_line() -> NoReturn:
     """Run the command line and exit: 1 for a failure, 2 for bad input, 128 + N for signal N. Local."""
     debug = "--debug" in sys.argv
     _end_on_signals()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × shows a question mark
     try:
         cli.main(prog_name="pblasmp", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):

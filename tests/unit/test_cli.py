@@ -260,6 +260,20 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     assert "none does not run" in found["mpirun"]["problem"]
 
 
+def test_output_that_nobody_reads_is_no_error():
+    command = f"set -o pipefail; {sys.executable} -m pblasmp show grid-2x3 | true"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)  # 0: written before the reader was gone
+
+
+def test_a_terminal_without_the_characters():
+    command = [sys.executable, "-m", "pblasmp", "matmul", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, env=environment)
+    assert b"D = A? B" in done.stdout
+
+
 def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
