@@ -58,8 +58,8 @@ class CublasmpEngine:
         self._communicators = {comm.size: self._nccl}
         self._nowhere = cupy.empty(256, np.uint8)
         handle = ctypes.c_void_p()
-        self._stream = cupy.cuda.get_current_stream().ptr
-        library.cublasMpCreate(ctypes.byref(handle), self._stream)
+        self._stream = cupy.cuda.get_current_stream()
+        library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
         self._closers.append(lambda: library.cublasMpDestroy(handle.value))
         assert handle.value is not None
         self.handle = handle.value
@@ -221,10 +221,10 @@ class CublasmpEngine:
             return True
 
     def follow_stream(self) -> None:
-        """Queue what follows on CuPy's current stream. Local."""
-        stream = self._cupy.cuda.get_current_stream().ptr
-        if stream != self._stream:
-            self.library.cublasMpSetStream(self.handle, stream)
+        """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local."""
+        stream = self._cupy.cuda.get_current_stream()
+        if stream.ptr != self._stream.ptr:
+            self.library.cublasMpSetStream(self.handle, stream.ptr)
             self._stream = stream
 
     # -- products

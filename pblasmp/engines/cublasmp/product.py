@@ -86,6 +86,8 @@ class CublasmpProduct:
         self._pointers: dict[str, ctypes.c_void_p] = {}
         self._temporaries: dict[str, Array] = {}
         self._sizes = (0, 0)
+        self._bound = tuple(arrays)
+        self._before: list[Callable[[], None]] = []
         self._call: Callable[[], None] | None = None
         for x in (form.a, form.b, form.d):
             engine.grid(x.grid)
@@ -283,7 +285,7 @@ class CublasmpProduct:
         import cupy
 
         self._bound = (a, b, c, d)
-        self._before: list[Callable[[], None]] = []
+        self._before = []
         form = self._form
         if form.swapped:
             a, b = b, a
