@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+
 import pblasmp as pb
+from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem
@@ -34,7 +37,7 @@ RETURNED = {"MatmulPlan": MatmulPlan, "Report": Report, "Workspace": Workspace}
 
 OPERATORS = {
     "__getitem__": "{}[i0:i1, j0:j1]",
-    "__matmul__": "{} @ ...",
+    "__matmul__": "{} @ B",
     "__call__": "{}()",
 }
 VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "MatmulPlan": "plan"}
@@ -57,12 +60,9 @@ class Call(NamedTuple):
     text: str
 
     @property
-    def scope(self) -> str:
-        """Who must call it: "" for a local call, else "the context" and the like."""
-        found = re.search(r"\bCollective(?: over (?:the )?(``\w+``|\w+))?", self.text)
-        if found is None:
-            return ""
-        return {"``comm``": "`comm`"}.get(found[1], f"the {found[1] or 'context'}")
+    def is_collective(self) -> bool:
+        """Whether every rank must call it."""
+        return re.search(r"\bCollective(\.| over)", self.text) is not None
 
     @property
     def summary(self) -> str:
@@ -99,8 +99,8 @@ def calls() -> Iterator[Call]:
 
 def collectives() -> str:
     """Return the table of collective calls."""
-    rows = [f"| `{call.name}` | {call.scope} | {call.summary} |" for call in calls() if call.scope]
-    return "\n".join(["| call | every rank of | |", "| --- | --- | --- |", *rows, ""])
+    rows = [f"| `{call.name}` | {call.summary} |" for call in calls() if call.is_collective]
+    return "\n".join(["| call | |", "| --- | --- |", *rows, ""])
 
 
 def errors() -> str:
@@ -115,19 +115,13 @@ def errors() -> str:
 
 def command_line() -> str:
     """Return the help of every command, each under a heading."""
-    import click
-
-    from pblasmp.cli.commands import cli
-
-    parent = click.Context(cli, info_name="pblasmp", max_content_width=100, terminal_width=100)
+    settings = {"max_content_width": 84, "terminal_width": 84, "help_option_names": ["-h", "--help"]}
+    parent = click.Context(cli, info_name="pblasmp")
     parts = []
     for name, command in cli.commands.items():
-        context = click.Context(command, info_name=name, parent=parent, **_SETTINGS)
+        context = click.Context(command, info_name=name, parent=parent, **settings)
         parts.append(f"## pblasmp {name}\n\n```\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
-
-
-_SETTINGS = {"max_content_width": 100, "terminal_width": 100, "help_option_names": ["-h", "--help"]}
 
 
 def write_all(directory: Path) -> None:
