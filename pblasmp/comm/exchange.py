@@ -24,10 +24,10 @@ from .communicator import Communicator
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Cell", "Exchange", "Side"]
+__all__ = ["SLOTS", "Cell", "Exchange", "Side"]
 
 _MESSAGE_BYTES = 4 << 20
-_SLOTS = 4
+SLOTS = 4  # messages that a rank has under way at once
 
 Array = NDArray[Any]
 Coords = tuple[int, int]
@@ -133,7 +133,7 @@ class Exchange:
             src, dst: the local array of each cell, None for those that this rank neither reads nor writes.
             conjugate: write the complex conjugates.
         """
-        self.start(src, dst, conjugate=conjugate, slots=_SLOTS).finish()
+        self.start(src, dst, conjugate=conjugate, slots=SLOTS).finish()
 
     def start(
         self,

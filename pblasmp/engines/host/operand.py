@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Cell, Communicator, Exchange, Side
+from ...comm.exchange import SLOTS
 from ...comm.shared import aligned, carve
 from ...dtypes import accumulation_dtype
 from ...layout import MatrixDescriptor
@@ -109,8 +110,11 @@ class Staging:
         self.sent_bytes = self._exchange.sent_bytes
         self.copied_bytes = self._exchange.copied_bytes
 
-    def start(self, array: Array, memory: NDArray[np.uint8]) -> tuple[Any, dict[int, Array]]:
-        """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process)."""
+    def start(self, array: Array, memory: NDArray[np.uint8], *, ahead: bool) -> tuple[Any, dict[int, Array]]:
+        """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process).
+
+        With ``ahead`` all messages are under way when this returns; without, they have arrived, a few MiB at a time.
+        """
         operand, at = self._operand, 0
         slabs: list[Array | None] = []
         mine: dict[int, Array] = {}
@@ -125,4 +129,8 @@ class Staging:
         sources: list[Array | None] = [None] * operand.matrix.grid.size
         if self._me is not None:
             sources[self._me] = operand.local(array)[:, self._window]
-        return self._exchange.start(sources, slabs, conjugate=operand.conjugate), mine
+        slots = None if ahead else SLOTS
+        transfer = self._exchange.start(sources, slabs, conjugate=operand.conjugate, slots=slots)
+        if not ahead:
+            transfer.finish()
+        return transfer, mine

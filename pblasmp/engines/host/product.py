@@ -12,6 +12,7 @@ An operand that already lies where it is multiplied is left there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,15 +112,17 @@ class SlabProduct:
         made = [s for stagings in self._stagings for s in stagings if s is not None]
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)
-        self._fenced = path == "shared" and not all(
-            self._in_place
-        )  # the same on every rank, also on idle ones
+        # Whether the ranks meet before and after writing slabs: the same on every rank, also on idle ones.
+        self._fenced = path == "shared" and not all(self._in_place)
         self._bytes = [
             0 if still else x.memory_bytes(self._domain, width)
             for x, still in zip(self._operands, self._in_place, strict=True)
         ]
         depth = 2 if len(self._panels) > 1 else 1
-        self.workspace = Workspace(0, depth * sum(self._bytes) if made else 0)
+        scratch = 0
+        if accumulation_dtype(p.d.dtype) != p.d.dtype and self._operands[0].needs[comm.rank] is not None:
+            scratch = math.prod(p.d.local_shape(comm.rank)) * accumulation_dtype(p.d.dtype).itemsize
+        self.workspace = Workspace(0, scratch + (depth * sum(self._bytes) if made else 0))
 
     def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Compute D from the local arrays. Collective over ``comm``."""
@@ -166,7 +169,7 @@ class SlabProduct:
                 parts.append(None)
             else:
                 memory = self._buffers.get(name + str(i % 2), nbytes, shared=self._shared)
-                parts.append(staging.start(array, memory))
+                parts.append(staging.start(array, memory, ahead=len(self._panels) > 1))
         return parts
 
     def _arrived(self, operand: Operand, part: Any) -> Array | None:
