@@ -54,12 +54,18 @@ def exact(values):
     return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
 
 
+def scattered(ctx, d, values):
+    """``values``, which every rank has, as a matrix that lies as ``d`` says."""
+    return ctx.scatter(values if ctx.rank == 0 else None, d)
+
+
 OPS = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.conj().T}
 
 
 def product(a, b, c=None, *, alpha=1, beta=0, op_a="N", op_b="N", dtype=None):
-    """``alpha op(A) op(B) + beta C`` by NumPy."""
-    out = alpha * (OPS[op_a](exact(a)) @ OPS[op_b](exact(b)))
+    """``alpha op(A) op(B) + beta C`` by NumPy; what is scaled by 0 is not read."""
+    left, right = OPS[op_a](exact(a)), OPS[op_b](exact(b))
+    out = np.zeros((left.shape[0], right.shape[1]), left.dtype) if alpha == 0 else alpha * (left @ right)
     if beta != 0:
         out = out + beta * exact(c)
     return out.astype(a.dtype if dtype is None else dtype)
@@ -93,6 +99,17 @@ def misplaced(matrix, whole):
         if min(matrix.local.shape) > 1 and away != d.ld:
             wrong = f"leading dimension {away}, expected {d.ld}"
     return wrong and f"{d}: {wrong}"
+
+
+def misplaced_view(view, expected):
+    """A view of padded memory keeps its leading dimension: compare values alone."""
+    if view.shape != expected.shape:
+        return f"shape {view.shape}, expected {expected.shape}"
+    d = view.descriptor
+    if view.context.rank >= d.grid.size:
+        return None if view.local.size == 0 else "a rank outside the grid holds something"
+    rows, cols = d.global_indices(view.context.rank)
+    return unlike(view.local, expected[np.ix_(rows, cols)])
 
 
 def first(*wrongs):

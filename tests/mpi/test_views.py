@@ -18,16 +18,14 @@ from tests.mpi.cases import (
     grids,
     layout,
     misplaced,
+    misplaced_view,
     numbers,
     pick,
     product,
+    scattered,
     short_messages,
     unlike,
 )
-
-
-def _scattered(ctx, d, values):
-    return ctx.scatter(values if ctx.rank == 0 else None, d)
 
 
 def _window(rng, extent):
@@ -41,7 +39,7 @@ def sub_matrices(comm):
         for count, grid in enumerate(grids(comm.size) * (6 // comm.size + 1)):
             d = layout(rng, (14, 11), comm.size, grid=grid, dtype=pick(rng, TYPES))
             values = numbers(rng, d.shape, d.dtype)
-            a = _scattered(ctx, d, values)
+            a = scattered(ctx, d, values)
             i, j = _window(rng, 14), _window(rng, 11)
             view = a[i, j]
             inner_i, inner_j = _window(rng, view.shape[0]), _window(rng, view.shape[1])
@@ -58,23 +56,12 @@ def sub_matrices(comm):
             yield f"{count}: {d} at {i}, {j}", first(wrong, unlike(a.allgather(), values))
 
 
-def misplaced_view(view, expected):
-    """A view of padded memory keeps its leading dimension: compare values alone."""
-    if view.shape != expected.shape:
-        return f"shape {view.shape}, expected {expected.shape}"
-    d = view.descriptor
-    if view.context.rank >= d.grid.size:
-        return None if view.local.size == 0 else "a rank outside the grid holds something"
-    rows, cols = d.global_indices(view.context.rank)
-    return unlike(view.local, expected[np.ix_(rows, cols)])
-
-
 def slices(comm):
     rng = np.random.default_rng(12)
     with pb.Context(comm, engine="host") as ctx:
         d = layout(rng, (9, 7), comm.size, block=(2, 2))
         values = numbers(rng, d.shape, d.dtype)
-        a = _scattered(ctx, d, values)
+        a = scattered(ctx, d, values)
         for i, j in (
             (slice(None), slice(None)),
             (slice(-4, None), slice(None, -2)),
@@ -95,7 +82,7 @@ def transposes(comm):
                 da = layout(rng, (9, 12), comm.size, block=(2, 3), dtype=dtype, order=order)
                 db = layout(rng, (9, 10), comm.size, block=(2, 4), dtype=dtype, grid=da.grid)
                 x, y = numbers(rng, da.shape, dtype), numbers(rng, db.shape, dtype)
-                a, b = _scattered(ctx, da, x), _scattered(ctx, db, y)
+                a, b = scattered(ctx, da, x), scattered(ctx, db, y)
                 h = a.H
                 shares = np.shares_memory(a.T.local, a.local) or a.local.size == 0
                 case = f"{dtype} {order}: "
@@ -139,7 +126,7 @@ def moves(comm):
             src = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
             dst = layout(rng, shape, comm.size, dtype=pick(rng, TYPES))
             values = numbers(rng, shape, src.dtype)
-            a = _scattered(ctx, src, values)
+            a = scattered(ctx, src, values)
             case = f"{count}: {src} to {dst}"
             if src.dtype.kind == "c" and dst.dtype.kind != "c":
                 words = [f"{src.dtype.name} does not convert to {dst.dtype.name}"]
@@ -150,7 +137,7 @@ def moves(comm):
             yield case, first(misplaced(b, values.astype(dst.dtype)), misplaced(a, values))
         d = layout(rng, (17, 13), comm.size, block=(3, 2))
         values = numbers(rng, d.shape, d.dtype)
-        a = _scattered(ctx, d, values)
+        a = scattered(ctx, d, values)
         for i, j in ((slice(1, 16), slice(3, 12)), (slice(6, 9), slice(0, 13)), (slice(4, 4), slice(2, 5))):
             view = a[i, j]
             to = layout(rng, view.shape, comm.size)
