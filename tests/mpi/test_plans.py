@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: run again, on other matrices, one among others; what they report, what memory they take, how they end."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.host import engine as host_engine
+from pblasmp.engines.host import product as host_product
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import agreed_error, first, grids, layout, misplaced, numbers, pick, product, scattered
+
+PATHS = ("shared", "gathered", "panels")
+
+
+def _square(ctx, extent, block, dtype="float64", grid=None, **more):
+    return pb.MatrixDescriptor(
+        (extent, extent), (block, block), grid or pb.Grid.squarest(ctx.size), dtype=dtype, **more
+    )
+
+
+def runs(comm):
+    host_product._PANEL = 6
+    rng = np.random.default_rng(41)
+    with pb.Context(comm, engine="host") as ctx:
+        for path in PATHS:
+            d = _square(ctx, 21, 4)
+            x, y, z = (numbers(rng, d.shape, "float64") for _ in range(3))
+            a, b, c = (scattered(ctx, d, v) for v in (x, y, z))
+            with (
+                pb.plan_matmul(a, b, c, out=c, beta=2, algo=path) as adding,
+                pb.plan_matmul(a, b, op_b="T", algo=path) as fresh,
+            ):
+                for turn in range(3):
+                    z = product(x, y, z, beta=2)
+                    wrong = misplaced(adding(), z)
+                    new = fresh()
+                    wrong = wrong or misplaced(new, product(x, y, op_b="T"))
+                    yield f"{path}, turn {turn}", wrong or (None if fresh() is new else "another result")
+                    x = x + 1  # the matrices change, the plan does not
+                    a.local[...] += 1
+                others = [numbers(rng, d.shape, "float64") for _ in range(3)]
+                a2, b2, c2 = (scattered(ctx, d, v) for v in others)
+                z = product(others[0], others[1], others[2], beta=2)
+                yield (
+                    f"{path}, other matrices",
+                    first(misplaced(adding(a2, b2, c2), z), misplaced(c2, others[2]), misplaced(a, x)),
+                )
+                z = product(others[0], y, z, beta=2)
+                yield f"{path}, one other matrix", misplaced(adding(a2), z)
+                z = product(x, y, z, beta=2)
+                yield f"{path}, the planned ones again", misplaced(adding(), z)
+        plans, expected = [], []
+        for extent in (9, 30, 17):  # they take turns in the same buffers
+            for path in PATHS:
+                d = _square(ctx, extent, 4)
+                x, y = numbers(rng, d.shape, "float64"), numbers(rng, d.shape, "float64")
+                plans.append(pb.plan_matmul(scattered(ctx, d, x), scattered(ctx, d, y), algo=path))
+                expected.append(x @ y)
+        for i in rng.integers(len(plans), size=20).tolist():
+            yield f"plan {i} among others", misplaced(plans[i](), expected[i])
+
+
+def misuse(comm):
+    rng = np.random.default_rng(42)
+    with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
+        d = _square(ctx, 12, 3)
+        x = numbers(rng, d.shape, "float64")
+        a, b = scattered(ctx, d, x), scattered(ctx, d, x)
+        coarse = scattered(ctx, _square(ctx, 12, 4), x)
+        foreign = scattered(other, d, x)
+        plan = pb.plan_matmul(a, b)
+        for case, words, matrices in (
+            ("another layout", ["a: lies as", "4x4", "3x3"], (coarse,)),
+            ("of another context", ["b: belongs to another context"], (None, foreign)),
+            ("an array", ["a: expected a DistributedMatrix, got ndarray"], (x,)),
+            ("a c that was not planned", ["c: lies as", "no matrix"], (None, None, a)),
+            ("the result", ["out: shares memory with a"], (plan(),)),
+        ):
+            yield case, agreed_error(ctx, pb.LayoutError, words, plan, *matrices)
+        yield "and it still runs", misplaced(plan(), x @ x)
+        plan.close()
+        plan.close()
+        yield "closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
+        mine = a if comm.rank else b
+        words = ["belongs to another context"]
+        yield "two contexts", agreed_error(ctx, pb.LayoutError, words, pb.matmul, mine, foreign)
+        frozen = np.zeros(d.local_shape(comm.rank))
+        frozen.flags.writeable = False
+        out = ctx.from_local(frozen, d)
+        yield "a read-only out", agreed_error(ctx, pb.LayoutError, ["read-only"], pb.matmul, a, b, out=out)
+        yield "a read-only operand is fine", misplaced(pb.matmul(out, b), np.zeros(d.shape))
+
+
+def ends(comm):
+    closed = []
+    with pb.Context(comm, engine="host") as ctx:
+        d = _square(ctx, 8, 2)
+        a = ctx.zeros(d)
+        plans = [pb.plan_matmul(a, a) for _ in range(4)]
+        for i, plan in enumerate(plans):
+            plan._product.close = lambda i=i: closed.append(i)
+        plans[2].close()
+    yield "plans are closed last made first, each once", None if closed == [2, 3, 1, 0] else f"{closed}"
+    ctx.close()
+    for name, call in (
+        ("zeros", lambda: ctx.zeros(d)),
+        ("empty", lambda: ctx.empty(d)),
+        ("scatter", lambda: ctx.scatter(np.zeros((8, 8)), d)),
+        ("from_function", lambda: ctx.from_function(lambda i, j: i, d)),
+        ("from_local", lambda: ctx.from_local(a.local, d)),
+        ("load", lambda: ctx.load("x.npy")),
+        ("gather", a.gather),
+        ("allgather", a.allgather),
+        ("redistribute", lambda: a.redistribute(d)),
+        ("save", lambda: a.save("x.npy")),
+        ("matmul", lambda: a @ a),
+        ("a plan", plans[0]),
+    ):
+        try:
+            call()
+        except pb.ClosedError as error:
+            wrong = None if re.search(r"made at .*test_plans.py:\d+, is closed", str(error)) else str(error)
+        else:
+            wrong = "no ClosedError"
+        yield f"closed context: {name}", wrong
+    yield "it says so", None if "closed" in repr(ctx) else repr(ctx)
+    with pb.Context(comm, engine="host") as ctx:
+        yield "another one can be opened", misplaced(ctx.zeros(d), np.zeros((8, 8)))
+
+
+def choices(comm):
+    """What "auto" takes: by the memory of the node that has least, and it says why."""
+    host_product._PANEL = 64
+    available = [1 << 40]
+    host_engine.available_bytes = lambda: available[0] if comm.rank == comm.size - 1 else 1 << 40
+    with pb.Context(comm, engine="host") as ctx:
+        d = _square(ctx, 256, 32)
+        x, y = numbers(np.random.default_rng(43), (2, 256, 256), "float64")
+        a, b = scattered(ctx, d, x), scattered(ctx, d, y)
+        sharing = ctx.engine._why_not_shared
+        for case, nbytes, why_not, path, words in (
+            ("enough", 1 << 30, "", "shared", []),
+            ("no room", 1 << 20, "", "panels", ["operands needs 1048576 bytes a node", "gathered operands need"]),
+            ("no sharing", 1 << 30, "no memfd here", "gathered", ["no memfd here"]),
+            ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands need"]),
+        ):  # fmt: skip
+            available[0], ctx.engine._why_not_shared = nbytes, why_not
+            with pb.plan_matmul(a, b) as plan:
+                wrong = misplaced(plan(), x @ y)
+                report = plan.report()
+            paths = comm.allgather(report.path)
+            missing = [word for word in words if word not in str(report)]
+            if (
+                paths != [path] * comm.size
+                or missing
+                or report.asked != "auto"
+                or f"path       {path}" not in str(report)
+            ):
+                wrong = f"{paths}, {missing}, {report}"
+            if not words and report.notes:
+                wrong = f"{report.notes}"
+            yield case, wrong
+        words = ["algo 'shared'", "no memfd here"]
+        yield (
+            "shared cannot be had",
+            agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="shared"),
+        )
+        words = ["auto, shared, gathered, panels", "'summa'"]
+        yield "unknown", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="summa")
+        ctx.engine._why_not_shared = sharing
+        yield "and it still runs", misplaced(a @ b, x @ y)
+
+
+def numbers_of_a_report(comm, per_node):
+    """Bytes sent and copied, workspace, and the buffers themselves: one shared copy a node, or one for each rank."""
+    with pb.Context(comm, engine="host") as ctx:
+        d = _square(ctx, 512, 64, grid=pb.Grid(2, comm.size // 2))
+        x, y = numbers(np.random.default_rng(44), (2, 512, 512), "float64")
+        a, b = scattered(ctx, d, x), scattered(ctx, d, y)
+        nodes = -(-comm.size // per_node)
+        grid = d.grid
+        # A node needs the rows of A and the columns of B of its process rows and columns.
+        ranks_of_nodes = [range(i, min(i + per_node, comm.size)) for i in range(0, comm.size, per_node)]
+        coords = [[grid.coords(rank) for rank in ranks] for ranks in ranks_of_nodes]
+        slab_a, slab_b = x.nbytes // grid.nprow, y.nbytes // grid.npcol
+        of_nodes = [
+            len({c[0] for c in node}) * slab_a + len({c[1] for c in node}) * slab_b for node in coords
+        ]
+        for path, total, held in (
+            ("shared", sum(of_nodes), of_nodes[comm.rank // per_node]),
+            ("gathered", comm.size * (slab_a + slab_b), slab_a + slab_b),
+        ):
+            with pb.plan_matmul(a, b, algo=path) as plan:
+                plan()
+                tracemalloc.start()
+                result = plan()
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+                report = plan.report()
+            moved = sum(comm.allgather(report.bytes_moved))
+            buffers = ctx.engine._buffers
+            shared = sum(memory._size for memory in buffers._shared.values())
+            private = sum(memory.nbytes for memory in buffers._private.values())
+            found = shared if path == "shared" else private
+            sent = sum(comm.allgather(report.sent_bytes))
+            yield (
+                f"{path}, {nodes} nodes",
+                first(
+                    misplaced(result, x @ y),
+                    None if moved == total else f"{moved} bytes moved, expected {total}",
+                    None if report.workspace == plan.workspace else "plan and report differ on the workspace",
+                    None
+                    if plan.workspace.host_bytes == held
+                    else f"workspace {plan.workspace}, expected {held}",
+                    None if found == held else f"buffers hold {found} bytes, expected {held}",
+                    None if path == "gathered" or private == 0 else "private buffers beside the shared ones",
+                    None if path == "gathered" or nodes > 1 or sent == 0 else "messages within a node",
+                    None if peak < 50_000 or sent else f"{peak} bytes at the peak of a run beside buffers",
+                ),
+            )
+            ctx.engine._buffers.close()
+
+
+def long_messages_hold_little(comm):
+    """What a rank packs and unpacks at once is bounded, however much it sends to other nodes."""
+    from pblasmp.comm import exchange
+
+    exchange._MESSAGE_BYTES = 1 << 16
+    with pb.Context(comm, engine="host") as ctx:
+        d = _square(ctx, 768, 16)
+        x = numbers(np.random.default_rng(45), (768, 768), "float64")
+        a = scattered(ctx, d, x)
+        for path in ("shared", "gathered"):
+            with pb.plan_matmul(a, a, algo=path) as plan:
+                plan()
+                tracemalloc.start()
+                result = plan()
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+            limit = (exchange.SLOTS + comm.size) * (1 << 16) * 2
+            yield (
+                path,
+                first(
+                    misplaced(result, x @ x), None if peak < limit else f"{peak} bytes, expected < {limit}"
+                ),
+            )
+
+
+def moved_first(comm):
+    """redistribute=True: what breaks a rule is moved, the rest is not, and the report names it."""
+    rng = np.random.default_rng(46)
+    with pb.Context(comm, engine="host") as ctx:
+        fitting = _square(ctx, 18, 4)
+        coarse, line = _square(ctx, 18, 5), _square(ctx, 18, 4, grid=pb.Grid(1, comm.size))
+        x, y, z = (numbers(rng, (18, 18), "float64") for _ in range(3))
+
+        def planned(case, da, db, dc, dd, names, view=False, **options):
+            a, b, c, out = (
+                d and scattered(ctx, d, v)
+                for d, v in ((da, x), (db, y), (dc, z), (dd, np.full((18, 18), np.nan)))
+            )
+            expected = product(x, y, z, **options)
+            refused = None
+            if names:
+                words = ["redistribute=True"]
+                refused = agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, b, c, out=out, **options)
+            with pb.plan_matmul(a, b, c, out=out, redistribute=True, **options) as plan:
+                wrong = first(refused, misplaced(plan(), expected), misplaced(plan(), expected))
+                report = plan.report()
+            found = "".join(line[0] for line in report.moved)
+            text = str(report)
+            wrong = wrong or (None if found == names else f"moved {found!r}, expected {names!r}")
+            wrong = wrong or (None if all(line in text for line in report.moved) else text)
+            return case, wrong or first(misplaced(a, x), misplaced(b, y), c and misplaced(c, z))
+
+        yield planned("nothing to do", fitting, fitting, None, None, "")
+        yield planned("b", fitting, coarse, None, fitting, "b")
+        yield planned("a and b", coarse, coarse, None, fitting, "ab")
+        yield planned("c", fitting, fitting, coarse, fitting, "c", beta=2)
+        yield planned("c that is not read", fitting, fitting, coarse, fitting, "c")
+        yield planned("everything but out", coarse, coarse, coarse, fitting, "abc", beta=1, alpha=-1)
+        yield planned("ops", fitting, coarse, None, fitting, "b", op_a="T", op_b="C")
+        if comm.size > 3:
+            yield planned("another grid", line, fitting, None, fitting, "a")
+        whole = numbers(rng, (24, 24), "float64")
+        big = scattered(ctx, _square(ctx, 24, 4), whole)
+        a, b = scattered(ctx, fitting, x), scattered(ctx, fitting, y)
+        inside = big[3:21, 1:19]  # starts within blocks
+        words = ["a: the sub-matrix starts 3 rows into a block of 4", "redistribute=True"]
+        wrong = agreed_error(ctx, pb.LayoutError, words, pb.matmul, inside, b)
+        result = pb.matmul(inside, b, redistribute=True)
+        yield "a part that starts within a block", wrong or misplaced(result, whole[3:21, 1:19] @ y)
+        with pb.plan_matmul(a, b, inside, out=inside, beta=1, redistribute=True) as plan:
+            plan()
+            whole[3:21, 1:19] += x @ y
+            text = str(plan.report())
+            told = "c is moved" in text and "d is moved back" in text
+        yield "as out", misplaced(big, whole) or (None if told else text)
+        for count in range(20):
+            grid = pick(rng, grids(comm.size))
+            da, db, dd = (
+                layout(rng, shape, comm.size, grid=pick(rng, (grid, None)))
+                for shape in ((13, 9), (9, 11), (13, 11))
+            )
+            u, v = numbers(rng, (13, 9), "float64"), numbers(rng, (9, 11), "float64")
+            out = ctx.empty(dd)
+            pb.matmul(scattered(ctx, da, u), scattered(ctx, db, v), out=out, redistribute=True)
+            yield f"any layouts, {count}", misplaced(out, u @ v)
+        sizes = ctx.zeros(pb.MatrixDescriptor((5, 5), (2, 2), fitting.grid))
+        words = ["sizes", "the columns of op(A) must be the rows of op(B)"]
+        yield (
+            "no move mends sizes",
+            agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, sizes, redistribute=True),
+        )
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_plans_run_again(nranks):
+    run_mpi(runs, nranks)
+
+
+def test_plans_refuse_what_does_not_lie_as_planned():
+    run_mpi(misuse, 3)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_how_plans_and_contexts_end(nranks):
+    run_mpi(ends, nranks)
+
+
+def test_auto_goes_by_memory_and_says_why():
+    run_mpi(choices, 4)
+
+
+@pytest.mark.parametrize("per_node", [4, 2, 1])
+def test_bytes_and_memory(per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    run_mpi(numbers_of_a_report, 4, per_node=per_node)
+
+
+def test_messages_take_little_memory(monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "2")
+    run_mpi(long_messages_hold_little, 4)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_redistribute_moves_what_breaks_a_rule(nranks):
+    run_mpi(moved_first, nranks)
