@@ -41,15 +41,28 @@ def poisoned(ctx: pb.Context, d: pb.MatrixDescriptor) -> pb.DistributedMatrix:
     return place(ctx, np.full(d.shape, np.nan), d)
 
 
+def product_part(
+    ctx: pb.Context, p: pb.MatmulProblem, values: dict[str, np.ndarray], alpha: complex, beta: complex
+) -> np.ndarray:
+    """Return this rank's part of the product of the whole matrices, computed in float64 (0 × 0 outside the grid)."""
+    if ctx.rank >= p.d.grid.size:
+        return np.empty((0, 0))
+    rows, cols = p.d.global_indices(ctx.rank)
+    part = alpha * (OPS[p.op_a](values["a"])[rows] @ OPS[p.op_b](values["b"])[:, cols])
+    return part + beta * values["c"][np.ix_(rows, cols)] if beta else part
+
+
 def wrong(ctx: pb.Context, got: pb.DistributedMatrix, expected: np.ndarray, tolerance: float = 0) -> str:
-    """Return how this rank's part of ``got`` differs from ``expected``, or an empty string."""
+    """Return how this rank's part of ``got`` differs from the whole ``expected``, or an empty string."""
     part = part_of(ctx, expected, got.descriptor)
-    if part is None:
-        return ""
+    return "" if part is None else wrong_part(ctx, got, part, tolerance)
+
+
+def wrong_part(ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, tolerance: float = 0) -> str:
+    """Return how the local array of ``got`` differs from ``part``, or an empty string."""
     local = ctx.engine.to_host(got.local)
     value = local.astype(np.complex128 if got.dtype.kind == "c" else np.float64)
-    part = part.astype(got.dtype).astype(value.dtype)
-    error = np.abs(value - part)
+    error = np.abs(value - part.astype(got.dtype).astype(value.dtype))
     scale = max(1.0, float(np.abs(part).max(initial=0)))
     worst = float(error.max(initial=0))  # NaN stays NaN, and compares false
     return "" if worst <= tolerance * scale else f"largest difference {worst} (scale {scale})"

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 import pblasmp as pb
 from pblasmp.engines.cublasmp import faults
 

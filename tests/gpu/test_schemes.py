@@ -39,11 +39,14 @@ def test_schemes_are_right(ctx, scheme, order, dtype):
             values = [integers(x.shape, x.dtype, i, 1) for i, x in enumerate((p.a, p.b))]
             a, b = (place(ctx, v, x) for v, x in zip(values, (p.a, p.b), strict=True))
             out = poisoned(ctx, p.d)
+            if algo == "no_overlap" and ctx.engine.version < 700:
+                continue
             try:
                 pb.matmul(a, b, out=out, op_a=op_a, op_b=op_b, scheme=scheme, algo=algo)
-            except (pb.StatusError, pb.UnsupportedError) as error:
-                assert algo == "split_p2p", error  # an explicit algorithm may not exist for every type
-                continue
+            except pb.StatusError:
+                if algo == "split_p2p":  # which the library does not have for every type
+                    continue
+                raise
             expected = OPS[op_a](values[0]) @ OPS[op_b](values[1])
             if scheme == "ar":
                 expected = np.tile(expected, (1, ctx.size) if order == "F" else (ctx.size, 1))
