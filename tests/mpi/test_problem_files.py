@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every product in descriptors/problems, run on ranks and compared with NumPy."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout.files import find, load_problem
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import SIZES, first, misplaced, numbers, product, scattered
+
+
+def run_files(comm, names, paths):
+    rng = np.random.default_rng(61)
+    with pb.Context(comm, engine="host") as ctx:
+        for path, name in zip(itertools.cycle(paths), names):
+            file = load_problem(name)
+            p = file.problem
+            wholes = {x: numbers(rng, d.shape, d.dtype) for x, d in file.parents.items()}
+            parts = {x: whole[file.windows[x]] for x, whole in wholes.items()}
+            expected = product(
+                parts["a"], parts["b"], alpha=file.alpha, op_a=p.op_a, op_b=p.op_b, dtype=complex
+            )
+            if p.scheme == "ar":
+                copies = p.d.grid.size
+                expected = np.tile(expected, (1, copies) if p.d.order == "F" else (copies, 1))
+            if file.beta:
+                expected = expected + file.beta * parts["c"].astype(complex)
+            parents = {x: scattered(ctx, file.parents[x], whole) for x, whole in wholes.items()}
+            a, b, d = (parents[x][file.windows[x]] for x in "abd")
+            c = parents["c"][file.windows["c"]] if "c" in parents else None
+            kind = wholes["d"].dtype
+            wholes["d"][file.windows["d"]] = (expected if kind.kind == "c" else expected.real).astype(kind)
+            pb.matmul(
+                a, b, c, out=d, alpha=file.alpha, beta=file.beta,
+                op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo=path,
+            )  # fmt: skip
+            yield f"{name} {path}", first(*(misplaced(parents[x], whole) for x, whole in wholes.items()))
+
+
+def _names(nranks):
+    """The files that need so many ranks; on six ranks all of them: those that need fewer leave some idle."""
+    files = {path.stem: load_problem(path).nranks for path in find("problems")}
+    return [name for name, needed in files.items() if needed == nranks or nranks == 6]
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_every_problem_file(nranks):
+    names = _names(nranks)
+    assert names, f"no file for {nranks} ranks"
+    run_mpi(
+        run_files, nranks, names=names, paths=["auto"] if nranks == 6 else ["shared", "gathered", "panels"]
+    )
+
+
+def test_no_file_needs_more_ranks():
+    assert len(_names(6)) == len(find("problems"))
+    assert all(load_problem(path).nranks <= 6 for path in find("problems"))

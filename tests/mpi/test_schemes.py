@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The 1D schemes on ranks: AllGather + GEMM, GEMM + ReduceScatter and GEMM + AllReduce, in every op and order."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout.schemes import OPS as SCHEME_OPS
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import (
+    SIZES,
+    TYPES,
+    agreed_error,
+    exact,
+    first,
+    misplaced,
+    numbers,
+    pick,
+    product,
+    scattered,
+)
+
+MAKERS = {
+    "ag": pb.MatmulProblem.allgather,
+    "rs": pb.MatmulProblem.reduce_scatter,
+    "ar": pb.MatmulProblem.allreduce,
+}
+FLIPPED = {"N": "T", "T": "N", "C": "N"}
+
+
+def problems(rng, size):
+    """Every op and mix of orders that each scheme has, on all ranks and on fewer."""
+    for scheme, orders in itertools.product(MAKERS, map("".join, itertools.product("CF", repeat=3))):
+        for column_major in SCHEME_OPS[scheme]:
+            ranks = size if rng.integers(3) else int(rng.integers(1, size + 1))
+            m, n, k = (ranks * int(x) for x in rng.integers(1, 5, 3))
+            dtype = pick(rng, TYPES)
+            # These are the ops of an F-ordered product; in C order it is the transposed one that has them.
+            ops = column_major if orders[2] == "F" else column_major[::-1]
+            p = MAKERS[scheme](m, n, k, ranks, *ops, dtype=dtype, order=orders[2])
+            for name, order in zip("ab", orders, strict=False):
+                if order != orders[2]:  # the same product, this operand given as its transpose
+                    flipped = FLIPPED[getattr(p, f"op_{name}")]
+                    p = replace(p, **{name: getattr(p, name).T, f"op_{name}": flipped})
+            if dtype.startswith("complex"):
+                conjugated = [op.replace("T", pick(rng, "TC")) for op in (p.op_a, p.op_b)]
+                p = replace(p, op_a=conjugated[0], op_b=conjugated[1])
+            yield f"{scheme} {p.op_a}{p.op_b} {orders} {dtype} {m}x{n}x{k} on {ranks}", p
+
+
+def every_product(comm):
+    rng = np.random.default_rng(51)
+    with pb.Context(comm, engine="host") as ctx:
+        for case, p in problems(rng, comm.size):
+            p.validate()
+            x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
+            alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2))
+            copies = p.d.grid.size if p.scheme == "ar" else 1
+            whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
+            expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
+            if beta:
+                expected = expected + beta * exact(z)
+            a, b = scattered(ctx, p.a, x), scattered(ctx, p.b, y)
+            c = scattered(ctx, p.d, z) if beta else None
+            given = rng.integers(2) or p.a.order != p.d.order  # a new D is in A's memory order
+            out = scattered(ctx, p.d, np.full_like(z, np.nan)) if given else None
+            result = pb.matmul(
+                a, b, c, out=out, alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme
+            )
+            wrong = first(
+                None if result.descriptor == p.d else f"the result lies as {result.descriptor}",
+                misplaced(result, expected.astype(z.dtype)),
+                misplaced(a, x),
+                misplaced(b, y),
+                c and misplaced(c, z),
+            )
+            if p.scheme == "ar" and wrong is None and comm.rank < copies and not beta:
+                same = result.local.shape == whole.shape and np.array_equal(
+                    result.local, whole.astype(z.dtype)
+                )
+                wrong = None if same else "this rank does not hold all of the product"
+            yield f"{case} {alpha=} {beta=}", wrong
+
+
+def layers(comm):
+    """What tensor-parallel layers of torch.nn compute, each rank's arrays put in as they are."""
+    rng = np.random.default_rng(52)
+    ranks = comm.size
+    tokens, inputs, outputs = 4 * ranks, 6 * ranks, 3 * ranks
+    x, w = numbers(rng, (tokens, inputs), "float32"), numbers(rng, (outputs, inputs), "float32")
+    y = x @ w.T
+
+    def mine(values, axis):
+        return np.ascontiguousarray(np.split(values, ranks, axis)[comm.rank])
+
+    with pb.Context(comm, engine="host") as ctx:
+        p = pb.MatmulProblem.allgather(tokens, outputs, inputs, ranks, "N", "T", order="C")
+        a, b = ctx.from_local(mine(x, 0), p.a), ctx.from_local(mine(w, 0), p.b)
+        out = pb.matmul(a, b, op_b="T", scheme="ag", out=ctx.empty(p.d))
+        yield (
+            "ag: (T/P, K) and (N/P, K) make (T, N/P)",
+            None if np.array_equal(out.local, mine(y, 1)) else "wrong",
+        )
+        p = pb.MatmulProblem.reduce_scatter(tokens, outputs, inputs, ranks, "N", "T", order="C")
+        a, b = ctx.from_local(mine(x, 1), p.a), ctx.from_local(mine(w, 1), p.b)
+        out = pb.matmul(a, b, op_b="T", scheme="rs", out=ctx.empty(p.d))
+        yield (
+            "rs: (T, K/P) and (N, K/P) make (T/P, N)",
+            None if np.array_equal(out.local, mine(y, 0)) else "wrong",
+        )
+        p = pb.MatmulProblem.allreduce(tokens, outputs, inputs, ranks, "N", "T", order="C")
+        a, b = ctx.from_local(mine(x, 1), p.a), ctx.from_local(mine(w, 1), p.b)
+        out = pb.matmul(a, b, op_b="T", scheme="ar", out=ctx.empty(p.d))
+        yield "ar: (T, K/P) and (N, K/P) make (T, N)", None if np.array_equal(out.local, y) else "wrong"
+
+
+def refused(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        ranks = comm.size
+        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ranks), dtype="float32", order="F")
+        a, b = ctx.zeros(d), ctx.zeros(d)
+        for scheme, words in (
+            ("ag", ["a: grid is", "b: grid is", "AllGather + GEMM on"]),
+            ("rs", ["GEMM + ReduceScatter"]),
+            ("ar", ["GEMM + AllReduce"]),
+            ("sr", ["scheme: expected 'gemm', 'ag', 'rs' or 'ar', got 'sr'"]),
+        ):
+            wrong = agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, b, op_a="T", scheme=scheme)
+            yield f"2D layouts in {scheme}", wrong
+        p = pb.MatmulProblem.allgather(4, 4, 4, ranks)
+        a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+        mine = "ag" if comm.rank else "gemm"
+        yield (
+            "another scheme on one rank",
+            agreed_error(
+                ctx, (pb.LayoutError, pb.RankMismatchError), ["rank"], pb.matmul, a, b, op_a="T", scheme=mine
+            ),
+        )
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_every_op_in_every_mix_of_orders(nranks):
+    run_mpi(every_product, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_layers(nranks):
+    run_mpi(layers, nranks)
+
+
+def test_layouts_of_no_scheme():
+    run_mpi(refused, 4)
