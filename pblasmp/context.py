@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -103,7 +104,7 @@ class Context:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or is_agreed(error):
+        if error is None or is_agreed(error) or self.size == 1:
             self.close()
         else:
             self.fail(error)
@@ -117,11 +118,12 @@ class Context:
             return
         with Agreement(self._control, CLOSING):
             self._open = False
-        for child in reversed(self._children[:]):
-            child.close()
-        self.engine.close()
-        self.comm.free()
-        self._control.free()
+        with ExitStack() as last_first:  # all of it, whatever fails
+            last_first.callback(self._control.free)
+            last_first.callback(self.comm.free)
+            last_first.callback(self.engine.close)
+            for child in self._children:
+                last_first.callback(child.close)
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks of an exception that this rank leaves with; end them if they don't listen. Local."""

@@ -368,9 +368,9 @@ class MatmulPlan:
         """Give back what only this plan holds. Collective over the context; idempotent."""
         if self._open:
             self._open = False
-            self._product.close()
             self._stand_ins.clear()
             self._ctx.release(self)
+            self._product.close()
 
     def __enter__(self) -> Self:
         return self

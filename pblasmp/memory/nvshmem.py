@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from ..errors import LibraryNotFoundError, UnsupportedError
@@ -69,7 +70,8 @@ class NvshmemHeap:
 
     def close(self) -> None:
         """Give everything back, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
-        for address in reversed(list(self._buffers)):
-            self.free(address)
-        if self._ours:
-            self._core.finalize()
+        with ExitStack() as last_first:
+            if self._ours:
+                last_first.callback(self._core.finalize)
+            for address in self._buffers:
+                last_first.callback(self.free, address)

@@ -8,6 +8,7 @@ NVSHMEM's heap. Everything here is collective, in the same order on every rank, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 __all__ = ["NcclWindows", "SymmetricHeap"]
@@ -63,10 +64,12 @@ class NcclWindows:
 
     def free(self, address: int) -> None:
         """Deregister and free. Collective."""
-        for offer in [o for o in reversed(self._offers) if o[0] == address]:
-            self._take_back(offer)
         buffer, _ = self._buffers.pop(address)
-        buffer.close()
+        with ExitStack() as last_first:  # all of it, whatever fails
+            last_first.callback(buffer.close)
+            for offer in self._offers:
+                if offer[0] == address:
+                    last_first.callback(self._take_back, offer)
 
     def offer(self, address: int, grid: int) -> None:
         """Register memory with a grid, once. Collective over the grid."""
@@ -76,8 +79,10 @@ class NcclWindows:
 
     def withdraw(self, grid: int) -> None:
         """Deregister all of a grid's memory. Collective over the grid."""
-        for offer in [o for o in reversed(self._offers) if o[1] == grid]:
-            self._take_back(offer)
+        with ExitStack() as last_first:
+            for offer in self._offers:
+                if offer[1] == grid:
+                    last_first.callback(self._take_back, offer)
 
     def _take_back(self, offer: tuple[int, int]) -> None:
         self._offers.remove(offer)
@@ -90,5 +95,6 @@ class NcclWindows:
 
     def close(self) -> None:
         """Give everything back, last made first. Collective."""
-        for address in reversed(list(self._buffers)):
-            self.free(address)
+        with ExitStack() as last_first:
+            for address in self._buffers:
+                last_first.callback(self.free, address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -49,22 +50,24 @@ class CublasmpEngine:
         self.library, self.version, self.rank = library, library.version, comm.rank
         self.device = device
         self._comm, self._cupy, self._nccl_core = comm, cupy, nccl_core
-        self._closers: list[Callable[[], None]] = []  # run last first
-        before = cupy.cuda.runtime.getDevice()
-        cupy.cuda.Device(device.index).use()
-        self._closers.append(lambda: cupy.cuda.Device(before).use())
-        self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
-        self._nccl = self._communicator(nccl)
-        self._communicators = {comm.size: self._nccl}
-        self._nowhere = cupy.empty(256, np.uint8)
-        handle = ctypes.c_void_p()
-        self._stream = cupy.cuda.get_current_stream()
-        library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
-        self._closers.append(lambda: library.cublasMpDestroy(handle.value))
-        assert handle.value is not None
-        self.handle = handle.value
         self._grids: dict[Grid, int] = {}
         self._workspaces: dict[Grid, SharedWorkspace] = {}
+        with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
+            before = cupy.cuda.runtime.getDevice()
+            cupy.cuda.Device(device.index).use()
+            self._closing.callback(cupy.cuda.Device(before).use)
+            self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
+            self._closing.callback(self.heap.close)
+            self._nccl = self._communicator(nccl)
+            self._communicators = {comm.size: self._nccl}
+            self._nowhere = cupy.empty(256, np.uint8)
+            handle = ctypes.c_void_p()
+            self._stream = cupy.cuda.get_current_stream()
+            library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
+            self._closing.callback(library.cublasMpDestroy, handle.value)
+            self._closing = self._closing.pop_all()
+        assert handle.value is not None
+        self.handle = handle.value
 
     # -- what is made once
 
@@ -83,7 +86,7 @@ class CublasmpEngine:
             return core.Communicator(given) if isinstance(given, int) else given
         uid = self._comm.bcast(core.get_unique_id() if self._comm.rank == 0 else None)
         nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
-        self._closers.append(nccl.destroy)
+        self._closing.callback(nccl.destroy)
         return nccl
 
     @property
@@ -103,6 +106,9 @@ class CublasmpEngine:
                 self.library.cublasMpGridCreate(
                     grid.nprow, grid.npcol, layout, nccl.ptr, ctypes.byref(handle)
                 )
+                assert handle.value is not None
+                self._closing.callback(self.library.cublasMpGridDestroy, handle.value)
+                self._closing.callback(self.heap.withdraw, handle.value)
             self._grids[grid] = handle.value or 0
         return self._grids[grid]
 
@@ -111,19 +117,20 @@ class CublasmpEngine:
             part = self._nccl.split(0 if self.rank < size else None, self.rank)
             self._communicators[size] = part
             if self.rank < size:
-                self._closers.append(part.destroy)
+                self._closing.callback(part.destroy)
         return self._communicators[size]
 
     def workspace(self, grid: Grid) -> SharedWorkspace:
         """Return the workspace of the plans whose D lies on ``grid``. Local; growing it is collective."""
         if grid not in self._workspaces:
-            self._workspaces[grid] = SharedWorkspace(
+            self._workspaces[grid] = workspace = SharedWorkspace(
                 self.heap,
                 self.grid(grid),
                 self._cupy.cuda.alloc_pinned_memory,
                 self._cupy.cuda.runtime.deviceSynchronize,
                 self._room_for,
             )
+            self._closing.callback(workspace.close)
         return self._workspaces[grid]
 
     def _room_for(self, nbytes: int) -> None:
@@ -246,20 +253,8 @@ class CublasmpEngine:
 
     def close(self) -> None:
         """Give everything back, last made first. Collective over the context."""
-        self._cupy.cuda.runtime.deviceSynchronize()
-        for workspace in reversed(list(self._workspaces.values())):
-            workspace.close()
-        grids = [handle for handle in reversed(list(self._grids.values())) if handle]
-        for handle in grids:
-            self.heap.withdraw(handle)
-        self.heap.close()
-        for handle in grids:
-            self.library.cublasMpGridDestroy(handle)
-        self._grids.clear()
-        self._workspaces.clear()
-        for closer in reversed(self._closers):
-            closer()
-        self._closers.clear()
+        self._closing.callback(self._cupy.cuda.runtime.deviceSynchronize)
+        self._closing.close()
 
 
 def _addresses(array: Any) -> NDArray[Any]:

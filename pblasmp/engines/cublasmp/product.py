@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ class CublasmpProduct:
         self._engine, self._lib, self._problem, self._options = engine, engine.library, problem, options
         self._form = form = problem.column_major()
         self._asked = automatic(problem, engine.version) if options.algo == "auto" else options.algo
-        self._release: list[Callable[[], None]] = []
+        self._closing = ExitStack()
         self._notes: list[str] = []
         self._said: list[str] = []
         self._pointers: dict[str, ctypes.c_void_p] = {}
@@ -177,14 +178,14 @@ class CublasmpProduct:
         lib, out, dtype = self._lib, ctypes.c_void_p(), DATA_TYPES[x.dtype.name]
         grid = self._engine.grid(x.grid)
         lib.cublasMpMatrixDescriptorCreate(*x.shape, *x.block, *x.source, lld, dtype, grid, ctypes.byref(out))
-        self._release.append(lambda: lib.cublasMpMatrixDescriptorDestroy(out.value))
+        self._closing.callback(lib.cublasMpMatrixDescriptorDestroy, out.value)
         assert out.value is not None
         return out.value
 
     def _matmul_descriptor(self) -> int:
         form, lib, options, out = self._form, self._lib, self._options, ctypes.c_void_p()
         lib.cublasMpMatmulDescriptorCreate(ctypes.byref(out), compute_type(form.a.dtype, options.compute))
-        self._release.append(lambda: lib.cublasMpMatmulDescriptorDestroy(out.value))
+        self._closing.callback(lib.cublasMpMatmulDescriptorDestroy, out.value)
         attributes: dict[MatmulAttribute, int] = {
             MatmulAttribute.TRANSA: Operation[form.op_a],
             MatmulAttribute.TRANSB: Operation[form.op_b],
@@ -327,9 +328,7 @@ class CublasmpProduct:
 
     def close(self) -> None:
         """Destroy the descriptors, last made first."""
-        for release in reversed(self._release):
-            release()
-        self._release.clear()
+        self._closing.close()
 
 
 def _gathered_note(name: str, symmetric: bool) -> str:
