@@ -106,9 +106,10 @@ def _expected(found: ProblemFile) -> NDArray[Any]:
     problem = found.problem
     product = found.alpha * (operand("a", problem.op_a) @ operand("b", problem.op_b))
     if problem.scheme == "ar":
-        product = np.tile(
-            product, (1, problem.a.grid.size)
-        )  # declared side by side: every rank has a whole D
+        copies = (
+            problem.d.grid.size
+        )  # every rank has a whole D: declared side by side, in C order one below the other
+        product = np.tile(product, (1, copies) if problem.d.order == "F" else (copies, 1))
     if "c" in found.parents:
         product = product + found.beta * operand("c")
     expected = whole("d")
