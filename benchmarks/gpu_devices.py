@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where gpu_matmul.py's clock ticks: a GPU, or the host in a rehearsal without one."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+_PERIOD = 4194301  # random numbers until they repeat; a prime, so that rows and blocks never look alike
+_PACKAGES = (
+    *("cupy-cuda13x", "cupy-cuda12x", "torch", "nvmath-python", "nccl4py", "mpi4py", "numpy"),
+    *("nvidia-cublas", "nvidia-cublasmp-cu13", "nvidia-nccl-cu13"),
+)
+
+
+@lru_cache(8)
+def random_bits(dtype: np.dtype, seed: int, count: int) -> np.ndarray:
+    """Return normally distributed numbers of ``dtype`` as integers of its size."""
+    values = np.random.default_rng(seed).standard_normal(count, dtype=np.float32).astype(dtype)
+    return values.view(f"i{dtype.itemsize}")
+
+
+def fill(array: Any, seed: int, to_device: Callable[[np.ndarray], Any]) -> None:
+    """Write random numbers into a contiguous local array."""
+    if array.size == 0:
+        return
+    flat = array.view(f"i{array.itemsize}").reshape(-1)
+    base = to_device(random_bits(array.dtype, seed, min(_PERIOD, array.size)))
+    for start in range(0, array.size, base.size):
+        part = flat[start : start + base.size]
+        part[...] = base[: part.size]
+
+
+class Gpu:
+    """The GPU of this rank; work is queued on one stream, which becomes CuPy's current one.
+
+    A stream of its own by default: on CUDA's default stream, blocking streams inside a library wait for each other.
+    """
+
+    def __init__(self, ctx: Any, *, null_stream: bool = False) -> None:
+        import cupy
+
+        self.cupy, self.index = cupy, ctx.engine.device.index
+        self.stream = cupy.cuda.Stream.null if null_stream else cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self.stream_address = int(self.stream.ptr)
+
+    def fill(self, array: Any, seed: int) -> None:
+        """Write random numbers."""
+        fill(array, seed, self.cupy.asarray)
+
+    def poison(self, array: Any) -> None:
+        """Write NaN."""
+        array.view("u1")[...] = 0xFF
+
+    def wait(self) -> None:
+        """Wait until the GPU is idle."""
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def samples(self, comm: Any, run: Callable[[], Any], count: int) -> list[float]:
+        """Return the times of ``count`` runs by the device's events, in microseconds. Collective over comm."""
+        event, elapsed = self.cupy.cuda.Event, self.cupy.cuda.get_elapsed_time
+        start, stop = event(), event()
+        times = []
+        for _ in range(count):
+            self.wait()
+            comm.Barrier()
+            start.record(self.stream)
+            run()
+            stop.record(self.stream)
+            stop.synchronize()
+            times.append(elapsed(start, stop) * 1e3)
+        return times
+
+
+class Rehearsal:
+    """The host in place of a GPU: the same steps, and times that mean nothing."""
+
+    index = stream_address = 0
+
+    def fill(self, array: Any, seed: int) -> None:
+        """Write random numbers."""
+        fill(array, seed, np.asarray)
+
+    def poison(self, array: Any) -> None:
+        """Write NaN."""
+        array.view("u1")[...] = 0xFF
+
+    def wait(self) -> None:
+        """Nothing is in flight."""
+
+    def samples(self, comm: Any, run: Callable[[], Any], count: int) -> list[float]:
+        """Return the times of ``count`` runs in microseconds. Collective over comm."""
+        times = []
+        for _ in range(count):
+            comm.Barrier()
+            start = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - start) * 1e6)
+        return times
+
+
+def c_call(plan: Any) -> Callable[[], int]:
+    """Return the bare call of cublasMpMatmul that a plan makes, its ctypes arguments built once. Run the plan first."""
+    product = plan._product
+    function = product._lib.raw("cublasMpMatmul")
+    device, host = product._matmul_sizes
+    shared = product._workspace
+    values = (*product._arguments, shared.device, device, shared.host, host)
+    prebuilt = [kind.from_param(value) for kind, value in zip(function.argtypes, values, strict=True)]
+    function.argtypes = None  # nothing is converted any more
+    status = function(*prebuilt)
+    if status:
+        raise RuntimeError(f"cublasMpMatmul returned {status}")
+    return lambda: function(*prebuilt)
+
+
+def machine(ctx: Any, device: Any) -> dict[str, str]:
+    """Return the names and versions that the times depend on. Local."""
+    from pblasmp import __version__
+
+    facts = {"pblasmp": __version__, "Python": platform.python_version(), "ranks": str(ctx.size)}
+    if isinstance(device, Gpu):
+        runtime = device.cupy.cuda.runtime
+        number = runtime.runtimeGetVersion()
+        facts["GPU"] = runtime.getDeviceProperties(device.index)["name"].decode()
+        facts["cuBLASMp"] = str(ctx.engine.library)
+        facts["NCCL"] = ctx.engine.nccl_version
+        facts["CUDA"] = f"{number // 1000}.{number % 1000 // 10}"
+        facts["stream"] = "its own" if device.stream_address else "CUDA's default"
+        try:
+            ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+            facts["driver"] = subprocess.run(
+                ask, check=True, capture_output=True, text=True, timeout=20
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            facts["driver"] = f"unknown ({type(error).__name__})"
+    installed = {name: found for name in _PACKAGES if (found := _version(name))}
+    return facts | installed
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

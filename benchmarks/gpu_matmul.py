@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time products on GPUs beside NCCL + cuBLAS and nvmath: ``mpirun -n 4 python3 benchmarks/gpu_matmul.py``.
+
+One rank per GPU. AllGather + GEMM, GEMM + ReduceScatter, GEMM + AllReduce and 2D block-cyclic GEMM on the device's
+clock, and what a prepared plan costs on the host's. Prints Markdown, writes JSON and a picture. NVLink multicast is
+never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gpu_bench import STUCK_SECONDS, Bench, together
+from benchmarks.gpu_devices import Gpu, Rehearsal, machine
+from benchmarks.gpu_host import time_calls
+from benchmarks.gpu_report import AUTO, GEMM, NCCL, NVMATH, SHAPES, plot, report
+from benchmarks.gpu_rivals import Contender
+from benchmarks.ranks import on_ranks
+
+HERE = Path(__file__).resolve().parent
+SECTIONS = ("ag", "rs", "ar", "2d", "host")
+ALGORITHMS = ("default", "no_overlap", "split_p2p")
+MULTICAST_OFF = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "CUBLASMP_DISABLE_MULTICAST": "1",
+}
+
+
+Makers = dict[str, Callable[[], Contender]]
+
+
+def time_scheme(bench: Bench, scheme: str, shape: Sequence[int]) -> None:
+    """Time one shape of AG, RS or AR. Collective."""
+    import pblasmp as pb
+
+    ranks, (tokens, outputs, inputs) = bench.comm.size, shape
+    maker = {
+        "ag": pb.MatmulProblem.allgather,
+        "rs": pb.MatmulProblem.reduce_scatter,
+        "ar": pb.MatmulProblem.allreduce,
+    }[scheme]
+    n = outputs * ranks if scheme == "ag" else outputs
+    problem = maker(tokens, n, inputs, ranks, "N", "T", dtype="bfloat16", order="C")
+    x, w, y = bench.matrix(problem.a, 1), bench.matrix(problem.b, 2), bench.ctx.empty(problem.d)
+    places = {"": x}
+    if scheme == "ag":
+        places[", symmetric"] = bench.matrix(problem.a, 1, symmetric=True)
+    makers: Makers = {}
+    if bench.torch is not None:
+        tx, tw = bench.torch.view(x.local), bench.torch.view(w.local)
+        makers[NCCL] = partial(getattr(bench.torch, scheme), tx, tw, ranks)
+        alone = (
+            partial(bench.torch.ag_gemm, tx, tw, ranks)
+            if scheme == "ag"
+            else partial(bench.torch.gemm, tx, tw)
+        )
+        makers[GEMM] = alone
+    for where, a in places.items():
+        for algo in ("auto", *bench.arguments.algo):
+            makers[f"{algo}{where}"] = partial(bench.ours, problem, a, w, y, algo=algo)
+    if scheme in ("rs", "ar"):
+        makers["auto, sums in float32"] = partial(bench.ours, problem, x, w, y, comm_dtype="float32")
+    if bench.nvmath is not None:
+        best = bench.torch.view(places.get(", symmetric", x).local)
+        makers[NVMATH] = partial(bench.nvmath.scheme, scheme, best, tw)
+    bench.row(scheme, ", ".join(map(str, shape)), makers, "bfloat16")
+
+
+def time_block_cyclic(bench: Bench, n: int, block: int, dtype: str) -> None:
+    """Time one 2D block-cyclic product of n × n matrices. Collective."""
+    import pblasmp as pb
+
+    grid = pb.Grid.squarest(bench.comm.size)
+    problem = pb.MatmulProblem.gemm(n, n, n, grid, block, dtype=dtype, order="C")
+    a, b, d = bench.matrix(problem.a, 1), bench.matrix(problem.b, 2), bench.ctx.empty(problem.d)
+    makers: Makers = {}
+    if bench.torch is not None:
+        ta, tb = bench.torch.view(a.local), bench.torch.view(b.local)
+        makers[NCCL] = partial(bench.torch.block_cyclic, ta, tb, grid, bench.comm.rank, block)
+        makers[GEMM] = partial(bench.torch.block_cyclic_gemm, ta, tb, grid.npcol, grid.nprow)
+    makers[AUTO] = partial(bench.ours, problem, a, b, d)
+    if bench.nvmath is not None:
+        makers[NVMATH] = partial(bench.nvmath.block_cyclic, ta, tb, grid, block)
+    bench.row("2d", f"{dtype}, {block}", makers, dtype)
+
+
+def planned(arguments: argparse.Namespace, ranks: int) -> list[tuple[str, Callable[[Bench], None]]]:
+    """Return what to measure, in order: the section and the function that measures a case of it."""
+    shapes: Sequence[tuple[int, int, int]] = (SHAPES[0], SHAPES[-1]) if arguments.quick else SHAPES
+    n, small = (2048 if arguments.quick else 16384), 1024
+    if arguments.rehearse:
+        shapes, n, small = ((64, 32, 128),), 64, 64
+    blocks = (n // 16,) if arguments.quick else (n // 64, n // 16, n // (4 if ranks > 4 else 2))
+    work: list[tuple[str, Callable[[Bench], None]]] = []
+    for section in arguments.only:
+        if section == "2d":
+            for dtype in ("bfloat16", "float64"):
+                work += [(section, partial(time_block_cyclic, n=n, block=b, dtype=dtype)) for b in blocks]
+        elif section == "host":
+            work += [(section, partial(time_calls, scheme=s, n=small)) for s in ("ag", "rs", "ar", "2d")]
+        else:
+            work += [(section, partial(time_scheme, scheme=section, shape=shape)) for shape in shapes]
+    return work
+
+
+def measure_all(bench: Bench) -> None:
+    """Measure every section that was asked for, as far as time allows. Collective."""
+    work = planned(bench.arguments, bench.comm.size)
+    for at, (section, step) in enumerate(work):
+        if bench.late():
+            bench.say(f"{bench.arguments.limit:.0f} s are over: {len(work) - at} cases left out")
+            bench.results["left_out"] = [name for name, _ in work[at:]]
+            break
+        bench.alive()
+        _, fault = together(bench.comm, partial(step, bench))
+        if fault:
+            bench.say(f"{section}: failed: {fault}")
+            bench.results.setdefault("faults", []).append(f"{section}: {fault}")
+
+
+def without_multicast(name: str) -> str:
+    """Return the name of an algorithm, or refuse one that asks for NVLink multicast."""
+    if name not in ALGORITHMS:
+        raise argparse.ArgumentTypeError(
+            f"{name!r}: expected one of {', '.join(ALGORITHMS)}; multicast stays off"
+        )
+    return name
+
+
+def sections(text: str) -> list[str]:
+    """Return the names in a list separated by commas."""
+    names = text.split(",")
+    if set(names) - set(SECTIONS):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected some of {','.join(SECTIONS)}")
+    return names
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few shapes and samples: does it run?")
+    parser.add_argument("--only", type=sections, default=list(SECTIONS), help=f"some of {','.join(SECTIONS)}")
+    parser.add_argument(
+        "--algo", type=without_multicast, nargs="*", default=list(ALGORITHMS), help="beside auto"
+    )
+    parser.add_argument("--samples", type=int, default=20, help="timed calls per contender")
+    parser.add_argument("--limit", type=float, default=125, help="seconds after which no case is started")
+    parser.add_argument("--null-stream", action="store_true", help="work on CUDA's default stream")
+    parser.add_argument("--no-nvmath", action="store_true", help="leave nvmath-python out")
+    parser.add_argument("--json", type=Path, default=HERE / "gpu_matmul.json", help="where the results go")
+    parser.add_argument("--plot", type=Path, help="where the picture goes (PNG, SVG)")
+    parser.add_argument(
+        "--rehearse", action="store_true", help=argparse.SUPPRESS
+    )  # no GPU: the host engine, tiny
+    return parser.parse_args(argv)
+
+
+def forbid_multicast() -> None:
+    """Switch NVLink multicast off in every library, before one is loaded; refuse an environment that asks for it."""
+    for name, value in MULTICAST_OFF.items():
+        if os.environ.setdefault(name, value) != value:
+            raise SystemExit(
+                f"{name}={os.environ[name]}: expected {value}; this benchmark never uses multicast"
+            )
+
+
+def main() -> None:
+    started = time.monotonic()
+    arguments = parse()
+    forbid_multicast()
+    if not on_ranks():
+        raise SystemExit(
+            "start it under a launcher, one rank per GPU: mpirun -n 4 python3 benchmarks/gpu_matmul.py"
+        )
+    from mpi4py import MPI
+
+    import pblasmp as pb
+
+    comm = MPI.COMM_WORLD
+    faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+    with pb.Context(comm, engine="host" if arguments.rehearse else "cublasmp") as ctx:
+        device = Rehearsal() if arguments.rehearse else Gpu(ctx, null_stream=arguments.null_stream)
+        bench = Bench(comm, ctx, device, arguments, started)
+        about = machine(ctx, device) if comm.rank == 0 else None
+        bench.results["date"] = datetime.now(timezone.utc).isoformat(timespec="minutes")
+        bench.results["machine"] = {"date": bench.results["date"], **comm.bcast(about)}
+        measure_all(bench)
+        bench.save()
+        if comm.rank == 0:
+            text = report(bench.results)
+            arguments.json.with_suffix(".md").write_text(f"{text}\n")
+            print(f"\n{text}\n", flush=True)
+            if arguments.plot:
+                try:
+                    plot(bench.results, arguments.plot)
+                except ImportError as error:
+                    print(f"no picture: {error}", flush=True)
+        bench.close()
+        bench.alive()
+    faulthandler.cancel_dump_traceback_later()
+    wrong = any(
+        e.get("wrong")
+        for rows in bench.results["sections"].values()
+        for r in rows
+        for e in r["entries"].values()
+    )
+    if wrong or "faults" in bench.results:
+        raise SystemExit("something was wrong: see the table")
+
+
+if __name__ == "__main__":
+    main()

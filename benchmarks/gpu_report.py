@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gpu_matmul.py measures and how it shows it: shapes, statistics, tables, the plot. Needs no GPU and no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
+
+# tokens, outputs (ag: per rank; rs, ar: all), inputs (ag: all; rs, ar: summed over ranks)
+SHAPES = (
+    (4096, 1792, 4096),
+    (8192, 1792, 4096),
+    (16384, 1792, 4096),
+    (4096, 3584, 8192),
+    (8192, 3584, 8192),
+    (16384, 3584, 8192),
+    (4096, 6656, 16384),
+    (8192, 6656, 16384),
+    (16384, 6656, 16384),
+    (1024, 1024, 1024),
+)
+TITLES = {
+    "ag": "AllGather + GEMM",
+    "rs": "GEMM + ReduceScatter",
+    "ar": "GEMM + AllReduce",
+    "2d": "2D block-cyclic GEMM",
+    "host": "Host time per call",
+}
+HEADLINE = (AUTO, SYMMETRIC, NCCL, NVMATH, GEMM)
+_LABELS = {AUTO: "ours", SYMMETRIC: "ours, symmetric"}
+
+Entry = Mapping[str, Any]  # "us" and what goes with it, or "failed": the reason
+Row = Mapping[str, Any]  # "case": its label, "entries": contender → entry
+
+
+def slowest(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each sample the largest time of any rank, given each rank's samples."""
+    return [max(each) for each in zip(*samples, strict=True)]
+
+
+def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return the entry of a contender, given each rank's samples in microseconds."""
+    times = slowest(samples)
+    return {"us": median(times), "fastest_us": min(times), "samples_us": times}
+
+
+def owner_blocks(p: int, q: int, column: int) -> tuple[int, slice]:
+    """Return which of B's blocks of rows multiply what process column ``column`` holds of A, on a p × q grid.
+
+    A's columns and B's rows are cut into the same blocks, dealt to q process columns and p process rows.
+
+    Returns:
+        The process row that has them, and the slice of its blocks. q must be a multiple of p.
+    """
+    if q % p:
+        raise ValueError(f"a grid of {p} x {q}: expected columns that are a multiple of rows")
+    return column % p, slice(column // p, None, q // p)
+
+
+def cell(entry: Entry | None) -> str:
+    """Return what a table shows of an entry."""
+    if entry is None:
+        return ""
+    if "failed" in entry:
+        return "failed"
+    return f"{entry['us']:.0f}" + (" WRONG" if entry.get("wrong") else "")
+
+
+def host_cell(entry: Entry | None) -> str:
+    """Return what the table of host times shows: the call's time on the host, and in brackets the device's."""
+    if entry is None or "us" not in entry:
+        return cell(entry)
+    return f"{entry['us']:.1f}" + (f" ({entry['device_us']:.0f})" if "device_us" in entry else "")
+
+
+def valid(row: Row) -> dict[str, float]:
+    """Return the times of the contenders that ran and were right."""
+    return {name: e["us"] for name, e in row["entries"].items() if "us" in e and not e.get("wrong")}
+
+
+def contenders(rows: Sequence[Row]) -> list[str]:
+    """Return the contenders of all rows, in the order in which they first appear."""
+    return list(dict.fromkeys(name for row in rows for name in row["entries"]))
+
+
+def markdown(rows: Sequence[Row], columns: Sequence[str], first: str) -> str:
+    """Return a table of microseconds, a row per case."""
+    head = [first, *(_LABELS.get(name, name) for name in columns)]
+    lines = [head, ["---", *(["---:"] * len(columns))]]
+    lines += [[row["case"], *(cell(row["entries"].get(name)) for name in columns)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def tuning(rows: Sequence[Row], first: str) -> str:
+    """Return a table of all of our variants and how far ``auto`` is from the best of those on the same memory."""
+    ours = [name for name in contenders(rows) if name not in (NCCL, GEMM, NVMATH)]
+    table = markdown(rows, ours, first).splitlines()
+    extra = ["auto / best", "---:"]
+    for row in rows:
+        times = valid(row)
+        notes = []
+        for auto, suffix in ((AUTO, ""), (SYMMETRIC, ", symmetric")):
+            same = {n: t for n, t in times.items() if n in ours and n.endswith(", symmetric") == bool(suffix)}
+            exact = {n: t for n, t in same.items() if "float32" not in n}
+            if auto in exact:
+                best = min(exact, key=exact.__getitem__)
+                notes.append(f"{exact[auto] / exact[best]:.2f} ({best})")
+        extra.append("; ".join(notes))
+    return "\n".join(f"{line} {more} |" for line, more in zip(table, extra, strict=True))
+
+
+def host_table(rows: Sequence[Row]) -> str:
+    """Return the table of host times, with the ratio of a prepared plan to the bare C call."""
+    columns = contenders(rows)
+    head = ["product", *columns, "plan() / C call"]
+    lines = [head, ["---", *(["---:"] * (len(columns) + 1))]]
+    for row in rows:
+        entries, times = row["entries"], valid(row)
+        ratio = f"{times['plan()'] / times['C call']:.2f}" if {"plan()", "C call"} <= set(times) else ""
+        cells = [host_cell(entries.get(n)) for n in columns]
+        lines.append([row["case"], *cells, ratio])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def failures(sections: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return a line for every contender that failed or was wrong, equal reasons together."""
+    where: dict[tuple[str, str, str], list[str]] = {}
+    for section, rows in sections.items():
+        for row in rows:
+            for name, entry in row["entries"].items():
+                reason = entry.get("failed") or ("wrong" if entry.get("wrong") else "")
+                if reason:
+                    where.setdefault((section, name, reason), []).append(row["case"])
+    return [
+        f"{section}, {name}: failed: {reason} ({len(cases)} of {len(sections[section])} cases)"
+        for (section, name, reason), cases in where.items()
+    ]
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """Return everything as Markdown: machine and versions, a table per section, what failed."""
+    parts = ["\n".join(f"- {name}: {value}" for name, value in results["machine"].items())]
+    for section, rows in results["sections"].items():
+        if not rows:
+            continue
+        parts.append(f"### {TITLES[section]}, {results['nranks']} GPUs, µs")
+        if section == "host":
+            parts.append("In brackets: the same call on the device's clock.\n\n" + host_table(rows))
+            continue
+        first = "type, nb" if section == "2d" else "T, N, K"
+        present = [name for name in HEADLINE if name in contenders(rows)]
+        parts.append(markdown(rows, present, first))
+        if section != "2d":
+            parts.append(tuning(rows, first))
+    failed = failures(results["sections"])
+    if failed:
+        parts.append("\n".join(f"- {line}" for line in failed))
+    return "\n\n".join(parts)
+
+
+def plot(results: Mapping[str, Any], path: Path) -> None:
+    """Draw every section's times relative to the GEMM alone as grouped bars, into a picture file."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    drawable = {
+        section: [row for row in rows if GEMM in valid(row)] for section, rows in results["sections"].items()
+    }
+    sections = {section: rows for section, rows in drawable.items() if rows}
+    if not sections:
+        return
+    colours = {AUTO: "#1b6ca8", SYMMETRIC: "#5ab1e6", NCCL: "#e08a2e", NVMATH: "#8a8a8a"}
+    figure, axes = plt.subplots(
+        len(sections), 1, figsize=(12, 3.6 * len(sections)), squeeze=False, layout="constrained"
+    )
+    for ax, (section, rows) in zip(axes[:, 0], sections.items(), strict=True):
+        drawn = [name for name in HEADLINE if name != GEMM and any(name in valid(row) for row in rows)]
+        width = 0.8 / max(1, len(drawn))
+        for at, name in enumerate(drawn):
+            places = [
+                i + (at - (len(drawn) - 1) / 2) * width for i, row in enumerate(rows) if name in valid(row)
+            ]
+            heights = [valid(row)[name] / valid(row)[GEMM] for row in rows if name in valid(row)]
+            bars = ax.bar(places, heights, width, label=_LABELS.get(name, name), color=colours[name])
+            ax.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
+        ax.axhline(1, color="black", linewidth=1)
+        ax.set_xticks(range(len(rows)), [row["case"].replace(", ", "\n") for row in rows], fontsize=8)
+        ax.set_ylabel("time / GEMM alone")
+        ax.set_title(f"{TITLES[section]}, {results['nranks']} GPUs (less is better)", fontsize=11)
+        if drawn:
+            ax.legend(fontsize=8, ncols=len(drawn), loc="upper left")
+            ax.set_ylim(top=ax.get_ylim()[1] * 1.2)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
