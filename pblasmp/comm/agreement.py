@@ -27,14 +27,20 @@ _LEAVING = "leaving the context"
 _GRACE_SECONDS = 1.0
 
 
-def is_agreed(error: BaseException) -> bool:
-    """Return whether every rank raised this error together. Local."""
-    return hasattr(error, "_pblasmp_reporter")
+def is_agreed(error: BaseException, comm: Communicator) -> bool:
+    """Return whether every rank of ``comm`` raised this error together. Local."""
+    return getattr(error, "_pblasmp_agreed_by", None) is comm
 
 
-def is_reported_here(error: BaseException) -> bool:
+def is_reported_here(error: BaseException | None) -> bool:
     """Return whether this rank is the one to show ``error`` to the user. Local."""
     return getattr(error, "_pblasmp_reporter", True)
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the status, not 0, that a process ends with which ends the others because of ``error``. Local."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code if isinstance(code, int) and code != 0 else 1
 
 
 class Agreement:
@@ -46,6 +52,7 @@ class Agreement:
     Raises:
         RankMismatchError: the ranks made different calls or have different facts.
         Exception: the fault that one or more ranks found, on every rank, with the ranks named.
+        SystemExit: a rank leaves the context with this exit status.
     """
 
     def __init__(self, comm: Communicator, call: str) -> None:
@@ -81,10 +88,9 @@ def leave(comm: Communicator, error: BaseException) -> None:
         if time.monotonic() > deadline:
             traceback.print_exception(error)
             sys.stderr.flush()
-            comm.abort(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+            comm.abort(exit_status(error))
         time.sleep(0.01)
-    outcome = vote.outcome()
-    error._pblasmp_reporter = getattr(outcome, "_pblasmp_reporter")  # type: ignore[attr-defined]  # noqa: B009
+    _mark(error, comm, shown_here=is_reported_here(vote.outcome()))
 
 
 class _Vote:
@@ -110,23 +116,27 @@ class _Vote:
         if self._request is not None:
             self._request.Wait()
 
-    def outcome(self) -> Exception | None:
-        """Return None, or the error that every rank raises; ``_pblasmp_reporter`` says whether this rank shows it."""
+    def outcome(self) -> BaseException | None:
+        """Return None, or the error that every rank raises, marked with whether this rank shows it."""
         low, high, faulty = self._all.tolist()
         if not faulty and ~low == high:
             return None
+        shows = self._error is not None and not isinstance(
+            self._error, SystemExit
+        )  # Python shows no SystemExit
         everyone = self._comm.allgather(
-            (self._facts, None if self._error is None else _portable(self._error))
+            (self._facts, None if self._error is None else _portable(self._error), shows)
         )
-        faults = [fault for _, fault in everyone]
-        if faulty:
-            error = _combined(faults)
-            reporter = next(rank for rank, fault in enumerate(faults) if fault is not None)
-        else:
-            error, reporter = _mismatch([facts for facts, _ in everyone]), 0
-        error._pblasmp_reporter = self._comm.rank == reporter  # type: ignore[attr-defined]
-        self._comm.broken = any(facts["call"] in (CLOSING, _LEAVING) for facts, _ in everyone)
+        facts, faults, showing = (list(column) for column in zip(*everyone, strict=True))
+        error = _combined(faults) if faulty else _mismatch(facts)
+        reporter = showing.index(True) if any(showing) else faults.index(None) if None in faults else 0
+        _mark(error, self._comm, shown_here=self._comm.rank == reporter)
+        self._comm.broken = any(each["call"] in (CLOSING, _LEAVING) for each in facts)
         return error
+
+
+def _mark(error: BaseException, comm: Communicator, *, shown_here: bool) -> None:
+    error._pblasmp_agreed_by, error._pblasmp_reporter = comm, shown_here  # type: ignore[attr-defined]
 
 
 def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
@@ -138,8 +148,12 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
     return RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
 
 
-def _portable(error: BaseException) -> Exception:
+def _portable(error: BaseException) -> BaseException:
     """Return ``error`` without its traceback, as something that other ranks can unpickle and raise."""
+    if (
+        isinstance(error, SystemExit) and error.code
+    ):  # a rank that leaves in peace is a fault for those that stay
+        return SystemExit(exit_status(error))
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - pickling runs the user's code
@@ -149,10 +163,13 @@ def _portable(error: BaseException) -> Exception:
     return PblasmpError(f"{type(error).__name__}: {error}")
 
 
-def _combined(faults: list[Exception | None]) -> Exception:
+def _combined(faults: list[BaseException | None]) -> BaseException:
     """Return one error for the faults that some ranks found: the first one's type, with the ranks named."""
     found = [(rank, fault) for rank, fault in enumerate(faults) if fault is not None]
-    first = found[0][1]
+    first = next((fault for _, fault in found if isinstance(fault, Exception)), found[0][1])
+    if isinstance(first, SystemExit):
+        return first
+    found = [(rank, fault) for rank, fault in found if isinstance(fault, Exception)]
     if len({str(fault) for _, fault in found}) > 1:
         where = f" (on rank {found[0][0]})" + "".join(
             f"\n  on rank {rank}: {type(fault).__name__}: {fault}" for rank, fault in found[1:]

@@ -176,80 +176,110 @@ class _Transfer:
         self._src, self._dst = src, dst
         self._conjugate = conjugate
         self._order = exchange.order
-        limit = exchange._limit if slots is not None else 1 << 62
-        self._outgoing = deque(
-            (rank, _Part(part.src, part.dst, piece))
-            for rank, parts in _rotated(exchange._sends, self._comm.rank)
-            for part in parts
-            for piece in part.piece.split(limit, self._order)
-        )
-        self._incoming = {
-            rank: deque(
-                _Part(part.src, part.dst, piece)
-                for part in parts
-                for piece in part.piece.split(limit, self._order)
-            )
-            for rank, parts in exchange._receives.items()
-        }
-        self._requests: list[MPI.Request] = []
-        # Beside each request: source, part to unpack, buffer, and the requests of the message's earlier chunks.
-        self._after: list[tuple[int, _Part | None, Array, list[MPI.Request]]] = []
         self._dtype = exchange.dtype
-        for rank in list(self._incoming):
-            while self._incoming[rank]:
-                self._receive(rank)
-                if slots is not None:
-                    break
+        limit = exchange._limit if slots is not None else 1 << 62
+        queues = {rank: self._messages(parts, limit) for rank, parts in exchange._sends.items()}
+        self._outgoing = deque(_in_turn(queues, self._comm.rank))
+        self._incoming = {
+            rank: deque(self._messages(parts, limit)) for rank, parts in exchange._receives.items()
+        }
+        self._own = deque(self._messages(exchange._copies, limit))
+        self._spare: list[Array] = []
+        self._requests: list[MPI.Request] = []
+        # Beside each request: source (-1 where this rank sends), part to unpack, the message, its flat buffer, and the
+        # requests of the message's earlier chunks.
+        self._after: list[tuple[int, _Part | None, Array, Array | None, list[MPI.Request]]] = []
+        for rank in self._incoming:
+            self._receive(rank, everything=slots is None)
         self._free = len(self._outgoing) if slots is None else slots
         self._fill()
-        for part in exchange._copies:
-            copy(_array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate)
+        while slots is None and self._own:
+            self._copy_own()
+
+    def _messages(self, parts: Sequence[_Part], limit: int) -> list[_Part]:
+        """Cut parts into messages."""
+        return [
+            _Part(part.src, part.dst, piece)
+            for part in parts
+            for piece in part.piece.split(limit, self._order)
+        ]
+
+    def _copy_own(self) -> None:
+        part = self._own.popleft()
+        copy(_array(self._dst, part.dst), _array(self._src, part.src), part.piece, conjugate=self._conjugate)
 
     def _fill(self) -> None:
+        """Pack and send while there are slots."""
         while self._free and self._outgoing:
             self._free -= 1
             rank, part = self._outgoing.popleft()
             source = _array(self._src, part.src)
-            direct = None
+            message, flat = None, None
             if source.dtype == self._dtype and not self._conjugate:
-                direct = part.piece.region(source, self._order, source=True)
-            if direct is None:
-                direct = np.empty(part.piece.shape, self._dtype, order=self._order)  # type: ignore[call-overload]
-                copy(direct, source, part.piece.packed(), conjugate=self._conjugate)
-            self._post(self._comm.isend(direct, rank), -1, None, direct)
+                message = part.piece.region(source, self._order, source=True)
+            if message is None:
+                message, flat = self._buffer(part.piece)
+                copy(message, source, part.piece.packed(), conjugate=self._conjugate)
+            self._post(self._comm.isend(message, rank), -1, None, message, flat)
 
-    def _receive(self, rank: int) -> None:
-        part = self._incoming[rank].popleft()
-        target = _array(self._dst, part.dst)
-        into = part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
-        if into is not None:
-            self._post(self._comm.irecv(into, rank), rank, None, into)
-        else:
-            buffer = np.empty(part.piece.shape, self._dtype, order=self._order)  # type: ignore[call-overload]
-            self._post(self._comm.irecv(buffer, rank), rank, part, buffer)
+    def _receive(self, rank: int, *, everything: bool = False) -> None:
+        """Post what can go straight to its place from ``rank``, and the first message that needs a buffer."""
+        incoming = self._incoming[rank]
+        while incoming:
+            part = incoming.popleft()
+            target = _array(self._dst, part.dst)
+            place = (
+                part.piece.region(target, self._order, source=False) if target.dtype == self._dtype else None
+            )
+            if place is not None:
+                self._post(self._comm.irecv(place, rank), rank, None, place, None)
+                continue
+            message, flat = self._buffer(part.piece)
+            self._post(self._comm.irecv(message, rank), rank, part, message, flat)
+            if not everything:
+                return
 
-    def _post(self, requests: list[MPI.Request], rank: int, part: _Part | None, buffer: Array) -> None:
+    def _buffer(self, piece: Piece) -> tuple[Array, Array]:
+        """Return a contiguous array for a piece, and the flat buffer that it is a part of."""
+        fitting = next((i for i, spare in enumerate(self._spare) if spare.size >= piece.size), None)
+        flat = np.empty(piece.size, self._dtype) if fitting is None else self._spare.pop(fitting)
+        rows, cols = piece.shape
+        part = flat[: piece.size]
+        return (part.reshape(rows, cols) if self._order == "C" else part.reshape(cols, rows).T), flat
+
+    def _post(
+        self, requests: list[MPI.Request], rank: int, part: _Part | None, message: Array, flat: Array | None
+    ) -> None:
         """Remember the requests of a message, and what is to be done when all of it is there."""
         self._requests.append(requests[-1])
-        self._after.append((rank, part, buffer, requests[:-1]))
+        self._after.append((rank, part, message, flat, requests[:-1]))
 
     def finish(self) -> None:
         """Wait until everything that this rank sends and receives is where it belongs."""
         while self._requests:
             from mpi4py import MPI
 
-            i = MPI.Request.Waitany(self._requests)
+            if self._own:  # something to do while nothing has arrived
+                i, arrived = MPI.Request.Testany(self._requests)
+                if not arrived:
+                    self._copy_own()
+                    continue
+            else:
+                i = MPI.Request.Waitany(self._requests)
             self._requests.pop(i)
-            rank, part, buffer, earlier = self._after.pop(i)
+            rank, part, message, flat, earlier = self._after.pop(i)
             MPI.Request.Waitall(earlier)  # chunks arrive in any order
+            if part is not None:
+                copy(_array(self._dst, part.dst), message, part.piece.unpacked())
+            if flat is not None:
+                self._spare.append(flat)
             if rank == -1:
                 self._free += 1
                 self._fill()
-            else:
-                if self._incoming[rank]:
-                    self._receive(rank)
-                if part is not None:
-                    copy(_array(self._dst, part.dst), buffer, part.piece.unpacked())
+            elif part is not None:
+                self._receive(rank)
+        while self._own:
+            self._copy_own()
 
 
 def _array(arrays: Sequence[Array | None], i: int) -> Array:
@@ -258,8 +288,8 @@ def _array(arrays: Sequence[Array | None], i: int) -> Array:
     return array
 
 
-def _rotated(parts: dict[int, list[_Part]], me: int) -> list[tuple[int, list[_Part]]]:
-    """Return the items by rank, from the one after ``me`` on: not everyone starts with rank 0."""
-    ranks = sorted(parts)
-    ranks = [r for r in ranks if r > me] + [r for r in ranks if r < me]
-    return [(rank, parts[rank]) for rank in ranks]
+def _in_turn(queues: dict[int, list[_Part]], me: int) -> list[tuple[int, _Part]]:
+    """Return all messages, one for each rank in turn, beginning after ``me``: so that all receivers are busy."""
+    ranks = sorted(queues, key=lambda rank: (rank < me, rank))
+    longest = max(map(len, queues.values()), default=0)
+    return [(rank, queues[rank][i]) for i in range(longest) for rank in ranks if i < len(queues[rank])]

@@ -11,7 +11,7 @@ import weakref
 from types import TracebackType
 from typing import Protocol
 
-from .agreement import is_agreed, is_reported_here
+from .agreement import is_reported_here
 
 __all__ = ["watch"]
 
@@ -20,7 +20,7 @@ class Failing(Protocol):
     """A context: what is told of an exception that nobody catches."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks."""
+        """Tell the other ranks, unless they raise it too."""
 
 
 _watched: list[weakref.ref[Failing]] = []
@@ -37,7 +37,7 @@ def watch(context: Failing) -> None:
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    for ref in [] if is_agreed(error) else reversed(_watched):
+    for ref in reversed(_watched):
         context = ref()
         if context is not None:
             context.fail(error)

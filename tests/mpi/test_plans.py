@@ -151,6 +151,7 @@ def choices(comm):
             ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands need"]),
         ):  # fmt: skip
             available[0], ctx.engine._why_not_shared = nbytes, why_not
+            ctx.engine._held = 0  # what was had is held and not asked for again
             with pb.plan_matmul(a, b) as plan:
                 wrong = misplaced(plan(), x @ y)
                 report = plan.report()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,13 @@ from ...layout import MatmulProblem
 from ..base import Options
 from . import blas
 from .memory import Buffers
+from .operand import Staging
 from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose
 
 __all__ = ["HostEngine"]
+
+_SHARE_OF_MEMORY = 0.8
+_STAGINGS = 64  # layouts whose moves are remembered: a product that is repeated is not planned anew
 
 
 class HostEngine:
@@ -42,6 +47,8 @@ class HostEngine:
             step = int(per_node)
             self._nodes = [node[i : i + step] for node in self._nodes for i in range(0, len(node), step)]
         self._node = comm.split(self._nodes)
+        self._held = 0
+        self._staging = lru_cache(_STAGINGS)(partial(Staging, comm))
         with Agreement(comm, "HostEngine"):
             library = blas.library_name()
             blas.load(library, "d")  # now, so that its threads can be limited
@@ -112,13 +119,23 @@ class HostEngine:
         alpha, beta = options.alpha, options.beta
         if problem.scheme == "ar":
             return AllReduceProduct(problem, alpha, beta, self._comm, self._buffers.blas)
-        path, notes = choose(problem, algo, self._nodes, self._available, self._why_not_shared)
-        return SlabProduct(problem, alpha, beta, self._comm, path, self._nodes, self._buffers, notes)
+        path, notes = choose(problem, algo, self._nodes, self._fits, self._why_not_shared)
+        return SlabProduct(
+            problem, alpha, beta, self._comm, path, self._nodes, self._buffers, self._staging, notes
+        )
 
-    def _available(self) -> int:
-        """Return the bytes that the tightest node has to give. Collective."""
-        found: list[int] = self._comm.allgather(available_bytes())
-        return min(found)
+    def _fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether ``nbytes`` a node are to be had on every node, and how many are. Collective.
+
+        What was had once is held in the buffers and not asked for again.
+        """
+        if nbytes > self._held:
+            everywhere: list[int] = self._comm.allgather(available_bytes())
+            limit = self._held + int(min(everywhere) * _SHARE_OF_MEMORY)
+            if nbytes > limit:
+                return False, limit
+            self._held = nbytes
+        return True, self._held
 
     def close(self) -> None:
         """Give back shared memory and BLAS's threads. Collective over the context."""

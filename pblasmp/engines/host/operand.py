@@ -21,7 +21,7 @@ from ...dtypes import accumulation_dtype
 from ...layout import MatrixDescriptor
 from ...layout.axis import Axis
 
-__all__ = ["Operand"]
+__all__ = ["Operand", "Staging"]
 
 Array = NDArray[Any]
 

@@ -32,7 +32,6 @@ __all__ = ["ALGORITHMS", "AllReduceProduct", "SlabProduct", "choose"]
 
 ALGORITHMS = ("auto", "shared", "gathered", "panels")
 _PANEL = 1024  # indices of k; a panel below 256 costs BLAS its speed
-_SHARE_OF_MEMORY = 0.8
 
 Array = NDArray[Any]
 
@@ -51,14 +50,15 @@ def choose(
     p: MatmulProblem,
     algo: str,
     nodes: Sequence[tuple[int, ...]],
-    available: Callable[[], int],
+    fits: Callable[[int], tuple[bool, int]],
     why_not_shared: str,
 ) -> tuple[str, tuple[str, ...]]:
     """Return ``(path, notes)``: ``algo`` itself or, for "auto", the fastest path whose memory fits.
 
     Args:
         nodes: the ranks of each node.
-        available: bytes that the tightest node has to give; called only when it matters. Collective.
+        fits: ``fits(nbytes)`` says whether every node has that much to give, and how much the tightest one has.
+            Called only when it matters. Collective.
         why_not_shared: empty, or why ranks cannot share memory.
     """
     if algo != "auto":
@@ -67,17 +67,18 @@ def choose(
     moved = [x for x in operands(p, size) if not x.in_place()]
     if not moved:
         return "gathered", ("both operands are multiplied where they lie",)
-    shared = max(sum(x.memory_bytes(node, p.k) for x in moved) for node in nodes)
+    notes = (why_not_shared,)
+    if not why_not_shared:
+        shared = max(sum(x.memory_bytes(node, p.k) for x in moved) for node in nodes)
+        enough, limit = fits(shared)
+        if enough:
+            return "shared", ()
+        notes = (f"a shared copy of the operands needs {shared} bytes a node, of {limit} to be had",)
     gathered = max(sum(x.memory_bytes([rank], p.k) for x in moved for rank in node) for node in nodes)
-    limit = int(available() * _SHARE_OF_MEMORY)
-    if not why_not_shared and shared <= limit:
-        return "shared", ()
-    reason = (
-        why_not_shared or f"a shared copy of the operands needs {shared} bytes a node, of {limit} to be had"
-    )
-    if gathered <= limit:
-        return "gathered", (reason,)
-    return "panels", (reason, f"gathered operands need {gathered} bytes a node, of {limit} to be had")
+    enough, limit = fits(gathered)
+    if enough:
+        return "gathered", notes
+    return "panels", (*notes, f"gathered operands need {gathered} bytes a node, of {limit} to be had")
 
 
 class SlabProduct:
@@ -92,12 +93,13 @@ class SlabProduct:
         path: str,
         nodes: Sequence[tuple[int, ...]],
         buffers: Buffers,
+        staging: Callable[..., Staging],
         notes: tuple[str, ...] = (),
     ) -> None:
         self.path, self.notes = path, notes
         self._p, self._alpha, self._beta, self._comm, self._buffers = p, alpha, beta, comm, buffers
         self._shared = path == "shared"
-        domains = nodes if self._shared else [(rank,) for rank in range(comm.size)]
+        domains = tuple(nodes) if self._shared else tuple((rank,) for rank in range(comm.size))
         self._domain = next(ranks for ranks in domains if comm.rank in ranks)
         width = min(p.k, _PANEL) if path == "panels" else p.k
         self._panels = (
@@ -106,7 +108,7 @@ class SlabProduct:
         self._operands = operands(p, comm.size)
         self._in_place = [x.in_place() for x in self._operands]
         self._stagings = [
-            [None if still else Staging(comm, x, domains, *panel) for panel in self._panels]
+            [None if still else staging(x, domains, *panel) for panel in self._panels]
             for x, still in zip(self._operands, self._in_place, strict=True)
         ]
         made = [s for stagings in self._stagings for s in stagings if s is not None]
