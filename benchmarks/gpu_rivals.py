@@ -47,10 +47,17 @@ class Torch:
         first = agree(lambda: store(0, True) if comm.rank == 0 else None)
         port = comm.bcast(first.port if first is not None else None)
         mine = agree(lambda: first if comm.rank == 0 else store(port, False))
-        dist.init_process_group(
-            "nccl", store=mine, rank=comm.rank, world_size=comm.size, timeout=_TIMEOUT,
-            device_id=torch.device("cuda", device),
-        )  # fmt: skip
+        device_id = torch.device("cuda", device)
+        agree(
+            lambda: dist.init_process_group(
+                "nccl",
+                store=mine,
+                rank=comm.rank,
+                world_size=comm.size,
+                timeout=_TIMEOUT,
+                device_id=device_id,
+            )
+        )
         self._groups: dict[tuple[int, ...], Any] = {}
         warm = torch.ones(1, device="cuda")
         dist.all_reduce(warm)
