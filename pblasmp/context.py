@@ -78,9 +78,17 @@ class Context:
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
         self._adopted = 0
-        self.engine: Engine = choose_engine(engine, self.comm, nccl)
-        self._open = True
         watch(self)
+        try:
+            self.engine: Engine = choose_engine(engine, self.comm, nccl)
+        except BaseException as error:
+            if is_agreed(error, self.comm):
+                self.comm.free()
+                self._control.free()
+            else:
+                leave(self._control, error)
+            raise
+        self._open = True
 
     @property
     def rank(self) -> int:
@@ -104,7 +112,7 @@ class Context:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or is_agreed(error) or self.size == 1:
+        if error is None or is_agreed(error, self._control) or self.size == 1:
             self.close()
         else:
             self.fail(error)
@@ -114,7 +122,10 @@ class Context:
 
         Collective over the context.
         """
-        if not self._open or self._control.broken:
+        if not self._open:
+            return
+        if self._control.broken:  # ranks have left: nothing collective can follow
+            self._open = False
             return
         with Agreement(self._control, CLOSING):
             self._open = False
@@ -127,7 +138,7 @@ class Context:
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks of an exception that this rank leaves with; end them if they don't listen. Local."""
-        if not self._open:
+        if not self._open or is_agreed(error, self._control):
             return
         self._open = False
         leave(self._control, error)
