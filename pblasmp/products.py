@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import as_dtype, scalar
@@ -133,10 +133,10 @@ def plan_matmul(
         options = Options(
             alpha, beta, algo, compute, None if comm_dtype is None else as_dtype(comm_dtype), comm_sms
         )
+        facts.update(redistribute=redistribute, out="given" if out is not None else "new")
         facts.update(
-            problem=asked, options=options, redistribute=redistribute,
-            out="given" if out is not None else "new",
-        )  # fmt: skip
+            {each.name: getattr(value, each.name) for value in (asked, options) for each in fields(value)}
+        )
         problem = legalised(asked) if redistribute and scheme == "gemm" else asked
         _validate(problem, asked, redistribute)
         if beta != 0 and c is None:
