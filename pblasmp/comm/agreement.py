@@ -154,6 +154,7 @@ def _portable(error: BaseException) -> BaseException:
         isinstance(error, SystemExit) and error.code
     ):  # a rank that leaves in peace is a fault for those that stay
         return SystemExit(exit_status(error))
+    vars(error).pop("_pblasmp_agreed_by", None)  # a communicator, which does not pickle
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - pickling runs the user's code
