@@ -7,7 +7,7 @@ from typing import Any
 
 from ..bindings import Library, version_text
 from ..comm import Agreement, Communicator
-from ..errors import LayoutError, LibraryNotFoundError
+from ..errors import LayoutError
 from .base import Engine
 from .host import HostEngine
 
@@ -40,20 +40,28 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     from .cublasmp import CublasmpEngine, find_device, open_library
 
     device = find_device(comm)
-    library: Library | Exception = LibraryNotFoundError("not tried")
-    if not isinstance(device, Exception):
-        library = open_library()
-        faults = [
-            fault for fault in comm.allgather(library if isinstance(library, Exception) else None) if fault
-        ]
-        if faults:
-            library = faults[0]
-    fault = device if isinstance(device, Exception) else library
+    library = device if isinstance(device, Exception) else _everywhere(comm, open_library())
     if isinstance(device, Exception) or isinstance(library, Exception):
-        assert isinstance(fault, Exception)
         if name == "auto":
-            return HostEngine(comm, f"no cublasmp: {fault}")
+            return HostEngine(comm, f"no cublasmp: {library}")
+        assert isinstance(library, Exception)
         with Agreement(comm, "Context"):
-            raise fault
+            raise library
     why = f"cuBLASMp {version_text(library.version)} on GPU {device.bus} of every rank's own"
-    return CublasmpEngine(comm, device, library, "asked for" if name == "cublasmp" else why, nccl)
+    engine = None
+    try:
+        with Agreement(comm, "Context") as facts:
+            facts["cuBLASMp"] = version_text(library.version)
+            engine = CublasmpEngine(comm, device, library, "asked for" if name == "cublasmp" else why, nccl)
+    except Exception:
+        if engine is not None:  # another rank has none
+            engine.close()
+        raise
+    assert engine is not None
+    return engine
+
+
+def _everywhere(comm: Communicator, library: Library | Exception) -> Library | Exception:
+    """Return this rank's library, or why a rank has none. Collective."""
+    faults = comm.allgather(library if isinstance(library, Exception) else None)
+    return next((fault for fault in faults if fault is not None), library)

@@ -7,20 +7,19 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from .symmetric import SymmetricHeap
-
 __all__ = ["SharedWorkspace"]
 
 
 class SharedWorkspace:
     """Two growing buffers. Plans keep ``device`` and ``host``, whose values are the current addresses.
 
+    What it is made with is collective, and raises on every rank if on one.
+
     Args:
-        heap: where device memory comes from.
-        grid: the grid that uses it (a handle); 0 on ranks outside it, which still take part in allocating.
-        host: ``host(nbytes)`` returns pinned memory: an object with ``ptr``.
+        new_device: ``new_device(nbytes)`` returns the address of new symmetric memory.
+        free_device: ``free_device(address)`` gives it back.
+        new_host: ``new_host(nbytes)`` returns pinned memory: an object with ``ptr``.
         idle: waits until all work on the device is done.
-        room_for: ``room_for(nbytes)`` raises on every rank when one of them lacks the device memory. Collective.
 
     Attributes:
         generation: counts the replacements, so that what holds addresses (a CUDA graph) can tell that they are stale.
@@ -28,13 +27,13 @@ class SharedWorkspace:
 
     def __init__(
         self,
-        heap: SymmetricHeap,
-        grid: int,
-        host: Callable[[int], Any],
+        new_device: Callable[[int], int],
+        free_device: Callable[[int], None],
+        new_host: Callable[[int], Any],
         idle: Callable[[], None],
-        room_for: Callable[[int], None],
     ) -> None:
-        self._heap, self._grid, self._new_host, self._idle, self._room_for = heap, grid, host, idle, room_for
+        self._new_device, self._give_back = new_device, free_device
+        self._new_host, self._idle = new_host, idle
         self.device, self.host = ctypes.c_void_p(), ctypes.c_void_p()
         self._device_bytes = self._host_bytes = 0
         self._host_memory: Any = None
@@ -55,11 +54,7 @@ class SharedWorkspace:
         self.generation += 1
         if device_bytes > self._device_bytes:
             self._free_device()
-            self._room_for(device_bytes)
-            address = self._heap.allocate(device_bytes)
-            if self._grid:
-                self._heap.offer(address, self._grid)
-            self.device.value, self._device_bytes = address, device_bytes
+            self.device.value, self._device_bytes = self._new_device(device_bytes), device_bytes
         if host_bytes > self._host_bytes:
             self._host_memory = self._new_host(host_bytes)
             self.host.value, self._host_bytes = self._host_memory.ptr, host_bytes
@@ -67,7 +62,7 @@ class SharedWorkspace:
     def _free_device(self) -> None:
         if self.device.value:
             address, self.device.value, self._device_bytes = self.device.value, None, 0
-            self._heap.free(address)
+            self._give_back(address)
 
     def close(self) -> None:
         """Give both buffers back. Collective."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...bindings import GridLayout, Library, version_text
 from ...comm import Agreement, Communicator
-from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
+from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...layout import Grid, MatmulProblem
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap
 from ..base import Options, Product
@@ -101,14 +102,15 @@ class CublasmpEngine:
         if grid not in self._grids:
             nccl = self._sub_communicator(grid.size)
             handle = ctypes.c_void_p()
-            if self.rank < grid.size:
-                layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
-                self.library.cublasMpGridCreate(
-                    grid.nprow, grid.npcol, layout, nccl.ptr, ctypes.byref(handle)
-                )
-                assert handle.value is not None
-                self._closing.callback(self.library.cublasMpGridDestroy, handle.value)
-                self._closing.callback(self.heap.withdraw, handle.value)
+            with Agreement(self._comm, "grid"):
+                if self.rank < grid.size:
+                    layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
+                    self.library.cublasMpGridCreate(
+                        grid.nprow, grid.npcol, layout, nccl.ptr, ctypes.byref(handle)
+                    )
+                    assert handle.value is not None
+                    self._closing.callback(self.library.cublasMpGridDestroy, handle.value)
+                    self._closing.callback(self.heap.withdraw, handle.value)
             self._grids[grid] = handle.value or 0
         return self._grids[grid]
 
@@ -124,18 +126,37 @@ class CublasmpEngine:
         """Return the workspace of the plans whose D lies on ``grid``. Local; growing it is collective."""
         if grid not in self._workspaces:
             self._workspaces[grid] = workspace = SharedWorkspace(
-                self.heap,
-                self.grid(grid),
-                self._cupy.cuda.alloc_pinned_memory,
-                self._cupy.cuda.runtime.deviceSynchronize,
-                self._room_for,
+                partial(self._new_memory, grid=self.grid(grid)),
+                partial(self._together, self.heap.free),
+                partial(self._together, self._cupy.cuda.alloc_pinned_memory),
+                partial(self._together, self._cupy.cuda.runtime.deviceSynchronize),
             )
             self._closing.callback(workspace.close)
         return self._workspaces[grid]
 
-    def _room_for(self, nbytes: int) -> None:
+    def _new_memory(self, nbytes: int, grid: int = 0) -> int:
+        """Return the address of new symmetric memory for ``grid`` (a handle), or raise on every rank. Collective."""
+        self._check_room(nbytes)
+        address = 0
+        try:
+            with Agreement(self._comm, "symmetric memory"):
+                address = self.heap.allocate(nbytes)
+                if grid:
+                    self.heap.offer(address, grid)
+        except Exception:
+            if address:
+                self.heap.free(address)
+            raise
+        return address
+
+    def _together(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what ``function`` does here, or raise on every rank what it raises on any. Collective."""
+        with Agreement(self._comm, "workspace"):
+            return function(*arguments)
+
+    def _check_room(self, nbytes: int) -> None:
         """Raise MemoryError on every rank if one of them has no room for ``nbytes`` on its GPU. Collective."""
-        with Agreement(self._comm, "workspace") as facts:
+        with Agreement(self._comm, "symmetric memory") as facts:
             facts["bytes"] = nbytes
             free, _ = self._cupy.cuda.runtime.memGetInfo()
             if free < nbytes:
@@ -168,8 +189,7 @@ class CublasmpEngine:
 
     def _symmetric(self, nbytes: int) -> Any:
         nbytes = max(self._comm.allgather(max(1, nbytes)))
-        self._room_for(nbytes)
-        address = self.heap.allocate(nbytes)
+        address = self._new_memory(nbytes)
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, self, self.device.index)
         return self._cupy.cuda.MemoryPointer(memory, 0)
 
@@ -179,8 +199,9 @@ class CublasmpEngine:
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
             return False
-        if inside and start:
-            self.heap.offer(start, self.grid(grid))
+        with Agreement(self._comm, "symmetric memory"):
+            if inside and start:
+                self.heap.offer(start, self.grid(grid))
         return True
 
     def address(self, array: Any) -> int:
@@ -272,7 +293,7 @@ def _addresses(array: Any) -> NDArray[Any]:
     return np.asarray(Described())
 
 
-def open_library() -> Library | LibraryNotFoundError | UnsupportedError:
+def open_library() -> Library | PblasmpError:
     """Return cuBLASMp, opened, or why it cannot be used here. Local."""
     try:
         import nccl.core  # noqa: F401
@@ -280,5 +301,5 @@ def open_library() -> Library | LibraryNotFoundError | UnsupportedError:
         return LibraryNotFoundError(f"nccl4py is not installed ({error}): pip install 'pblasmp[cu13]'")
     try:
         return Library()
-    except (LibraryNotFoundError, UnsupportedError) as error:
+    except PblasmpError as error:
         return error
