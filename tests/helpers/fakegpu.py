@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine with GPUs as CuPy, nccl4py and nvshmem4py show it to one rank, played on the host's memory.
+
+with pytest.MonkeyPatch.context() as patch:
+    gpu = FakeGpu()
+    gpu.install(patch)
+    import cupy  # arrays are NumPy's, at real addresses
+
+It plays what the cublasmp engine uses and nothing else, and keeps a record: what was allocated, copied and
+done in which order, and what was misused or never given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+class CUDARuntimeError(RuntimeError):
+    """As cupy.cuda.runtime has it."""
+
+
+class Array(np.ndarray):
+    """cupy.ndarray: memory that is the GPU's to CuPy and the host's to everybody else."""
+
+    gpu: FakeGpu
+
+    def __new__(
+        cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
+    ):
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        if memptr is None:
+            cls.gpu.allocations.append(nbytes)
+            memptr = np.full(nbytes, 0xFF, np.uint8)  # NaN in every type
+        else:
+            memptr = (ctypes.c_char * nbytes).from_address(memptr.ptr)
+        array = super().__new__(cls, shape, dtype, memptr, 0, strides, order)
+        array.device_id = cls.gpu.current
+        return array
+
+    def __array_finalize__(self, of: Any) -> None:
+        self.device_id = getattr(of, "device_id", self.gpu.current)
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data if self.size else 0)
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(id=self.device_id)
+
+    def copy(self, order: str = "C") -> Array:
+        self.gpu.copies.append("copy")
+        return super().copy(order)
+
+    def conj(self) -> Array:
+        self.gpu.copies.append("conj")
+        return super().conj()
+
+
+class FakeGpu:
+    """What one rank sees, and what it did.
+
+    Attributes:
+        comm: the ranks of NCCL's communicators, an mpi4py communicator; None: one rank.
+        devices: PCI addresses of the visible GPUs, by default one per rank; empty: none.
+        deaf: pairs of GPUs that cannot reach each other.
+        free: bytes that are free on the current GPU.
+        current: index of the current GPU.
+        stream: address of the current stream.
+        events: what was done, in order: a name, and what it was done to.
+        allocations: bytes of each array that CuPy allocated.
+        copies: what CuPy copied, by the function that did.
+        faults: what was misused: released twice, borrowed and released.
+        alive: what was made and not given back.
+    """
+
+    def __init__(
+        self, *, comm: Any = None, devices: Sequence[str] | None = None, nvshmem_ranks: int = 0
+    ) -> None:
+        self.comm = comm
+        ranks = comm.size if comm else 1
+        self.devices = [f"0000:0{n}:00.0" for n in range(ranks)] if devices is None else list(devices)
+        self.deaf: set[tuple[int, int]] = set()
+        self.free = 1 << 40
+        self.current = self.stream = 0
+        self.nvshmem_ranks = nvshmem_ranks
+        self.events: list[tuple[Any, ...]] = []
+        self.allocations: list[int] = []
+        self.copies: list[str] = []
+        self.faults: list[str] = []
+        self.alive: dict[tuple[str, int], Any] = {}
+        self._next = 0x100
+
+    def install(self, patch: pytest.MonkeyPatch, without: Sequence[str] = ()) -> None:
+        """Put the modules where ``import`` finds them; those ``without`` are not installed."""
+        modules = {"cupy": self._cupy(), "nccl.core": self._nccl(), "nvshmem.core": self._nvshmem(),
+                   "cuda.core": SimpleNamespace(Device=lambda index: ("device", index))}  # fmt: skip
+        for name, content in modules.items():
+            package, _, part = name.partition(".")
+            missing = name in without or package in without
+            module = ModuleType(name)
+            vars(module).update(vars(content))
+            parent = ModuleType(package)
+            patch.setitem(sys.modules, name, None if missing else module)
+            if part:
+                setattr(parent, part, module)
+                patch.setitem(sys.modules, package, parent)
+
+    def assert_clean(self) -> None:
+        """Nothing was misused, nothing is left, and the caller's GPU is current again."""
+        assert not self.faults, self.faults
+        assert not self.alive, f"leaked: {sorted(self.alive)}"
+        assert self.current == 0
+
+    def did(self, name: str) -> list[tuple[Any, ...]]:
+        """What was done by that name."""
+        return [event[1:] for event in self.events if event[0] == name]
+
+    def _make(self, kind: str, value: Any, address: int | None = None) -> int:
+        self._next += 1
+        address = address or self._next
+        self.alive[kind, address] = value
+        return address
+
+    def _release(self, kind: str, address: int) -> None:
+        self.events.append((f"{kind} released", address))
+        if (kind, address) not in self.alive:
+            self.faults.append(f"{kind} {address:#x} released, and is not alive")
+        self.alive.pop((kind, address), None)
+
+    def _buffer(self, kind: str, nbytes: int) -> Any:
+        if nbytes > self.free:
+            raise MemoryError(f"fake out of memory: {nbytes} bytes")
+        memory = np.full(nbytes, 0xFF, np.uint8)
+        address = self._make(kind, memory, memory.ctypes.data)
+        self.events.append((kind, address, nbytes))
+        return SimpleNamespace(handle=address, close=lambda: self._release(kind, address))
+
+    # -- CuPy
+
+    def _cupy(self) -> SimpleNamespace:
+        array_type = type("ndarray", (Array,), {"gpu": self})
+
+        def counted(function: Any) -> Any:
+            def call(x: Any, *, out: Any) -> Any:
+                self.copies.append(function.__name__)
+                return function(x, out=out)
+
+            return call
+
+        def asarray(values: Any) -> Any:
+            interface = getattr(values, "__cuda_array_interface__", None)
+            if interface is not None:  # shared
+                at = SimpleNamespace(ptr=interface["data"][0])
+                return array_type(interface["shape"], interface["typestr"], at)
+            if not isinstance(values, np.ndarray):
+                raise TypeError(f"fake: no array: {type(values).__name__}")
+            self.copies.append("asarray")
+            return np.array(values).view(array_type)
+
+        def from_dlpack(x: Any) -> Any:
+            if type(x) is np.ndarray:
+                raise BufferError("fake: it lies on the host")
+            return np.from_dlpack(x).view(array_type)
+
+        def asnumpy(array: Any, order: str = "C") -> Any:
+            self.copies.append("asnumpy")
+            return np.array(array, order=order, subok=False)
+
+        def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
+            return array_type(shape, dtype, None, None, order)
+
+        return SimpleNamespace(
+            ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
+            conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
+            get_default_memory_pool=lambda: SimpleNamespace(
+                free_all_blocks=lambda: self.events.append(("pool emptied",))
+            ),
+        )  # fmt: skip
+
+    def _cuda(self) -> SimpleNamespace:
+        gpu = self
+
+        def count() -> int:
+            if not self.devices:
+                raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+            return len(self.devices)
+
+        class Device:
+            def __init__(self, index: int) -> None:
+                self.id = index
+
+            def use(self) -> None:
+                gpu.current = self.id
+
+        class Stream:
+            def __init__(self, ptr: int | None = None) -> None:
+                gpu._next += 1
+                self.ptr = gpu._next if ptr is None else ptr
+
+            def __enter__(self) -> None:
+                self.before, gpu.stream = gpu.stream, self.ptr
+
+            def __exit__(self, *exception: object) -> None:
+                gpu.stream = self.before
+
+        def pinned(nbytes: int) -> Any:
+            memory = np.empty(nbytes, np.uint8)
+            self.events.append(("pinned", memory.ctypes.data, nbytes))
+            return SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+
+        runtime = SimpleNamespace(
+            CUDARuntimeError=CUDARuntimeError,
+            getDevice=lambda: self.current,
+            getDeviceCount=count,
+            deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
+            deviceGetPCIBusId=lambda index: self.devices[index],
+            deviceSynchronize=lambda: self.events.append(("synchronize",)),
+            memGetInfo=lambda: (self.free, 1 << 40),
+        )
+        return SimpleNamespace(
+            runtime=runtime, Device=Device, Stream=Stream, alloc_pinned_memory=pinned,
+            get_current_stream=lambda: Stream(self.stream),
+            UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, owner=owner),
+            MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
+        )  # fmt: skip
+
+    # -- nccl4py
+
+    def _nccl(self) -> SimpleNamespace:
+        gpu = self
+
+        class Communicator:
+            """Ranks; over MPI where the machine has it, so that what is collective must be called by all."""
+
+            def __init__(self, ptr: int, comm: Any = None) -> None:
+                self.ptr, self.comm = ptr, comm
+                gpu.communicators[ptr] = comm
+
+            @classmethod
+            def init(cls, nranks: int, rank: int, unique_id: bytes) -> Communicator:
+                assert unique_id == b"unique"
+                if gpu.comm is not None:
+                    assert (gpu.comm.size, gpu.comm.rank) == (nranks, rank)
+                return cls(gpu._make("communicator", None), gpu.comm)
+
+            def split(self, color: int | None, key: int) -> Communicator:
+                part = self.comm.Split(_undefined() if color is None else color, key)
+                return type(self)(0 if color is None else gpu._make("communicator", None), part)
+
+            def destroy(self) -> None:
+                gpu._release("communicator", self.ptr)
+
+        self.communicators: dict[int, Any] = {}
+        return SimpleNamespace(
+            Communicator=Communicator,
+            get_unique_id=lambda: b"unique",
+            mem_alloc=lambda nbytes, device: self._buffer("window", nbytes),
+        )
+
+    # -- nvshmem4py
+
+    def _nvshmem(self) -> SimpleNamespace:
+        """NVSHMEM; ``nvshmem_ranks`` are those that it runs over already, 0 where nobody has started it."""
+
+        def init(*, device: Any, uid: Any, rank: int, nranks: int, initializer_method: str) -> None:
+            assert (initializer_method, list(uid._data)) == ("uid", [7] * 8)
+            self.events.append(("nvshmem started", device, rank, nranks))
+            self.nvshmem_ranks = nranks
+            self._make("nvshmem", None, 1)
+
+        def finalize() -> None:
+            self._release("nvshmem", 1)
+            self.nvshmem_ranks = 0
+
+        return SimpleNamespace(
+            InitStatus=SimpleNamespace(STATUS_IS_INITIALIZED=2),
+            init_status=lambda: 2 if self.nvshmem_ranks else 0,
+            n_pes=lambda: self.nvshmem_ranks,
+            get_unique_id=lambda empty: SimpleNamespace(_data=np.full(8, 0 if empty else 7)),
+            init=init, finalize=finalize,
+            buffer=lambda nbytes: self._buffer("symmetric", nbytes), free=lambda buffer: buffer.close(),
+        )  # fmt: skip
+
+
+def _undefined() -> int:
+    from mpi4py import MPI
+
+    return int(MPI.UNDEFINED)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine of one rank, without MPI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import pblasmp as pb
+from tests.unit.bindings.conftest import stand_in  # noqa: F401 - the same fixture
+
+from .machine import Witness, machine
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are of one process without MPI."""
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+
+
+@pytest.fixture
+def lib(alone: None, stand_in: Callable[..., str]) -> Iterator[Witness]:  # noqa: F811
+    """cuBLASMp 0.10 on a machine with one GPU; clean at the end of the test."""
+    with machine(stand_in(1000)) as lib:
+        yield lib
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@pytest.fixture
+def ctx(lib: Witness) -> Iterator[pb.Context]:
+    """A context on it."""
+    with pb.Context(engine="cublasmp") as ctx:
+        lib.clear()
+        yield ctx

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank with a GPU and cuBLASMp, both played: what it was told, in one order, and a library that multiplies."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation
+from pblasmp.dtypes import DTYPES
+from pblasmp.engines.cublasmp.types import DATA_TYPES
+from tests.helpers.fakegpu import FakeGpu
+from tests.helpers.recorder import Call, Recorder
+
+OPS = {Operation.N: lambda x: x, Operation.T: np.transpose, Operation.C: lambda x: x.conj().T}
+
+
+@dataclass
+class Witness(Recorder):
+    """A recorder whose calls also stand among the GPU's events, and that knows what its handles were made from.
+
+    Attributes:
+        gpu: the machine.
+        made: by handle, the arguments of the call that made it.
+    """
+
+    gpu: FakeGpu = field(default_factory=FakeGpu)
+    made: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def _called(self, symbol: bytes, values: Any) -> int:
+        status = super()._called(symbol, values)
+        self.gpu.events.append((self.calls[-1].name.removeprefix("cublasMp"),))
+        return status
+
+    def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
+        super()._perform(short, arguments, types, data)
+        if short.endswith("Create"):
+            self.made[self._next] = arguments
+
+    def of(self, name: str) -> list[Call]:
+        """The calls of a function, named without its prefix."""
+        return [call for call in self.calls if call.name == "cublasMp" + name]
+
+    def attributes(self, matmul_descriptor: int) -> dict[MatmulAttribute, int]:
+        """What a matmul descriptor's attributes were set to."""
+        stored = self._attributes.get(matmul_descriptor, {})
+        return {MatmulAttribute(name): int.from_bytes(data, "little") for name, data in stored.items()}
+
+
+class Multiplying(Witness):
+    """Also computes Matmul and Geadd, from nothing but what it is told, with every rank's part of the memory."""
+
+    def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
+        super()._perform(short, arguments, types, data)
+        if short == "Matmul":
+            self._matmul(arguments)
+        elif short == "Geadd":
+            whole = OPS[Operation(arguments["trans"])](self._whole(arguments, "a"))
+            self._write_part(arguments, "c", self._scalar(arguments, "alpha", "c") * whole)
+            assert self._scalar(arguments, "beta", "c") == 0
+
+    def _matmul(self, told: dict[str, int]) -> None:
+        attributes = self.attributes(told["matmulDesc"])
+        op_a, op_b = (Operation(attributes[MatmulAttribute[f"TRANS{x}"]]) for x in "AB")
+        product = OPS[op_a](self._whole(told, "a")) @ OPS[op_b](self._whole(told, "b"))
+        assert product.shape == (told["m"], told["n"])
+        result = self._scalar(told, "alpha", "d") * product
+        beta = self._scalar(told, "beta", "d")
+        if beta:
+            result = result + beta * self._whole(told, "c")
+        if attributes.get(MatmulAttribute.EPILOGUE) == MatmulEpilogue.ALLREDUCE:
+            self._part(told, "d")[...] = result
+        else:
+            self._write_part(told, "d", result)
+
+    def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
+        kind = self._dtype(self.made[told["desc" + like.upper()]])
+        kind = np.dtype(np.float32) if kind.itemsize == 2 else kind
+        return np.frombuffer(ctypes.string_at(told[name], kind.itemsize), kind)[0]
+
+    @staticmethod
+    def _dtype(desc: dict[str, int]) -> np.dtype:
+        return DTYPES[next(name for name, number in DATA_TYPES.items() if number == DataType(desc["type"]))]
+
+    def _indices(self, desc: dict[str, int]) -> tuple[list[int], list[int]]:
+        """The global rows and columns of this rank's part."""
+        grid = self.made[desc["grid"]]
+        comm = self.gpu.communicators[grid["comm"]]
+        rank = comm.rank if comm else 0
+        p, q = grid["nprow"], grid["npcol"]
+        row, col = divmod(rank, q) if grid["layout"] else (rank % p, rank // p)
+        return (
+            [i for i in range(desc["m"]) if (i // desc["mb"] + desc["rsrc"]) % p == row],
+            [j for j in range(desc["n"]) if (j // desc["nb"] + desc["csrc"]) % q == col],
+        )
+
+    def _part(self, told: dict[str, int], letter: str) -> np.ndarray:
+        """This rank's part of a matrix: the memory itself."""
+        desc = self.made[told["desc" + letter.upper()]]
+        rows, cols = (len(indices) for indices in self._indices(desc))
+        kind = self._dtype(desc)
+        if desc["lld"] < max(1, rows) or (told["i" + letter], told["j" + letter]) != (1, 1):
+            self.faults.append(f"{letter}: lld {desc['lld']} with {rows} rows, or an offset")
+        strides = kind.itemsize, desc["lld"] * kind.itemsize
+        nbytes = (cols - 1) * strides[1] + rows * strides[0] if rows and cols else 0
+        memory = (ctypes.c_char * nbytes).from_address(told[letter])
+        return np.ndarray((rows, cols), kind, memory, strides=strides)
+
+    def _whole(self, told: dict[str, int], letter: str) -> np.ndarray:
+        """A matrix as all ranks have it, in a type that sums of small integers are exact in."""
+        desc = self.made[told["desc" + letter.upper()]]
+        part = np.array(self._part(told, letter))
+        wide = np.complex128 if part.dtype.kind == "c" else np.float64
+        comm = self.gpu.communicators[self.made[desc["grid"]]["comm"]]
+        mine = (*self._indices(desc), part.astype(wide))
+        whole = np.full((desc["m"], desc["n"]), np.nan, wide)
+        for rows, cols, values in comm.allgather(mine) if comm else [mine]:
+            whole[np.ix_(rows, cols)] = values
+        return whole
+
+    def _write_part(self, told: dict[str, int], letter: str, whole: np.ndarray) -> None:
+        rows, cols = self._indices(self.made[told["desc" + letter.upper()]])
+        self._part(told, letter)[...] = whole[np.ix_(rows, cols)]
+
+
+@contextmanager
+def machine(
+    path: str, kind: type[Witness] = Witness, *, without: Sequence[str] = (), **how: Any
+) -> Iterator[Witness]:
+    """A rank's machine, until the end of the ``with`` block; ``pb.Context(engine="cublasmp")`` finds it."""
+    with pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as library:
+        library.gpu.install(patch, without)
+        patch.setenv("PBLASMP_CUBLASMP", path)
+        for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
+            patch.delenv(name, raising=False)
+        yield library

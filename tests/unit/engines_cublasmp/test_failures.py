@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls in their order, and every call failing with every status: nothing leaks, nothing is freed twice."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pblasmp as pb
+from pblasmp.bindings import Status
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+from .machine import Witness, machine
+
+
+def life(lib: Witness, comm: Any = None) -> None:
+    """A context and plans of all that there is: symmetric memory, another stream, a workspace that grows."""
+    ctx = pb.Context(comm, engine="cublasmp")
+    try:
+        make = pb.MatmulProblem.allreduce, pb.MatmulProblem.allgather, pb.MatmulProblem.reduce_scatter
+        ar, ag, rs = (f(4, 4, 4, ctx.size, dtype="float16") for f in make)
+        first = pb.plan_matmul(ctx.empty(ar.a), ctx.empty(ar.b), op_a="T", scheme="ar", comm_sms=8)
+        first()
+        gathered = ctx.empty(ag.b, symmetric=True)
+        pb.plan_matmul(ctx.empty(ag.a), gathered, op_a="T", scheme="ag", algo="split_p2p")
+        lib.workspace = (8192, 1024)
+        with sys.modules["cupy"].cuda.Stream():
+            first()
+            pb.plan_matmul(ctx.empty(rs.a), ctx.empty(rs.b), op_a="T", scheme="rs")()
+    finally:
+        ctx.close()
+
+
+def made(attributes: int) -> list[str]:
+    return [*["MatrixDescriptorCreate"] * 3, "MatmulDescriptorCreate",
+            *["MatmulDescriptorSetAttribute"] * attributes, "Matmul_bufferSize"]  # fmt: skip
+
+
+HEARD = [
+    "LoggerOpenFile",
+    "LoggerSetLevel",
+    "LoggerSetCallback",
+    "Matmul",
+    "LoggerSetCallback",
+    "LoggerSetLevel",
+]
+GONE = ["MatmulDescriptorDestroy", *["MatrixDescriptorDestroy"] * 3]
+LIFE = [
+    "GetVersion", "Create",
+    "GridCreate", "GridCreate", *made(6), "synchronize", "window", "BufferRegister", "pinned", *HEARD,
+    "window", "BufferRegister", *made(3),
+    "SetStream", "Matmul",
+    *made(4), "synchronize", "BufferDeregister", "window released", "window", "BufferRegister", "pinned", *HEARD,
+    *GONE, *GONE, *GONE,
+    "synchronize", "BufferDeregister", "window released", "GridDestroy", "BufferDeregister", "GridDestroy",
+    "Destroy", "communicator released", "window released",
+]  # fmt: skip
+
+
+def test_the_order_of_calls(lib):
+    life(lib)
+    assert [event[0] for event in lib.gpu.events] == LIFE
+
+
+CALLS = [name for name in LIFE if name[0].isupper()]
+
+
+def left_behind(lib: Witness) -> list[str]:
+    """What is misused, leaked or not as it was."""
+    leaked = [f"leaked {what}" for what in (*lib.alive, *lib.gpu.alive)]
+    return [*lib.faults, *lib.gpu.faults, *leaked, *["the device is not given back"] * (lib.gpu.current != 0)]
+
+
+def names(error: Exception | None, call: str, status: Status) -> bool:
+    return (
+        isinstance(error, pb.StatusError) and f"{call} returned" in str(error) and status.name in str(error)
+    )
+
+
+def test_every_call_failing_with_every_status(alone, stand_in):
+    faults = []
+    for at, call in enumerate(CALLS):
+        for status in list(Status)[1:]:
+            with machine(stand_in(1000)) as lib:
+                lib.fail(status, at)
+                error = lives(lib)
+                found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
+            faults += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
+    assert not faults, "\n".join(faults)
+
+
+def lives(lib: Witness, comm: Any = None) -> Exception | None:
+    try:
+        life(lib, comm)
+    except Exception as error:  # noqa: BLE001 - what it is, is the question
+        return error
+    return None
+
+
+def failures_on_a_rank(comm: Any, path: str) -> Any:
+    """What is made is made by all or none; what is given back is given back by all, and one rank has the error."""
+    for at, call in enumerate(CALLS):
+        if call in ("SetStream", "Matmul") or call.startswith("Logger"):
+            continue  # in a run of a plan ranks don't wait for each other
+        with machine(path, comm=comm) as lib:
+            if comm.rank == 1:
+                lib.fail(Status.INTERNAL_ERROR, at)
+            error = lives(lib, comm)
+            found = left_behind(lib)
+        spared = comm.rank == 0 and error is None and call.endswith(("Destroy", "Deregister"))
+        if not spared and not names(error, call, Status.INTERNAL_ERROR):
+            found.append(f"raised {error!r}")
+        yield f"{at} {call}", "; ".join(found) or None
+
+
+@starts_ranks
+def test_calls_failing_on_one_rank_of_two(stand_in):
+    run_mpi(failures_on_a_rank, 2, timeout=20, path=stand_in(1000))
