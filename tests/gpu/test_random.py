@@ -17,7 +17,7 @@ import pblasmp as pb
 from .products import everywhere, integers, part_of, place, poisoned, product_part, wrong, wrong_part
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "2000"))
-BATCH = 100
+BATCH = 50
 TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
 
 
@@ -35,7 +35,7 @@ def random_problem(rng: random.Random, ranks: int) -> pb.MatmulProblem:
     blocks = [rng.randint(1, most) for _ in range(3)]
     if rng.random() < 0.3:
         blocks = [blocks[0]] * 3
-    while (m // blocks[0] + 1) * (n // blocks[1] + 1) * (k // blocks[2] + 1) > 20_000:
+    while (m // blocks[0] + 1) * (n // blocks[1] + 1) * (k // blocks[2] + 1) > 1500:
         blocks = [b * 2 for b in blocks]
     dtype = rng.choice(TYPES)
     ops = rng.choice("NTC"), rng.choice("NTC")

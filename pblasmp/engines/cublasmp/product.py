@@ -33,11 +33,13 @@ _SMALL_FLOPS = 2 * 2048**3  # a rank's share; below it cutting the product up co
 def automatic(problem: MatmulProblem, version: int) -> str:
     """Return the algorithm that ``algo="auto"`` stands for. Local.
 
-    Small products are fastest without overlap. Source: benchmarks/README.md.
+    Without overlap small products are fastest, and so is AllReduce at every size where there is no multicast.
+    Source: benchmarks/README.md.
     """
-    if problem.scheme != "gemm" and version >= 700 and problem.flops < _SMALL_FLOPS * problem.d.grid.size:
-        return "no_overlap"
-    return "default"
+    if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm":
+        return "default"
+    small = problem.flops < _SMALL_FLOPS * problem.d.grid.size
+    return "no_overlap" if small or problem.scheme == "ar" else "default"
 
 
 class LocalProduct:
@@ -334,7 +336,9 @@ class CublasmpProduct:
 def _gathered_note(name: str, symmetric: bool) -> str:
     if symmetric:
         return f"{name}, which is gathered, lies in symmetric memory"
-    return f"{name}, which is gathered, is read in place where it lies in symmetric memory (ctx.empty, symmetric=True)"
+    return (
+        f"{name}, which is gathered, is copied first; from ctx.empty(..., symmetric=True) it is read in place"
+    )
 
 
 def _nothing() -> None:
