@@ -75,8 +75,6 @@ class LocalProduct:
 class CublasmpProduct:
     """A product on this rank's part of D's grid. Making, growing and closing one is collective over the context."""
 
-    copied_bytes = 0
-
     def __init__(
         self, engine: CublasmpEngine, problem: MatmulProblem, options: Options, arrays: Sequence[Array | None]
     ) -> None:
@@ -88,6 +86,7 @@ class CublasmpProduct:
         self._said: list[str] = []
         self._pointers: dict[str, ctypes.c_void_p] = {}
         self._temporaries: dict[str, Array] = {}
+        self.copied_bytes = 0
         self._sizes = (0, 0)
         self._bound = tuple(arrays)
         self._before: list[Callable[[], None]] = []
@@ -99,6 +98,7 @@ class CublasmpProduct:
         self._transposed: Transposed | None = None
         if problem.scheme == "gemm" and faults.nt_is_wrong(engine.version, form) and self._in_grid:
             self._transposed = Transposed(engine, form.b, form.op_b)
+            self.copied_bytes += self._transposed.array.nbytes
             self._form = replace(form, b=self._transposed.descriptor, op_b="N")
             self._notes.append(
                 f"{'A' if form.swapped else 'B'} is transposed first by cublasMpGeadd: with unequal blocks "
@@ -293,9 +293,9 @@ class CublasmpProduct:
         if form.swapped:
             a, b = b, a
         if form.conj_a:
-            a = self._through("conj a", a, a, cupy.conjugate)
+            a = self._through("B" if form.swapped else "A", a, a, cupy.conjugate)
         if form.conj_b:
-            b = self._through("conj b", b, b, cupy.conjugate)
+            b = self._through("A" if form.swapped else "B", b, b, cupy.conjugate)
         if self._transposed is not None:
             self._transposed.source.value = self._engine.address(b)
             self._before.append(self._run_transpose)
@@ -303,7 +303,7 @@ class CublasmpProduct:
         if self._options.beta == 0:
             c = None
         elif c is not None and form.copy_c:
-            c = self._through("c", c, d, cupy.positive)
+            c = self._through("C", c, d, cupy.positive)
         self._sources = (a, b, c, d)
         for name, array in zip("abcd", self._sources, strict=True):
             pointer = self._pointers.setdefault(name, ctypes.c_void_p())
@@ -317,6 +317,9 @@ class CublasmpProduct:
         """Return a temporary that ``function(source)`` is written to before each run."""
         if name not in self._temporaries:
             self._temporaries[name] = self._engine.empty_like(like, source.dtype)
+            self.copied_bytes += self._temporaries[name].nbytes
+            why = "lies in another memory order than D" if name == "C" else "is conjugated without a transpose"
+            self._notes.append(f"{name} is copied before each run: it {why}")
         out = self._temporaries[name]
         self._before.append(lambda: function(source, out=out))
         return out
