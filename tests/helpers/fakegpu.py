@@ -73,6 +73,7 @@ class FakeGpu:
         devices: PCI addresses of the visible GPUs, by default one per rank; empty: none.
         deaf: pairs of GPUs that cannot reach each other.
         free: bytes that are free on the current GPU.
+        fragmented: what is free is not to be had.
         current: index of the current GPU.
         stream: address of the current stream.
         events: what was done, in order: a name, and what it was done to.
@@ -89,7 +90,7 @@ class FakeGpu:
         ranks = comm.size if comm else 1
         self.devices = [f"0000:0{n}:00.0" for n in range(ranks)] if devices is None else list(devices)
         self.deaf: set[tuple[int, int]] = set()
-        self.free = 1 << 40
+        self.free, self.fragmented = 1 << 40, False
         self.current = self.stream = 0
         self.nvshmem_ranks = nvshmem_ranks
         self.events: list[tuple[Any, ...]] = []
@@ -137,7 +138,7 @@ class FakeGpu:
         self.alive.pop((kind, address), None)
 
     def _buffer(self, kind: str, nbytes: int) -> Any:
-        if nbytes > self.free:
+        if self.fragmented:
             raise MemoryError(f"fake out of memory: {nbytes} bytes")
         memory = np.full(nbytes, 0xFF, np.uint8)
         address = self._make(kind, memory, memory.ctypes.data)

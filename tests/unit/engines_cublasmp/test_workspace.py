@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workspace: asked for with the call's arguments, known before it is there, shared, growing, never too small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+from .machine import Witness, machine
+
+D = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
+
+
+def planned(ctx: pb.Context, d: pb.MatrixDescriptor = D, **how: Any) -> Any:
+    return pb.plan_matmul(ctx.empty(d), ctx.empty(d), **how)
+
+
+def buffers(lib: Witness) -> list[tuple[int, int, int, int]]:
+    """What each call of cublasMpMatmul was given: addresses and sizes, on the device and on the host."""
+    names = "d_work", "workspaceSizeInBytesOnDevice", "h_work", "workspaceSizeInBytesOnHost"
+    return [tuple(call[name] for name in names) for call in lib.of("Matmul")]
+
+
+def test_the_query_has_the_arguments_of_the_call(ctx, lib):
+    """The recorder holds attributes against each other; here are all others, scalars' and operands' addresses too."""
+    with planned(ctx, c=ctx.empty(D), beta=1) as plan:
+        plan()
+    (query,), (call,) = lib.of("Matmul_bufferSize"), lib.of("Matmul")
+    sizes = {name for name in query.arguments if name.startswith("workspace")}
+    shared = query.arguments.keys() - sizes
+    assert {name: query[name] for name in shared} == {name: call[name] for name in shared}
+    assert call.arguments.keys() - shared == sizes | {"d_work", "h_work"}
+
+
+def test_sizes_are_known_before_anything_is_allocated(ctx, lib):
+    with planned(ctx) as plan:
+        assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096, 512)
+        assert not lib.gpu.did("window")
+        assert not lib.gpu.did("pinned")
+        assert not lib.of("BufferRegister")
+
+
+def test_plans_share_one_buffer_and_the_host_part_is_pinned(ctx, lib):
+    for _ in range(3):
+        planned(ctx)()
+    ((device, device_bytes),), ((host, host_bytes),) = lib.gpu.did("window"), lib.gpu.did("pinned")
+    assert (device_bytes, host_bytes) == (4096, 512)
+    assert buffers(lib) == [(device, 4096, host, 512)] * 3
+    (registered,) = lib.of("BufferRegister")
+    d = lib.made[lib.of("Matmul")[0]["descD"]]
+    assert (registered["grid"], registered["ptr"], registered["size"]) == (d["grid"], device, 4096)
+
+
+def test_it_grows_and_earlier_plans_follow(ctx, lib):
+    small = planned(ctx)
+    small()
+    lib.workspace = (8192, 256)
+    large = planned(ctx)
+    large()
+    small()
+    large()
+    (old, _), (new, new_bytes) = lib.gpu.did("window")
+    ((host, _),) = lib.gpu.did("pinned")  # the host part was large enough
+    assert new_bytes == 8192
+    assert buffers(lib) == [
+        (old, 4096, host, 512), (new, 8192, host, 256), (new, 4096, host, 512), (new, 8192, host, 256),
+    ]  # fmt: skip
+    grown = [event[0] for event in lib.gpu.events]
+    at = grown.index("BufferDeregister")
+    assert grown[at - 1 : at + 4] == [
+        "synchronize", "BufferDeregister", "window released", "window", "BufferRegister",
+    ]  # fmt: skip
+
+
+def test_grids_of_d_have_buffers_of_their_own(ctx, lib):
+    for order in "CFC":
+        planned(ctx, pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), order=order))()
+    assert len(lib.gpu.did("window")) == len({call["grid"] for call in lib.of("BufferRegister")}) == 2
+
+
+def test_none_is_needed_for_none(ctx, lib):
+    lib.workspace = (0, 0)
+    with planned(ctx) as plan:
+        plan()
+    assert buffers(lib) == [(0, 0, 0, 0)]
+    assert not lib.gpu.did("window")
+
+
+def test_a_gathered_operand_is_registered_with_the_grid_of_d(ctx, lib):
+    p = pb.MatmulProblem.allgather(4, 4, 4, 1)
+    for symmetric in (False, True):
+        b = ctx.empty(p.b, symmetric=symmetric)
+        with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag") as plan:
+            registered = [call["ptr"] for call in lib.of("BufferRegister")]
+            assert registered == [b.local.data.ptr] * symmetric
+            assert ("B, which is gathered, lies in symmetric memory" in plan.report().notes) == symmetric
+    with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag"):
+        assert len(lib.of("BufferRegister")) == 1  # once
+
+
+def test_symmetric_arrays_live_in_windows(ctx, lib):
+    x = ctx.empty(pb.MatrixDescriptor((3, 5), (2, 2), pb.Grid(1, 1), dtype="float32", ld=7), symmetric=True)
+    x.local[...] = 1
+    assert lib.gpu.did("window") == [(x.local.data.ptr, 3 * 7 * 4)]
+    assert np.all(x.gather() == 1)
+
+
+def test_no_room_is_a_memory_error_and_the_next_run_tries_again(ctx, lib):
+    with planned(ctx) as plan:
+        lib.gpu.free = 4095
+        for _ in range(2):
+            with pytest.raises(MemoryError, match=r"4096 bytes .* GPU 0000:00:00.0 has 4095 free"):
+                plan()
+        assert lib.gpu.did("pool emptied")
+        assert not lib.of("Matmul")
+        lib.gpu.free = 4096
+        plan()
+        assert len(lib.of("Matmul")) == 1
+
+
+def test_no_room_for_growing_leaves_earlier_plans_what_they_need(ctx, lib):
+    small = planned(ctx)
+    small()
+    lib.workspace = (8192, 512)
+    lib.gpu.free = 4096
+    with pytest.raises(MemoryError):
+        planned(ctx)()
+    small()
+    assert [bytes_ for _, bytes_ in lib.gpu.did("window")] == [4096, 4096]
+    assert buffers(lib)[-1][0] == lib.gpu.did("window")[-1][0]
+
+
+def sizes_that_differ(comm: Any, path: str) -> Any:
+    """Ranks that need less, or have less, do what those do that need more, or have more."""
+    with machine(path, comm=comm) as lib:
+        lib.workspace = (4096 * (comm.rank + 1), 512 * (2 - comm.rank))
+        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 2))
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            with planned(ctx, d) as plan:
+                told = (plan.workspace.device_bytes, plan.workspace.host_bytes)
+                yield "the largest", None if told == (8192, 1024) else f"{told}"
+                for what, free in (("no room", 0), ("no memory", 1 << 20)):
+                    lib.gpu.free = free if comm.rank == 1 else 1 << 40
+                    if what == "no memory":  # free, and yet not to be had
+                        lib.gpu.fragmented = comm.rank == 1
+                    try:
+                        plan()
+                    except MemoryError as error:
+                        yield what, None if "on rank 1" in str(error) else str(error)
+                    else:
+                        yield what, "nothing was raised"
+                lib.gpu.free, lib.gpu.fragmented = 1 << 40, False
+                plan()
+                mine = (4096 * (comm.rank + 1), 512 * (2 - comm.rank))
+                yield "own sizes", None if buffers(lib)[0][1::2] == mine else f"{buffers(lib)}"
+                at = (
+                    [size for _, size in lib.gpu.did("window")][-1],
+                    [s for _, s in lib.gpu.did("pinned")][-1],
+                )
+                yield "allocated alike", None if at == (8192, 1024) else f"{at}"
+            try:
+                lib.gpu.free = 0 if comm.rank == 0 else 1 << 40
+                ctx.empty(d, symmetric=True)
+                yield "an array", "nothing was raised"
+            except MemoryError as error:
+                yield "an array", None if "on rank 0" in str(error) else str(error)
+            lib.gpu.free = 1 << 40
+            ctx.empty(pb.MatrixDescriptor((8, 7), (2, 4), pb.Grid(1, 2)), symmetric=True)
+            yield (
+                "arrays alike",
+                None if lib.gpu.did("window")[-1][1] == 8 * 4 * 8 else f"{lib.gpu.did('window')}",
+            )
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_sizes_that_differ_between_ranks(stand_in):
+    run_mpi(sizes_that_differ, 2, timeout=30, path=stand_in(1000))
