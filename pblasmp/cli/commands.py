@@ -40,17 +40,17 @@ def run_command_line() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _leave("interrupted", 128 + signal.SIGINT)
     except FailureError as error:
-        _leave(str(error), error.status, error.trace if debug else "")
+        _leave(str(error), error.status, error.trace if debug else error.printed)
     except Exception as error:  # noqa: BLE001 (the last that sees it)
         _leave(describe(error), 2 if is_bad_input(error) else 1, traceback.format_exc() if debug else "")
     sys.exit(0)
 
 
-def _leave(message: str, status: int, trace: str = "") -> NoReturn:
+def _leave(message: str, status: int, details: str = "") -> NoReturn:
     """Exit after one line that says why, from the process that speaks for all."""
     if leading():
-        if trace:
-            click.echo(trace.rstrip(), err=True)
+        if details:
+            click.echo(details.rstrip(), err=True)
         click.echo(f"pblasmp: {' '.join(message.split())}", err=True)
     sys.exit(status)
 
@@ -203,7 +203,7 @@ def matmul(ranks: int | None, trans: str, beta: complex | None, size: int | None
     if leading():
         print_result(options, result)
     if not result.get("good", True):
-        raise FailureError("the product is wrong" + (", and not written" if options.output else ""), "", 1)
+        raise FailureError("the product is wrong" + (", and not written" if options.output else ""))
 
 
 def _require_consistent(given: dict[str, Any], beta: complex | None, size: int | None) -> None:
@@ -248,7 +248,7 @@ def run(file: str, ranks: int | None, engine: str) -> None:
     if leading():
         print_run(result)
     if result["wrong"]:
-        raise FailureError("the product is wrong", "", 1)
+        raise FailureError("the product is wrong")
 
 
 @cli.command(epilog=_examples("pblasmp check problem.toml", "pblasmp check layouts/*.toml"))

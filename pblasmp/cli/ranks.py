@@ -31,14 +31,16 @@ class FailureError(Exception):
     """A rank failed.
 
     Attributes:
-        trace: its traceback, or the last that it printed.
         status: the exit status: 2 for bad input, else 1.
+        trace: its traceback.
+        printed: what all ranks and the launcher printed, where that is all there is to go by.
     """
 
-    def __init__(self, message: str, trace: str, status: int) -> None:
+    def __init__(self, message: str, status: int = 1, trace: str = "", printed: str = "") -> None:
         super().__init__(message)
-        self.trace = trace
         self.status = status
+        self.trace = trace
+        self.printed = printed
 
 
 def leading() -> bool:
@@ -95,11 +97,12 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                 status = job.wait(0.05)
                 for event in channel.events():
                     if "error" in event:
-                        raise FailureError(event["error"], event["trace"], 2 if event["bad_input"] else 1)
+                        raise FailureError(event["error"], 2 if event["bad_input"] else 1, event["trace"])
                     result = event.get("result", result)
                     _show(event, display)
         if status != 0 or result is None:
-            raise FailureError(f"the ranks ended with status {status} and without a result", job.tail(), 1)
+            message = f"the ranks ended with status {status} and without a result"
+            raise FailureError(message, printed=job.tail())
     return result
 
 

@@ -241,7 +241,9 @@ def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
 def test_a_rank_that_dies_is_told(pblasmp, patched, tmp_path):
     patched(ON_RANK_1.format(fault="os.kill(os.getpid(), 9)"))
     done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
-    assert re.fullmatch(r"pblasmp: the ranks ended with status \d+ and without a result\n", done.stderr)
+    *printed, last = done.stderr.splitlines()
+    assert re.fullmatch(r"pblasmp: the ranks ended with status \d+ and without a result", last)
+    assert re.search("signal 9|Killed", "\n".join(printed)), "what the launcher knows is shown"
     assert done.returncode == 1
     assert not (tmp_path / "D.npy").exists()
     assert not processes(tmp_path)
