@@ -222,7 +222,9 @@ class Context:
         with self.agreement("empty") as facts:
             facts.update(descriptor=descriptor, symmetric=symmetric)
             self.check_descriptor(descriptor)
-        return self.allocate(descriptor, symmetric=symmetric)
+            if not symmetric:
+                return self.allocate(descriptor)
+        return self.allocate(descriptor, symmetric=True)  # collective: it agrees itself
 
     def zeros(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
         """Return a matrix of zeros. Collective over the context."""
