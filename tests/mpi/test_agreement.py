@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective calls with bad input, other arguments or another call on one rank: one error on all ranks, at once."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import agreed_error, first, misplaced, scattered
+
+LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
+
+
+class Timed:
+    """agreed_error, and the longest that one took on this rank."""
+
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.longest = 0.0
+
+    def __call__(self, kind, words, call, *args, **kwargs):
+        self.ctx.comm.barrier()
+        start = time.monotonic()
+        wrong = agreed_error(self.ctx, kind, words, call, *args, **kwargs)
+        seconds = time.monotonic() - start
+        self.longest = max(self.longest, seconds)
+        return wrong or (None if seconds < LIMIT else f"took {seconds:.1f} s")
+
+
+class BrokenError(Exception):
+    """A user's exception, which wants more than a message."""
+
+    def __init__(self, message, more):
+        super().__init__(message, more)
+
+
+def bad_input_on_one_rank(comm, directory):
+    last = comm.size - 1
+    bad = comm.rank == last
+    on = f"(on rank {last})"
+    with pb.Context(comm, engine="host") as ctx:
+        error = Timed(ctx)
+        d = pb.MatrixDescriptor((8, 6), (2, 3), pb.Grid.squarest(comm.size))
+        values = np.arange(48.0).reshape(8, 6)
+        a = scattered(ctx, d, values)
+
+        def wrong(value, right):
+            return value if bad else right
+
+        def raising(exception):
+            def function(i, j):
+                if bad:
+                    raise exception
+                return i + j
+
+            return function
+
+        for name in ("empty", "zeros"):
+            words = [f"descriptor: expected a MatrixDescriptor, got 'd' {on}"]
+            yield f"{name}: no descriptor", error(pb.LayoutError, words, getattr(ctx, name), wrong("d", d))
+        yield "scatter: no array", error(pb.LayoutError, ["array: ", on], ctx.scatter, None, d, last)
+        array = np.ones((8, 7))
+        words = [f"array: shape is (8, 7), the descriptor's (8, 6) {on}"]
+        yield "scatter: another shape", error(pb.LayoutError, words, ctx.scatter, wrong(array, None), d, last)
+        words = [f"array: expected numbers, got <U1 {on}"]
+        yield "scatter: texts", error(pb.LayoutError, words, ctx.scatter, np.full((8, 6), "a"), d, last)
+        for root in (-1, comm.size, 0.5):
+            yield (
+                f"scatter: root {root}",
+                error(pb.LayoutError, ["root", on], ctx.scatter, values, d, wrong(root, 0)),
+            )
+            yield f"gather: root {root}", error(pb.LayoutError, ["root", on], a.gather, wrong(root, 0))
+        beyond = pb.MatrixDescriptor((8, 6), (2, 3), pb.Grid(comm.size + 1, 1))
+        words = [f"needs {comm.size + 1} ranks, got {comm.size} {on}"]
+        yield (
+            "from_function: a grid too large",
+            error(pb.LayoutError, words, ctx.from_function, np.add, wrong(beyond, d)),
+        )
+        for exception, kind, words in (
+            (ValueError("mine"), ValueError, ["mine " + on]),
+            (ZeroDivisionError(), ZeroDivisionError, [on]),
+            (KeyError("k"), KeyError, ["'k'", on]),
+            (OSError(2, "gone", "x.dat"), FileNotFoundError, [f"gone {on}", "x.dat"]),
+            (BrokenError("mine", 3), pb.PblasmpError, ["BrokenError", "mine", on]),
+            (type("Local", (Exception,), {})("mine"), pb.PblasmpError, ["Local: mine", on]),
+        ):
+            yield (
+                f"from_function: {type(exception).__name__}",
+                error(kind, words, ctx.from_function, raising(exception), d),
+            )
+        yield (
+            "from_function: complex",
+            error(
+                pb.LayoutError,
+                [f"complex128 does not convert to float64 {on}"],
+                ctx.from_function,
+                lambda i, j: i * wrong(1j, 1),
+                d,
+            ),
+        )
+        shape = d.local_shape(last)
+        words = ["from_function", f"expected values of shape {shape}", on]
+        yield (
+            "from_function: another shape",
+            error(pb.LayoutError, words, ctx.from_function, lambda i, j: np.ones((3, 99)) if bad else 1, d),
+        )
+        mine = a.local.copy()
+        for case, local, words in (
+            ("a list", mine.tolist(), ["expected a NumPy array", "list"]),
+            ("another shape", np.ones((99, 1)), ["shape is (99, 1)", f"expected {shape}"]),
+            ("another type", mine.astype("float32"), ["dtype is float32, expected float64"]),
+            ("another order", np.ones(shape[::-1]).T, ["contiguous rows (C order)"]),
+            ("every other element", np.ones((shape[0], 2 * shape[1]))[:, ::2], ["contiguous rows"]),
+            ("backwards", np.ones(shape)[::-1], ["contiguous rows"]),
+            ("one row for all", np.broadcast_to(np.ones(shape[1]), shape), ["contiguous rows"]),
+            ("rows with a tail", _rows_with_a_tail(shape), ["a multiple of 8 bytes apart"]),
+        ):
+            yield (
+                f"from_local: {case}",
+                error(pb.LayoutError, [*words, on], ctx.from_local, wrong(local, mine), d),
+            )
+        wide = pb.MatrixDescriptor((8, 7), (2, 3), d.grid)
+        yield "redistribute: another shape", error(pb.LayoutError, [on], a.redistribute, wrong(wide, d))
+        yield "redistribute: no descriptor", error(pb.LayoutError, [on], a.redistribute, wrong(None, d))
+        yield "load: missing", error(FileNotFoundError, [on], ctx.load, f"{directory}/{comm.rank}.npy")
+        yield "load: two ranks find two faults", error(
+            (FileNotFoundError, pb.LayoutError),
+            [f"on rank {last}", "(on rank 0)", "on rank 1"] if comm.size > 2 else ["(on rank 0)"],
+            ctx.load, f"{directory}/none{comm.rank}.npy",
+        )  # fmt: skip
+        yield (
+            "save: an order that is none",
+            error(pb.LayoutError, [on], a.save, f"{directory}/x.npy", order=wrong("X", "C")),
+        )
+        yield "and after all that", misplaced(a, values)
+        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
+
+
+def bad_operand_on_one_rank(comm):
+    last = comm.size - 1
+    bad = comm.rank == last
+    on = f"(on rank {last})"
+    with pb.Context(comm, engine="host") as ctx:
+        error = Timed(ctx)
+        d = pb.MatrixDescriptor((8, 6), (2, 3), pb.Grid.squarest(comm.size))
+        values = np.arange(48.0).reshape(8, 6)
+        a = scattered(ctx, d, values)
+
+        def wrong(value, right):
+            return value if bad else right
+
+        b = scattered(ctx, pb.MatrixDescriptor((6, 8), (3, 2), d.grid), values.T)
+        other = scattered(ctx, pb.MatrixDescriptor((6, 8), (2, 2), d.grid), values.T)
+        yield (
+            "matmul: no matrix",
+            error(pb.LayoutError, ["b: expected a DistributedMatrix", on], pb.matmul, a, wrong(values, b)),
+        )
+        yield (
+            "matmul: other blocks",
+            error(pb.LayoutError, ["blocks of 2, expected 3", on], pb.matmul, a, wrong(other, b)),
+        )
+        for option, value, kind, words in (
+            ("alpha", "2", pb.LayoutError, ["alpha: expected a number, got '2'"]),
+            ("beta", 1j, pb.LayoutError, ["beta: 1j is complex"]),
+            ("beta", 1, pb.LayoutError, ["c: beta is 1"]),
+            ("op_a", "X", pb.LayoutError, ["op_a: expected 'N', 'T' or 'C', got 'X'"]),
+            ("scheme", "ss", pb.LayoutError, ["scheme"]),
+            ("epilogue", "relu", pb.UnsupportedError, ["epilogue"]),
+            ("out", a, pb.LayoutError, ["d: shape"]),
+        ):
+            options = {option: value} if bad else {}
+            yield f"matmul: {option} {words[0]}", error(kind, [*words, on], pb.matmul, a, b, **options)
+        plan = pb.plan_matmul(a, b)
+        yield "plan: another layout", error(pb.LayoutError, ["b: lies as", on], plan, None, wrong(other, b))
+        allocate = ctx.allocate
+        if bad:
+
+            def allocate_nothing(descriptor, **options):
+                raise MemoryError("no room")
+
+            ctx.allocate = allocate_nothing
+        for name, call in (
+            ("empty", lambda: ctx.empty(d)),
+            ("scatter", lambda: ctx.scatter(values, d)),
+            ("redistribute", lambda: a.redistribute(d)),
+            ("matmul", lambda: a @ b),
+            (
+                "matmul with redistribute",
+                lambda: pb.matmul(a, other, redistribute=True, out=plan._matrices[3]),
+            ),
+        ):
+            yield f"{name}: no memory", error(MemoryError, ["no room " + on], call)
+        ctx.allocate = allocate
+        yield "and after all that", misplaced(plan(), values @ values.T)
+        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
+
+
+def _rows_with_a_tail(shape):
+    kind = np.dtype([("row", np.float64, (shape[1],)), ("tail", np.int32)])
+    return np.zeros(shape[0], kind)["row"]
+
+
+def other_arguments(comm, directory):
+    last = comm.size - 1
+    bad = comm.rank == last
+    others = "rank 0" if comm.size == 2 else f"ranks 0-{last - 1}"
+    with pb.Context(comm, engine="host") as ctx:
+        error = Timed(ctx)
+        grid = pb.Grid.squarest(comm.size)
+        d, e = pb.MatrixDescriptor((8, 8), (2, 2), grid), pb.MatrixDescriptor((8, 8), (4, 4), grid)
+        mine = e if bad else d
+        a, b, c = ctx.zeros(d), ctx.zeros(d), ctx.zeros(d)
+        values = np.zeros((8, 8))
+        if comm.rank == 0:
+            np.save(f"{directory}/x.npy", values)
+            np.save(f"{directory}/y.npy", values)
+        comm.Barrier()
+
+        def differs(call, name, here, there, function, *args, **options):
+            words = [
+                f"{call}: the ranks gave different arguments:",
+                f"\n  {name}:",
+                f"{here} on {others}",
+                f"{there} on rank {last}",
+            ]
+            return error(pb.RankMismatchError, words, function, *args, **options)
+
+        blocks = "block=(2, 2)", "block=(4, 4)"
+
+        def blocks_differ(call, name, function, *args, **options):
+            words = [
+                f"{call}: the ranks gave different arguments:",
+                f"\n  {name}:",
+                *blocks,
+                f"on {others}",
+                f"on rank {last}",
+            ]
+            return error(pb.RankMismatchError, words, function, *args, **options)
+
+        yield "empty", blocks_differ("empty", "descriptor", ctx.empty, mine)
+        yield "zeros", blocks_differ("zeros", "descriptor", ctx.zeros, mine)
+        yield "scatter", blocks_differ("scatter", "descriptor", ctx.scatter, values, mine)
+        yield "scatter: root", differs("scatter", "root", 0, last, ctx.scatter, values, d, last if bad else 0)
+        yield "from_function", blocks_differ("from_function", "descriptor", ctx.from_function, np.add, mine)
+        mine_too = np.zeros(mine.local_shape(comm.rank))
+        yield "from_local", blocks_differ("from_local", "descriptor", ctx.from_local, mine_too, mine)
+        yield "gather: root", differs("gather", "root", 0, last, a.gather, last if bad else 0)
+        x = ctx.zeros(e)
+        yield "gather: matrix", blocks_differ("gather", "matrix", (x if bad else a).gather)
+        yield "allgather", blocks_differ("allgather", "matrix", (x if bad else a).allgather)
+        yield "redistribute", blocks_differ("redistribute", "to", a.redistribute, mine)
+        yield "load", blocks_differ("load", "descriptor", ctx.load, f"{directory}/x.npy", mine)
+        path = f"{directory}/{'y' if bad else 'x'}.npy"
+        yield (
+            "load: path",
+            differs("load", "path", f"{directory}/x.npy", f"{directory}/y.npy", ctx.load, path),
+        )
+        yield "save: path", differs("save", "path", f"{directory}/x.npy", f"{directory}/y.npy", a.save, path)
+        yield (
+            "save: order",
+            differs("save", "order", "C", "F", a.save, path[:-5] + "z.npy", order="F" if bad else "C"),
+        )
+        for name, here, there in (
+            ("alpha", 1.0, 2.0), ("op_a", "N", "T"), ("op_b", "N", "C"), ("algo", "auto", "panels"),
+            ("redistribute", False, True), ("compute", None, "tf32"), ("comm_sms", None, 4),
+        ):  # fmt: skip
+            options = {name: there} if bad else {}
+            yield f"matmul: {name}", differs("matmul", name, here, there, pb.matmul, a, b, **options)
+        yield (
+            "matmul: out",
+            differs("matmul", "out", "new", "given", pb.matmul, a, b, out=c if bad else None),
+        )
+        yield (
+            "matmul: beta",
+            differs("matmul", "beta", 0.0, 3.0, pb.matmul, a, b, c, beta=3 if bad else 0),
+        )
+        yield "matmul: matrices", blocks_differ("matmul", "a", pb.matmul, *((x, x) if bad else (a, b)))
+        plan, other = pb.plan_matmul(a, b), pb.plan_matmul(a, b, alpha=2)
+        yield "plan: another", differs("plan", "plan", 1, 2, other if bad else plan)
+        yield "plan: replaced", error(pb.RankMismatchError, ["replaced"], plan, b if bad else None)
+        words = [f"{rank} on rank {rank}" for rank in range(comm.size)]
+        yield "a root of its own", error(pb.RankMismatchError, words, ctx.scatter, values, d, comm.rank)
+        yield "engine", differs_in_engine(comm, bad)
+        yield "and after all that", misplaced(plan(), values)
+        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
+
+
+def differs_in_engine(comm, bad):
+    try:
+        pb.Context(comm, engine="auto" if bad else "host")
+    except pb.RankMismatchError as error:
+        return None if "engine" in str(error) and "auto on rank" in str(error) else str(error)
+    return "no RankMismatchError"
+
+
+def other_calls(comm, directory):
+    last = comm.size - 1
+    with pb.Context(comm, engine="host") as ctx:
+        error = Timed(ctx)
+        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(comm.size))
+        values = np.arange(64.0).reshape(8, 8)
+        a = scattered(ctx, d, values)
+        plan = pb.plan_matmul(a, a)
+        path = Path(directory) / "x.npy"
+        a.save(path)
+        calls = {
+            "empty": lambda: ctx.empty(d),
+            "zeros": lambda: ctx.zeros(d),
+            "scatter": lambda: ctx.scatter(values, d),
+            "from_function": lambda: ctx.from_function(np.add, d),
+            "from_local": lambda: ctx.from_local(a.local, d),
+            "load": lambda: ctx.load(path, d),
+            "gather": a.gather,
+            "allgather": a.allgather,
+            "redistribute": lambda: a.redistribute(d),
+            "save": lambda: a.save(path),
+            "matmul": lambda: a @ a,
+            "plan": plan,
+        }
+        names = list(calls)
+        for step in (1, 5):
+            for here, there in zip(names, names[step:] + names[:step], strict=True):
+                words = ["the ranks made different calls:", f"{here} on rank", f"{there} on rank {last}"]
+                yield (
+                    f"{here} and {there}",
+                    error(pb.RankMismatchError, words, calls[there if comm.rank == last else here]),
+                )
+        if comm.size == 4:
+            words = ["load on rank 0", "gather on rank 1", "save on rank 2", "plan on rank 3"]
+            mine = ("load", "gather", "save", "plan")[comm.rank]
+            yield "four calls", error(pb.RankMismatchError, words, calls[mine])
+        yield (
+            "and after all that",
+            first(
+                misplaced(plan(), values @ values),
+                None if sorted(x.name for x in path.parent.iterdir()) == ["x.npy"] else "left behind",
+            ),
+        )
+        for name in ("matmul", "gather", "plan"):
+            leaves_early = pb.Context(comm, engine="host")
+            b = leaves_early.zeros(d)
+            its = {"matmul": lambda b=b: b @ b, "gather": b.gather, "plan": pb.plan_matmul(b, b)}
+            words = [f"{name} on rank", f"closing the context on rank {last}"]
+            call = leaves_early.close if comm.rank == last else its[name]
+            yield f"{name} while a rank closes", error(pb.RankMismatchError, words, call)
+            yield "nothing can follow", error(pb.ClosedError, ["a rank has left this context"], its[name])
+            leaves_early.close()
+        yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
+
+
+def interrupted(comm):
+    """An exception that only some ranks see inside the block reaches the others in their next call."""
+    for who, name in itertools.product(
+        ({0}, {comm.size - 1}, set(range(1, comm.size))), ("matmul", "scatter")
+    ):
+        start = time.monotonic()
+        text = ""
+        try:
+            with pb.Context(comm, engine="host") as ctx:
+                a = ctx.zeros(pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(comm.size)))
+                if comm.rank in who:
+                    raise ZeroDivisionError("my own")
+                if name == "matmul":
+                    a @ a
+                else:
+                    ctx.scatter(np.zeros((8, 8)), a.descriptor)
+        except ZeroDivisionError as error:
+            text = str(error)
+        seconds = time.monotonic() - start
+        ranks = f"rank {min(who)}" if len(who) == 1 else f"ranks {min(who)}-{max(who)}"
+        expected = "my own" if comm.rank in who else f"my own (on {ranks})"
+        wrong = (
+            None
+            if text == expected and seconds < LIMIT
+            else f"{text!r}, expected {expected!r}, {seconds:.1f} s"
+        )
+        yield f"{name}, raised on {ranks}", wrong
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_bad_input_on_one_rank(nranks, tmp_path):
+    np.save(tmp_path / "0.npy", np.ones((8, 6)))
+    for rank in range(1, nranks - 1):
+        np.save(tmp_path / f"{rank}.npy", np.ones((8, 6)))
+    run_mpi(bad_input_on_one_rank, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_bad_operand_on_one_rank(nranks):
+    run_mpi(bad_operand_on_one_rank, nranks)
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_other_arguments_on_one_rank(nranks, tmp_path):
+    run_mpi(other_arguments, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_another_call_on_one_rank(nranks, tmp_path):
+    run_mpi(other_calls, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [3, 6])
+def test_exceptions_of_some_ranks(nranks):
+    run_mpi(interrupted, nranks)
