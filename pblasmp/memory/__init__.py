@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from .nvshmem import NvshmemHeap
+from .nvshmem import NvshmemHeap, nvshmem_core
 from .symmetric import NcclWindows, SymmetricHeap
 from .workspace import SharedWorkspace
 
-__all__ = ["NcclWindows", "NvshmemHeap", "SharedWorkspace", "SymmetricHeap"]
+__all__ = ["NcclWindows", "NvshmemHeap", "SharedWorkspace", "SymmetricHeap", "nvshmem_core"]

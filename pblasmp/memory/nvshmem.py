@@ -5,11 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 from ..errors import LibraryNotFoundError, UnsupportedError
 
-__all__ = ["NvshmemHeap"]
+__all__ = ["NvshmemHeap", "nvshmem_core"]
+
+
+def nvshmem_core() -> Any:
+    """Return the module nvshmem.core. Local.
+
+    Raises:
+        LibraryNotFoundError: nvshmem4py or cuda-core is not installed.
+    """
+    try:
+        import_module("cuda.core")
+        return import_module("nvshmem.core")
+    except ImportError as error:
+        raise LibraryNotFoundError(
+            f"cuBLASMp before 0.8 needs NVSHMEM and nvshmem4py ({error}): pip install 'pblasmp[cu13]'"
+        ) from None
 
 
 class NvshmemHeap:
@@ -26,20 +42,15 @@ class NvshmemHeap:
     """
 
     def __init__(self, rank: int, size: int, bcast: Callable[[Any], Any], device: int) -> None:
-        try:
-            import nvshmem.core as core
-            from cuda.core import Device
-        except ImportError as error:
-            raise LibraryNotFoundError(
-                f"cuBLASMp before 0.8 needs NVSHMEM and nvshmem4py ({error}): pip install 'pblasmp[cu13]'"
-            ) from None
-        self._core: Any = core
+        self._core = core = nvshmem_core()
         self._buffers: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
         self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
         if self._ours:
             uid = core.get_unique_id(empty=rank != 0)
             uid._data[...] = bcast(uid._data)
+            from cuda.core import Device
+
             core.init(device=Device(device), uid=uid, rank=rank, nranks=size, initializer_method="uid")
         elif core.n_pes() != size:
             raise UnsupportedError(

@@ -16,7 +16,7 @@ from ...bindings import GridLayout, Library, version_text
 from ...comm import Agreement, Communicator
 from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...layout import Grid, MatmulProblem
-from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap
+from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ..base import Options, Product
 from .device import Device
 from .product import CublasmpProduct, LocalProduct
@@ -300,6 +300,9 @@ def open_library() -> Library | PblasmpError:
     except ImportError as error:
         return LibraryNotFoundError(f"nccl4py is not installed ({error}): pip install 'pblasmp[cu13]'")
     try:
-        return Library()
+        library = Library()
+        if library.version < _WINDOWS_SINCE:
+            nvshmem_core()
     except PblasmpError as error:
         return error
+    return library

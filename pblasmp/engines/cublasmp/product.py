@@ -318,7 +318,9 @@ class CublasmpProduct:
         if name not in self._temporaries:
             self._temporaries[name] = self._engine.empty_like(like, source.dtype)
             self.copied_bytes += self._temporaries[name].nbytes
-            why = "lies in another memory order than D" if name == "C" else "is conjugated without a transpose"
+            why = (
+                "lies in another memory order than D" if name == "C" else "is conjugated without a transpose"
+            )
             self._notes.append(f"{name} is copied before each run: it {why}")
         out = self._temporaries[name]
         self._before.append(lambda: function(source, out=out))
