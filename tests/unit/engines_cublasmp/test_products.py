@@ -25,7 +25,11 @@ SCALARS = [(1, 0, None), (2, 0, "same"), (-1, 1, "same"), (1, -2, "other")]  # a
 
 
 def multiply(
-    ctx: pb.Context, lib: Multiplying, p: pb.MatmulProblem, alpha: complex = 1, beta: complex = 0
+    ctx: pb.Context,
+    lib: Multiplying,
+    p: pb.MatmulProblem,
+    alpha: complex = 1,
+    beta: complex = 0,
 ) -> str:
     """Return what is wrong with a product, and with what the library was told."""
     values = {x: integers(d.shape, d.dtype, seed, 1 if d.dtype.itemsize == 2 else 3)
