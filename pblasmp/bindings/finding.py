@@ -118,6 +118,9 @@ def _pathfinder(name: str) -> ctypes.CDLL:
 
 def _open(opener: Callable[[], ctypes.CDLL]) -> ctypes.CDLL | _Failure:
     """Open a library, helping the loader to what it misses until it has all or there is no help."""
+    _attempt(
+        partial(_pathfinder, "nccl")
+    )  # nccl4py's, before the loader finds another one: there must be only one
     helped: set[str] = set()
     while isinstance(result := _attempt(opener), Exception):
         match = re.search(r"([^\s:]+): (?:cannot open shared object file|not found)", str(result))

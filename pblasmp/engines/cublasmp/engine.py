@@ -100,13 +100,13 @@ class CublasmpEngine:
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
         if grid not in self._grids:
-            nccl = self._sub_communicator(grid.size)
+            nccl = self.communicator(grid.size)
             handle = ctypes.c_void_p()
             with Agreement(self._comm, "grid"):
                 if self.rank < grid.size:
                     layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
                     self.library.cublasMpGridCreate(
-                        grid.nprow, grid.npcol, layout, nccl.ptr, ctypes.byref(handle)
+                        grid.nprow, grid.npcol, layout, nccl, ctypes.byref(handle)
                     )
                     assert handle.value is not None
                     self._closing.callback(self.library.cublasMpGridDestroy, handle.value)
@@ -114,13 +114,15 @@ class CublasmpEngine:
             self._grids[grid] = handle.value or 0
         return self._grids[grid]
 
-    def _sub_communicator(self, size: int) -> Any:
+    def communicator(self, size: int) -> int:
+        """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
         if size not in self._communicators:
             part = self._nccl.split(0 if self.rank < size else None, self.rank)
             self._communicators[size] = part
             if self.rank < size:
                 self._closing.callback(part.destroy)
-        return self._communicators[size]
+        address: int = self._communicators[size].ptr
+        return address
 
     def workspace(self, grid: Grid) -> SharedWorkspace:
         """Return the workspace of the plans whose D lies on ``grid``. Local; growing it is collective."""

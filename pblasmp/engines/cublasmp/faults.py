@@ -6,9 +6,9 @@ Measured on H200 GPUs with CUDA 13.
 
 from __future__ import annotations
 
-from ...layout import ColumnMajorProduct
+from ...layout import ColumnMajorProduct, MatrixDescriptor
 
-__all__ = ["nt_is_wrong"]
+__all__ = ["mixed_grids_hang", "nt_is_wrong"]
 
 
 def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
@@ -20,3 +20,11 @@ def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
         return False
     blocks = {form.a.block[0], form.a.block[1], form.b.block[0]}
     return version >= 900 and len(blocks) > 1
+
+
+def mixed_grids_hang(version: int, x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:  # noqa: ARG001
+    """Return whether operand ``x`` must be on D's own grid: cuBLASMp ``version`` would hang.
+
+    A product over one row or one column of processes whose operand lies on the transposed grid (memory orders are mixed).
+    """
+    return 1 in form.d.grid.shape and not x.grid.same_ranks(form.d.grid)

@@ -17,7 +17,7 @@ from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 from ..base import Options, Workspace
 from . import faults
 from .log import Listening
-from .transpose import Transposed
+from .stages import Moved, Stage, Transposed
 from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
 
 if TYPE_CHECKING:
@@ -90,20 +90,15 @@ class CublasmpProduct:
         self._sizes = (0, 0)
         self._bound = tuple(arrays)
         self._before: list[Callable[[], None]] = []
+        self._staging: list[Callable[[], None]] = []
         self._call: Callable[[], None] | None = None
         for x in (form.a, form.b, form.d):
             engine.grid(x.grid)
         self._workspace = engine.workspace(self._form.d.grid)
         self._in_grid = engine.rank < form.d.grid.size
-        self._transposed: Transposed | None = None
-        if problem.scheme == "gemm" and faults.nt_is_wrong(engine.version, form) and self._in_grid:
-            self._transposed = Transposed(engine, form.b, form.op_b)
-            self.copied_bytes += self._transposed.array.nbytes
-            self._form = replace(form, b=self._transposed.descriptor, op_b="N")
-            self._notes.append(
-                f"{'A' if form.swapped else 'B'} is transposed first by cublasMpGeadd: with unequal blocks "
-                f"cuBLASMp {version_text(engine.version)} computes op N times op T wrongly"
-            )
+        self._stages: dict[str, list[Stage]] = {"a": [], "b": []}
+        if problem.scheme == "gemm" and self._in_grid:
+            self._add_stages()
         self.sent_bytes = received_bytes(form, problem, engine.rank) if self._in_grid else 0
         if problem.scheme == "ag":
             gathered = arrays[0] if form.swapped else arrays[1]
@@ -116,6 +111,30 @@ class CublasmpProduct:
             self.close()
             raise
         self.workspace = Workspace(device, host)
+
+    def _add_stages(self) -> None:
+        """Find what has to be done to the operands first, because of faults of the library."""
+        engine, form, raw = self._engine, self._form, self._form
+        callers = {"a": "B", "b": "A"} if form.swapped else {"a": "A", "b": "B"}
+        library = f"cuBLASMp {version_text(engine.version)}"
+        for name in "ab":
+            x = getattr(form, name)
+            if faults.mixed_grids_hang(engine.version, x, raw):
+                self._stages[name].append(moved := Moved(engine, x, form.d.grid))
+                form = replace(form, a=moved.descriptor) if name == "a" else replace(form, b=moved.descriptor)
+                self._notes.append(
+                    f"{callers[name]} is moved to D's grid first by cublasMpGemr2D: with other sources or memory orders "
+                    f"on one row of processes {library} hangs"
+                )
+        if faults.nt_is_wrong(engine.version, form):
+            self._stages["b"].append(transposed := Transposed(engine, form.b, form.op_b))
+            form = replace(form, b=transposed.descriptor, op_b="N")
+            self._notes.append(
+                f"{callers['b']} is transposed first by cublasMpGeadd: with unequal blocks "
+                f"{library} computes op N times op T wrongly"
+            )
+        self._form = form
+        self.copied_bytes += sum(stage.array.nbytes for stages in self._stages.values() for stage in stages)
 
     @property
     def path(self) -> str:
@@ -137,24 +156,28 @@ class CublasmpProduct:
 
     def _prepared(self, arrays: Sequence[Array | None]) -> tuple[int, int]:
         """Create descriptors and return the workspace that the call wants, in bytes on the device and on the host."""
-        form, options = self._form, self._options
-        problem = self._problem
+        form, options, problem = self._form, self._options, self._problem
         orders = [problem.a.order, problem.b.order, problem.d.order, problem.d.order]
         if form.swapped:
             orders[:2] = orders[1::-1]
-        if self._transposed is not None:
-            orders[1] = "F"
         self._bind(*arrays)
         a, b, c, d = self._sources
         scale = scale_dtype(form.d.dtype)
         self._alpha, self._beta = np.array(options.alpha, dtype=scale), np.array(options.beta, dtype=scale)
+        raw = problem.column_major()
         descriptors = {
             name: self._descriptor(x, leading(array, order))
             for name, x, array, order in zip(
-                "abcd", (form.a, form.b, form.c, form.d), (a, b, c, d), orders, strict=True
+                "abcd", (raw.a, raw.b, form.c, form.d), (a, b, c, d), orders, strict=True
             )
             if x is not None and array is not None
         }
+        sizes = []
+        for name, stages in self._stages.items():
+            for stage in stages:
+                result = self._descriptor(stage.descriptor, stage.descriptor.lld(self._engine.rank))
+                sizes.append(stage.query(descriptors[name], result))
+                descriptors[name] = result
         if c is None and self._engine.version < 800:  # C may not be NULL: D stands in, and is not read
             self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
         m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
@@ -166,14 +189,9 @@ class CublasmpProduct:
         )  # fmt: skip
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
         self._lib.cublasMpMatmul_bufferSize(*self._arguments, ctypes.byref(device), ctypes.byref(host))
-        self._matmul_sizes = sizes = device.value, host.value
-        if self._transposed is None:
-            return sizes
-        x = problem.a if form.swapped else problem.b
-        array = arrays[0] if form.swapped else arrays[1]
-        raw = self._descriptor(x if x.order == "F" else x.T, leading(array, x.order))
-        more = self._transposed.query(raw, descriptors["b"])
-        return max(sizes[0], more[0]), max(sizes[1], more[1])
+        self._matmul_sizes = device.value, host.value
+        sizes.append(self._matmul_sizes)
+        return max(device for device, _ in sizes), max(host for _, host in sizes)
 
     def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
         """Create cuBLASMp's descriptor of an F-ordered matrix."""
@@ -238,6 +256,8 @@ class CublasmpProduct:
         self._engine.follow_stream()
         for action in self._before:
             action()
+        for stage in self._staging:
+            stage()
         self._call()
 
     def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:
@@ -273,12 +293,15 @@ class CublasmpProduct:
         call = self._lib.prepare(
             "cublasMpMatmul", *self._arguments, self._workspace.device, device, self._workspace.host, host
         )
-        if self._transposed is not None:
-            self._transpose = self._transposed.prepare(self._workspace)
+        self._staging = [
+            stage.prepare(self._workspace) for stages in self._stages.values() for stage in stages
+        ]
         self._call = call
         self._engine.follow_stream()
         for action in self._before:
             action()
+        for stage in self._staging:
+            stage()
         with Listening(self._lib) as log:
             self._call()
         self._said = log.said
@@ -296,10 +319,6 @@ class CublasmpProduct:
             a = self._through("B" if form.swapped else "A", a, a, cupy.conjugate)
         if form.conj_b:
             b = self._through("A" if form.swapped else "B", b, b, cupy.conjugate)
-        if self._transposed is not None:
-            self._transposed.source.value = self._engine.address(b)
-            self._before.append(self._run_transpose)
-            b = self._transposed.array
         if self._options.beta == 0:
             c = None
         elif c is not None and form.copy_c:
@@ -307,11 +326,11 @@ class CublasmpProduct:
         self._sources = (a, b, c, d)
         for name, array in zip("abcd", self._sources, strict=True):
             pointer = self._pointers.setdefault(name, ctypes.c_void_p())
-            if array is not None:
-                pointer.value = self._engine.address(array)
-
-    def _run_transpose(self) -> None:
-        self._transpose()
+            if array is None:
+                continue
+            pointer.value = self._engine.address(array)
+            for stage in self._stages.get(name, ()):
+                stage.source.value, pointer.value = pointer.value, self._engine.address(stage.array)
 
     def _through(self, name: str, source: Array, like: Array, function: Callable[..., Any]) -> Array:
         """Return a temporary that ``function(source)`` is written to before each run."""

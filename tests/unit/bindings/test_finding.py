@@ -104,7 +104,7 @@ def test_pathfinder_comes_before_wheels(
 ) -> None:
     pathfinder["cublasmp"] = stand_in(900)
     install_wheel(tmp_path, "cu13", 800)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert Library().path == pathfinder["cublasmp"]
 
 
@@ -118,14 +118,14 @@ def test_wheel(
         if finder == "finds one that does not open":
             found["cublasmp"] = RuntimeError("Failed to dlopen x/libcublasmp.so.0: libnvshmem_host.so.3: no")
     path = install_wheel(tmp_path, cuda, 800)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert Library().path == path
 
 
 def test_newer_cuda_wheel_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_wheel(tmp_path, "cu12", 800)
     install_wheel(tmp_path, "cu13", 900)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert Library().version == 900
 
 
@@ -164,6 +164,15 @@ def test_needed_library_through_pathfinder(
     assert Library(path).path == path
 
 
+def test_the_nccl_of_pathfinder_is_loaded_first(
+    stand_in: Callable[..., str], pathfinder: dict[str, str | Exception], tmp_path: Path
+) -> None:
+    """So that cuBLASMp and nccl4py have the same one, whatever else the loader would find."""
+    _, pathfinder["nccl"] = needing(tmp_path, "libnccl.so.92")
+    Library(stand_in(1000))
+    assert str(pathfinder["nccl"]) in Path("/proc/self/maps").read_text()
+
+
 def test_needed_library_of_another_version(pathfinder: dict[str, str | Exception], tmp_path: Path) -> None:
     path, _ = needing(tmp_path, "libcublas.so.0.12")
     (tmp_path / "other").mkdir()
@@ -182,7 +191,7 @@ def test_what_a_found_library_lacks_is_said_first(tmp_path: Path, monkeypatch: p
     path = install_wheel(tmp_path, "cu13", 900)
     (tmp_path / "broken").mkdir()
     Path(needing(tmp_path / "broken", "libcuda.so.90")[0]).replace(path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(LibraryNotFoundError, match="driver"):
         Library()
 
