@@ -138,10 +138,11 @@ class Context:
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks of an exception that this rank leaves with; end them if they don't listen. Local."""
-        if not self._open or is_agreed(error, self._control):
+        if not self._open:
             return
         self._open = False
-        leave(self._control, error)
+        if not is_agreed(error, self._control):
+            leave(self._control, error)
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and self.size > 1:

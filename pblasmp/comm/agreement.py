@@ -27,14 +27,32 @@ _LEAVING = "leaving the context"
 _GRACE_SECONDS = 1.0
 
 
+class _Mark:
+    """What is known of an exception: who agreed on it, and whether this rank shows it. Stays here when it travels."""
+
+    def __init__(self) -> None:
+        self.agreed_by: list[Communicator] = []
+        self.shown_here = True
+
+    def __reduce__(self) -> tuple[type[_Mark], tuple[()]]:
+        return _Mark, ()
+
+
+def _mark(error: BaseException) -> _Mark:
+    if not hasattr(error, "_pblasmp"):
+        error._pblasmp = _Mark()  # type: ignore[attr-defined]
+    mark: _Mark = error._pblasmp  # type: ignore[attr-defined]
+    return mark
+
+
 def is_agreed(error: BaseException, comm: Communicator) -> bool:
     """Return whether every rank of ``comm`` raised this error together. Local."""
-    return getattr(error, "_pblasmp_agreed_by", None) is comm
+    return comm in _mark(error).agreed_by
 
 
-def is_reported_here(error: BaseException | None) -> bool:
+def is_reported_here(error: BaseException) -> bool:
     """Return whether this rank is the one to show ``error`` to the user. Local."""
-    return getattr(error, "_pblasmp_reporter", True)
+    return _mark(error).shown_here
 
 
 def exit_status(error: BaseException) -> int:
@@ -90,7 +108,7 @@ def leave(comm: Communicator, error: BaseException) -> None:
             sys.stderr.flush()
             comm.abort(exit_status(error))
         time.sleep(0.01)
-    _mark(error, comm, shown_here=is_reported_here(vote.outcome()))
+    vote.outcome(error)
 
 
 class _Vote:
@@ -116,27 +134,32 @@ class _Vote:
         if self._request is not None:
             self._request.Wait()
 
-    def outcome(self) -> BaseException | None:
-        """Return None, or the error that every rank raises, marked with whether this rank shows it."""
+    def outcome(self, instead: BaseException | None = None) -> BaseException | None:
+        """Return None, or the error that every rank raises: ``instead`` where this rank has one of its own."""
         low, high, faulty = self._all.tolist()
         if not faulty and ~low == high:
             return None
-        shows = self._error is not None and not isinstance(
-            self._error, SystemExit
-        )  # Python shows no SystemExit
+        shows = None  # neither does Python show a SystemExit
+        if self._error is not None and not isinstance(self._error, SystemExit):
+            shows = is_reported_here(self._error)
         everyone = self._comm.allgather(
             (self._facts, None if self._error is None else _portable(self._error), shows)
         )
         facts, faults, showing = (list(column) for column in zip(*everyone, strict=True))
-        error = _combined(faults) if faulty else _mismatch(facts)
-        reporter = showing.index(True) if any(showing) else faults.index(None) if None in faults else 0
-        _mark(error, self._comm, shown_here=self._comm.rank == reporter)
+        error = instead
+        if error is None:
+            error = _combined(faults) if faulty else _mismatch(facts)
+        if any(showing):
+            reporter = showing.index(True)
+        elif False in showing:
+            reporter = -1  # a rank of another communicator shows it
+        else:
+            reporter = faults.index(None) if None in faults else 0
+        mark = _mark(error)
+        mark.agreed_by.append(self._comm)
+        mark.shown_here = self._comm.rank == reporter
         self._comm.broken = any(each["call"] in (CLOSING, _LEAVING) for each in facts)
         return error
-
-
-def _mark(error: BaseException, comm: Communicator, *, shown_here: bool) -> None:
-    error._pblasmp_agreed_by, error._pblasmp_reporter = comm, shown_here  # type: ignore[attr-defined]
 
 
 def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
@@ -150,11 +173,8 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
 
 def _portable(error: BaseException) -> BaseException:
     """Return ``error`` without its traceback, as something that other ranks can unpickle and raise."""
-    if (
-        isinstance(error, SystemExit) and error.code
-    ):  # a rank that leaves in peace is a fault for those that stay
+    if isinstance(error, SystemExit) and error.code:  # whoever leaves in peace is a fault for those that stay
         return SystemExit(exit_status(error))
-    vars(error).pop("_pblasmp_agreed_by", None)  # a communicator, which does not pickle
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - pickling runs the user's code
