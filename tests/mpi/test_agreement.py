@@ -383,27 +383,32 @@ def interrupted(comm):
         yield f"{name}, raised on {ranks}", wrong
 
 
+def _run(function, nranks, **options):
+    cases = run_mpi(function, nranks, **options)[0]
+    print(f"{function.__name__} on {nranks} ranks: {cases[-1][0]}")
+
+
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_bad_input_on_one_rank(nranks, tmp_path):
     np.save(tmp_path / "0.npy", np.ones((8, 6)))
     for rank in range(1, nranks - 1):
         np.save(tmp_path / f"{rank}.npy", np.ones((8, 6)))
-    run_mpi(bad_input_on_one_rank, nranks, directory=str(tmp_path))
+    _run(bad_input_on_one_rank, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_bad_operand_on_one_rank(nranks):
-    run_mpi(bad_operand_on_one_rank, nranks)
+    _run(bad_operand_on_one_rank, nranks)
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_other_arguments_on_one_rank(nranks, tmp_path):
-    run_mpi(other_arguments, nranks, directory=str(tmp_path))
+    _run(other_arguments, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_another_call_on_one_rank(nranks, tmp_path):
-    run_mpi(other_calls, nranks, directory=str(tmp_path))
+    _run(other_calls, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("nranks", [3, 6])
