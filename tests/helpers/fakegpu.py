@@ -84,12 +84,17 @@ class FakeGpu:
     """
 
     def __init__(
-        self, *, comm: Any = None, devices: Sequence[str] | None = None, nvshmem_ranks: int = 0
+        self,
+        *,
+        comm: Any = None,
+        devices: Sequence[str] | None = None,
+        deaf: Sequence[tuple[int, int]] = (),
+        nvshmem_ranks: int = 0,
     ) -> None:
         self.comm = comm
         ranks = comm.size if comm else 1
         self.devices = [f"0000:0{n}:00.0" for n in range(ranks)] if devices is None else list(devices)
-        self.deaf: set[tuple[int, int]] = set()
+        self.deaf = deaf
         self.free, self.fragmented = 1 << 40, False
         self.current = self.stream = 0
         self.nvshmem_ranks = nvshmem_ranks
@@ -203,7 +208,7 @@ class FakeGpu:
                 gpu.current = self.id
 
         class Stream:
-            def __init__(self, ptr: int | None = None) -> None:
+            def __init__(self, ptr: int | None = None, *, non_blocking: bool = False) -> None:
                 gpu._next += 1
                 self.ptr = gpu._next if ptr is None else ptr
 
@@ -213,6 +218,13 @@ class FakeGpu:
             def __exit__(self, *exception: object) -> None:
                 gpu.stream = self.before
 
+            def begin_capture(self, mode: str) -> None:
+                gpu.events.append(("capture begins", self.ptr, gpu.stream, mode))
+
+            def end_capture(self) -> Any:
+                gpu.events.append(("capture ends", self.ptr))
+                return SimpleNamespace(launch=lambda: gpu.events.append(("graph launched",)))
+
         def pinned(nbytes: int) -> Any:
             memory = np.empty(nbytes, np.uint8)
             self.events.append(("pinned", memory.ctypes.data, nbytes))
@@ -220,6 +232,7 @@ class FakeGpu:
 
         runtime = SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
+            streamCaptureModeRelaxed="relaxed",
             getDevice=lambda: self.current,
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
@@ -242,20 +255,25 @@ class FakeGpu:
         class Communicator:
             """Ranks; over MPI where the machine has it, so that what is collective must be called by all."""
 
-            def __init__(self, ptr: int, comm: Any = None) -> None:
-                self.ptr, self.comm = ptr, comm
-                gpu.communicators[ptr] = comm
+            def __init__(self, ptr: int) -> None:
+                self.ptr, self.comm = ptr, gpu.communicators.get(ptr)
 
             @classmethod
             def init(cls, nranks: int, rank: int, unique_id: bytes) -> Communicator:
                 assert unique_id == b"unique"
                 if gpu.comm is not None:
                     assert (gpu.comm.size, gpu.comm.rank) == (nranks, rank)
-                return cls(gpu._make("communicator", None), gpu.comm)
+                return cls._over(gpu.comm)
+
+            @classmethod
+            def _over(cls, comm: Any) -> Communicator:
+                ptr = gpu._make("communicator", comm)
+                gpu.communicators[ptr] = comm
+                return cls(ptr)
 
             def split(self, color: int | None, key: int) -> Communicator:
                 part = self.comm.Split(_undefined() if color is None else color, key)
-                return type(self)(0 if color is None else gpu._make("communicator", None), part)
+                return type(self)(0) if color is None else self._over(part)
 
             def destroy(self) -> None:
                 gpu._release("communicator", self.ptr)

@@ -54,7 +54,7 @@ class Witness(Recorder):
 
 
 class Multiplying(Witness):
-    """Also computes Matmul and Geadd, from nothing but what it is told, with every rank's part of the memory."""
+    """Also computes Matmul, Geadd and Gemr2D: from nothing but what it is told, with every rank's memory."""
 
     def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
         super()._perform(short, arguments, types, data)
@@ -64,6 +64,10 @@ class Multiplying(Witness):
             whole = OPS[Operation(arguments["trans"])](self._whole(arguments, "a"))
             self._write_part(arguments, "c", self._scalar(arguments, "alpha", "c") * whole)
             assert self._scalar(arguments, "beta", "c") == 0
+        elif short == "Gemr2D":
+            whole = self._whole(arguments, "a")
+            assert whole.shape == (arguments["m"], arguments["n"])
+            self._write_part(arguments, "b", whole)
 
     def _matmul(self, told: dict[str, int]) -> None:
         attributes = self.attributes(told["matmulDesc"])
@@ -131,12 +135,25 @@ class Multiplying(Witness):
 
 @contextmanager
 def machine(
-    path: str, kind: type[Witness] = Witness, *, without: Sequence[str] = (), **how: Any
+    path: str,
+    kind: type[Witness] = Witness,
+    *,
+    library: str = "",
+    without: Sequence[str] = (),
+    **how: Any,
 ) -> Iterator[Witness]:
-    """A rank's machine, until the end of the ``with`` block; ``pb.Context(engine="cublasmp")`` finds it."""
-    with pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as library:
-        library.gpu.install(patch, without)
-        patch.setenv("PBLASMP_CUBLASMP", path)
+    """A rank's machine, until the end of the ``with`` block; ``pb.Context(engine="cublasmp")`` finds it.
+
+    Args:
+        path: the library that is recorded.
+        kind: how.
+        library: the library that is found, by default the same.
+        without: modules that are not installed.
+        **how: of the GPU.
+    """
+    with pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as lib:
+        lib.gpu.install(patch, without)
+        patch.setenv("PBLASMP_CUBLASMP", library or path)
         for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
             patch.delenv(name, raising=False)
-        yield library
+        yield lib

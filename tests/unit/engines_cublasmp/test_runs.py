@@ -139,3 +139,26 @@ def test_an_array_on_another_gpu_is_refused(ctx, lib):
     lib.gpu.current = 0
     with pytest.raises(pb.LayoutError, match="is on GPU 1, this rank's is 0"):
         ctx.from_local(array, D)
+
+
+def test_a_graph_is_one_call_recorded_once(ctx, lib):
+    with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+        graph = plan.graph()
+        events = lib.gpu.events
+        begin, end = (
+            next(i for i, event in enumerate(events) if event[0] == f"capture {x}")
+            for x in ("begins", "ends")
+        )
+        _, stream, current, mode = events[begin]
+        assert (stream, mode) == (current, "relaxed")
+        assert [event[0] for event in events[begin + 1 : end]] == ["SetStream", "Matmul"]
+        assert lib.of("SetStream")[-1]["stream"] == stream
+        lib.clear()
+        for _ in range(3):
+            graph.replay()
+        assert events[end + 1 :] == [("graph launched",)] * 3
+        lib.workspace = (8192, 512)
+        with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as larger:
+            larger()
+        with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
+            graph.replay()

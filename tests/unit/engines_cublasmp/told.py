@@ -11,7 +11,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.bindings import DataType, GridLayout, MatmulAttribute, Operation
-from pblasmp.engines.cublasmp.faults import nt_is_wrong
+from pblasmp.engines.cublasmp import faults
 
 from .machine import Witness
 
@@ -34,10 +34,10 @@ def misfits(
         arrays["a"], arrays["b"] = arrays["b"], arrays["a"]
     scale = np.dtype(np.float32) if p.d.dtype.itemsize == 2 else p.d.dtype
     attributes = lib.attributes(call["matmulDesc"])
-    transposed = p.scheme == "gemm" and nt_is_wrong(version, form)
     extents = (p.n, p.m, p.k) if form.swapped else (p.m, p.n, p.k)
+    transposed = p.scheme == "gemm" and faults.nt_is_wrong(version, form)
     pairs: dict[str, tuple[Any, Any]] = {
-        "extents": ([call[x] for x in "mnk"], list(extents)),
+        "extents": (tuple(call[x] for x in "mnk"), extents),
         "indices": ({call[i + x] for i in "ij" for x in "abcd"}, {1}),
         "op_a": (attributes[MatmulAttribute.TRANSA], Operation[form.op_a]),
         "op_b": (attributes[MatmulAttribute.TRANSB], Operation["N" if transposed else form.op_b]),
@@ -45,24 +45,36 @@ def misfits(
         "beta": (scalar(call["beta"], scale), scale.type(beta)),
     }
     for name in "abd" if beta == 0 else "abcd":
-        told = call
-        if name == "b" and transposed:
-            told, name = lib.of("Geadd")[-1], "a"
-            pairs["transposed to B"] = told["c"], call["b"]
-        x = form.b if told is not call else getattr(form, name)
-        array = arrays["b" if told is not call else name]
-        copied = {"a": form.conj_a, "b": form.conj_b, "c": form.copy_c, "d": False}
-        of = "b" if told is not call else name
-        pairs[of] = described(lib, told[f"desc{name.upper()}"]), layout(x)
-        pairs[f"address of {of}"] = pointed(told[name], array, copied[of]), True
-        if not copied[of]:
-            pairs[f"lld of {of}"] = lib.made[told[f"desc{name.upper()}"]]["lld"], lld(array, matrices, of, p)
+        x, array, (handle, address) = (
+            getattr(form, name),
+            arrays[name],
+            (call[f"desc{name.upper()}"], call[name]),
+        )
+        copied = {"a": form.conj_a, "b": form.conj_b, "c": form.copy_c, "d": False}[name]
+        if name in "ab":
+            moved = p.scheme == "gemm" and faults.mixed_grids_hang(version, x, form)
+            stages, handle, address = before(lib, handle, address)
+            pairs[f"stages of {name}"] = stages, ["Gemr2D"] * moved + ["Geadd"] * (transposed and name == "b")
+        pairs[name] = described(lib, handle), layout(x)
+        pairs[f"address of {name}"] = pointed(address, array, copied), True
+        if not copied:
+            pairs[f"lld of {name}"] = lib.made[handle]["lld"], lld(array, matrices, name, p)
     if beta == 0:
         stands_in = (0, 0) if version >= 800 else (call["d"], call["descD"])
         pairs["no C"] = (call["c"], call["descC"]), stands_in
     return [
         f"{name}: {got}, expected {expected}" for name, (got, expected) in pairs.items() if got != expected
     ]
+
+
+def before(lib: Witness, handle: int, address: int) -> tuple[list[str], int, int]:
+    """Follow an operand back through what was done to it first: in which calls, from which matrix at which address."""
+    stages: list[str] = []
+    for name, out in (("Geadd", "c"), ("Gemr2D", "b")):  # the last one first
+        for call in lib.of(name)[-2:]:
+            if (call[f"desc{out.upper()}"], call[out]) == (handle, address):
+                stages, handle, address = [name, *stages], call["descA"], call["a"]
+    return stages, handle, address
 
 
 def scalar(address: int, dtype: np.dtype) -> Any:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU a rank takes, and why "auto" takes none; NCCL communicators, made and given."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pblasmp as pb
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+from .machine import Witness, machine
+
+
+def choices(comm: Any, path: str, old: str) -> Any:
+    """Each machine: what its three ranks see, the error of engine="cublasmp", and what it says."""
+    first, second, third = buses = [f"0000:0{n}:00.0" for n in range(3)]
+    on_rank_1 = comm.rank == 1
+    absent, unsupported = pb.LibraryNotFoundError, pb.UnsupportedError
+    cases: dict[str, tuple[type[Exception] | None, str, dict[str, Any]]] = {
+        "a GPU each": (None, "", {}),
+        "one shown to each": (None, "", {"devices": [buses[comm.rank]]}),
+        "one for all": (unsupported, f"ranks 0 and 1 have the same GPU ({first}", {"devices": [first]}),
+        "one for two": (unsupported, f"ranks 0 and 2 have the same GPU ({first}", {"devices": [buses[comm.rank % 2]]}),
+        "one by two numbers": (
+            unsupported, f"ranks 1 and 2 have the same GPU ({second}",
+            {"devices": [first, third, second] if comm.rank == 2 else buses},
+        ),
+        "too few": (unsupported, "3 ranks on a node with 2 GPUs", {"devices": [first, second]}),
+        "none": (absent, "no GPU can be used: cudaErrorNoDevice", {"devices": []}),
+        "none on a rank": (absent, "(on rank 1)", {"devices": []} if on_rank_1 else {}),
+        "no peer access": (unsupported, "GPU 1 cannot reach GPU 0 of its node (no peer access) (on rank 1)",
+                           {"deaf": [(1, 0)]}),
+        "no CuPy": (absent, "CuPy is not installed", {"without": ["cupy"]}),
+        "no CuPy on a rank": (absent, "(on rank 1)", {"without": ["cupy"] * on_rank_1}),
+        "no nccl4py": (absent, "nccl4py is not installed", {"without": ["nccl"]}),
+        "no nccl4py on a rank": (absent, "nccl4py is not installed", {"without": ["nccl"] * on_rank_1}),
+        "no library": (absent, "no cuBLASMp at /nowhere", {"library": "/nowhere"}),
+        "no library on a rank": (absent, "/nowhere", {"library": "/nowhere"} if on_rank_1 else {}),
+        "too old a library": (unsupported, "is cuBLASMp 0.4.0", {"library": old}),
+    }  # fmt: skip
+    for case, (expected, message, how) in cases.items():
+        with machine(path, comm=comm, **how) as lib:
+            yield case, choice(comm, lib, expected, message)
+            lib.assert_clean()
+            lib.gpu.assert_clean()
+
+
+def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: str) -> str | None:
+    error = None
+    try:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            mine = ctx.engine.device.index
+            if mine != lib.gpu.current or mine != (comm.rank if len(lib.gpu.devices) > 1 else 0):
+                return f"took GPU {mine}, current is {lib.gpu.current}"
+    except pb.PblasmpError as caught:
+        error = caught
+    if type(error) is not (expected or type(None)) or message not in str(error or ""):
+        return f"cublasmp: {error!r}"
+    with pb.Context(comm, engine="auto") as ctx:
+        if ctx.engine.name != ("host" if expected else "cublasmp") or message not in ctx.engine.why:
+            return f"auto: {ctx.engine.name}: {ctx.engine.why}"
+        ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, comm.size)))
+    return None
+
+
+@starts_ranks
+def test_choices(stand_in):
+    run_mpi(choices, 3, path=stand_in(1000), old=stand_in(400))
+
+
+def communicators(comm: Any, path: str) -> Any:
+    """Grids have a communicator for each number of ranks, made from that of all ranks; what is given stays."""
+    grids = [pb.Grid(1, 1), pb.Grid(2, 1), pb.Grid(1, 2), pb.Grid(1, comm.size), pb.Grid(2, 1)]
+    with machine(path, comm=comm) as lib:
+        own = sys.modules["nccl.core"].Communicator.init(comm.size, comm.rank, b"unique")
+        for how, given in {"made": None, "an object": own, "a handle": own.ptr}.items():
+            with pb.Context(comm, engine="cublasmp", nccl=given) as ctx:
+                lib.clear()
+                for grid in grids:
+                    d = pb.MatrixDescriptor((4, 4), (2, 2), grid, order="F")
+                    pb.matmul(ctx.empty(d), ctx.empty(d))
+                made = [(call["nprow"], call["npcol"]) for call in lib.of("GridCreate")]
+                by_size = {(call["nprow"] * call["npcol"], call["comm"]) for call in lib.of("GridCreate")}
+            mine = [grid.shape for grid in grids[:4] if comm.rank < grid.size]
+            yield f"{how}: grids", None if made == mine else f"{made}"
+            sizes = {size for size, _ in by_size}
+            handles = {size: lib.gpu.communicators[handle] for size, handle in by_size}
+            right = len(by_size) == len(sizes) and all(c.size == size for size, c in handles.items())
+            used = (comm.size, own.ptr) in by_size
+            yield f"{how}: communicators", None if right and used == (given is not None) else f"{by_size}"
+            left = [address for kind, address in lib.gpu.alive if kind == "communicator"]
+            yield f"{how}: given back", None if left == [own.ptr] else f"{lib.gpu.alive}"
+        own.destroy()
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_communicators(stand_in):
+    run_mpi(communicators, 4, path=stand_in(1000))
+
+
+def test_why(lib):
+    with pb.Context(engine="cublasmp") as asked, pb.Context() as chosen:
+        assert asked.engine.why == "asked for"
+        assert chosen.engine.why == "cuBLASMp 0.10.0 on GPU 0000:00:00.0 of every rank's own"
+
+
+def test_a_context_on_the_host_looks_for_nothing(lib):
+    with pb.Context(engine="host") as ctx:
+        assert ctx.engine.why == "asked for"
+    assert not lib.calls
+
+
+def test_the_callers_gpu_is_current_again(alone, stand_in):
+    with machine(stand_in(1000), devices=["0000:01:00.0", "0000:02:00.0"]) as lib:
+        lib.gpu.current = 1
+        with pb.Context(engine="cublasmp"):
+            assert lib.gpu.current == 0
+        assert lib.gpu.current == 1
