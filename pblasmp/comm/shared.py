@@ -6,6 +6,7 @@ A memfd is not bounded by the size of /dev/shm, which is 64 MiB in many containe
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from pathlib import Path
@@ -67,7 +68,8 @@ class SharedMemory:
         if not reasons:
             self._map = mmap.mmap(descriptor, nbytes)
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+                with contextlib.suppress(OSError):  # faster where the kernel has them
+                    self._map.madvise(mmap.MADV_HUGEPAGE)
             self._size = nbytes
         if descriptor >= 0:
             self._node.barrier()  # rank 0's descriptor stays open until all have opened it
