@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -35,15 +36,18 @@ class Listening:
             self.said.append(text)
 
     def __enter__(self) -> Self:
-        if not self._users_own:  # the log also goes to standard output, which is the user's
-            self._library.cublasMpLoggerOpenFile(os.devnull.encode())
-            self._library.cublasMpLoggerSetLevel(_TRACE)
-        self._library.cublasMpLoggerSetCallback(self._callback)
+        library = self._library
+        with ExitStack() as undo:
+            if not self._users_own:  # the log also goes to standard output, which is the user's
+                library.cublasMpLoggerOpenFile(os.devnull.encode())
+                undo.callback(library.cublasMpLoggerSetLevel, 0)
+                library.cublasMpLoggerSetLevel(_TRACE)
+            undo.callback(library.cublasMpLoggerSetCallback, None)
+            library.cublasMpLoggerSetCallback(self._callback)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._library.cublasMpLoggerSetCallback(None)
-        if not self._users_own:
-            self._library.cublasMpLoggerSetLevel(0)
+        self._undo.close()
