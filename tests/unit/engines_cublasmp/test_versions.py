@@ -92,33 +92,47 @@ def test_symmetric_arrays_in_nvshmem(alone, stand_in):
 
 
 def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
-    """Which products have an operand transposed first: op N times op T, of 0.9 and 0.10, where blocks differ."""
+    """Which operands pass through a stage first.
+
+    On one row or column of processes: what is not in D's memory order is moved to D's grid. Since 0.9: op N times op T
+    is made op N times op N where blocks differ.
+    """
+    grids, blocks, ops = (
+        (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
+        ((2, 2, 2), (2, 3, 4)),
+        ("NN", "NT", "NC", "TN", "TT"),
+    )
     for version, path in paths.items():
-        with machine(path, Multiplying, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
-            for grid, block, ops, order in itertools.product(
-                (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
-                ((2, 2, 2), (2, 3, 4)),
-                ("NN", "NT", "NC", "TN", "TT"),
-                "CF",
-            ):
-                p = pb.MatmulProblem.gemm(
-                    9, 8, 7, grid, block, op_a=ops[0], op_b=ops[1], order=order, dtype="complex64"
-                )
-                form = p.column_major()
-                nt = form.op_a == "N" and form.op_b != "N"
-                expected = nt and grid.size > 1 and len(set(block)) > 1 and int(version) >= 900
-                calls = len(lib.of("Geadd"))
-                fault = multiply(ctx, lib, p)
-                transposed = len(lib.of("Geadd")) > calls
-                inside = ctx.rank < grid.size
-                if not fault and transposed != (expected and inside):
-                    fault = "is transposed" if transposed else "is not transposed"
-                yield f"{version} {grid} {block} {ops} {order}", fault or None
+        with machine(path, Multiplying, comm=comm) as lib:
+            with pb.Context(comm, engine="cublasmp") as ctx:
+                for grid, block, (op_a, op_b), order in itertools.product(
+                    grids, blocks, ops, ("CCC", "FFF", "CFF", "CFC")
+                ):
+                    p = pb.MatmulProblem.gemm(
+                        9, 8, 7, grid, block, op_a=op_a, op_b=op_b, order=order, dtype="complex64"
+                    )
+                    form = p.column_major()
+                    nt = form.op_a == "N" and form.op_b != "N" and len(set(block)) > 1 and int(version) >= 900
+                    several = grid.size > 1
+                    expected = {
+                        "Geadd": int(nt and several),
+                        "Gemr2D": several * sum(x != order[2] for x in order[:2]),
+                    }
+                    before = {name: len(lib.of(name)) for name in expected}
+                    fault = multiply(ctx, lib, p)
+                    got = {name: len(lib.of(name)) - count for name, count in before.items()}
+                    if not fault and got != (
+                        expected if ctx.rank < grid.size else dict.fromkeys(expected, 0)
+                    ):
+                        fault = f"{got} stages, expected {expected}"
+                    yield f"{version} {grid} {block} {op_a}{op_b} {order}", fault or None
+            lib.assert_clean()
+            lib.gpu.assert_clean()
 
 
 @starts_ranks
-def test_nt_is_guarded_where_it_is_wrong(stand_in):
-    run_mpi(guarded_products, 2, paths={str(version): stand_in(version) for version in (800, 900, 1000)})
+def test_faults_of_the_library_are_avoided(stand_in):
+    run_mpi(guarded_products, 2, paths={str(version): stand_in(version) for version in (700, 800, 900, 1000)})
 
 
 def test_the_guard_is_told_of(alone, stand_in, monkeypatch):

@@ -22,14 +22,14 @@ TYPES = {"float64": DataType.R_64F, "float32": DataType.R_32F, "float16": DataTy
 def misfits(
     lib: Witness,
     p: pb.MatmulProblem,
-    matrices: Mapping[str, pb.DistributedMatrix | None],
+    matrices: Mapping[str, pb.DistributedMatrix],
     alpha: complex = 1,
     beta: complex = 0,
 ) -> list[str]:
     """Return where the last call of cublasMpMatmul is not that of ``alpha op(A) op(B) + beta C``."""
     call, form = lib.of("Matmul")[-1], p.column_major()
     version = matrices["d"].context.engine.version
-    arrays = {x: None if matrix is None else matrix.local for x, matrix in matrices.items()}
+    arrays = {x: matrix.local for x, matrix in matrices.items()}
     if form.swapped:
         arrays["a"], arrays["b"] = arrays["b"], arrays["a"]
     scale = np.dtype(np.float32) if p.d.dtype.itemsize == 2 else p.d.dtype
