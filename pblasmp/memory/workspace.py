@@ -7,7 +7,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["SharedWorkspace"]
+__all__ = ["SharedWorkspace", "roomy"]
+
+_STEP_BYTES = 32 << 20
 
 
 class SharedWorkspace:
@@ -46,6 +48,7 @@ class SharedWorkspace:
     def grow(self, device_bytes: int, host_bytes: int) -> None:
         """Make the buffers at least that large, the same on every rank. Collective.
 
+        The device's gets some room to spare, since registering a new one takes far longer than a product.
         Waits for work in flight before a buffer is replaced.
         """
         if self.covers(device_bytes, host_bytes):
@@ -54,6 +57,7 @@ class SharedWorkspace:
         self.generation += 1
         if device_bytes > self._device_bytes:
             self._free_device()
+            device_bytes = roomy(device_bytes)
             self.device.value, self._device_bytes = self._new_device(device_bytes), device_bytes
         if host_bytes > self._host_bytes:
             self._host_memory = self._new_host(host_bytes)
@@ -68,3 +72,9 @@ class SharedWorkspace:
         """Give both buffers back. Collective."""
         self._free_device()
         self._host_memory, self.host.value, self._host_bytes = None, None, 0
+
+
+def roomy(nbytes: int) -> int:
+    """Return what to allocate for ``nbytes``: from 32 MiB on, up to a quarter or 32 MiB more. Local."""
+    step = max(_STEP_BYTES, 1 << max(0, nbytes.bit_length() - 3))
+    return nbytes if nbytes < _STEP_BYTES else -(-nbytes // step) * step

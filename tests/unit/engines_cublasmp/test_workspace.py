@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.memory.workspace import roomy
 from tests.helpers.mpi import run_mpi, starts_ranks
 
 from .machine import Witness, machine
@@ -75,6 +76,24 @@ def test_it_grows_and_earlier_plans_follow(ctx, lib):
     assert grown[at - 1 : at + 4] == [
         "synchronize", "BufferDeregister", "window released", "window", "BufferRegister",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "nbytes", [0, 4096, (32 << 20) - 1, 32 << 20, 33_555_200, 100_000_000, 10**9, 10**11]
+)
+def test_large_buffers_have_room_to_spare(nbytes):
+    room = roomy(nbytes)
+    assert nbytes <= room <= nbytes + max(32 << 20, nbytes // 4)
+    assert nbytes < 32 << 20 or room % (32 << 20) == 0
+    assert room == nbytes or roomy(nbytes + 1) in (room, roomy(room + 1))
+
+
+def test_products_that_need_hardly_more_share_a_buffer(ctx, lib):
+    """cuBLASMp asks for 32 MiB and a few kB that differ from product to product."""
+    for more in (768, 832, 3328, 4176):
+        lib.workspace = ((32 << 20) + more, 0)
+        planned(ctx)()
+    assert [nbytes for _, nbytes in lib.gpu.did("window")] == [64 << 20]
 
 
 def test_grids_of_d_have_buffers_of_their_own(ctx, lib):
