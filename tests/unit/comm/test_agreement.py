@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agreement between ranks that are threads: what is raised, with which words, and who shows it."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+
+from pblasmp.comm import agreement
+from pblasmp.comm.agreement import CLOSING, Agreement, exit_status, is_agreed, is_reported_here, leave
+from pblasmp.comm.communicator import _Serial
+from pblasmp.errors import LayoutError, PblasmpError, RankMismatchError
+from tests.unit.comm.ranks import Aborted, on_ranks
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, one, two):
+        super().__init__(one, two)
+
+
+class StubbornError(Exception):
+    """Does not pickle."""
+
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+def agree(call="call", raising=lambda rank: None, **facts):
+    """What each of 6 ranks raises; a fact may be a function of the rank."""
+
+    def work(comm):
+        name = call(comm.rank) if callable(call) else call
+        with Agreement(comm, name) as known:
+            known.update({key: fact(comm.rank) if callable(fact) else fact for key, fact in facts.items()})
+            error = raising(comm.rank)
+            if error is not None:
+                raise error
+
+    return on_ranks(6, work)
+
+
+def texts(errors, kind):
+    assert all(type(error) is kind for error in errors), errors
+    assert len({str(error) for error in errors}) == 1
+    return str(errors[0])
+
+
+def showing(errors):
+    return [rank for rank, error in enumerate(errors) if is_reported_here(error)]
+
+
+def test_ranks_that_agree_raise_nothing():
+    assert agree(a=1, b="x") == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        ({3}, "rank 3"),
+        ({0, 1, 2}, "ranks 0-2"),
+        ({0, 2, 3, 5}, "ranks 0, 2-3, 5"),
+        ({4, 5}, "ranks 4-5"),
+        ({1, 3, 5}, "ranks 1, 3, 5"),
+    ],
+)
+def test_ranks_are_named_as_ranges(ranks, named):
+    errors = agree(raising=lambda rank: LayoutError("too small") if rank in ranks else None)
+    assert texts(errors, LayoutError) == f"too small (on {named})"
+    assert showing(errors) == [min(ranks)]
+
+
+def test_other_facts():
+    errors = agree(a=lambda rank: "xyxzxx"[rank], b=7, c=lambda rank: rank // 5)
+    assert texts(errors, RankMismatchError) == (
+        "call: the ranks gave different arguments:\n"
+        "  a:\n    x on ranks 0, 2, 4-5\n    y on rank 1\n    z on rank 3\n"
+        "  c:\n    0 on ranks 0-4\n    1 on rank 5"
+    )
+    assert showing(errors) == [0]
+
+
+def test_a_fact_that_some_ranks_lack():
+    def work(comm):
+        with Agreement(comm, "call") as facts:
+            facts["a"] = 1
+            if comm.rank == 1:
+                facts.clear()
+                facts["call"] = "call"
+
+    assert "a:\n    1 on rank 0\n    None on rank 1" in texts(on_ranks(2, work), RankMismatchError)
+
+
+def test_other_calls_go_before_other_facts():
+    errors = agree(lambda rank: "matmul" if rank < 4 else "gather", a=lambda rank: rank)
+    assert texts(errors, RankMismatchError) == (
+        "the ranks made different calls:\n    matmul on ranks 0-3\n    gather on ranks 4-5"
+    )
+
+
+def test_a_fault_goes_before_other_facts():
+    errors = agree(raising=lambda rank: KeyError("k") if rank == 5 else None, a=lambda rank: rank)
+    assert "'k' (on rank 5)" in texts(errors, KeyError)
+
+
+def test_the_same_fault_on_all_ranks_names_none():
+    errors = agree(raising=lambda rank: LayoutError("too small"))
+    assert texts(errors, LayoutError) == "too small"
+    assert showing(errors) == [0]
+
+
+def test_different_faults_are_all_told():
+    faults = {1: LayoutError("one"), 2: OSError("two"), 4: LayoutError("one")}
+    errors = agree(raising=faults.get)
+    assert texts(errors, LayoutError) == (
+        "one (on rank 1)\n  on rank 2: OSError: two\n  on rank 4: LayoutError: one"
+    )
+
+
+def test_errors_of_the_operating_system_keep_number_and_file():
+    errors = agree(raising=lambda rank: FileNotFoundError(2, "gone", "x.npy") if rank == 2 else None)
+    assert texts(errors, FileNotFoundError) == "[Errno 2] gone (on rank 2): 'x.npy'"
+    assert {error.errno for error in errors} == {2}
+    assert {error.filename for error in errors} == {"x.npy"}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (TwoArgumentsError(1, 2), "TwoArgumentsError: (1, 2) (on rank 3)"),
+        (StubbornError("mine"), "StubbornError: mine (on rank 3)"),
+        (type("LocalError", (ValueError,), {})("mine"), "LocalError: mine (on rank 3)"),
+    ],
+)
+def test_what_cannot_travel_is_told_in_words(error, text):
+    errors = agree(raising=lambda rank: error if rank == 3 else None)
+    assert texts(errors, PblasmpError) == text
+    assert errors[3].__cause__ is error  # the rank that has it keeps its traceback
+    assert errors[0].__cause__ is None
+
+
+def test_an_interrupt_is_nobodys_argument():
+    def work(comm):
+        if comm.rank:
+            return comm.turn
+        try:
+            with Agreement(comm, "call"):
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            return comm.turn
+
+    assert on_ranks(2, work) == [0, 0]  # it has voted nothing
+
+
+def test_one_rank_alone_agrees_with_itself():
+    with Agreement(_Serial(), "call") as facts:
+        facts["a"] = 1
+    with pytest.raises(LayoutError, match=r"^bad$"), Agreement(_Serial(), "call"):
+        raise LayoutError("bad")
+
+
+def test_agreed_by_this_communicator_and_no_other():
+    def work(comm):
+        try:
+            with Agreement(comm, "call"):
+                raise LayoutError("bad")
+        except LayoutError as error:
+            return is_agreed(error, comm), is_agreed(error, _Serial()), is_agreed(LayoutError("bad"), comm)
+
+    assert on_ranks(2, work) == [(True, False, False)] * 2
+
+
+def test_what_was_agreed_stays_on_its_rank():
+    [error, _] = agree_on_two()
+    assert is_reported_here(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.args == error.args
+    assert copy._pblasmp.agreed_by == []
+
+
+def agree_on_two():
+    def work(comm):
+        with Agreement(comm, "call"):
+            raise LayoutError("bad")
+
+    return on_ranks(2, work)
+
+
+# -- leaving
+
+
+def leaving(size, errors, call="gather"):
+    """What each rank has in the end, where some leave with an error and the others make a call."""
+
+    def work(comm):
+        error = errors.get(comm.rank)
+        if error is None:
+            with Agreement(comm, call):
+                pass
+            return comm
+        leave(comm, error)
+        assert comm.broken
+        assert is_agreed(error, comm)
+        return error
+
+    return on_ranks(size, work)
+
+
+def test_those_that_stay_raise_the_error_of_the_one_that_leaves():
+    mine = ValueError("mine")
+    found = leaving(3, {1: mine})
+    assert found[1] is mine
+    assert [str(found[rank]) for rank in (0, 2)] == ["mine (on rank 1)"] * 2
+    assert showing(found) == [1]
+
+
+def test_all_leave_and_one_shows():
+    errors = {rank: ValueError("mine") for rank in range(3)}
+    assert leaving(3, errors) == list(errors.values())
+    assert showing(errors.values()) == [0]
+
+
+@pytest.mark.parametrize("status", [3, "bye"])
+def test_a_status_is_that_of_all(status):
+    found = leaving(3, {1: SystemExit(status)})
+    assert all(isinstance(error, SystemExit) for error in found)
+    assert found[1].code == status
+    assert {found[0].code, found[2].code} == {3 if status == 3 else 1}
+
+
+def test_who_leaves_in_peace_is_a_fault_that_another_shows():
+    found = leaving(3, {0: SystemExit(0)})
+    assert [str(found[rank]) for rank in (1, 2)] == ["SystemExit: 0 (on rank 0)"] * 2
+    assert type(found[1]) is PblasmpError
+    assert showing(found) == [1]
+
+
+def test_an_exception_goes_before_an_exit():
+    found = leaving(3, {0: SystemExit(3), 1: ValueError("mine")})
+    assert str(found[2]) == "mine (on rank 1)"
+    assert showing(found) == [1]
+
+
+def test_closing_while_another_leaves():
+    assert "mine" in str(leaving(2, {0: ValueError("mine")}, CLOSING)[1])
+
+
+def test_what_others_show_is_not_shown_again():
+    """An error agreed on in one group leaves another group, none of whose ranks is the one to show it."""
+
+    def first(comm):
+        with Agreement(comm, "call"):
+            raise ValueError("mine")
+
+    shown, *others = on_ranks(3, first)
+    assert showing([shown, *others]) == [0]
+    leaving(2, dict(enumerate(others)))
+    assert showing(others) == []
+    leaving(2, {0: shown, 1: others[0]})
+    assert showing([shown, *others]) == [0]
+
+
+def test_those_that_do_not_listen_are_aborted(monkeypatch, capsys):
+    monkeypatch.setattr(agreement, "_GRACE_SECONDS", 0.05)
+
+    def work(comm):
+        if comm.rank == 0:
+            leave(comm, SystemExit(4))
+
+    start = time.monotonic()
+    aborted, _ = on_ranks(2, work)
+    assert isinstance(aborted, Aborted)
+    assert aborted.args == (4,)
+    assert 0.05 <= time.monotonic() - start < 5
+    assert "SystemExit: 4" in capsys.readouterr().err
+
+
+def test_alone_nobody_is_told():
+    leave(_Serial(), ValueError("mine"))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError(), 1),
+        (SystemExit(0), 1),
+        (SystemExit(None), 1),
+        (SystemExit("text"), 1),
+        (SystemExit(7), 7),
+    ],
+)
+def test_statuses(error, status):
+    assert exit_status(error) == status

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process without MPI, and how messages are cut."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm import communicator
+from pblasmp.comm.communicator import _LAUNCHER_VARIABLES, _Serial, wrap
+
+
+@pytest.fixture
+def no_mpi(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    for name in _LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_mpi")
+def test_without_mpi_there_is_one_process():
+    comm = wrap(None)
+    assert isinstance(comm, _Serial)
+    assert (comm.rank, comm.size, comm.nodes()) == (0, 1, [(0,)])
+    out = np.empty(2, np.int64)
+    assert comm.imax(np.array([3, -4]), out) is None
+    assert out.tolist() == [3, -4]
+    assert comm.allgather("x") == ["x"]
+    assert comm.bcast("x") == "x"
+    assert comm.split([[0]]) is comm
+    values = np.arange(3.0)
+    comm.sum_into(values)
+    comm.bcast_into(values, 0)
+    assert values.tolist() == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("no_mpi")
+@pytest.mark.parametrize("order", "CF")
+def test_without_mpi_everything_runs(order, tmp_path):
+    x = np.arange(12.0).reshape(4, 3)
+    with pb.Context(engine="host") as ctx:
+        a = ctx.scatter(x, pb.MatrixDescriptor((4, 3), (2, 2), pb.Grid(1, 1), order=order))
+        d = pb.matmul(a, a, op_b="T", algo="shared")
+        assert np.array_equal(d.gather(), x @ x.T)
+        assert np.array_equal(a.redistribute(a.descriptor.T.T).allgather(), x)
+        d.save(tmp_path / "d.npy")
+        assert np.array_equal(ctx.load(tmp_path / "d.npy").local, x @ x.T)
+        with pytest.raises(pb.LayoutError, match="needs 2 ranks, got 1"):
+            ctx.zeros(pb.MatrixDescriptor((4, 3), (2, 2), pb.Grid(1, 2)))
+
+
+@pytest.mark.usefixtures("no_mpi")
+@pytest.mark.parametrize("name", _LAUNCHER_VARIABLES)
+def test_under_a_launcher_a_missing_mpi_is_an_error(name, monkeypatch):
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(pb.LibraryNotFoundError, match=r"started by an MPI launcher.*pblasmp\[mpi\]"):
+        wrap(None)
+
+
+def test_messages_are_cut_into_chunks_in_memory_order(monkeypatch):
+    monkeypatch.setattr(communicator, "_CHUNK_BYTES", 24)
+    for order in "CF":
+        array = np.asarray(np.arange(10.0).reshape(5, 2), order=order)
+        chunks = communicator._chunks(array)
+        assert [chunk.size for chunk in chunks] == [24, 24, 24, 8]
+        assert np.array_equal(np.concatenate(chunks).view(np.float64), array.ravel(order="K"))
+        chunks[0][:] = 0  # a view of the array
+        assert np.count_nonzero(array == 0) == 3
+    assert communicator._chunks(np.empty((0, 3))) == []
+    assert len(communicator._chunks(np.ones(5, pb.dtypes.as_dtype("bfloat16")))) == 1

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges: what each rank has to move is known without moving it; one rank moves without MPI."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm import Cell, Exchange, Side
+from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.exchange import _in_turn
+from pblasmp.layout.axis import Axis
+
+
+def test_every_element_is_moved_once_for_each_copy():
+    """Three copies of a matrix on two groups of ranks that share one, and one rank with its own."""
+    d = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(2, 2), source=(1, 0), dtype="float32")
+    whole = Axis(17, 17), Axis(13, 13)
+    copies = Side(*whole, tuple(Cell((0, 0), ranks) for ranks in ((0, 1), (2, 3), (4,))), "C")
+    exchanges = [
+        Exchange(SimpleNamespace(rank=rank), Side.of(d), copies, np.dtype(np.float32)) for rank in range(5)
+    ]
+    sent = [exchange.sent_bytes for exchange in exchanges]
+    copied = [exchange.copied_bytes for exchange in exchanges]
+    parts = [4 * np.prod(d.local_shape(rank)) for rank in range(4)]
+    assert copied == [*parts, 0]  # each rank writes its own part of its group's copy
+    assert sent == [2 * part for part in parts] + [0]
+    received = [
+        sum(part.piece.size for parts in exchange._receives.values() for part in parts)
+        for exchange in exchanges
+    ]
+    assert 4 * sum(received) == sum(sent)
+    assert received[4] == 17 * 13
+    assert all(received[:4]), "the ranks of a group share the work of writing"
+
+
+@pytest.mark.parametrize("slots", [None, 1, 4])
+@pytest.mark.parametrize("conjugate", [False, True])
+def test_one_rank(slots, conjugate):
+    rng = np.random.default_rng(0)
+    values = rng.integers(-9, 9, (7, 5)) + 1j * rng.integers(-9, 9, (7, 5))
+    src = pb.MatrixDescriptor((7, 5), (2, 2), pb.Grid(1, 1), dtype="complex128", order="F")
+    dst = pb.MatrixDescriptor((7, 5), (3, 1), pb.Grid(1, 1), dtype="complex64")
+    out = np.full((7, 5), np.nan, np.complex64)
+    exchange = Exchange(_Serial(), Side.of(src), Side.of(dst), src.dtype)
+    exchange.start([np.asfortranarray(values)], [out], conjugate=conjugate, slots=slots).finish()
+    assert np.array_equal(out, values.conj() if conjugate else values)
+    assert (exchange.sent_bytes, exchange.copied_bytes) == (0, 7 * 5 * 16)
+
+
+def test_a_side_transposed_is_the_side_of_the_transpose():
+    d = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(2, 3, "col"), source=(1, 2), order="F")
+    turned, expected = Side.of(d).T, Side.of(d.T)
+    assert (turned.rows, turned.cols, turned.order) == (expected.rows, expected.cols, expected.order)
+    assert set(turned.cells) == set(expected.cells)
+
+
+def test_messages_take_turns_and_begin_after_this_rank():
+    queues = {0: ["a", "b", "c"], 1: ["d"], 3: ["e", "f"]}
+    assert _in_turn(queues, 2) == [(3, "e"), (0, "a"), (1, "d"), (3, "f"), (0, "b"), (0, "c")]
+    assert _in_turn({}, 0) == []

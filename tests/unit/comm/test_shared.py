@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that ranks share, and how much there is."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pblasmp.comm import shared
+from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.shared import SharedMemory, aligned, available_bytes, carve
+from tests.unit.comm.ranks import on_ranks
+
+
+def test_threads_share_it():
+    def work(comm):
+        memory = SharedMemory(comm)
+        array = memory.array(6 * 8).view(np.float64)
+        array[comm.rank :: comm.size] = comm.rank
+        comm.barrier()
+        seen = array.tolist()
+        comm.barrier()
+        memory.close()
+        return memory.why_not, seen
+
+    assert on_ranks(3, work) == [("", [0, 1, 2, 0, 1, 2])] * 3
+
+
+def test_it_grows_and_is_used_again():
+    memory = SharedMemory(_Serial())
+    small = memory.array(100)
+    small[:] = 7
+    assert memory.array(50)[0] == 7  # the same
+    before = _open_files()
+    large = memory.array(3 * mmap.PAGESIZE)
+    assert large.size == 3 * mmap.PAGESIZE
+    assert not large.any()
+    assert small[0] == 7  # what was handed out lives on
+    del small
+    assert _open_files() == before
+    memory.close()
+    assert large[-1] == 0
+
+
+def _open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_all_ranks_are_told_why_not(monkeypatch):
+    opened = os.open
+
+    def refuse(path, *args, **kwargs):
+        if str(path).startswith("/proc/"):
+            raise PermissionError(13, "not yours")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    before = _open_files()
+    found = on_ranks(3, lambda comm: SharedMemory(comm).why_not)
+    assert len(set(found)) == 1
+    assert "cannot be opened: [Errno 13] not yours" in found[0]
+    assert _open_files() == before
+
+
+@pytest.mark.parametrize("error", [OSError(12, "no memory"), AttributeError("no such function")])
+def test_no_anonymous_file(error, monkeypatch):
+    def refuse(*args):
+        raise error
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    found = on_ranks(2, lambda comm: SharedMemory(comm).why_not)
+    assert found == [f"no anonymous file of {mmap.PAGESIZE} bytes: {error}"] * 2
+
+
+def test_no_room_to_grow(monkeypatch):
+    memory = SharedMemory(_Serial())
+    assert memory.why_not == ""
+
+    def refuse(descriptor, size):
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(MemoryError, match=r"no anonymous file of 9000000 bytes.*full"):
+        memory.array(9_000_000)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages in this Python")
+def test_a_kernel_without_huge_pages(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
+    assert SharedMemory(_Serial()).why_not == ""
+
+
+def available(monkeypatch, **files):
+    paths = {
+        "/proc/meminfo": files.get("meminfo"),
+        "/sys/fs/cgroup/memory.max": files.get("limit"),
+        "/sys/fs/cgroup/memory.current": files.get("used"),
+        "/sys/fs/cgroup/memory.stat": files.get("stat", ""),
+    }
+    monkeypatch.setattr(shared, "_lines", lambda path: (paths[path] or "").splitlines())
+    return available_bytes()
+
+
+MEMINFO = "MemTotal:  2000 kB\nMemFree:  100 kB\nMemAvailable:  1000 kB\n"
+
+
+def test_available_bytes(monkeypatch):
+    assert available(monkeypatch, meminfo=MEMINFO) == 1_024_000
+    assert available(monkeypatch, meminfo=MEMINFO, limit="max\n", used="5\n") == 1_024_000
+    assert available(monkeypatch, meminfo=MEMINFO, limit="500000\n", used="200000\n") == 300_000
+    stat = "anon 1\ninactive_file 50000\nactive_file 70000\n"
+    assert available(monkeypatch, meminfo=MEMINFO, limit="500000", used="200000", stat=stat) == 350_000
+    assert available(monkeypatch, meminfo=MEMINFO, limit="100", used="200") == 0
+    assert available(monkeypatch) == 1 << 62
+    monkeypatch.undo()
+    assert 0 < available_bytes() < 1 << 50
+
+
+def test_aligned():
+    assert [aligned(n) for n in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
+    assert aligned(9, 8) == 16
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_carve(order):
+    memory = np.zeros(1000, np.uint8)
+    array = carve(memory, 104, (3, 5), np.dtype(np.float32), order)
+    assert array.shape == (3, 5)
+    assert array.flags.c_contiguous if order == "C" else array.flags.f_contiguous
+    array[...] = 1
+    assert not memory[:104].any()
+    assert not memory[104 + 60 :].any()
+    assert carve(memory, 1000, (0, 5), np.dtype(np.float64), order).shape == (0, 5)
