@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local BLAS: every orientation and leading dimension of its operands, and which library it is."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from pblasmp.engines.host import blas
+from pblasmp.errors import LayoutError, LibraryNotFoundError
+
+ORIENTATIONS = {  # views of rows × cols in larger memory, one dimension contiguous
+    "C": lambda rows, cols, kind: np.full((rows + 2, cols), 99, kind)[1:-1],
+    "F": lambda rows, cols, kind: np.full((rows, cols + 2), 99, kind, order="F")[:, 1:-1],
+    "C padded": lambda rows, cols, kind: np.full((rows, cols + 3), 99, kind)[:, 1:-2],
+    "F padded": lambda rows, cols, kind: np.full((rows + 3, cols), 99, kind, order="F")[2:-1],
+    "turned": lambda rows, cols, kind: np.full((cols, rows + 1), 99, kind)[:, :-1].T,
+}
+SIZES = ((1, 1, 1), (4, 3, 5), (1, 3, 4), (4, 1, 3), (4, 5, 1), (1, 1, 6), (0, 3, 2), (3, 0, 2))
+
+
+def filled(orientation, shape, kind, rng):
+    array = ORIENTATIONS[orientation](*shape, kind)
+    array[...] = rng.integers(-5, 6, shape)
+    if array.dtype.kind == "c":
+        array += 1j * rng.integers(-5, 6, shape)
+    return array
+
+
+def owner(array):
+    while array.base is not None:
+        array = array.base
+    return array
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_gemm(kind, size):
+    rng = np.random.default_rng(0)
+    m, n, k = size
+    alphas, betas = [1, -2], [0, 1, 3]
+    if kind.startswith("complex"):
+        alphas, betas = [1, 2 - 1j], [0, 1, 1j]
+    for orients in itertools.product(ORIENTATIONS, repeat=3):
+        alpha, beta = alphas[rng.integers(2)], betas[rng.integers(3)]
+        a, b, d = (
+            filled(orient, shape, kind, rng)
+            for orient, shape in zip(orients, ((m, k), (k, n), (m, n)), strict=True)
+        )
+        expected = alpha * (a @ b) + beta * d
+        before = owner(a).copy(), owner(b).copy()
+        if beta == 0:
+            d[...] = np.nan  # is not read
+        around = np.count_nonzero(owner(d) == 99) - np.count_nonzero(d == 99)
+        blas.gemm("scipy", alpha, a, b, beta, d)
+        assert np.array_equal(d, expected), orients
+        assert np.count_nonzero(owner(d) == 99) - np.count_nonzero(d == 99) == around, "written beside d"
+        assert np.array_equal(owner(a), before[0])
+        assert np.array_equal(owner(b), before[1])
+
+
+def test_sizes_beyond_32_bits():
+    one = np.zeros(1)
+    tall = as_strided(one, (2**31, 1), (8, 8))
+    small = np.zeros((1, 1))
+    with pytest.raises(LayoutError, match=r"2147483648 x 1 x 1 does not fit.*more ranks"):
+        blas.gemm("scipy", 1, tall, small, 0, tall)
+    wide = as_strided(one, (1, 2**31), (8, 8))
+    with pytest.raises(LayoutError, match=r"1 x 1 x 2147483648 does not fit"):
+        blas.gemm("scipy", 1, wide, tall, 0, small)
+    far_apart = as_strided(one, (2, 2), (2**31 * 8, 8))
+    with pytest.raises(LayoutError, match="does not fit"):
+        blas.gemm("scipy", 1, np.zeros((1, 2)), far_apart, 0, np.zeros((1, 2)))
+
+
+def test_no_contiguous_dimension():
+    a = np.zeros((6, 6))[::2, ::2]
+    with pytest.raises(AssertionError, match="one contiguous dimension"):
+        blas.gemm("scipy", 1, a, np.zeros((3, 3)), 0, np.zeros((3, 3)))
+
+
+def test_library_name(monkeypatch):
+    monkeypatch.delenv("PBLASMP_BLAS", raising=False)
+    assert blas.library_name() == "scipy"
+    monkeypatch.setenv("PBLASMP_BLAS", "MKL")
+    assert blas.library_name() == "mkl"
+    monkeypatch.setenv("PBLASMP_BLAS", "atlas")
+    with pytest.raises(LibraryNotFoundError, match=r"expected 'scipy' or 'mkl', got 'atlas'"):
+        blas.library_name()
+
+
+def test_mkl_that_is_not_there(monkeypatch, tmp_path):
+    blas._mkl.cache_clear()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}:")
+    with pytest.raises(LibraryNotFoundError, match="pip install mkl"):
+        blas.load("mkl", "d")
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_threads_set_by_the_user(name, monkeypatch):
+    for other in blas._THREAD_VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    assert not blas.threads_set_by_user()
+    monkeypatch.setenv(name, "3")
+    assert blas.threads_set_by_user()
