@@ -81,6 +81,7 @@ class Context:
         watch(self)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
+            self._control.patient = self.comm.patient
         except BaseException as error:
             if is_agreed(error, self.comm):
                 self.comm.free()

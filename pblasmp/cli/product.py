@@ -179,6 +179,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             plan = pb.plan_matmul(a, b, c, **scalars)
         with clock.step("multiplying"):
             d = plan()
+            ctx.engine.synchronize()
         result = _facts(ctx, a, b, d, options) | {"path": plan.report().path}
         if options.check:
             with clock.step("checking"):

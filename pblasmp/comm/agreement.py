@@ -132,7 +132,7 @@ class _Vote:
     def wait(self) -> None:
         """Wait until every rank has voted."""
         if self._request is not None:
-            self._request.Wait()
+            self._comm.wait(self._request)
 
     def outcome(self, instead: BaseException | None = None) -> BaseException | None:
         """Return None, or the error that every rank raises: ``instead`` where this rank has one of its own."""

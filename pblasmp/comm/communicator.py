@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Communicator", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
+_BUSY_POLLS = 50
+_PAUSE_SECONDS = 2e-5
 _LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
 
 Array = NDArray[Any]
@@ -29,11 +32,14 @@ class Communicator(Protocol):
     Attributes:
         rank, size: this process's number, and how many there are.
         broken: a rank has left for good; nothing collective can follow.
+        patient: waits leave the core to others: for nodes with fewer cores than ranks, where a rank that waits busily
+            takes time from those it waits for.
     """
 
     rank: int
     size: int
     broken: bool
+    patient: bool
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> MPI.Request | None:
         """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
@@ -52,6 +58,12 @@ class Communicator(Protocol):
 
     def bcast_into(self, array: Array, root: int) -> None:
         """Replace ``array`` (contiguous) by the root's. Collective."""
+
+    def wait(self, request: MPI.Request) -> None:
+        """Wait for a request. Local."""
+
+    def wait_any(self, requests: Sequence[MPI.Request]) -> int:
+        """Wait for one of several requests, return which. Local."""
 
     def isend(self, array: Array, dest: int) -> list[MPI.Request]:
         """Start sending ``array`` (contiguous in either order), which stays as it is until they are done. Local."""
@@ -78,6 +90,7 @@ class _Serial:  # its arguments matter only where there are several ranks
     rank = 0
     size = 1
     broken = False
+    patient = False
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> None:
         out[...] = values
@@ -96,6 +109,12 @@ class _Serial:  # its arguments matter only where there are several ranks
 
     def bcast_into(self, array: Array, root: int) -> None:
         pass
+
+    def wait(self, request: MPI.Request) -> None:
+        raise AssertionError("a single rank has nothing to wait for")
+
+    def wait_any(self, requests: Sequence[MPI.Request]) -> int:
+        raise AssertionError("a single rank has nothing to wait for")
 
     def isend(self, array: Array, dest: int) -> list[MPI.Request]:  # noqa: ARG002
         raise AssertionError("a single rank has nobody to send to")
@@ -126,6 +145,13 @@ def _chunks(array: Array) -> list[Array]:
     return [data[at : at + _CHUNK_BYTES] for at in range(0, data.size, _CHUNK_BYTES)]
 
 
+def _pause(polls: int) -> int:
+    """Return ``polls + 1``, at once the first times, later after a moment's sleep."""
+    if polls > _BUSY_POLLS:
+        time.sleep(_PAUSE_SECONDS)
+    return polls + 1
+
+
 class _Mpi:
     """A duplicate of an mpi4py communicator, so that our messages never meet the caller's."""
 
@@ -134,6 +160,7 @@ class _Mpi:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.broken = False
+        self.patient = False
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> MPI.Request:
         from mpi4py import MPI
@@ -147,7 +174,27 @@ class _Mpi:
         return self._comm.bcast(value, root)
 
     def barrier(self) -> None:
-        self._comm.Barrier()
+        self.wait(self._comm.Ibarrier())
+
+    def wait(self, request: MPI.Request) -> None:
+        if not self.patient:
+            request.Wait()
+            return
+        polls = 0
+        while not request.Test():
+            polls = _pause(polls)
+
+    def wait_any(self, requests: Sequence[MPI.Request]) -> int:
+        from mpi4py import MPI
+
+        if not self.patient:
+            return MPI.Request.Waitany(requests)
+        polls = 0
+        while True:
+            i, arrived = MPI.Request.Testany(requests)
+            if arrived:
+                return i
+            polls = _pause(polls)
 
     def sum_into(self, array: Array) -> None:
         from mpi4py import MPI

@@ -265,7 +265,7 @@ class _Transfer:
                     self._copy_own()
                     continue
             else:
-                i = MPI.Request.Waitany(self._requests)
+                i = self._comm.wait_any(self._requests)
             self._requests.pop(i)
             rank, part, message, flat, earlier = self._after.pop(i)
             MPI.Request.Waitall(earlier)  # chunks arrive in any order

@@ -119,6 +119,9 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
+    def synchronize(self) -> None:
+        """Wait until the work that was queued is done."""
+
     def prepare(
         self, problem: MatmulProblem, options: Options, arrays: Sequence[LocalArray | None]
     ) -> Product:

@@ -259,6 +259,10 @@ class CublasmpEngine:
 
     # -- products
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all its work. Local."""
+        self._cupy.cuda.runtime.deviceSynchronize()
+
     def prepare(self, problem: MatmulProblem, options: Options, arrays: Sequence[Any | None]) -> Product:
         """Prepare a legal product. Collective over the context."""
         if options.algo != "auto":

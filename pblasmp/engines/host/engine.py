@@ -42,6 +42,7 @@ class HostEngine:
         self.why = why
         self._comm = comm
         self._nodes = comm.nodes()
+        ranks_here = next(len(ranks) for ranks in self._nodes if comm.rank in ranks)
         per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
         if per_node.isdigit() and int(per_node) > 0:
             step = int(per_node)
@@ -57,6 +58,7 @@ class HostEngine:
             (why for why in comm.allgather(self._buffers.why_not_shared()) if why), ""
         )
         cores = len(set().union(*self._node.allgather(_cores())))
+        comm.patient = self._node.patient = cores < ranks_here
         self.threads = max(1, cores // self._node.size)
         self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
 
@@ -98,6 +100,9 @@ class HostEngine:
             return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
             return True
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued here. Local."""
 
     def prepare(
         self,
