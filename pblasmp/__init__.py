@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
+    from .matrix import DistributedMatrix as DistributedMatrix
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
-    from .matrix import DistributedMatrix as DistributedMatrix
 
 __version__ = "0.1.0.dev0"
 

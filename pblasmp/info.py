@@ -57,6 +57,32 @@ library = Library()
 answer = {"cuBLASMp": {"version": version_text(library.version), "path": library.path}}
 """
 
+_ASK_GPUS = """
+import ctypes, cupy
+runtime, nccl = cupy.cuda.runtime, ctypes.c_int()
+def version(number):
+    return f"{number // 1000}.{number % 1000 // 10}"
+count = runtime.getDeviceCount()
+answer = {"CUDA": {"version": version(runtime.runtimeGetVersion()), "driver": version(runtime.driverGetVersion())}}
+try:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+    path = load_nvidia_dynamic_lib("nccl").abs_path
+    ctypes.CDLL(path).ncclGetVersion(ctypes.byref(nccl))
+    major, rest = divmod(nccl.value, 10000)
+    answer["NCCL"] = {"version": f"{major}.{rest // 100}.{rest % 100}", "path": path}
+except Exception as error:
+    answer["NCCL"] = {"problem": str(error)}
+for i in range(count):
+    facts = runtime.getDeviceProperties(i)
+    reaches = [peer for peer in range(count) if peer != i and runtime.deviceCanAccessPeer(i, peer)]
+    answer[f"GPU {i}"] = {
+        "version": facts["name"].decode(),
+        "path": runtime.deviceGetPCIBusId(i),
+        "memory_bytes": facts["totalGlobalMem"],
+        "reaches": reaches,
+    }
+"""
+
 
 def collect() -> dict[str, Facts]:
     """Return what is known of each thing that matters, by its name. Local.
@@ -74,6 +100,7 @@ def collect() -> dict[str, Facts]:
         **_ask(_ASK_MPI, "MPI library"),
         "mpirun": _mpirun(),
         **_ask(_ASK_CUBLASMP, "cuBLASMp"),
+        **_ask(_ASK_GPUS, "GPUs"),
     }
     library, launcher = found["MPI library"].get("version", ""), found["mpirun"].get("family")
     family = next((kind for name, kind in _FAMILIES.items() if library.startswith(name)), None)

@@ -110,10 +110,10 @@ class _Serial:  # its arguments matter only where there are several ranks
     def bcast_into(self, array: Array, root: int) -> None:
         pass
 
-    def wait(self, request: MPI.Request) -> None:
+    def wait(self, request: MPI.Request) -> None:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
-    def wait_any(self, requests: Sequence[MPI.Request]) -> int:
+    def wait_any(self, requests: Sequence[MPI.Request]) -> int:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
     def isend(self, array: Array, dest: int) -> list[MPI.Request]:  # noqa: ARG002

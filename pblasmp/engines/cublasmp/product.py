@@ -123,7 +123,7 @@ class CublasmpProduct:
                 self._stages[name].append(moved := Moved(engine, x, form.d.grid))
                 form = replace(form, a=moved.descriptor) if name == "a" else replace(form, b=moved.descriptor)
                 self._notes.append(
-                    f"{callers[name]} is moved to D's grid first by cublasMpGemr2D: with other sources or memory orders "
+                    f"{callers[name]} is moved to D's grid first by cublasMpGemr2D: with other sources or orders "
                     f"on one row of processes {library} hangs"
                 )
         if faults.nt_is_wrong(engine.version, form):
