@@ -25,6 +25,6 @@ def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
 def mixed_grids_hang(version: int, x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:  # noqa: ARG001
     """Return whether operand ``x`` must be on D's own grid: cuBLASMp ``version`` would hang.
 
-    A product over one row or one column of processes, whose operand lies on the transposed grid: memory orders are mixed.
+    A product over one row or one column of processes with an operand on the transposed grid: memory orders are mixed.
     """
     return 1 in form.d.grid.shape and not x.grid.same_ranks(form.d.grid)
