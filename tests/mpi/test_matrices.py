@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -177,6 +179,26 @@ def groups(comm):
         c.Free()
 
 
+def patience(comm):
+    """Ranks that share cores wait another way than those that have their own: both on this machine."""
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        for patient in (True, False):
+            ctx.comm.patient = ctx._control.patient = ctx.engine._node.patient = patient
+            d = layout(rng, (60, 50), comm.size, grid=pb.Grid.squarest(comm.size), block=(3, 2))
+            values = numbers(rng, d.shape, d.dtype)
+            with short_messages(100):
+                a = ctx.scatter(values if comm.rank == 1 else None, d, 1)
+                b = a.redistribute(layout(rng, d.shape, comm.size))
+                whole = (a @ a.T).allgather()
+            yield (
+                f"{patient=}",
+                first(misplaced(a, values), misplaced(b, values), unlike(whole, values @ values.T)),
+            )
+            if comm.rank == 0:
+                time.sleep(0.05)  # the others have to wait
+
+
 @pytest.mark.parametrize("nranks", SIZES)
 def test_there_and_back_in_every_layout(nranks):
     run_mpi(in_and_out, nranks)
@@ -190,6 +212,10 @@ def test_types_are_converted(nranks):
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_messages_of_many_mebibytes(nranks):
     run_mpi(large, nranks)
+
+
+def test_both_ways_to_wait():
+    run_mpi(patience, 3)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -276,6 +276,17 @@ def save_errors(comm, directory):
         yield "over what was there", unlike(np.load(old), values)
 
 
+def test_a_new_file_has_its_space(tmp_path):
+    """A full disk is told before anything is computed or written."""
+    d = pb.MatrixDescriptor((300, 1000), (10, 10), pb.Grid(2, 2))
+    npy.create(tmp_path / "x.npy", d, "F")
+    status = (tmp_path / "x.npy").stat()
+    assert status.st_blocks * 512 >= d.nbytes
+    found = np.load(tmp_path / "x.npy")
+    assert (found.shape, found.dtype, found.flags.f_contiguous) == (d.shape, d.dtype, True)
+    assert status.st_size == d.nbytes + 128
+
+
 @pytest.mark.parametrize("nranks", SIZES)
 def test_files_there_and_back(nranks, tmp_path):
     run_mpi(there_and_back, nranks, directory=str(tmp_path))

@@ -267,6 +267,8 @@ def moved_first(comm):
                 for d, v in ((da, x), (db, y), (dc, z), (dd, np.full((18, 18), np.nan)))
             )
             expected = product(x, y, z, **options)
+            if c is not None and not options.get("beta"):
+                c.move_to = None  # it is not to be called
             refused = None
             if names:
                 words = ["redistribute=True"]

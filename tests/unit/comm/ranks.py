@@ -76,6 +76,9 @@ class ThreadComm:
     def bcast(self, value: Any, root: int = 0) -> Any:
         return self.allgather(value)[root]
 
+    def wait(self, request: Request) -> None:
+        request.Wait()
+
     def barrier(self) -> None:
         self.allgather(None)
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.comm import Cell, Exchange, Side
+from pblasmp.comm import Cell, Exchange, Side, communicator
+from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.communicator import _Serial
 from pblasmp.comm.exchange import _in_turn
 from pblasmp.layout.axis import Axis
@@ -49,6 +52,62 @@ def test_one_rank(slots, conjugate):
     exchange.start([np.asfortranarray(values)], [out], conjugate=conjugate, slots=slots).finish()
     assert np.array_equal(out, values.conj() if conjugate else values)
     assert (exchange.sent_bytes, exchange.copied_bytes) == (0, 7 * 5 * 16)
+
+
+class LateRequest:
+    """A chunk that is there when it is waited for, and not before; the last one posted is told first."""
+
+    def __init__(self, deliver=lambda: None):
+        self.deliver = deliver
+
+    @staticmethod
+    def Testany(requests):  # noqa: N802 - as in mpi4py
+        return -1, False
+
+    @staticmethod
+    def Waitall(requests):  # noqa: N802 - as in mpi4py
+        for request in requests:
+            request.deliver()
+
+
+class Mailed:
+    """A rank whose messages wait in ``mail`` until they are received, in chunks of 24 bytes."""
+
+    def __init__(self, rank, mail):
+        self.rank, self.mail = rank, mail
+
+    def isend(self, array, dest):
+        chunks = [chunk.copy() for chunk in communicator._chunks(array)]
+        self.mail.setdefault((self.rank, dest), []).extend(chunks)
+        return [LateRequest() for _ in chunks]
+
+    def wait_any(self, requests):
+        requests[-1].deliver()
+        return len(requests) - 1
+
+    def irecv(self, array, source):
+        waiting = self.mail[source, self.rank]
+        return [
+            LateRequest(partial(np.copyto, chunk, waiting.pop(0))) for chunk in communicator._chunks(array)
+        ]
+
+
+@pytest.mark.parametrize("slots", [None, 1, 3])
+@pytest.mark.parametrize("block", [(2, 3), (1, 7), (9, 1)])
+def test_a_message_is_there_when_all_its_chunks_are(slots, block, monkeypatch):
+    """Chunks may arrive in any order, messages are matched in the order in which they are sent."""
+    monkeypatch.setattr(communicator, "_CHUNK_BYTES", 24)
+    monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 100)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(Request=LateRequest)))
+    values = np.arange(63.0).reshape(9, 7)
+    src = pb.MatrixDescriptor((9, 7), block, pb.Grid(1, 1))
+    dst = pb.MatrixDescriptor((9, 7), (9, 7), pb.Grid(1, 2), source=(0, 1), order="F")
+    mail, out = {}, np.full((9, 7), np.nan, order="F")
+    for rank, (source, target) in enumerate((([values], [None, None]), ([None], [None, out]))):
+        exchange = Exchange(Mailed(rank, mail), Side.of(src), Side.of(dst), src.dtype)
+        exchange.start(source, target, slots=slots).finish()
+    assert np.array_equal(out, values)
+    assert mail == {(0, 1): []}
 
 
 def test_a_side_transposed_is_the_side_of_the_transpose():
