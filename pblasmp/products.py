@@ -139,6 +139,7 @@ def plan_matmul(
         )
         problem = legalised(asked) if redistribute and scheme == "gemm" else asked
         _validate(problem, asked, redistribute)
+        problem, reasons = ctx.engine.suited(problem)
         if beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         result = ctx.allocate(d) if out is None else out
@@ -148,7 +149,7 @@ def plan_matmul(
             for name in "abcd"
             if (new := getattr(problem, name)) is not None and new != getattr(asked, name)
         }
-    return MatmulPlan(ctx, asked, problem, (a, b, c, result), stand_ins, options)
+    return MatmulPlan(ctx, asked, problem, (a, b, c, result), stand_ins, options, reasons)
 
 
 def _context(*matrices: object) -> Context:
@@ -248,7 +249,9 @@ class MatmulPlan:
         matrices: tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None, DistributedMatrix],
         stand_ins: dict[str, DistributedMatrix],
         options: Options,
+        reasons: tuple[str, ...],
     ) -> None:
+        self._reasons = reasons
         self._ctx, self._asked, self.problem, self._options = ctx, asked, problem, options
         self._matrices, self._stand_ins = matrices, stand_ins
         self._open = True
@@ -358,7 +361,7 @@ class MatmulPlan:
             moved=tuple(
                 f"{name} is moved {self._way(name)} {x.descriptor}" for name, x in self._stand_ins.items()
             ),
-            notes=self._product.notes,
+            notes=self._reasons + self._product.notes,
         )
 
     def _way(self, name: str) -> str:

@@ -119,6 +119,12 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
+    def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
+        """Return the legal product that this engine can run, and why it is another one than ``problem``.
+
+        Operands may be laid out otherwise: the plan then moves them first. The same on every rank.
+        """
+
     def synchronize(self) -> None:
         """Wait until the work that was queued is done."""
 

@@ -18,6 +18,7 @@ from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, Unsupport
 from ...layout import Grid, MatmulProblem
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ..base import Options, Product
+from . import faults
 from .device import Device
 from .product import CublasmpProduct, LocalProduct
 from .types import ALGORITHMS
@@ -258,6 +259,10 @@ class CublasmpEngine:
             self._stream = stream
 
     # -- products
+
+    def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
+        """Return the product without the library's known faults, and why operands are laid out otherwise. Local."""
+        return faults.avoided(problem, self.version)
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""

@@ -6,9 +6,13 @@ Measured on H200 GPUs with CUDA 13.
 
 from __future__ import annotations
 
-from ...layout import ColumnMajorProduct, MatrixDescriptor
+from dataclasses import replace
 
-__all__ = ["mixed_grids_hang", "nt_is_wrong"]
+from ...bindings import version_text
+from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
+from ...layout.descriptor import MemoryOrder
+
+__all__ = ["avoided", "mixed_line_is_unsafe", "nt_is_wrong"]
 
 
 def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
@@ -22,9 +26,48 @@ def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
     return version >= 900 and len(blocks) > 1
 
 
-def mixed_grids_hang(version: int, x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:  # noqa: ARG001
-    """Return whether operand ``x`` must be on D's own grid: cuBLASMp ``version`` would hang.
+def mixed_line_is_unsafe(x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:
+    """Return whether operand ``x`` of a product over one row or column of processes is not on D's own grid.
 
-    A product over one row or one column of processes with an operand on the transposed grid: memory orders are mixed.
+    Memory orders are mixed then. Such products were seen to hang on 0.10, and when is not known.
     """
     return 1 in form.d.grid.shape and not x.grid.same_ranks(form.d.grid)
+
+
+def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
+    """Return a product without known faults, ``p`` itself or with operands laid out otherwise, and the reasons. Local.
+
+    A product whose layouts are those of AllGather + GEMM or GEMM + ReduceScatter is run as such.
+    """
+    if p.scheme != "gemm" or p.d.grid.size == 1:
+        return p, ()
+    if not replace(p, scheme="ag").faults():
+        return replace(p, scheme="ag"), ()
+    if not replace(p, scheme="rs").faults():
+        return replace(p, scheme="rs"), ()
+    library, reasons = f"cuBLASMp {version_text(version)}", []
+    form = p.column_major()
+    first, second = ("b", "a") if form.swapped else ("a", "b")
+    for name, x in ((first, form.a), (second, form.b)):
+        if mixed_line_is_unsafe(x, form):
+            moved = getattr(p, name)
+            p = _with(p, name, _laid(moved, p.d, moved.order))
+            reasons.append(
+                f"{name} is moved to D's grid: over one line of processes {library} may hang with mixed memory orders"
+            )
+    if nt_is_wrong(version, p.column_major()):
+        moved = getattr(p, second)
+        p = _with(p, second, _laid(moved, p.d, "F" if moved.order == "C" else "C"))
+        reasons.append(
+            f"{second} is moved to the other memory order: {library} computes op N times op T wrongly with unequal blocks"
+        )
+    return p, tuple(reasons)
+
+
+def _with(p: MatmulProblem, name: str, x: MatrixDescriptor) -> MatmulProblem:
+    return replace(p, a=x) if name == "a" else replace(p, b=x)
+
+
+def _laid(x: MatrixDescriptor, d: MatrixDescriptor, order: MemoryOrder) -> MatrixDescriptor:
+    """Return ``x`` in a memory order, on the grid that is D's own when both are seen in F order."""
+    return replace(x, order=order, grid=d.grid if order == d.order else d.grid.T, source=(0, 0), ld=None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +14,7 @@ from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operati
 from ...errors import ClosedError, UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 from ..base import Options, Workspace
-from . import faults
 from .log import Listening
-from .stages import Moved, Stage, Transposed
 from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
 
 if TYPE_CHECKING:
@@ -90,15 +87,11 @@ class CublasmpProduct:
         self._sizes = (0, 0)
         self._bound = tuple(arrays)
         self._before: list[Callable[[], None]] = []
-        self._staging: list[Callable[[], None]] = []
         self._call: Callable[[], None] | None = None
         for x in (form.a, form.b, form.d):
             engine.grid(x.grid)
         self._workspace = engine.workspace(self._form.d.grid)
         self._in_grid = engine.rank < form.d.grid.size
-        self._stages: dict[str, list[Stage]] = {"a": [], "b": []}
-        if problem.scheme == "gemm" and self._in_grid:
-            self._add_stages()
         self.sent_bytes = received_bytes(form, problem, engine.rank) if self._in_grid else 0
         if problem.scheme == "ag":
             gathered = arrays[0] if form.swapped else arrays[1]
@@ -111,30 +104,6 @@ class CublasmpProduct:
             self.close()
             raise
         self.workspace = Workspace(device, host)
-
-    def _add_stages(self) -> None:
-        """Find what has to be done to the operands first, because of faults of the library."""
-        engine, form, raw = self._engine, self._form, self._form
-        callers = {"a": "B", "b": "A"} if form.swapped else {"a": "A", "b": "B"}
-        library = f"cuBLASMp {version_text(engine.version)}"
-        for name in "ab":
-            x = getattr(form, name)
-            if faults.mixed_grids_hang(engine.version, x, raw):
-                self._stages[name].append(moved := Moved(engine, x, form.d.grid))
-                form = replace(form, a=moved.descriptor) if name == "a" else replace(form, b=moved.descriptor)
-                self._notes.append(
-                    f"{callers[name]} is moved to D's grid first by cublasMpGemr2D: with other sources or orders "
-                    f"on one row of processes {library} hangs"
-                )
-        if faults.nt_is_wrong(engine.version, form):
-            self._stages["b"].append(transposed := Transposed(engine, form.b, form.op_b))
-            form = replace(form, b=transposed.descriptor, op_b="N")
-            self._notes.append(
-                f"{callers['b']} is transposed first by cublasMpGeadd: with unequal blocks "
-                f"{library} computes op N times op T wrongly"
-            )
-        self._form = form
-        self.copied_bytes += sum(stage.array.nbytes for stages in self._stages.values() for stage in stages)
 
     @property
     def path(self) -> str:
@@ -164,20 +133,13 @@ class CublasmpProduct:
         a, b, c, d = self._sources
         scale = scale_dtype(form.d.dtype)
         self._alpha, self._beta = np.array(options.alpha, dtype=scale), np.array(options.beta, dtype=scale)
-        raw = problem.column_major()
         descriptors = {
             name: self._descriptor(x, leading(array, order))
             for name, x, array, order in zip(
-                "abcd", (raw.a, raw.b, form.c, form.d), (a, b, c, d), orders, strict=True
+                "abcd", (form.a, form.b, form.c, form.d), (a, b, c, d), orders, strict=True
             )
             if x is not None and array is not None
         }
-        sizes = []
-        for name, stages in self._stages.items():
-            for stage in stages:
-                result = self._descriptor(stage.descriptor, stage.descriptor.lld(self._engine.rank))
-                sizes.append(stage.query(descriptors[name], result))
-                descriptors[name] = result
         if c is None and self._engine.version < 800:  # C may not be NULL: D stands in, and is not read
             self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
         m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
@@ -189,9 +151,8 @@ class CublasmpProduct:
         )  # fmt: skip
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
         self._lib.cublasMpMatmul_bufferSize(*self._arguments, ctypes.byref(device), ctypes.byref(host))
-        self._matmul_sizes = device.value, host.value
-        sizes.append(self._matmul_sizes)
-        return max(device for device, _ in sizes), max(host for _, host in sizes)
+        self._needs = device.value, host.value
+        return self._needs
 
     def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
         """Create cuBLASMp's descriptor of an F-ordered matrix."""
@@ -256,8 +217,6 @@ class CublasmpProduct:
         self._engine.follow_stream()
         for action in self._before:
             action()
-        for stage in self._staging:
-            stage()
         self._call()
 
     def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:
@@ -289,19 +248,14 @@ class CublasmpProduct:
         if not self._in_grid:
             self._call = _nothing
             return
-        device, host = self._matmul_sizes
+        device, host = self._needs
         call = self._lib.prepare(
             "cublasMpMatmul", *self._arguments, self._workspace.device, device, self._workspace.host, host
         )
-        self._staging = [
-            stage.prepare(self._workspace) for stages in self._stages.values() for stage in stages
-        ]
         self._call = call
         self._engine.follow_stream()
         for action in self._before:
             action()
-        for stage in self._staging:
-            stage()
         with Listening(self._lib) as log:
             self._call()
         self._said = log.said
@@ -329,8 +283,6 @@ class CublasmpProduct:
             if array is None:
                 continue
             pointer.value = self._engine.address(array)
-            for stage in self._stages.get(name, ()):
-                stage.source.value, pointer.value = pointer.value, self._engine.address(stage.array)
 
     def _through(self, name: str, source: Array, like: Array, function: Callable[..., Any]) -> Array:
         """Return a temporary that ``function(source)`` is written to before each run."""

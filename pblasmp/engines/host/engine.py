@@ -101,6 +101,10 @@ class HostEngine:
         except np.exceptions.TooHardError:
             return True
 
+    def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
+        """Return ``problem``: every legal one can be run here. Local."""
+        return problem, ()
+
     def synchronize(self) -> None:
         """Nothing is ever queued here. Local."""
 
