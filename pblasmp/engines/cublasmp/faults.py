@@ -59,7 +59,7 @@ def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, .
         moved = getattr(p, second)
         p = _with(p, second, _laid(moved, p.d, "F" if moved.order == "C" else "C"))
         reasons.append(
-            f"{second} is moved to the other memory order: {library} computes op N times op T wrongly with unequal blocks"
+            f"{second} is moved to the other memory order: {library} is wrong for op N times op T with unequal blocks"
         )
     return p, tuple(reasons)
 

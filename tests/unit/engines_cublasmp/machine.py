@@ -54,20 +54,12 @@ class Witness(Recorder):
 
 
 class Multiplying(Witness):
-    """Also computes Matmul, Geadd and Gemr2D: from nothing but what it is told, with every rank's memory."""
+    """Also computes Matmul: from nothing but what it is told, with every rank's memory."""
 
     def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
         super()._perform(short, arguments, types, data)
         if short == "Matmul":
             self._matmul(arguments)
-        elif short == "Geadd":
-            whole = OPS[Operation(arguments["trans"])](self._whole(arguments, "a"))
-            self._write_part(arguments, "c", self._scalar(arguments, "alpha", "c") * whole)
-            assert self._scalar(arguments, "beta", "c") == 0
-        elif short == "Gemr2D":
-            whole = self._whole(arguments, "a")
-            assert whole.shape == (arguments["m"], arguments["n"])
-            self._write_part(arguments, "b", whole)
 
     def _matmul(self, told: dict[str, int]) -> None:
         attributes = self.attributes(told["matmulDesc"])

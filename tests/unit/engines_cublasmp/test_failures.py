@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import pblasmp as pb
 from pblasmp.bindings import Status
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -66,19 +64,6 @@ def test_the_order_of_calls(lib):
     assert [event[0] for event in lib.gpu.events] == LIFE
 
 
-def stages(lib: Witness) -> None:
-    """A product whose operands are moved and transposed first."""
-    with pytest.MonkeyPatch.context() as patch:
-        for fault in ("mixed_grids_hang", "nt_is_wrong"):
-            patch.setattr(f"pblasmp.engines.cublasmp.faults.{fault}", lambda *_: True)
-        ctx = pb.Context(engine="cublasmp")
-        try:
-            d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), order="F")
-            pb.matmul(ctx.empty(d), ctx.empty(d), op_b="T")
-        finally:
-            ctx.close()
-
-
 def left_behind(lib: Witness) -> list[str]:
     """What is misused, leaked or not as it was."""
     leaked = [f"leaked {what}" for what in (*lib.alive, *lib.gpu.alive)]
@@ -109,8 +94,7 @@ def lives(life: Callable[..., None], lib: Witness, *comm: Any) -> Exception | No
     return None
 
 
-@pytest.mark.parametrize("life", [life, stages])
-def test_every_call_failing_with_every_status(alone, stand_in, life):
+def test_every_call_failing_with_every_status(alone, stand_in):
     with machine(stand_in(1000)) as lib:
         life(lib)
         calls = lib.names

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import pblasmp as pb
+from pblasmp.bindings import MatmulAttribute, Operation
+from pblasmp.engines.cublasmp import faults
 from pblasmp.layout import Grid
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -92,11 +95,7 @@ def test_symmetric_arrays_in_nvshmem(alone, stand_in):
 
 
 def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
-    """Which operands pass through a stage first.
-
-    On one row or column of processes: what is not in D's memory order is moved to D's grid. Since 0.9: op N times op T
-    is made op N times op N where blocks differ.
-    """
+    """Products that have a fault: each is right, and what the library is asked for has none."""
     grids, blocks, ops = (
         (Grid(1, 1), Grid(2, 1), Grid(1, 2)),
         ((2, 2, 2), (2, 3, 4)),
@@ -111,23 +110,24 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
                     p = pb.MatmulProblem.gemm(
                         9, 8, 7, grid, block, op_a=op_a, op_b=op_b, order=order, dtype="complex64"
                     )
-                    form = p.column_major()
-                    nt = form.op_a == "N" and form.op_b != "N" and len(set(block)) > 1 and int(version) >= 900
-                    several = grid.size > 1
-                    expected = {
-                        "Geadd": int(nt and several),
-                        "Gemr2D": several * sum(x != order[2] for x in order[:2]),
-                    }
-                    before = {name: len(lib.of(name)) for name in expected}
                     fault = multiply(ctx, lib, p)
-                    got = {name: len(lib.of(name)) - count for name, count in before.items()}
-                    if not fault and got != (
-                        expected if ctx.rank < grid.size else dict.fromkeys(expected, 0)
-                    ):
-                        fault = f"{got} stages, expected {expected}"
+                    if not fault and grid.size > 1 and ctx.rank < grid.size:
+                        fault = faulty(lib, int(version), len(set(block)) > 1)
                     yield f"{version} {grid} {block} {op_a}{op_b} {order}", fault or None
             lib.assert_clean()
             lib.gpu.assert_clean()
+
+
+def faulty(lib: Multiplying, version: int, unequal: bool) -> str:
+    """Which known fault the last call of cublasMpMatmul over one line of processes runs into."""
+    call = lib.of("Matmul")[-1]
+    attributes = lib.attributes(call["matmulDesc"])
+    op_a, op_b = attributes[MatmulAttribute.TRANSA], attributes[MatmulAttribute.TRANSB]
+    if version >= 900 and unequal and op_a == Operation.N and op_b != Operation.N:
+        return "op N times op T with unequal blocks"
+    made = [lib.made[lib.made[call[f"desc{x}"]]["grid"]] for x in "ABD"]
+    shapes = {(grid["nprow"], grid["npcol"]) for grid in made}
+    return "" if len(shapes) == 1 else f"grids {shapes} in one product"
 
 
 @starts_ranks
@@ -135,19 +135,30 @@ def test_faults_of_the_library_are_avoided(stand_in):
     run_mpi(guarded_products, 2, paths={str(version): stand_in(version) for version in (700, 800, 900, 1000)})
 
 
-def test_the_guard_is_told_of(alone, stand_in, monkeypatch):
-    monkeypatch.setattr("pblasmp.engines.cublasmp.faults.nt_is_wrong", lambda *_: True)
-    p = pb.MatmulProblem.gemm(9, 8, 7, Grid(1, 1), (2, 3, 4), op_b="T", order="F")
-    with machine(stand_in(1000)) as lib, pb.Context(engine="cublasmp") as ctx:
-        a, b = ctx.empty(p.a), ctx.empty(p.b)
-        lib.gpu.allocations.clear()
-        with pb.plan_matmul(a, b, op_b="T", out=ctx.empty(p.d)) as plan:
-            report = plan.report()
-            assert report.copied_bytes == b.local.nbytes
-            assert any("B is transposed first by cublasMpGeadd" in note for note in report.notes)
-            for _ in range(2):
-                plan()
-        assert [name for name in lib.names if name in ("cublasMpGeadd", "cublasMpMatmul")] == [
-            "cublasMpGeadd", "cublasMpMatmul",
-        ] * 2  # fmt: skip
-    lib.assert_clean()
+def test_what_is_avoided():
+    """Pure: which operand is laid out otherwise, and why."""
+    nt = pb.MatmulProblem.gemm(9, 8, 7, Grid(2, 2), (2, 3, 4), op_b="T", order="F")
+    mended, (reason,) = faults.avoided(nt, 1000)
+    assert (mended.a, mended.d, mended.faults()) == (nt.a, nt.d, [])
+    assert (mended.b.order, mended.b.shape, mended.b.block) == ("C", nt.b.shape, nt.b.block)
+    assert not faults.nt_is_wrong(1000, mended.column_major())
+    assert reason.startswith("b is moved to the other memory order")
+    swapped = faults.avoided(nt.T, 900)[0]
+    assert (swapped.a.order, swapped.b) == ("F", nt.T.b)
+    equal = pb.MatmulProblem.gemm(9, 8, 7, Grid(2, 2), 2, op_b="T", order="F")
+    for p, version in ((nt, 800), (equal, 1000)):
+        assert faults.avoided(p, version) == (p, ())
+    mixed = pb.MatmulProblem.gemm(9, 8, 7, Grid(1, 4), 2, order="FCF")
+    mended, (reason,) = faults.avoided(mixed, 700)
+    assert mended.b.grid.same_ranks(mixed.d.grid.T)
+    assert mended.faults() == []
+    assert reason.startswith("b is moved to D's grid")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "make"), [("ag", pb.MatmulProblem.allgather), ("rs", pb.MatmulProblem.reduce_scatter)]
+)
+@pytest.mark.parametrize("order", "CF")
+def test_the_layouts_of_a_scheme_are_run_as_that_scheme(scheme, make, order):
+    p = make(8, 8, 8, 4, order=order)
+    assert faults.avoided(replace(p, scheme="gemm"), 1000) == (p, ())
