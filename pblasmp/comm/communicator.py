@@ -174,7 +174,7 @@ class _Mpi:
         return self._comm.bcast(value, root)
 
     def barrier(self) -> None:
-        self.wait(self._comm.Ibarrier())
+        self._comm.Barrier()
 
     def wait(self, request: MPI.Request) -> None:
         if not self.patient:

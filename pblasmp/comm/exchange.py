@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
 
-_MESSAGE_BYTES = 4 << 20
+_MESSAGE_BYTES = 2 << 20
 SLOTS = 4  # messages that a rank has under way at once
 
 Array = NDArray[Any]
