@@ -47,7 +47,8 @@ def ends(name, tmp_path, nranks=4, options=()):
 )
 def test_an_exception_ends_the_job_and_is_shown_once(name, tmp_path):
     status, printed, _ = ends(name, tmp_path)
-    assert status == 1, printed
+    # Where ranks are aborted, MPICH ends with the status of the first it sees end: 1, or 9 of one that it killed.
+    assert status in ((1, 9) if name == "one_while_others_wait_in_mpi" else (1,)), printed
     assert printed.count("ValueError: my own") == 1, printed
     assert printed.count("Traceback") == 1, printed
     assert "(on rank" not in printed, printed  # the exception itself, not its echo on other ranks
