@@ -37,14 +37,15 @@ def mixed_line_is_unsafe(x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:
 def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
     """Return a product without known faults, ``p`` itself or with operands laid out otherwise, and the reasons. Local.
 
-    A product whose layouts are those of AllGather + GEMM or GEMM + ReduceScatter is run as such.
+    A product whose layouts are those of AllGather + GEMM is run as such. One with those of GEMM + ReduceScatter is left
+    to cuBLASMp, which then sums in float32 what the scheme would sum in D's type.
     """
     if p.scheme != "gemm" or p.d.grid.size == 1:
         return p, ()
     if not replace(p, scheme="ag").faults():
         return replace(p, scheme="ag"), ()
     if not replace(p, scheme="rs").faults():
-        return replace(p, scheme="rs"), ()
+        return p, ()
     library, reasons = f"cuBLASMp {version_text(version)}", []
     form = p.column_major()
     first, second = ("b", "a") if form.swapped else ("a", "b")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import LayoutError, LibraryNotFoundError
 
-__all__ = ["gemm", "library_name", "load"]
+__all__ = ["LocalBlas", "gemm", "library_name", "load"]
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -119,3 +119,30 @@ def gemm(
         scalars.ctypes.data, a.ctypes.data, at + 12, b.ctypes.data, at + 16,
         scalars.ctypes.data + scalars.itemsize, d.ctypes.data, at + 20,
     )  # fmt: skip
+
+
+class LocalBlas:
+    """The local BLAS of a rank, and the core that it runs on. Local.
+
+    Where ranks outnumber cores, those that wake up together may share a core for a whole GEMM while another one idles.
+    So each has a core of its own, or shares it evenly, for as long as its GEMM takes.
+
+    Args:
+        library: "scipy" or "mkl".
+        core: the core to run on; None leaves that to the system.
+    """
+
+    def __init__(self, library: str, core: int | None = None) -> None:
+        self.library, self.core = library, core
+
+    def gemm(self, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, d: NDArray[Any]) -> None:
+        """Compute ``d = alpha a b + beta d`` in place: see the function."""
+        if self.core is None:
+            gemm(self.library, alpha, a, b, beta, d)
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {self.core})
+        try:
+            gemm(self.library, alpha, a, b, beta, d)
+        finally:
+            os.sched_setaffinity(0, before)

@@ -18,6 +18,7 @@ from ...errors import LayoutError, UnsupportedError
 from ...layout import MatmulProblem
 from ..base import Options
 from . import blas
+from .blas import LocalBlas
 from .memory import Buffers
 from .operand import Staging
 from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose
@@ -42,7 +43,7 @@ class HostEngine:
         self.why = why
         self._comm = comm
         self._nodes = comm.nodes()
-        ranks_here = next(len(ranks) for ranks in self._nodes if comm.rank in ranks)
+        here = next(ranks for ranks in self._nodes if comm.rank in ranks)
         per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
         if per_node.isdigit() and int(per_node) > 0:
             step = int(per_node)
@@ -53,14 +54,18 @@ class HostEngine:
         with Agreement(comm, "HostEngine"):
             library = blas.library_name()
             blas.load(library, "d")  # now, so that its threads can be limited
-        self._buffers = Buffers(self._node, library)
+        self._buffers = Buffers(self._node)
         self._why_not_shared = next(
             (why for why in comm.allgather(self._buffers.why_not_shared()) if why), ""
         )
-        cores = len(set().union(*self._node.allgather(_cores())))
-        comm.patient = self._node.patient = cores < ranks_here
-        self.threads = max(1, cores // self._node.size)
+        everyones = comm.allgather(_cores())
+        cores = sorted(set().union(*(everyones[rank] for rank in here)))
+        comm.patient = self._node.patient = len(cores) < len(here)
+        self.threads = max(1, len(cores) // self._node.size)
         self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
+        unbound = all(everyones[rank] == set(cores) for rank in here)
+        seated = comm.patient and unbound and self._limits is not None and hasattr(os, "sched_setaffinity")
+        self._blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
 
     def empty(
         self,
@@ -127,10 +132,19 @@ class HostEngine:
             raise UnsupportedError(f"compute: the host engine has only None, got {options.compute!r}")
         alpha, beta = options.alpha, options.beta
         if problem.scheme == "ar":
-            return AllReduceProduct(problem, alpha, beta, self._comm, self._buffers.blas)
+            return AllReduceProduct(problem, alpha, beta, self._comm, self._blas)
         path, notes = choose(problem, algo, self._nodes, self._fits, self._why_not_shared)
         return SlabProduct(
-            problem, alpha, beta, self._comm, path, self._nodes, self._buffers, self._staging, notes
+            problem,
+            alpha,
+            beta,
+            self._comm,
+            path,
+            self._nodes,
+            self._buffers,
+            self._blas,
+            self._staging,
+            notes,
         )
 
     def _fits(self, nbytes: int) -> tuple[bool, int]:

@@ -16,11 +16,9 @@ class Buffers:
 
     Args:
         node: the ranks of this node.
-        library: the local BLAS that the products call.
     """
 
-    def __init__(self, node: Communicator, library: str) -> None:
-        self.blas = library
+    def __init__(self, node: Communicator) -> None:
         self._node = node
         self._shared: dict[str, SharedMemory] = {}
         self._private: dict[str, NDArray[np.uint8]] = {}

@@ -24,7 +24,7 @@ from ...dtypes import accumulation_dtype
 from ...errors import UnsupportedError
 from ...layout import MatmulProblem
 from ..base import Workspace
-from . import blas
+from .blas import LocalBlas
 from .memory import Buffers
 from .operand import Operand, Staging
 
@@ -93,11 +93,13 @@ class SlabProduct:
         path: str,
         nodes: Sequence[tuple[int, ...]],
         buffers: Buffers,
+        local_blas: LocalBlas,
         staging: Callable[..., Staging],
         notes: tuple[str, ...] = (),
     ) -> None:
         self.path, self.notes = path, notes
         self._p, self._alpha, self._beta, self._comm, self._buffers = p, alpha, beta, comm, buffers
+        self._blas = local_blas
         self._shared = path == "shared"
         domains = tuple(nodes) if self._shared else tuple((rank,) for rank in range(comm.size))
         self._domain = next(ranks for ranks in domains if comm.rank in ranks)
@@ -143,7 +145,7 @@ class SlabProduct:
                     s if s is not None else self._still(j, (a, b)[j], start, stop)
                     for j, s in enumerate(slabs)
                 )
-                blas.gemm(self._buffers.blas, self._alpha, left, right.T, beta, target)
+                self._blas.gemm(self._alpha, left, right.T, beta, target)
             beta = 1
         if not self._panels:
             _scale(target, beta)
@@ -203,9 +205,9 @@ class AllReduceProduct:
     path = "partial products summed over ranks"
 
     def __init__(
-        self, p: MatmulProblem, alpha: complex, beta: complex, comm: Communicator, library: str
+        self, p: MatmulProblem, alpha: complex, beta: complex, comm: Communicator, local_blas: LocalBlas
     ) -> None:
-        self._p, self._alpha, self._beta, self._comm, self._blas = p, alpha, beta, comm, library
+        self._p, self._alpha, self._beta, self._comm, self._blas = p, alpha, beta, comm, local_blas
         self._dtype = accumulation_dtype(p.a.dtype)
         self._has_part = comm.rank < p.d.grid.size
         nbytes = p.m * p.n * self._dtype.itemsize
@@ -218,7 +220,7 @@ class AllReduceProduct:
         partial = np.zeros((self._p.m, self._p.n), self._dtype, order=self._p.d.order)
         if self._has_part and self._p.k and self._alpha != 0:
             left, right = _op(a, self._p.op_a, self._dtype), _op(b, self._p.op_b, self._dtype)
-            blas.gemm(self._blas, self._alpha, left, right, 0, partial)
+            self._blas.gemm(self._alpha, left, right, 0, partial)
         self._comm.sum_into(partial)
         if self._has_part:
             if self._beta != 0 and c is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 
 import numpy as np
@@ -108,3 +109,19 @@ def test_threads_set_by_the_user(name, monkeypatch):
     assert not blas.threads_set_by_user()
     monkeypatch.setenv(name, "3")
     assert blas.threads_set_by_user()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_seat_is_taken_for_the_product_and_given_back(monkeypatch):
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    seen = []
+    monkeypatch.setattr(blas, "gemm", lambda *_: seen.append(os.sched_getaffinity(0)))
+    empty = np.zeros((0, 0))
+    blas.LocalBlas("scipy").gemm(1, empty, empty, 0, empty)
+    blas.LocalBlas("scipy", core).gemm(1, empty, empty, 0, empty)
+    assert seen == [before, {core}]
+    monkeypatch.setattr(blas, "gemm", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        blas.LocalBlas("scipy", core).gemm(1, empty, empty, 0, empty)
+    assert os.sched_getaffinity(0) == before

@@ -155,10 +155,9 @@ def test_what_is_avoided():
     assert reason.startswith("b is moved to D's grid")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "make"), [("ag", pb.MatmulProblem.allgather), ("rs", pb.MatmulProblem.reduce_scatter)]
-)
 @pytest.mark.parametrize("order", "CF")
-def test_the_layouts_of_a_scheme_are_run_as_that_scheme(scheme, make, order):
-    p = make(8, 8, 8, 4, order=order)
-    assert faults.avoided(replace(p, scheme="gemm"), 1000) == (p, ())
+def test_the_layouts_of_a_scheme_are_left_as_they_are(order):
+    gathered = pb.MatmulProblem.allgather(8, 8, 8, 4, order=order)
+    assert faults.avoided(replace(gathered, scheme="gemm"), 1000) == (gathered, ())
+    scattered = replace(pb.MatmulProblem.reduce_scatter(8, 8, 8, 4, order=order), scheme="gemm")
+    assert faults.avoided(scattered, 1000) == (scattered, ())
