@@ -37,6 +37,9 @@ def run_ranks(
             raise SystemExit(f"{module} ended with status {status} on {nranks} ranks")
 
 
+_SETTLE_SECONDS = 0.3  # the threads of a BLAS wait busily for some time after its last product
+
+
 def on_ranks() -> bool:
     """Whether this process is a rank that a launcher started."""
     from pblasmp.launch import surroundings
@@ -69,6 +72,7 @@ def interleaved(
     for turn in range(pairs + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             sleeping_barrier(comm)
+            time.sleep(_SETTLE_SECONDS)
             result = None
             if name in alone:
                 start = time.perf_counter()

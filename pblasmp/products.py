@@ -77,7 +77,7 @@ def matmul(
         compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
     )  # fmt: skip
     try:
-        return plan()
+        return plan.run()
     finally:
         plan.close()
 
@@ -294,6 +294,11 @@ class MatmulPlan:
             _check_overlap(self._ctx, given[0], given[1], given[2], out)  # type: ignore[arg-type]
         self._run(dict(zip("abcd", (*given, out), strict=True)))
         return out
+
+    def run(self) -> DistributedMatrix:
+        """Multiply the planned matrices, on which the ranks have just agreed. Collective over the context."""
+        self._run(dict(zip("abcd", self._matrices, strict=True)))
+        return self._matrices[3]
 
     def _replaced(self, which: int, x: DistributedMatrix | None) -> DistributedMatrix | None:
         planned = self._matrices[which]

@@ -34,9 +34,9 @@ def library_name() -> str:
     return name
 
 
-def threads_set_by_user() -> bool:
-    """Return whether an environment variable already says how many threads BLAS uses. Local."""
-    return any(os.environ.get(name) for name in _THREAD_VARIABLES)
+def threads_set_by_user() -> set[str]:
+    """Return what environment variables already say of how many threads BLAS uses; empty if none does. Local."""
+    return {value for name in _THREAD_VARIABLES if (value := os.environ.get(name))}
 
 
 @functools.cache

@@ -62,9 +62,10 @@ class HostEngine:
         cores = sorted(set().union(*(everyones[rank] for rank in here)))
         comm.patient = self._node.patient = len(cores) < len(here)
         self.threads = max(1, len(cores) // self._node.size)
-        self._limits = None if blas.threads_set_by_user() else threadpool_limits(self.threads, "blas")
+        users = blas.threads_set_by_user()
+        self._limits = None if users else threadpool_limits(self.threads, "blas")
         unbound = all(everyones[rank] == set(cores) for rank in here)
-        seated = comm.patient and unbound and self._limits is not None and hasattr(os, "sched_setaffinity")
+        seated = comm.patient and unbound and users <= {"1"} and hasattr(os, "sched_setaffinity")
         self._blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
 
     def empty(

@@ -116,7 +116,7 @@ class SlabProduct:
         made = [s for stagings in self._stagings for s in stagings if s is not None]
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)
-        # Whether the ranks meet before and after writing slabs: the same on every rank, also on idle ones.
+        # Whether the ranks meet after writing slabs: the same on every rank, also on idle ones.
         self._fenced = path == "shared" and not all(self._in_place)
         self._bytes = [
             0 if still else x.memory_bytes(self._domain, width)
@@ -129,7 +129,10 @@ class SlabProduct:
         self.workspace = Workspace(0, scratch + (depth * sum(self._bytes) if made else 0))
 
     def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Compute D from the local arrays. Collective over ``comm``."""
+        """Compute D from the local arrays. Collective over ``comm``.
+
+        The ranks have agreed on it since the last product, so nobody still multiplies what is overwritten here.
+        """
         target = self._target(c, d)
         me = self._comm.rank
         beta = self._beta
@@ -164,8 +167,6 @@ class SlabProduct:
 
     def _stage(self, i: int, a: Array, b: Array) -> list[Any]:
         """Start moving panel ``i``; panels alternate between two halves of the buffers."""
-        if self._fenced:
-            self._comm.barrier()  # nobody of the node still multiplies the slabs of the last run
         parts: list[Any] = []
         for name, array, stagings, nbytes in zip("ab", (a, b), self._stagings, self._bytes, strict=True):
             staging = stagings[i]
