@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
 # No deadline: machines are shared. In continuous integration the examples are the same in every run.
 settings.register_profile("pblasmp", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("pblasmp")
+
+# Ctrl-C interrupts, also where the tests run in the background of a shell, which has it ignored.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
