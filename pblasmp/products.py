@@ -77,7 +77,7 @@ def matmul(
         compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
     )  # fmt: skip
     try:
-        return plan.run()
+        return plan._run_agreed()
     finally:
         plan.close()
 
@@ -295,7 +295,7 @@ class MatmulPlan:
         self._run(dict(zip("abcd", (*given, out), strict=True)))
         return out
 
-    def run(self) -> DistributedMatrix:
+    def _run_agreed(self) -> DistributedMatrix:
         """Multiply the planned matrices, on which the ranks have just agreed. Collective over the context."""
         self._run(dict(zip("abcd", self._matrices, strict=True)))
         return self._matrices[3]

@@ -112,11 +112,6 @@ def unpacked(stretches: Stretches) -> Stretches:
     return tuple(out)
 
 
-def shifted(stretches: Stretches, dst: int) -> Stretches:
-    """Return ``stretches`` with every destination moved by ``dst``."""
-    return tuple(s._replace(dst=s.dst + dst) for s in stretches)
-
-
 def extent(stretches: Stretches) -> int:
     """Return the number of indices in ``stretches``."""
     return sum(s.repeat * s.length for s in stretches)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
-from pblasmp.layout.moves import Piece, Stretch, common, copy, extent, packed, shifted, unpacked
+from pblasmp.layout.moves import Piece, Stretch, common, copy, extent, packed, unpacked
 
 from .oracle import axes, deal, descriptors, empty, number, read, views, write
 
@@ -88,11 +88,6 @@ def test_sender_and_receiver_see_the_same_order(two):
             sent, received = pairs(packed(found)), pairs(unpacked(found))
             assert [at for _, at in sent] == [at for at, _ in received] == list(range(extent(found)))
             assert [(of, to) for (of, _), (_, to) in zip(sent, received, strict=True)] == pairs(found)
-
-
-def test_shifted():
-    stretches = (Stretch(2, 3, 0, 6, 10, 4), Stretch(1, 2, 12, 0, 18, 0))
-    assert pairs(shifted(stretches, 5)) == [(of, to + 5) for of, to in pairs(stretches)]
 
 
 def pieces(src, dst):
