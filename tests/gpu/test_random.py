@@ -67,62 +67,56 @@ def _say(ctx: pb.Context, text: str) -> None:
         print(f"{time.monotonic():.2f} {text}", file=sys.__stderr__, flush=True)
 
 
+def one_product(ctx: pb.Context, seed: int) -> str:
+    """Multiply random matrices; return what is wrong with the result, the same on every rank."""
+    rng = random.Random(seed)
+    p = random_problem(rng, ctx.size)
+    _say(ctx, f"{seed} {p}")
+    assert p.faults() == []
+    alpha, beta = rng.choice([1, 1, 2, -1]), rng.choice([1, -2]) if p.c is not None else 0
+    limit = 1 if p.a.dtype.itemsize == 2 else 3
+    values = {
+        name: integers(getattr(p, name).shape, p.a.dtype, seed + i, limit)
+        for i, name in enumerate("abc")
+        if getattr(p, name) is not None
+    }
+    matrices: dict[str, pb.DistributedMatrix | None] = {"c": None}
+    for name in values:
+        x = getattr(p, name)
+        if rng.random() < 0.25:
+            parent, window = embedded(rng, x)
+            whole = np.full(parent.shape, np.nan, dtype=values[name].dtype)
+            whole[window] = values[name]
+            matrices[name] = place(ctx, whole, parent)[window]
+        else:
+            matrices[name] = place(ctx, values[name], x)
+    out, parent_out = poisoned(ctx, p.d), None
+    if rng.random() < 0.25:
+        parent, window = embedded(rng, p.d)
+        parent_out = place(ctx, np.full(parent.shape, 7.0), parent)
+        out = parent_out[window]
+    named = {"out": out, "alpha": alpha, "beta": beta, "op_a": p.op_a, "op_b": p.op_b}
+    try:
+        pb.matmul(matrices["a"], matrices["b"], matrices["c"], **named)
+    except pb.PblasmpError as error:  # raised on every rank
+        return f"seed {seed}: {type(error).__name__}: {error}: {p}"
+    tolerance = 0 if p.d.dtype.itemsize > 2 else 2.0**-7
+    fault = wrong_part(ctx, out, product_part(ctx, p, values, alpha, beta), tolerance)
+    if not fault and parent_out is not None:
+        around = np.ones(parent_out.shape)
+        around[window] = 0
+        untouched = part_of(ctx, around, parent_out.descriptor)
+        host = ctx.engine.to_host(parent_out.local)
+        if untouched is not None and not (host[untouched == 1].astype(np.complex128) == 7).all():
+            fault = "wrote outside the sub-matrix"
+    fault = everywhere(ctx, fault)
+    return f"seed {seed}: {fault}: {p} alpha {alpha} beta {beta}" if fault else ""
+
+
 @pytest.mark.parametrize("batch", range(max(1, COUNT // BATCH)))
 def test_random_products_are_right(ctx, batch):
-    faults = []
-    for index in range(BATCH):
-        seed = 100_000 * ctx.size + batch * BATCH + index
-        rng = random.Random(seed)
-        p = random_problem(rng, ctx.size)
-        _say(ctx, f"{seed} {p}")
-        assert p.faults() == []
-        alpha, beta = rng.choice([1, 1, 2, -1]), rng.choice([1, -2]) if p.c is not None else 0
-        limit = 1 if p.a.dtype.itemsize == 2 else 3
-        values = {name: integers(getattr(p, name).shape, p.a.dtype, seed + i, limit) for i, name in enumerate("abc")
-                  if getattr(p, name) is not None}  # fmt: skip
-        matrices = {}
-        for name in ("a", "b", "c"):
-            x = getattr(p, name)
-            if x is None:
-                matrices[name] = None
-            elif rng.random() < 0.25:
-                parent, window = embedded(rng, x)
-                whole = np.full(parent.shape, np.nan, dtype=values[name].dtype)
-                whole[window] = values[name]
-                matrices[name] = place(ctx, whole, parent)[window]
-            else:
-                matrices[name] = place(ctx, values[name], x)
-        out, parent_out = poisoned(ctx, p.d), None
-        if rng.random() < 0.25:
-            parent, window = embedded(rng, p.d)
-            parent_out = place(ctx, np.full(parent.shape, 7.0), parent)
-            out = parent_out[window]
-        try:
-            pb.matmul(
-                matrices["a"],
-                matrices["b"],
-                matrices["c"],
-                out=out,
-                alpha=alpha,
-                beta=beta,
-                op_a=p.op_a,
-                op_b=p.op_b,
-            )
-        except pb.PblasmpError as error:  # raised on every rank
-            faults.append(f"seed {seed}: {type(error).__name__}: {error}: {p}")
-            continue
-        tolerance = 0 if p.d.dtype.itemsize > 2 else 2.0**-7
-        fault = wrong_part(ctx, out, product_part(ctx, p, values, alpha, beta), tolerance)
-        if not fault and parent_out is not None:
-            around = np.ones(parent_out.shape)
-            around[window] = 0
-            untouched = part_of(ctx, around, parent_out.descriptor)
-            host = ctx.engine.to_host(parent_out.local)
-            if untouched is not None and not (host[untouched == 1].astype(np.complex128) == 7).all():
-                fault = "wrote outside the sub-matrix"
-        fault = everywhere(ctx, fault)
-        if fault:
-            faults.append(f"seed {seed}: {fault}: {p} alpha {alpha} beta {beta}")
+    first = 100_000 * ctx.size + batch * BATCH
+    faults = [fault for seed in range(first, first + BATCH) if (fault := one_product(ctx, seed))]
     assert not faults, "\n".join(faults[:5])
 
 

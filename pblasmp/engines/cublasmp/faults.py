@@ -7,12 +7,15 @@ Measured on H200 GPUs with CUDA 13.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ...bindings import version_text
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 from ...layout.descriptor import MemoryOrder
 
-__all__ = ["avoided", "mixed_line_is_unsafe", "nt_is_wrong"]
+__all__ = ["avoided", "mixed_line_is_unsafe", "needs_c_in_d", "nt_is_wrong"]
+
+_ALIGNMENT = 16  # bytes
 
 
 def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
@@ -32,6 +35,16 @@ def mixed_line_is_unsafe(x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:
     Memory orders are mixed then. Such products were seen to hang on 0.10, and when is not known.
     """
     return 1 in form.d.grid.shape and not x.grid.same_ranks(form.d.grid)
+
+
+def needs_c_in_d(d: Any) -> bool:
+    """Return whether C must be D itself for this local array of D: a 16-bit one off the 16-byte grid.
+
+    Where C is better aligned than D, 0.10 runs a kernel that ends with a misaligned address (seen for float16 and
+    bfloat16; C and D in one place, or D without C, are right).
+    """
+    address, pitch = int(d.data.ptr), max(d.strides)
+    return bool(d.dtype.itemsize == 2 and (address % _ALIGNMENT or pitch % _ALIGNMENT))
 
 
 def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operati
 from ...errors import ClosedError, UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 from ..base import Options, Workspace
+from . import faults
 from .log import Listening
 from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
 
@@ -83,6 +84,7 @@ class CublasmpProduct:
         self._said: list[str] = []
         self._pointers: dict[str, ctypes.c_void_p] = {}
         self._temporaries: dict[str, Array] = {}
+        self._copied: set[str] = set()
         self.copied_bytes = 0
         self._sizes = (0, 0)
         self._bound = tuple(arrays)
@@ -270,13 +272,13 @@ class CublasmpProduct:
         if form.swapped:
             a, b = b, a
         if form.conj_a:
-            a = self._through("B" if form.swapped else "A", a, a, cupy.conjugate)
+            a = self._through("B" if form.swapped else "A", a, cupy.conjugate)
         if form.conj_b:
-            b = self._through("A" if form.swapped else "B", b, b, cupy.conjugate)
+            b = self._through("A" if form.swapped else "B", b, cupy.conjugate)
         if self._options.beta == 0:
             c = None
-        elif c is not None and form.copy_c:
-            c = self._through("C", c, d, cupy.positive)
+        elif c is not None and c is not d and (form.copy_c or faults.needs_c_in_d(d)):
+            c = self._into_d(c, d, cupy.positive)
         self._sources = (a, b, c, d)
         for name, array in zip("abcd", self._sources, strict=True):
             pointer = self._pointers.setdefault(name, ctypes.c_void_p())
@@ -284,18 +286,27 @@ class CublasmpProduct:
                 continue
             pointer.value = self._engine.address(array)
 
-    def _through(self, name: str, source: Array, like: Array, function: Callable[..., Any]) -> Array:
+    def _through(self, name: str, source: Array, function: Callable[..., Any]) -> Array:
         """Return a temporary that ``function(source)`` is written to before each run."""
         if name not in self._temporaries:
-            self._temporaries[name] = self._engine.empty_like(like, source.dtype)
-            self.copied_bytes += self._temporaries[name].nbytes
-            why = (
-                "lies in another memory order than D" if name == "C" else "is conjugated without a transpose"
-            )
-            self._notes.append(f"{name} is copied before each run: it {why}")
+            self._temporaries[name] = self._engine.empty_like(source, source.dtype)
+            self._copies(name, source.nbytes, "it is conjugated without a transpose")
         out = self._temporaries[name]
         self._before.append(lambda: function(source, out=out))
         return out
+
+    def _into_d(self, c: Array, d: Array, copy: Callable[..., Any]) -> Array:
+        """Return D, to which C is copied before each run."""
+        self._copies("C", c.nbytes, "it does not lie in memory as D does")
+        self._before.append(lambda: copy(c, out=d))
+        return d
+
+    def _copies(self, name: str, nbytes: int, why: str) -> None:
+        """Tell the report, once, that an operand is copied."""
+        if name not in self._copied:
+            self._copied.add(name)
+            self.copied_bytes += nbytes
+            self._notes.append(f"{name} is copied before each run: {why}")
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string."""

@@ -54,12 +54,14 @@ def misfits(
             arrays[name],
             (call[f"desc{name.upper()}"], call[name]),
         )
-        copied = {"a": form.conj_a, "b": form.conj_b, "c": form.copy_c, "d": False}[name]
+        in_d = name == "c" and (form.copy_c or faults.needs_c_in_d(arrays["d"]))
+        array = arrays["d"] if in_d else array
+        copied = {"a": form.conj_a, "b": form.conj_b}.get(name, False)
         pairs[name] = described(lib, handle), layout(x)
         elsewhere = copied or moved.get(name, False)
         pairs[f"address of {name}"] = pointed(address, array, elsewhere), True
         if not elsewhere:
-            pairs[f"lld of {name}"] = lib.made[handle]["lld"], lld(array, matrices, name, p)
+            pairs[f"lld of {name}"] = lib.made[handle]["lld"], lld(array, matrices, "d" if in_d else name, p)
     if beta == 0:
         stands_in = (0, 0) if version >= 800 else (call["d"], call["descD"])
         pairs["no C"] = (call["c"], call["descC"]), stands_in
