@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .context import Context as Context
+    from .epilogue import Epilogue as Epilogue
     from .errors import ClosedError as ClosedError
     from .errors import LayoutError as LayoutError
     from .errors import LibraryNotFoundError as LibraryNotFoundError
@@ -40,6 +41,7 @@ _HOME = {
     "ClosedError": "errors",
     "Context": "context",
     "DistributedMatrix": "matrix",
+    "Epilogue": "epilogue",
     "Grid": "layout",
     "LayoutError": "errors",
     "LibraryNotFoundError": "errors",

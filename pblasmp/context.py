@@ -20,6 +20,7 @@ from .comm import CLOSING, Agreement, Cell, Exchange, Side, is_agreed, leave, wa
 from .dtypes import DTYPES, as_dtype
 from .engines.base import Engine
 from .engines.choice import choose_engine
+from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
@@ -233,6 +234,25 @@ class Context:
         out = self._new("zeros", descriptor)
         out.local[...] = 0
         return out
+
+    def empty_aux(self, descriptor: MatrixDescriptor, activation: str) -> Any:
+        """Return an uninitialised local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.
+
+        Args:
+            descriptor: D's.
+            activation: "relu" (the array is a bit mask) or "gelu" (it has D's shape and type), or their derivatives.
+
+        Raises:
+            LayoutError: there is no such activation, or the grid has more ranks than the context.
+        """
+        self.check_open()
+        self.check_descriptor(descriptor)
+        if activation not in ("relu", "gelu", "drelu", "dgelu"):
+            raise LayoutError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
+        if self.rank >= descriptor.grid.size:
+            return self.engine.empty((0, 0), descriptor.dtype, descriptor.order, 1)
+        shape, ld, dtype = aux_layout(descriptor, self.rank, activation)
+        return self.engine.empty(shape, dtype, descriptor.order, ld)
 
     def _new(self, call: str, descriptor: MatrixDescriptor) -> DistributedMatrix:
         with self.agreement(call) as facts:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .dtypes import as_dtype, scalar
 from .engines.base import Options, Workspace
+from .epilogue import Epilogue
 from .errors import ClosedError, LayoutError, UnsupportedError
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.legal import legalised
@@ -39,7 +40,7 @@ def matmul(
     beta: complex = 0,
     op_a: Op = "N",
     op_b: Op = "N",
-    epilogue: None = None,
+    epilogue: Epilogue | None = None,
     algo: str = "auto",
     scheme: Scheme = "gemm",
     redistribute: bool = False,
@@ -56,7 +57,7 @@ def matmul(
             columns, on A's grid, in A's memory order.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         op_a, op_b: "N", "T" or "C" (conjugate transpose).
-        epilogue: must be None.
+        epilogue: what follows the product: a bias, an activation, their gradients (``Epilogue``).
         algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
         redistribute: move operands that break a rule to a legal layout first, instead of raising.
@@ -92,7 +93,7 @@ def plan_matmul(
     beta: complex = 0,
     op_a: Op = "N",
     op_b: Op = "N",
-    epilogue: None = None,
+    epilogue: Epilogue | None = None,
     algo: str = "auto",
     scheme: Scheme = "gemm",
     redistribute: bool = False,
@@ -117,8 +118,6 @@ def plan_matmul(
                 raise LayoutError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
             if x.context is not ctx:
                 raise LayoutError(f"{name}: belongs to another context")
-        if epilogue is not None:
-            raise UnsupportedError("epilogue: this version has none, expected None")
         a, op_a = _untransposed(a, op_a)
         b, op_b = _untransposed(b, op_b)
         d = (
@@ -137,12 +136,16 @@ def plan_matmul(
         facts.update(
             {each.name: getattr(value, each.name) for value in (asked, options) for each in fields(value)}
         )
+        if not isinstance(epilogue, (Epilogue, type(None))):
+            raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
+        facts["epilogue"] = epilogue and epilogue.facts()
         problem = legalised(asked) if redistribute and scheme == "gemm" else asked
         _validate(problem, asked, redistribute)
         problem, reasons = ctx.engine.suited(problem)
         if beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         result = ctx.allocate(d) if out is None else out
+        options = replace(options, epilogue=_epilogue(ctx, epilogue, asked, problem, (a, b, c, result)))
         _check_overlap(ctx, a, b, c, result)
         stand_ins = {
             name: ctx.allocate(new)
@@ -215,6 +218,30 @@ def _check_overlap(
             raise LayoutError(f"out: shares memory with {name}; expected a matrix of its own")
     if c is not None and c.descriptor != out.descriptor and ctx.engine.overlap(c.local, out.local):
         raise LayoutError("out: shares memory with c; expected c itself or a matrix of its own")
+
+
+def _epilogue(
+    ctx: Context,
+    epilogue: Epilogue | None,
+    asked: MatmulProblem,
+    problem: MatmulProblem,
+    matrices: tuple[DistributedMatrix | None, ...],
+) -> Epilogue | None:
+    """Return an epilogue over the engine's arrays, None for one that does nothing."""
+    if epilogue is None or not epilogue.name:
+        return None
+    if ctx.engine.name != "host":
+        raise UnsupportedError("epilogue: so far on the host engine alone")
+    if problem.d != asked.d:
+        raise LayoutError("epilogue: D is moved after the product; expected a D that is legal as it lies")
+    fitted = epilogue.adopted(ctx.engine.adopt, problem, ctx.rank)
+    for name in fitted.outputs:
+        for letter, x in zip("abcd", matrices, strict=True):
+            if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):
+                raise LayoutError(
+                    f"epilogue: {name}: shares memory with {letter}; expected an array of its own"
+                )
+    return fitted
 
 
 class MatmulGraph:

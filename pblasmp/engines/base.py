@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..epilogue import Epilogue
 from ..layout import MatmulProblem
 
 __all__ = ["Engine", "Options", "Product", "Workspace"]
@@ -35,6 +36,7 @@ class Options:
         compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
         comm_dtype: type in which partial sums travel (schemes "rs" and "ar"); None is D's type.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
+        epilogue: what follows the product, over this engine's arrays.
     """
 
     alpha: complex = 1
@@ -43,6 +45,7 @@ class Options:
     compute: str | None = None
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
+    epilogue: Epilogue | None = None
 
 
 class Product(Protocol):

@@ -23,10 +23,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "dtypes": {"errors"},
     "layout": BOTTOM,
+    "epilogue": BOTTOM | {"layout"},
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"layout", "comm", "memory", "bindings"},
+    "engines": BOTTOM | {"layout", "epilogue", "comm", "memory", "bindings"},
     "drawing": BOTTOM | {"layout"},
     "launch": {"errors"},
 }
@@ -45,7 +46,7 @@ LAYOUT_MAY_IMPORT = {
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
     *("Grid", "MatrixDescriptor", "MatmulProblem", "numroc"),
-    *("Context", "DistributedMatrix", "matmul", "plan_matmul"),
+    *("Context", "DistributedMatrix", "Epilogue", "matmul", "plan_matmul"),
     *("PblasmpError", "LayoutError", "RankMismatchError", "UnsupportedError"),
     *("LibraryNotFoundError", "StatusError", "ClosedError", "__version__"),
 }

@@ -16,6 +16,7 @@ from ...comm import Agreement, Communicator
 from ...comm.shared import available_bytes
 from ...errors import LayoutError, UnsupportedError
 from ...layout import MatmulProblem
+from ..after import After
 from ..base import Options
 from . import blas
 from .blas import LocalBlas
@@ -132,8 +133,11 @@ class HostEngine:
         if options.compute is not None:
             raise UnsupportedError(f"compute: the host engine has only None, got {options.compute!r}")
         alpha, beta = options.alpha, options.beta
+        after = None
+        if options.epilogue is not None:
+            after = After(np, options.epilogue, problem, self._comm.rank, self._comm.sum_into)
         if problem.scheme == "ar":
-            return AllReduceProduct(problem, alpha, beta, self._comm, self._blas)
+            return AllReduceProduct(problem, alpha, beta, self._comm, self._blas, after)
         path, notes = choose(problem, algo, self._nodes, self._fits, self._why_not_shared)
         return SlabProduct(
             problem,
@@ -146,6 +150,7 @@ class HostEngine:
             self._blas,
             self._staging,
             notes,
+            after,
         )
 
     def _fits(self, nbytes: int) -> tuple[bool, int]:

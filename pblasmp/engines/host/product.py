@@ -23,6 +23,7 @@ from ...comm import Communicator
 from ...dtypes import accumulation_dtype
 from ...errors import UnsupportedError
 from ...layout import MatmulProblem
+from ..after import After
 from ..base import Workspace
 from .blas import LocalBlas
 from .memory import Buffers
@@ -96,8 +97,10 @@ class SlabProduct:
         local_blas: LocalBlas,
         staging: Callable[..., Staging],
         notes: tuple[str, ...] = (),
+        after: After | None = None,
     ) -> None:
         self.path, self.notes = path, notes
+        self._after = after
         self._p, self._alpha, self._beta, self._comm, self._buffers = p, alpha, beta, comm, buffers
         self._blas = local_blas
         self._shared = path == "shared"
@@ -152,6 +155,8 @@ class SlabProduct:
             beta = 1
         if not self._panels:
             _scale(target, beta)
+        if self._after is not None:
+            self._after(target, a, b)
         if target is not d:
             d[...] = target
 
@@ -206,9 +211,16 @@ class AllReduceProduct:
     path = "partial products summed over ranks"
 
     def __init__(
-        self, p: MatmulProblem, alpha: complex, beta: complex, comm: Communicator, local_blas: LocalBlas
+        self,
+        p: MatmulProblem,
+        alpha: complex,
+        beta: complex,
+        comm: Communicator,
+        local_blas: LocalBlas,
+        after: After | None = None,
     ) -> None:
         self._p, self._alpha, self._beta, self._comm, self._blas = p, alpha, beta, comm, local_blas
+        self._after = after
         self._dtype = accumulation_dtype(p.a.dtype)
         self._has_part = comm.rank < p.d.grid.size
         nbytes = p.m * p.n * self._dtype.itemsize
@@ -223,9 +235,11 @@ class AllReduceProduct:
             left, right = _op(a, self._p.op_a, self._dtype), _op(b, self._p.op_b, self._dtype)
             self._blas.gemm(self._alpha, left, right, 0, partial)
         self._comm.sum_into(partial)
+        if self._has_part and self._beta != 0 and c is not None:
+            partial += self._beta * c.astype(self._dtype)
+        if self._after is not None:
+            self._after(partial, a, b)
         if self._has_part:
-            if self._beta != 0 and c is not None:
-                partial += self._beta * c.astype(self._dtype)
             d[...] = partial
 
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues computed on this rank's part of D, with NumPy or CuPy: on the host always, on GPUs where nothing is fused.
+
+Source: cuBLASLt's documentation of its epilogues; GELU is the tanh form, as there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..dtypes import accumulation_dtype
+from ..epilogue import Epilogue, along, vector_axis
+from ..layout import MatmulProblem, MatrixDescriptor
+
+__all__ = ["After"]
+
+Array = Any
+
+_ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+class After:
+    """What follows a product. Making one is local, calling it collective over the context.
+
+    Args:
+        xp: numpy or cupy.
+        epilogue: over arrays of that kind: see ``Epilogue.adopted``.
+        p: the product.
+        rank: this rank.
+        sum_ranks: replaces a contiguous array by its sum over all ranks. Collective.
+    """
+
+    def __init__(
+        self, xp: Any, epilogue: Epilogue, p: MatmulProblem, rank: int, sum_ranks: Callable[[Array], None]
+    ) -> None:
+        self._xp, self._epilogue, self._p, self._rank, self._sum_ranks = xp, epilogue, p, rank, sum_ranks
+        self._inside = rank < p.d.grid.size
+
+    def __call__(self, x: Array, a: Array, b: Array) -> None:
+        """Finish ``x``, this rank's part of the product in the type that it is summed in, in place.
+
+        Args:
+            a, b: this rank's part of A and B.
+        """
+        e, p = self._epilogue, self._p
+        if self._inside:
+            self._activate(x if along(p.d) else x.T)
+        if e.bias_grad is not None:
+            sums = x.sum(axis=1 - along(p.d), dtype=x.dtype) if self._inside else None
+            self._write("bias_grad", sums, p.d, along(p.d))
+        for name, matrix, array, op in (("bias_grad_a", p.a, a, p.op_a), ("bias_grad_b", p.b, b, p.op_b)):
+            if getattr(e, name) is None:
+                continue
+            axis = vector_axis(name, p.d)
+            stored = axis if op == "N" else 1 - axis
+            sums = None
+            if self._rank < matrix.grid.size:
+                sums = array.astype(accumulation_dtype(matrix.dtype)).sum(axis=1 - stored)
+            self._write(name, sums, matrix, stored)
+
+    def _activate(self, v: Array) -> None:
+        """Add the bias and apply the activation to ``v``: D's part with its contiguous dimension last."""
+        xp, e = self._xp, self._epilogue
+        aux = e.aux if e.aux is None or along(self._p.d) else e.aux.T
+        if e.bias is not None:
+            v += e.bias.astype(v.dtype)
+        if e.activation == "relu":
+            if aux is not None:
+                _pack(xp, v > 0, aux)
+            xp.maximum(v, 0, out=v)
+        elif e.activation == "gelu":
+            if aux is not None:
+                aux[...] = v
+            v *= 0.5 * (1 + xp.tanh(_ROOT * (v + _CUBE * v * v * v)))
+        elif e.activation == "drelu":
+            v *= _unpack(xp, aux, v.shape[1])
+        elif e.activation == "dgelu":
+            at = aux.astype(v.dtype)
+            t = xp.tanh(_ROOT * (at + _CUBE * at * at * at))
+            v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * at * at)
+
+    def _write(self, name: str, sums: Array | None, matrix: MatrixDescriptor, stored: int) -> None:
+        """Add up the ranks' ``sums`` of ``matrix``, one per index of its axis ``stored``, and keep this rank's part."""
+        xp, p, out = self._xp, self._p, getattr(self._epilogue, name)
+        if matrix is p.d and p.scheme == "ar":  # every rank has all of D
+            if self._inside:
+                out[...] = sums
+            return
+        whole = xp.zeros(matrix.shape[stored], accumulation_dtype(p.d.dtype))
+        if sums is not None:
+            whole[matrix.global_indices(self._rank)[stored]] = sums
+        self._sum_ranks(whole)
+        if self._inside:
+            axis = vector_axis(name, p.d)
+            mine = p.d.global_indices(self._rank)[axis] if out.size < whole.size else slice(None)
+            out[...] = whole[mine]
+
+
+def _pack(xp: Any, bits: Array, out: Array) -> None:
+    """Write a boolean matrix into bytes, eight neighbours of a row in each, lowest bit first; the rest is 0."""
+    padded = xp.zeros((out.shape[0], out.shape[1] * 8), xp.uint8)
+    padded[:, : bits.shape[1]] = bits
+    weights = xp.asarray([1, 2, 4, 8, 16, 32, 64, 128], xp.uint8)
+    out[...] = (padded.reshape(out.shape[0], out.shape[1], 8) * weights).sum(axis=2, dtype=xp.uint8)
+
+
+def _unpack(xp: Any, packed: Array, count: int) -> Array:
+    """Return the first ``count`` bits of each row, each as 0 or 1."""
+    bits = (packed[:, :, None] >> xp.arange(8, dtype=xp.uint8)) & 1
+    return bits.reshape(packed.shape[0], 8 * packed.shape[1])[:, :count]

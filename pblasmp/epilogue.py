@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogue: what follows a product before its result is rounded: bias, activation, their gradients. A plain value.
+
+The names are cuBLASLt's. Vectors and auxiliary arrays are local arrays, laid out like this rank's part of D; which way
+round follows from D's memory order, because C order is the transpose of what the library knows.
+
+Source: cublasmp.h of 0.10.0, cuBLASLt's documentation of its epilogues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .errors import LayoutError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .layout import MatmulProblem, MatrixDescriptor
+
+__all__ = ["Activation", "Epilogue", "aux_layout", "bias_dtype", "vector_length"]
+
+Activation = Literal["relu", "gelu", "drelu", "dgelu"]
+
+_FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
+_ARRAYS = ("bias", "aux", "bias_grad", "bias_grad_a", "bias_grad_b")
+_MASK_LD = 128  # entries of D; one bit each
+_GELU_LD = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Epilogue:
+    """What follows a product: ``D = f(alpha op(A) op(B) + beta C + bias)``. Local.
+
+    Arrays are local: this rank's part, NumPy's on the host engine, GPU memory on cublasmp. "Along" is the dimension of
+    D that is contiguous in memory: with D in C order a bias has one value per column of D, in F order one per row.
+
+    Args:
+        activation: "relu" or "gelu" (its tanh form) of the sum; "drelu" or "dgelu": the product is multiplied by the
+            derivative at what ``aux`` remembers. None leaves it as it is.
+        bias: read: a vector along this rank's part of D, added before the activation.
+        aux: from ``ctx.empty_aux(D's descriptor, activation)``: written by "relu" (a bit per entry of D) and "gelu"
+            (what it was applied to), read by "drelu" and "dgelu".
+        bias_grad: written, with "drelu" or "dgelu": the sums of D across, a vector along D.
+        bias_grad_a: written: the sums of op(A) over k, one per row of D.
+        bias_grad_b: written: the sums of op(B) over k, one per column of D.
+        fused: insist that the engine computes it inside the product. Otherwise an engine that cannot computes it
+            afterwards, from the rounded product, and ``plan.report()`` says so.
+
+    Raises:
+        LayoutError: a name is unknown or parts do not go together.
+    """
+
+    activation: Activation | None = None
+    bias: Any = None
+    aux: Any = None
+    bias_grad: Any = None
+    bias_grad_a: Any = None
+    bias_grad_b: Any = None
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in (None, *_FORWARD, *_BACKWARD):
+            raise LayoutError(
+                f"epilogue: activation is {self.activation!r}, expected None, 'relu', 'gelu', 'drelu' or 'dgelu'"
+            )
+        faults = list(self._misfits())
+        if faults:
+            raise LayoutError("epilogue: " + "; ".join(faults))
+
+    def _misfits(self) -> Iterator[str]:
+        backward = self.activation in _BACKWARD
+        if self.aux is not None and self.activation is None:
+            yield "aux belongs to an activation"
+        if backward and self.aux is None:
+            yield f"{self.activation!r} needs the aux that {self.activation[1:]!r} wrote"  # type: ignore[index]
+        if backward and self.bias is not None:
+            yield f"{self.activation!r} has no bias"
+        if self.bias_grad is not None and not backward:
+            yield "bias_grad belongs to 'drelu' or 'dgelu'"
+        sums = [name for name in ("bias_grad_a", "bias_grad_b") if getattr(self, name) is not None]
+        if sums and (self.activation or len(self.given) > 1):
+            yield f"{sums[0]} goes with nothing else"
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the arrays that it has."""
+        return tuple(name for name in _ARRAYS if getattr(self, name) is not None)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the arrays that are written."""
+        return tuple(
+            x for x in self.given if x != "bias" and not (x == "aux" and self.activation in _BACKWARD)
+        )
+
+    @property
+    def name(self) -> str:
+        """What it does, in a word or two: "relu bias aux"; empty for nothing at all."""
+        return " ".join([self.activation or "", *self.given]).strip()
+
+    def __repr__(self) -> str:
+        return f"Epilogue({self.name}{', fused' if self.fused else ''})"
+
+    def adopted(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Epilogue:
+        """Return it over an engine's arrays, each as the product on ``rank`` needs it. Local.
+
+        Args:
+            adopt: makes an engine's array of what the caller gave, without a copy.
+            p: the product.
+            rank: which rank's arrays they are; outside D's grid they are not looked at.
+
+        Raises:
+            LayoutError: an array has another shape, type or memory order.
+            UnsupportedError: the product is complex.
+        """
+        if p.d.dtype.kind == "c":
+            raise UnsupportedError(f"epilogue: for real types, D is {p.d.dtype.name}")
+        if rank >= p.d.grid.size:
+            nothing: dict[str, Any] = dict.fromkeys(self.given, np.empty(0))
+            return replace(self, **nothing)
+        arrays = {name: adopt(getattr(self, name)) for name in self.given}
+        faults = []
+        for name, array in arrays.items():
+            fault = _aux_fault(self, array, p, rank) if name == "aux" else _vector_fault(name, array, p, rank)
+            faults += [f"epilogue: {name}: {fault}"] if fault else []
+            if name in self.outputs and not getattr(array.flags, "writeable", True):
+                faults.append(f"epilogue: {name}: is read-only, but it is written")
+        if faults:
+            raise LayoutError("\n  - ".join(faults))
+        return replace(self, **arrays)
+
+    def facts(self) -> list[str]:
+        """Return what must be the same on every rank. Local."""
+        return [f"{field.name}: {_kind(getattr(self, field.name))}" for field in fields(self)]
+
+
+def _kind(value: Any) -> str:
+    return str(value) if value is None or isinstance(value, (str, bool)) else "an array"
+
+
+def along(d: MatrixDescriptor) -> int:
+    """Return the axis of D that is contiguous in memory. Local."""
+    return 1 if d.order == "C" else 0
+
+
+def bias_dtype(p: MatmulProblem) -> np.dtype:
+    """Return the type of bias vectors and of gelu's aux: D's. Local."""
+    return p.d.dtype
+
+
+def vector_axis(name: str, d: MatrixDescriptor) -> int:
+    """Return which axis of D the vector ``name`` of an epilogue has one entry for. Local."""
+    return {"bias_grad_a": 0, "bias_grad_b": 1}.get(name, along(d))
+
+
+def vector_length(name: str, p: MatmulProblem, rank: int) -> int:
+    """Return the length of the vector ``name`` of an epilogue on a rank of D's grid. Local.
+
+    It is that of the rank's part of D; where the scheme "rs" scatters what the vector runs along, every rank has all.
+    """
+    axis = vector_axis(name, p.d)
+    if p.scheme == "rs" and axis != along(p.d):
+        return p.d.shape[axis]
+    return p.d.local_shape(rank)[axis]
+
+
+def _vector_fault(name: str, array: Any, p: MatmulProblem, rank: int) -> str:
+    axis, length = vector_axis(name, p.d), vector_length(name, p, rank)
+    what = ("row", "column")
+    if tuple(array.shape) != (length,):
+        why = f"expected ({length},): one value per {what[axis]} of D that this rank has"
+        if name in ("bias", "bias_grad"):
+            other = "F" if p.d.order == "C" else "C"
+            why += f", for D is in {p.d.order} order (one per {what[1 - axis]}: D in {other} order)"
+        return f"shape is {tuple(array.shape)}, {why}"
+    if length > 1 and array.strides[0] != array.itemsize:
+        return f"stride is {array.strides[0]} bytes, expected contiguous values"
+    if array.dtype != bias_dtype(p):
+        return f"dtype is {array.dtype}, expected {bias_dtype(p).name}"
+    return ""
+
+
+def aux_layout(d: MatrixDescriptor, rank: int, activation: str) -> tuple[tuple[int, int], int, np.dtype]:
+    """Return ``(shape, leading dimension in elements, dtype)`` of a rank's auxiliary array, in D's memory order. Local.
+
+    "gelu" and "dgelu": D's shape and type, the leading dimension a multiple of 8. "relu" and "drelu": bytes, each with
+    eight neighbours of D along its contiguous dimension, lowest bit first, that dimension padded to a multiple of 128.
+    """
+    shape = d.local_shape(rank)
+    axis = along(d)
+    if activation in ("gelu", "dgelu"):
+        return shape, max(1, -(-shape[axis] // _GELU_LD)) * _GELU_LD, d.dtype
+    nbytes = max(1, -(-shape[axis] // _MASK_LD)) * _MASK_LD // 8
+    return ((shape[0], nbytes) if axis else (nbytes, shape[1])), nbytes, np.dtype(np.uint8)
+
+
+def _aux_fault(e: Epilogue, array: Any, p: MatmulProblem, rank: int) -> str:
+    shape, _, dtype = aux_layout(p.d, rank, e.activation or "")
+    made = f"ctx.empty_aux(descriptor, {e.activation!r}) makes one"
+    if tuple(array.shape) != shape:
+        return f"shape is {tuple(array.shape)}, expected {shape}: {made}"
+    if array.dtype != dtype:
+        return f"dtype is {array.dtype}, expected {dtype.name}: {made}"
+    axis = along(p.d)
+    step = (_MASK_LD // 8 if dtype.itemsize == 1 else _GELU_LD) * dtype.itemsize
+    apart = array.strides[1 - axis]
+    if array.size and (
+        (shape[axis] > 1 and array.strides[axis] != dtype.itemsize)
+        or (shape[1 - axis] > 1 and (apart < shape[axis] * dtype.itemsize or apart % step))
+    ):
+        return (
+            f"strides are {tuple(array.strides)} bytes, expected {p.d.order} order like D "
+            f"with lines a multiple of {step} bytes apart: {made}"
+        )
+    return ""

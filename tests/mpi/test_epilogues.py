@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues on ranks: every kind, type, memory order and scheme against NumPy in float64; and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.epilogues import KINDS, TOLERANCES, follow, packed, part, part_of_d
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import OPS, agreed_error, first, grids, layout, pick
+
+ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
+MAKE = {
+    "ag": pb.MatmulProblem.allgather,
+    "rs": pb.MatmulProblem.reduce_scatter,
+    "ar": pb.MatmulProblem.allreduce,
+}
+
+
+def difference(name, got, expected, tolerance):
+    """How two arrays differ, or None: by how much of the largest value."""
+    if got.shape != expected.shape:
+        return f"{name}: shape {got.shape}, expected {expected.shape}"
+    error = np.abs(got.astype(np.float64) - expected).max(initial=0)
+    scale = max(1.0, np.abs(expected).max(initial=0))
+    return None if error <= tolerance * scale else f"{name}: off by {error} at a scale of {scale}"
+
+
+def matrix(ctx, whole, d):
+    """``whole``, which every rank has, as a matrix that lies as ``d`` says; its values rounded to d's type."""
+    rounded = whole.astype(d.dtype)
+    return ctx.scatter(rounded if ctx.rank == 0 else None, d), rounded.astype(np.float64)
+
+
+def arrays_of(ctx, p, whole, bias, remembered):
+    """The arrays of an epilogue on this rank: what is read holds this rank's part, what is written NaN or anything."""
+    rank, activation = ctx.rank, whole.kind.split()[0]
+    arrays = {}
+    for name in whole.kind.split():
+        if name == "bias":
+            arrays[name] = np.ascontiguousarray(part(name, bias, p, rank))
+        elif name == "aux":
+            arrays[name] = ctx.empty_aux(p.d, activation)
+            if activation == "drelu" and rank < p.d.grid.size:
+                arrays[name][...] = packed(part_of_d(remembered, p, rank), p.d.order)
+            elif activation == "dgelu":
+                arrays[name][...] = part_of_d(remembered, p, rank)
+        elif name in whole.vectors:
+            arrays[name] = np.full(part(name, whole.vectors[name], p, rank).shape, np.nan, p.d.dtype)
+    return arrays
+
+
+def followed(ctx, rng, p, kind, *, alpha=1.0, beta=0.0, algo="auto"):
+    """Run the product ``p`` with an epilogue and return what is wrong."""
+    dtype, rank, tolerance = p.d.dtype, ctx.rank, TOLERANCES[p.a.dtype.name]
+    a, left = matrix(ctx, rng.standard_normal(p.a.shape), p.a)
+    b, right = matrix(ctx, rng.standard_normal(p.b.shape), p.b)
+    left, right = OPS[p.op_a](left), OPS[p.op_b](right)
+    product, c = alpha * (left @ right), None
+    if beta:
+        c, added = matrix(ctx, rng.standard_normal(p.d.shape), p.d)
+        product = product + beta * added
+    activation = kind.split()[0] if "lu" in kind else None
+    length = p.n if p.d.order == "C" else p.m
+    bias = rng.standard_normal(length).astype(dtype)
+    remembered = rng.standard_normal((p.m, p.n)).astype(dtype)
+    if activation == "drelu":
+        remembered = remembered > 0
+    whole = follow(
+        kind, product, left, right, p.d.order, bias.astype(np.float64), remembered.astype(np.float64)
+    )
+    arrays = arrays_of(ctx, p, whole, bias, remembered)
+    epilogue = pb.Epilogue(activation, **arrays)
+    result = pb.matmul(
+        a, b, c, out=ctx.empty(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
+        scheme=p.scheme, epilogue=epilogue, algo=algo,
+    )  # fmt: skip
+    if rank >= p.d.grid.size:
+        return None
+    wrong = [difference("D", result.local, part_of_d(whole.d, p, rank), tolerance)]
+    for name, vector in whole.vectors.items():
+        wrong.append(difference(name, arrays[name], part(name, vector, p, rank), 8 * tolerance))
+    if activation == "gelu" and "aux" in arrays:
+        wrong.append(difference("aux", arrays["aux"], part_of_d(whole.aux, p, rank), tolerance))
+    if activation == "relu" and "aux" in arrays:
+        same = np.array_equal(arrays["aux"], packed(part_of_d(whole.aux, p, rank), p.d.order))
+        wrong.append(None if same else "the mask differs")
+    return first(*wrong)
+
+
+def general(comm, part, parts):
+    """2D block-cyclic layouts as random as they come."""
+    rng = np.random.default_rng(71)
+    cases = list(itertools.product(KINDS, TOLERANCES, ORDERS))[part::parts]
+    with pb.Context(comm, engine="host") as ctx:
+        for kind, dtype, orders in cases:
+            grid = pick(rng, grids(ctx.size))
+            op_a, op_b = pick(rng, "NT"), pick(rng, "NT")
+            (m, n, k), (mb, nb, kb) = rng.integers(1, 40, 3).tolist(), rng.integers(1, 12, 3).tolist()
+            out = "float32" if dtype in ("float16", "bfloat16") and rng.integers(2) else dtype
+
+            def lies(rows, cols, block_rows, block_cols, op, order, kind, grid=grid):
+                shape, block = ((rows, cols), (block_rows, block_cols))
+                if op == "T":
+                    shape, block = shape[::-1], block[::-1]
+                return layout(rng, shape, ctx.size, grid=grid, block=block, dtype=kind, order=order)
+
+            p = pb.MatmulProblem(
+                lies(m, k, mb, kb, op_a, orders[0], dtype),
+                lies(k, n, kb, nb, op_b, orders[1], dtype),
+                lies(m, n, mb, nb, "N", orders[2], out),
+                op_a,
+                op_b,
+            )
+            beta = pick(rng, (0.0, 0.0, -0.5))
+            algo = pick(rng, ("auto", "shared", "gathered", "panels"))
+            wrong = followed(ctx, rng, p, kind, alpha=pick(rng, (1.0, 2.0)), beta=beta, algo=algo)
+            yield f"{kind}: {dtype} to {out}, {op_a}{op_b}, {orders}, {m}x{n}x{k} on {grid}", wrong
+
+
+def schemes(comm):
+    rng = np.random.default_rng(72)
+    ops = {"ag": ("TN", "NN", "NT", "TT"), "rs": ("TN", "NN", "NT", "TT"), "ar": ("TN",)}
+    with pb.Context(comm, engine="host") as ctx:
+        for scheme, kind, dtype, order in itertools.product(MAKE, KINDS, TOLERANCES, "CF"):
+            op_a, op_b = pick(rng, ops[scheme])
+            if order == "C" and scheme == "ar":
+                op_a, op_b = "N", "T"
+            m, n, k = (int(x) * ctx.size for x in rng.integers(1, 9, 3))
+            p = MAKE[scheme](m, n, k, ctx.size, op_a, op_b, dtype=dtype, order=order)
+            yield f"{scheme}: {kind}, {dtype}, {order} order", followed(ctx, rng, p, kind)
+
+
+def extents(comm):
+    """Nothing to multiply: the epilogue follows beta C, or zeros."""
+    rng = np.random.default_rng(73)
+    with pb.Context(comm, engine="host") as ctx:
+        for m, n, k in ((5, 6, 0), (0, 6, 5), (5, 0, 3), (0, 0, 0), (1, 1, 1)):
+            for kind, order in itertools.product(KINDS, "CF"):
+                p = pb.MatmulProblem.gemm(
+                    m, n, k, pick(rng, grids(ctx.size)), 2, dtype="float32", order=order
+                )
+                yield f"{kind}: {m}x{n}x{k} {order}", followed(ctx, rng, p, kind)
+        p = pb.MatmulProblem.gemm(5, 6, 4, pick(rng, grids(ctx.size)), 2)
+        yield "alpha is 0", followed(ctx, rng, p, "gelu bias", alpha=0.0, beta=2.0)
+
+
+def training(comm):
+    """A mask and an argument that one product has written are what the next one reads; a plan sees new biases."""
+    rng = np.random.default_rng(74)
+    with pb.Context(comm, engine="host") as ctx:
+        for activation, order in itertools.product(("relu", "gelu"), "CF"):
+            p = pb.MatmulProblem.gemm(33, 18, 7, pb.Grid.squarest(ctx.size), (4, 3), order=order)
+            (a, left), (b, right) = (matrix(ctx, rng.standard_normal(x.shape), x) for x in (p.a, p.b))
+            length = p.n if order == "C" else p.m
+            bias = np.zeros_like(part("bias", np.zeros(length), p, ctx.rank))
+            aux = ctx.empty_aux(p.d, activation)
+            forward = pb.Epilogue(activation, bias=bias, aux=aux)
+            backward = pb.Epilogue("d" + activation, aux=aux)
+            with (
+                pb.plan_matmul(a, b, epilogue=forward) as there,
+                pb.plan_matmul(a, b, epilogue=backward) as back,
+            ):
+                for _ in range(2):
+                    whole = rng.standard_normal(length)
+                    bias[...] = part("bias", whole, p, ctx.rank)
+                    ahead = follow(f"{activation} bias aux", left @ right, left, right, order, whole)
+                    after = follow(f"d{activation} aux", left @ right, left, right, order, None, ahead.aux)
+                    yield (
+                        f"{activation} {order}",
+                        first(
+                            difference("D", there().local, part_of_d(ahead.d, p, ctx.rank), 1e-12),
+                            difference("gradient", back().local, part_of_d(after.d, p, ctx.rank), 1e-12),
+                        ),
+                    )
+
+
+def refused(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        p = pb.MatmulProblem.gemm(24, 40, 8, pb.Grid(1, ctx.size), 8, dtype="float32")
+        a, b, out = ctx.zeros(p.a), ctx.zeros(p.b), ctx.empty(p.d)
+        rows, cols = p.d.local_shape(ctx.rank)
+        bias, mask = np.zeros(cols, np.float32), ctx.empty_aux(p.d, "relu")
+        frozen = bias.copy()
+        frozen.flags.writeable = False
+        wide = np.zeros((rows, 2 * cols), np.float32)
+
+        def error(words, epilogue, kind=pb.LayoutError, **how):
+            return agreed_error(ctx, kind, words, pb.matmul, a, b, out=out, epilogue=epilogue, **how)
+
+        for words, epilogue in (
+            (["epilogue: expected an Epilogue, got str"], "relu"),
+            (["bias: shape is", "one value per column of D", "one per row: D in F order"],
+             pb.Epilogue(bias=np.zeros(cols + 1, np.float32))),
+            (["bias: dtype is float64, expected float32"], pb.Epilogue(bias=bias.astype(np.float64))),
+            (["bias: stride is 8 bytes"], pb.Epilogue(bias=np.zeros((cols, 2), np.float32)[:, 0])),
+            (["bias: shape is"], pb.Epilogue(bias=bias[None])),
+            (["bias_grad_a: shape is", "expected (24,): one value per row"], pb.Epilogue(bias_grad_a=bias)),
+            (["aux: shape is", "ctx.empty_aux(descriptor, 'relu') makes one"], pb.Epilogue("relu", aux=mask[:1])),
+            (["aux: dtype is float32, expected uint8"], pb.Epilogue("relu", aux=mask.astype(np.float32))),
+            (["aux: shape is"], pb.Epilogue("gelu", aux=mask)),
+            (["aux: strides are"], pb.Epilogue("gelu", aux=wide[:, ::2])),
+            (["bias_grad: is read-only"], pb.Epilogue("drelu", aux=mask, bias_grad=frozen)),
+            (["local array: expected a NumPy array"], pb.Epilogue(bias=[1.0] * cols)),
+        ):  # fmt: skip
+            yield f"{words}", error(words, epilogue)
+        padded = pb.MatmulProblem.gemm(16, 8 * ctx.size, 8, pb.Grid(1, ctx.size), 8, dtype="float32")
+        result = ctx.empty(padded.d)
+        for name, epilogue in (
+            ("aux: shares memory with d", pb.Epilogue("gelu", aux=result.local)),
+            ("bias_grad_b: shares memory with d", pb.Epilogue(bias_grad_b=result.local[0])),
+        ):
+            x, y = ctx.zeros(padded.a), ctx.zeros(padded.b)
+            yield (
+                name,
+                agreed_error(ctx, pb.LayoutError, [name], pb.matmul, x, y, out=result, epilogue=epilogue),
+            )
+        z = ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype="complex64"))
+        vector = pb.Epilogue(bias=np.zeros(8, np.complex64))
+        yield (
+            "complex",
+            agreed_error(
+                ctx, pb.UnsupportedError, ["epilogue: for real types"], pb.matmul, z, z, epilogue=vector
+            ),
+        )
+        wide_a = ctx.zeros(pb.MatrixDescriptor((26, 8), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
+        part_of_out = ctx.empty(pb.MatrixDescriptor((27, 40), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
+        moved = part_of_out[1:27, :]
+        yield "moved", agreed_error(
+            ctx, pb.LayoutError, ["epilogue: D is moved"], pb.matmul, wide_a, b,
+            out=moved, redistribute=True, epilogue=pb.Epilogue("relu"),
+        )  # fmt: skip
+        if ctx.size > 1:
+            mixed = pb.Epilogue("relu", bias=bias) if ctx.rank else pb.Epilogue("gelu", bias=bias)
+            yield "mixed", error(["activation: relu", "activation: gelu"], mixed, pb.RankMismatchError)
+            mixed = pb.Epilogue("relu", bias=bias if ctx.rank else None)
+            yield "on some ranks", error(["bias: None", "bias: an array"], mixed, pb.RankMismatchError)
+        yield "no such aux", agreed_error(ctx, pb.LayoutError, ["activation"], ctx.empty_aux, p.d, "tanh")
+        nothing = pb.matmul(a, b, out=out, epilogue=pb.Epilogue())
+        yield "nothing follows", None if not nothing.local.any() else "D is not zero"
+
+
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 3), (2, 2), (4, 1), (3, 4)])
+def test_every_epilogue_on_general_layouts(nranks, parts):
+    run_mpi(general, nranks, part=nranks % parts, parts=parts)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_every_epilogue_in_every_scheme(nranks):
+    run_mpi(schemes, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_epilogues_of_empty_products(nranks):
+    run_mpi(extents, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_what_a_forward_product_writes_the_backward_one_reads(nranks):
+    run_mpi(training, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_what_is_refused(nranks):
+    run_mpi(refused, nranks)
