@@ -111,7 +111,7 @@ def c_call(plan: Any) -> Callable[[], int]:
     """Return the bare call of cublasMpMatmul that a plan makes, its ctypes arguments built once. Run the plan first."""
     product = plan._product
     function = product._lib.raw("cublasMpMatmul")
-    device, host = product._matmul_sizes
+    device, host = product._needs
     shared = product._workspace
     values = (*product._arguments, shared.device, device, shared.host, host)
     prebuilt = [kind.from_param(value) for kind, value in zip(function.argtypes, values, strict=True)]

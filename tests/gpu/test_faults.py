@@ -3,33 +3,86 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 import pblasmp as pb
 from pblasmp.engines.cublasmp import faults
 
-from .products import everywhere, integers, place, poisoned, wrong
+from .products import everywhere, integers, place, poisoned, product_part, wrong_part
 
 
-def nt_product(ctx: pb.Context) -> tuple[str, pb.MatmulProblem]:
-    """Multiply op N by op T with unequal blocks; return what is wrong with the result."""
-    p = pb.MatmulProblem.gemm(
-        256, 192, 320, pb.Grid.squarest(ctx.size), (32, 48, 64), op_b="T", dtype="float64", order="F"
-    )
-    values = [integers(x.shape, x.dtype, i) for i, x in enumerate((p.a, p.b))]
-    a, b = (place(ctx, v, x) for v, x in zip(values, (p.a, p.b), strict=True))
-    out = poisoned(ctx, p.d)
-    pb.matmul(a, b, out=out, op_b="T")
-    return everywhere(ctx, wrong(ctx, out, values[0] @ values[1].T)), p
+def column_major(shape, blocks, grid, ops, sources=((0, 0), (0, 0), (0, 0)), dtype="float64"):
+    p = pb.MatmulProblem.gemm(*shape, grid, blocks, op_a=ops[0], op_b=ops[1], dtype=dtype, order="F")
+    a, b, d = (replace(x, source=source) for x, source in zip((p.a, p.b, p.d), sources, strict=True))
+    return replace(p, a=a, b=b, d=d)
 
 
-def test_nt_with_unequal_blocks_is_right(ctx):
-    fault, _ = nt_product(ctx)
-    assert fault == ""
+ROW, COLUMN = pb.Grid(1, 2), pb.Grid(2, 1)
+PROBLEMS = {
+    "NT": [column_major((256, 192, 320), (32, 48, 64), grid, "NT") for grid in (ROW, COLUMN)],
+    # What these read is left in memory by the products before: some are right, now and then.
+    "TT": [
+        column_major((m, n, k), (mb, nb, kb), grid, "TT", sources)
+        for m, n, k, mb, nb, kb in ((121, 28, 149, 4, 32, 44), (83, 44, 64, 14, 61, 60), (54, 40, 12, 2, 10, 12),
+                                    (40, 43, 122, 2, 28, 22), (53, 33, 37, 5, 50, 53), (139, 72, 80, 6, 18, 16))
+        for grid, sources in ((COLUMN, ((0, 0), (0, 0), (0, 0))), (COLUMN, ((0, 0), (1, 0), (0, 0))),
+                              (COLUMN, ((1, 0), (0, 0), (0, 0))))
+    ],
+    "shifted": [
+        column_major((146, 88, 31), (10, 60, 31), ROW, "TN", ((0, 0), (0, 1), (0, 0))),
+        column_major((32, 14, 29), (1, 58, 34), ROW, "TN", ((0, 1), (0, 0), (0, 1))),
+    ],
+}  # fmt: skip
 
 
-def test_nt_with_unequal_blocks_is_still_wrong_without_the_guard(ctx, monkeypatch):
+def faults_of(ctx: pb.Context, problems: list[pb.MatmulProblem]) -> list[str]:
+    """Multiply each three times; return what is wrong with the results."""
+    found = []
+    for p in problems:
+        values = {name: integers(getattr(p, name).shape, p.a.dtype, i) for i, name in enumerate("ab")}
+        a, b = (place(ctx, values[name], getattr(p, name)) for name in "ab")
+        for _ in range(3):
+            out = poisoned(ctx, p.d)
+            pb.matmul(a, b, out=out, op_a=p.op_a, op_b=p.op_b)
+            found.append(everywhere(ctx, wrong_part(ctx, out, product_part(ctx, p, values, 1, 0))))
+    return [fault for fault in found if fault]
+
+
+def needs_two(ctx: pb.Context) -> None:
+    if ctx.size == 1:
+        pytest.skip("these faults need two processes")
+
+
+@pytest.mark.parametrize("fault", PROBLEMS)
+def test_a_fault_is_avoided(ctx, fault):
+    needs_two(ctx)
+    assert faults_of(ctx, PROBLEMS[fault]) == []
+
+
+@pytest.mark.parametrize("fault", PROBLEMS)
+def test_a_fault_is_still_there_without_the_guard(ctx, fault, monkeypatch):
     """When this fails, the library has been mended: narrow the guard to the versions that need it."""
-    p = nt_product(ctx)[1]
-    guarded = faults.nt_is_wrong(ctx.engine.version, p.column_major())
-    monkeypatch.setattr(faults, "nt_is_wrong", lambda *_: False)
-    fault, _ = nt_product(ctx)
-    assert (fault != "") == guarded, f"version {ctx.engine.version}: {fault or 'right'}"
+    needs_two(ctx)
+    monkeypatch.setattr(faults, "reads_b_transposed", lambda _: False)
+    monkeypatch.setattr(faults, "is_shifted", lambda _: False)
+    assert faults_of(ctx, PROBLEMS[fault]) != [], f"cuBLASMp {ctx.engine.version}"
+
+
+def test_c_and_d_of_other_alignment(ctx):
+    """16-bit C on the 16-byte grid, D off it: a misaligned address, after which this process has no GPU."""
+    d = pb.MatrixDescriptor((64 * ctx.size, 64), (64, 64), pb.Grid(ctx.size, 1), dtype="float16", order="F")
+    values = integers(d.shape, d.dtype, 1, 1)
+    c = place(ctx, values, d)
+    a = pb.MatrixDescriptor((64 * ctx.size, 64), (64, 64), d.grid, dtype="float16", order="F")
+    b = pb.MatrixDescriptor((64, 64), (64, 64), d.grid, dtype="float16", order="F")
+    factors = integers(a.shape, a.dtype, 2, 1), integers(b.shape, b.dtype, 3, 1)
+    parent = poisoned(ctx, replace(d, shape=(64 * ctx.size + 1, 64)))  # an odd leading dimension on rank 0
+    out = parent[: d.shape[0], :]
+    with pb.plan_matmul(place(ctx, factors[0], a), place(ctx, factors[1], b), c, out=out, beta=1) as plan:
+        assert any("C is copied" in note for note in plan.report().notes) == (ctx.rank == 0)
+        plan()
+    p = pb.MatmulProblem(a, b, d, c=d)
+    expected = product_part(ctx, p, {"a": factors[0], "b": factors[1], "c": values}, 1, 1)
+    assert everywhere(ctx, wrong_part(ctx, out, expected, 2.0**-7)) == ""

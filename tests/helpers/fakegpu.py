@@ -72,6 +72,7 @@ class FakeGpu:
         comm: the ranks of NCCL's communicators, an mpi4py communicator; None: one rank.
         devices: PCI addresses of the visible GPUs, by default one per rank; empty: none.
         deaf: pairs of GPUs that cannot reach each other.
+        nccl_version: as NCCL numbers it.
         free: bytes that are free on the current GPU.
         fragmented: what is free is not to be had.
         current: index of the current GPU.
@@ -90,11 +91,13 @@ class FakeGpu:
         devices: Sequence[str] | None = None,
         deaf: Sequence[tuple[int, int]] = (),
         nvshmem_ranks: int = 0,
+        nccl_version: int = 22903,
     ) -> None:
         self.comm = comm
         ranks = comm.size if comm else 1
         self.devices = [f"0000:0{n}:00.0" for n in range(ranks)] if devices is None else list(devices)
         self.deaf = deaf
+        self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
         self.current = self.stream = 0
         self.nvshmem_ranks = nvshmem_ranks
@@ -107,7 +110,9 @@ class FakeGpu:
 
     def install(self, patch: pytest.MonkeyPatch, without: Sequence[str] = ()) -> None:
         """Put the modules where ``import`` finds them; those ``without`` are not installed."""
+        nccl = SimpleNamespace(get_version=lambda: self.nccl_version)
         modules = {"cupy": self._cupy(), "nccl.core": self._nccl(), "nvshmem.core": self._nvshmem(),
+                   "nccl.bindings": SimpleNamespace(nccl=nccl),
                    "cuda.core": SimpleNamespace(Device=lambda index: ("device", index))}  # fmt: skip
         for name, content in modules.items():
             package, _, part = name.partition(".")

@@ -67,6 +67,8 @@ class CublasmpEngine:
             self._stream = cupy.cuda.get_current_stream()
             library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
             self._closing.callback(library.cublasMpDestroy, handle.value)
+            if self.version < _WINDOWS_SINCE and comm.size > 1:
+                self.grid(Grid(comm.size, 1))  # NVSHMEM: a first grid of fewer ranks lets later ones hang
             self._closing = self._closing.pop_all()
         assert handle.value is not None
         self.handle = handle.value
@@ -94,9 +96,7 @@ class CublasmpEngine:
     @property
     def nccl_version(self) -> int:
         """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
-        version = ctypes.c_int()
-        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
-        return version.value
+        return _nccl_version()
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
@@ -262,7 +262,7 @@ class CublasmpEngine:
 
     def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
         """Return the product without the library's known faults, and why operands are laid out otherwise. Local."""
-        return faults.avoided(problem, self.version)
+        return faults.avoided(problem)
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""
@@ -304,6 +304,12 @@ def _addresses(array: Any) -> NDArray[Any]:
     return np.asarray(Described())
 
 
+def _nccl_version() -> int:
+    from nccl.bindings import nccl
+
+    return int(nccl.get_version())
+
+
 def open_library() -> Library | PblasmpError:
     """Return cuBLASMp, opened, or why it cannot be used here. Local."""
     try:
@@ -314,6 +320,7 @@ def open_library() -> Library | PblasmpError:
         library = Library()
         if library.version < _WINDOWS_SINCE:
             nvshmem_core()
+        faults.check_nccl(library.version, _nccl_version())
     except PblasmpError as error:
         return error
     return library

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known faults of the library, by version, and how each is avoided. tests/gpu shows that each is still there.
+"""Known faults of the library, and how each is avoided. tests/gpu shows that each is still there.
 
-Measured on H200 GPUs with CUDA 13.
+Measured on H200 GPUs with CUDA 13. The wrong products were wrong on cuBLASMp 0.7.0 to 0.10.0 alike; all have
+more than one process and blocks of m, k and n that are not all equal.
 """
 
 from __future__ import annotations
@@ -10,45 +11,67 @@ from dataclasses import replace
 from typing import Any
 
 from ...bindings import version_text
+from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
-from ...layout.descriptor import MemoryOrder
 
-__all__ = ["avoided", "mixed_line_is_unsafe", "needs_c_in_d", "nt_is_wrong"]
+__all__ = ["avoided", "check_nccl", "is_shifted", "needs_c_in_d", "reads_b_transposed"]
 
+_FIRST_NCCL = 22903
 _ALIGNMENT = 16  # bytes
 
 
-def nt_is_wrong(version: int, form: ColumnMajorProduct) -> bool:
-    """Return whether cuBLASMp ``version`` would compute wrong numbers for this product.
+def check_nccl(version: int, nccl: int) -> None:
+    """Refuse an NCCL with which this cuBLASMp cannot run every product.
 
-    op N times op T (or C) on 0.9 and 0.10, where the blocks of m, k and n are not all equal: relative errors of 0.3.
+    With 0.10 on NCCL 2.29.2 products of many tiles die in NCCL's proxy thread (2 x 2 processes, n = 16384, nb = 256);
+    on 2.29.3, 2.29.7, 2.30.7 and 2.32.3 they are right.
+
+    Raises:
+        UnsupportedError: NCCL is too old.
     """
-    if not (form.op_a == "N" and form.op_b != "N") or form.d.grid.size == 1:
-        return False
-    blocks = {form.a.block[0], form.a.block[1], form.b.block[0]}
-    return version >= 900 and len(blocks) > 1
+    if version >= 1000 and nccl < _FIRST_NCCL:
+        needed, found = (f"{v // 10000}.{v // 100 % 100}.{v % 100}" for v in (_FIRST_NCCL, nccl))
+        raise UnsupportedError(
+            f"cuBLASMp {version_text(version)} needs NCCL {needed} or newer, found {found}:"
+            " pip install -U nvidia-nccl-cu13 (nvidia-nccl-cu12 for CUDA 12)"
+        )
 
 
-def mixed_line_is_unsafe(x: MatrixDescriptor, form: ColumnMajorProduct) -> bool:
-    """Return whether operand ``x`` of a product over one row or column of processes is not on D's own grid.
+def reads_b_transposed(form: ColumnMajorProduct) -> bool:
+    """Return whether this is a product with op(B) = T or C that cuBLASMp may get wrong.
 
-    Memory orders are mixed then. Such products were seen to hang on 0.10, and when is not known.
+    With op(A) = N: relative errors of 0.3. With op(A) = T: errors in some rows, now and then, where blocks of D are
+    wider than high on a column of processes, higher than wide on a row; on 0.7 and 0.8 some never end.
     """
-    return 1 in form.d.grid.shape and not x.grid.same_ranks(form.d.grid)
+    return form.op_b != "N" and _risky(form)
+
+
+def is_shifted(form: ColumnMajorProduct) -> bool:
+    """Return whether op(A) = T, op(B) = N and B's first column is not on the process column of D's.
+
+    Some columns of D are wrong then, not always.
+    """
+    shifted = form.b.source[1] != form.d.source[1] and form.d.grid.npcol > 1
+    return form.op_a != "N" and form.op_b == "N" and shifted and _risky(form)
+
+
+def _risky(form: ColumnMajorProduct) -> bool:
+    blocks = {*form.d.block, form.a.block[1 if form.op_a == "N" else 0]}
+    return form.d.grid.size > 1 and len(blocks) > 1
 
 
 def needs_c_in_d(d: Any) -> bool:
     """Return whether C must be D itself for this local array of D: a 16-bit one off the 16-byte grid.
 
-    Where C is better aligned than D, 0.10 runs a kernel that ends with a misaligned address (seen for float16 and
-    bfloat16; C and D in one place, or D without C, are right).
+    Where C is better aligned than D, a kernel ends with a misaligned address (0.10; float16 and bfloat16). C and D in
+    one place, or D without C, are right.
     """
     address, pitch = int(d.data.ptr), max(d.strides)
     return bool(d.dtype.itemsize == 2 and (address % _ALIGNMENT or pitch % _ALIGNMENT))
 
 
-def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
-    """Return a product without known faults, ``p`` itself or with operands laid out otherwise, and the reasons. Local.
+def avoided(p: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
+    """Return a product without known faults, ``p`` or one with an operand laid out otherwise, and the reasons. Local.
 
     A product whose layouts are those of AllGather + GEMM is run as such. One with those of GEMM + ReduceScatter is left
     to cuBLASMp, which then sums in float32 what the scheme would sum in D's type.
@@ -57,31 +80,22 @@ def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, .
         return p, ()
     if not replace(p, scheme="ag").faults():
         return replace(p, scheme="ag"), ()
-    if not replace(p, scheme="rs").faults():
-        return p, ()
-    library, reasons = f"cuBLASMp {version_text(version)}", []
     form = p.column_major()
-    first, second = ("b", "a") if form.swapped else ("a", "b")
-    for name, x in ((first, form.a), (second, form.b)):
-        if mixed_line_is_unsafe(x, form):
-            moved = getattr(p, name)
-            p = _with(p, name, _laid(moved, p.d, moved.order))
-            reasons.append(
-                f"{name} is moved to D's grid: over one line of processes {library} may hang with mixed memory orders"
-            )
-    if nt_is_wrong(version, p.column_major()):
-        moved = getattr(p, second)
-        p = _with(p, second, _laid(moved, p.d, "F" if moved.order == "C" else "C"))
-        reasons.append(
-            f"{second} is moved to the other memory order: {library} is wrong for op N times op T with unequal blocks"
-        )
-    return p, tuple(reasons)
+    transposed = reads_b_transposed(form)
+    if not replace(p, scheme="rs").faults() or not (transposed or is_shifted(form)):
+        return p, ()
+    name = "a" if form.swapped else "b"
+    x = _laid_for(form, getattr(p, name), flip=transposed)
+    why = (
+        f"{name} is moved to the other memory order: cuBLASMp is wrong for op(B) = T with unequal blocks"
+        if transposed
+        else f"{name} is moved to D's processes: cuBLASMp is wrong where blocks and sources are unequal"
+    )
+    return (replace(p, a=x) if name == "a" else replace(p, b=x)), (why,)
 
 
-def _with(p: MatmulProblem, name: str, x: MatrixDescriptor) -> MatmulProblem:
-    return replace(p, a=x) if name == "a" else replace(p, b=x)
-
-
-def _laid(x: MatrixDescriptor, d: MatrixDescriptor, order: MemoryOrder) -> MatrixDescriptor:
-    """Return ``x`` in a memory order, on the grid that is D's own when both are seen in F order."""
-    return replace(x, order=order, grid=d.grid if order == d.order else d.grid.T, source=(0, 0), ld=None)
+def _laid_for(form: ColumnMajorProduct, x: MatrixDescriptor, *, flip: bool) -> MatrixDescriptor:
+    """Return ``x``, which is B of ``form``, as a k × n matrix whose columns lie on the processes that D's do."""
+    shape, block = (form.b.shape[::-1], form.b.block[::-1]) if flip else (form.b.shape, form.b.block)
+    laid = MatrixDescriptor(shape, block, form.d.grid, (0, form.d.source[1]), x.dtype, "F")
+    return laid if (x.order == "F") != flip else laid.T
