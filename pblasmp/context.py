@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
     from numpy.typing import DTypeLike
+    from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
     from .layout.descriptor import MemoryOrder
@@ -58,7 +59,9 @@ class Context:
     Collective over ``comm``.
 
     Args:
-        comm: an mpi4py communicator, by default COMM_WORLD; a duplicate is used. Without MPI: one process.
+        comm: an mpi4py communicator or a torch.distributed process group; a communicator of our own is made beside it.
+            By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
+            under torchrun; without either, one process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
             of its own and the library loads, else host. ``ctx.engine.why`` says which and why.
         nccl: an NCCL communicator of the same ranks that cublasmp shall use, as its address (an int) or nccl4py's
@@ -67,10 +70,11 @@ class Context:
     Raises:
         LayoutError: the engine's name is unknown.
         LibraryNotFoundError: a library that the engine needs is missing.
+        UnsupportedError: torchrun started this process, which has no process group yet.
     """
 
     def __init__(
-        self, comm: MPI.Comm | None = None, engine: EngineName = "auto", *, nccl: object = None
+        self, comm: MPI.Comm | ProcessGroup | None = None, engine: EngineName = "auto", *, nccl: object = None
     ) -> None:
         self._open = False
         caller = sys._getframe(1)

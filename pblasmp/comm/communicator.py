@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few things pblasmp asks of a communicator: of mpi4py's, or of a single process without MPI."""
+"""The few things pblasmp asks of a communicator: of mpi4py's, of PyTorch's, or of a single process without either."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LibraryNotFoundError
+from ..errors import LibraryNotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch.distributed import ProcessGroup
 
-__all__ = ["Communicator", "wrap"]
+__all__ = ["Communicator", "Request", "chunks", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _BUSY_POLLS = 50
 _PAUSE_SECONDS = 2e-5
 _LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
+_TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Array = NDArray[Any]
+Request: TypeAlias = Any  # something under way, mpi4py's or what has a Test() like it
 
 
 class Communicator(Protocol):
@@ -41,7 +45,7 @@ class Communicator(Protocol):
     broken: bool
     patient: bool
 
-    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> MPI.Request | None:
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
 
     def allgather(self, value: Any) -> list[Any]:
@@ -59,16 +63,19 @@ class Communicator(Protocol):
     def bcast_into(self, array: Array, root: int) -> None:
         """Replace ``array`` (contiguous) by the root's. Collective."""
 
-    def wait(self, request: MPI.Request) -> None:
+    def wait(self, request: Request) -> None:
         """Wait for a request. Local."""
 
-    def wait_any(self, requests: Sequence[MPI.Request]) -> int:
+    def wait_any(self, requests: Sequence[Request]) -> int:
         """Wait for one of several requests, return which. Local."""
 
-    def isend(self, array: Array, dest: int) -> list[MPI.Request]:
+    def test_any(self, requests: Sequence[Request]) -> int | None:
+        """Return which of several requests is done, None where none is. Local."""
+
+    def isend(self, array: Array, dest: int) -> list[Request]:
         """Start sending ``array`` (contiguous in either order), which stays as it is until they are done. Local."""
 
-    def irecv(self, array: Array, source: int) -> list[MPI.Request]:
+    def irecv(self, array: Array, source: int) -> list[Request]:
         """Start receiving into ``array`` (contiguous in either order). Local."""
 
     def nodes(self) -> list[tuple[int, ...]]:
@@ -110,13 +117,15 @@ class _Serial:  # its arguments matter only where there are several ranks
     def bcast_into(self, array: Array, root: int) -> None:
         pass
 
-    def wait(self, request: MPI.Request) -> None:  # noqa: ARG002
+    def wait(self, request: Request) -> None:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
-    def wait_any(self, requests: Sequence[MPI.Request]) -> int:  # noqa: ARG002
+    def wait_any(self, requests: Sequence[Request]) -> int:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
-    def isend(self, array: Array, dest: int) -> list[MPI.Request]:  # noqa: ARG002
+    test_any = wait_any
+
+    def isend(self, array: Array, dest: int) -> list[Request]:  # noqa: ARG002
         raise AssertionError("a single rank has nobody to send to")
 
     irecv = isend
@@ -140,7 +149,8 @@ def _bytes(array: Array) -> Array:
     return flat.view(np.uint8)
 
 
-def _chunks(array: Array) -> list[Array]:
+def chunks(array: Array) -> list[Array]:
+    """Return the bytes of a contiguous array, in memory order, in parts that fit into a message."""
     data = _bytes(array)
     return [data[at : at + _CHUNK_BYTES] for at in range(0, data.size, _CHUNK_BYTES)]
 
@@ -162,7 +172,7 @@ class _Mpi:
         self.broken = False
         self.patient = False
 
-    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> MPI.Request:
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         from mpi4py import MPI
 
         return self._comm.Iallreduce(values, out, op=MPI.MAX)
@@ -176,7 +186,7 @@ class _Mpi:
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    def wait(self, request: MPI.Request) -> None:
+    def wait(self, request: Request) -> None:
         if not self.patient:
             request.Wait()
             return
@@ -184,17 +194,21 @@ class _Mpi:
         while not request.Test():
             polls = _pause(polls)
 
-    def wait_any(self, requests: Sequence[MPI.Request]) -> int:
+    def wait_any(self, requests: Sequence[Request]) -> int:
         from mpi4py import MPI
 
         if not self.patient:
             return MPI.Request.Waitany(requests)
         polls = 0
-        while True:
-            i, arrived = MPI.Request.Testany(requests)
-            if arrived:
-                return i
+        while (i := self.test_any(requests)) is None:
             polls = _pause(polls)
+        return i
+
+    def test_any(self, requests: Sequence[Request]) -> int | None:
+        from mpi4py import MPI
+
+        i, arrived = MPI.Request.Testany(requests)
+        return i if arrived else None
 
     def sum_into(self, array: Array) -> None:
         from mpi4py import MPI
@@ -205,14 +219,14 @@ class _Mpi:
             self._comm.Allreduce(MPI.IN_PLACE, flat[at : at + step], op=MPI.SUM)
 
     def bcast_into(self, array: Array, root: int) -> None:
-        for chunk in _chunks(array):
+        for chunk in chunks(array):
             self._comm.Bcast(chunk, root)
 
-    def isend(self, array: Array, dest: int) -> list[MPI.Request]:
-        return [self._comm.Isend(chunk, dest) for chunk in _chunks(array)]
+    def isend(self, array: Array, dest: int) -> list[Request]:
+        return [self._comm.Isend(chunk, dest) for chunk in chunks(array)]
 
-    def irecv(self, array: Array, source: int) -> list[MPI.Request]:
-        return [self._comm.Irecv(chunk, source) for chunk in _chunks(array)]
+    def irecv(self, array: Array, source: int) -> list[Request]:
+        return [self._comm.Irecv(chunk, source) for chunk in chunks(array)]
 
     def nodes(self) -> list[tuple[int, ...]]:
         from mpi4py import MPI
@@ -239,19 +253,37 @@ class _Mpi:
             self._comm.Free()
 
 
-def wrap(comm: MPI.Comm | None) -> Communicator:
-    """Return a communicator of our own over the ranks of ``comm`` (None: COMM_WORLD, or one process without MPI).
+def wrap(comm: MPI.Comm | ProcessGroup | None) -> Communicator:
+    """Return a communicator of our own over the ranks of ``comm``.
+
+    None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
+    without either, one process alone.
 
     Collective over ``comm``.
 
     Raises:
         LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
+        UnsupportedError: started by torchrun, but there is no process group yet.
     """
+    launched_by_mpi = any(name in os.environ for name in _LAUNCHER_VARIABLES)
+    dist = sys.modules.get("torch.distributed")  # without it there is no process group either
+    if dist is not None and dist.is_available():
+        if comm is None and not launched_by_mpi and dist.is_initialized():
+            comm = dist.group.WORLD
+        if isinstance(comm, dist.ProcessGroup):
+            from .process_group import beside
+
+            return beside(comm)
+    if comm is None and not launched_by_mpi and _TORCHRUN_VARIABLE in os.environ:
+        raise UnsupportedError(
+            "this process was started by torchrun, but PyTorch has no process group: "
+            "call torch.distributed.init_process_group first"
+        )
     if comm is None:
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            if any(name in os.environ for name in _LAUNCHER_VARIABLES):
+            if launched_by_mpi:
                 raise LibraryNotFoundError(
                     f"this process was started by an MPI launcher, but MPI cannot be loaded ({error}): "
                     "install one MPI, for example with pip install 'pblasmp[mpi]'"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
 from ..layout.moves import Piece, common, copy
-from .communicator import Communicator
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from .communicator import Communicator, Request
 
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
 
@@ -185,10 +182,10 @@ class _Transfer:
         }
         self._own = deque(self._messages(exchange._copies, limit))
         self._spare: list[Array] = []
-        self._requests: list[MPI.Request] = []
+        self._requests: list[Request] = []
         # Beside each request: source (-1 where this rank sends), part to unpack, the message, its flat buffer, and the
         # requests of the message's earlier chunks.
-        self._after: list[tuple[int, _Part | None, Array, Array | None, list[MPI.Request]]] = []
+        self._after: list[tuple[int, _Part | None, Array, Array | None, list[Request]]] = []
         for rank in self._incoming:
             self._receive(rank, everything=slots is None)
         self._free = len(self._outgoing) if slots is None else slots
@@ -248,7 +245,7 @@ class _Transfer:
         return (part.reshape(rows, cols) if self._order == "C" else part.reshape(cols, rows).T), flat
 
     def _post(
-        self, requests: list[MPI.Request], rank: int, part: _Part | None, message: Array, flat: Array | None
+        self, requests: list[Request], rank: int, part: _Part | None, message: Array, flat: Array | None
     ) -> None:
         """Remember the requests of a message, and what is to be done when all of it is there."""
         self._requests.append(requests[-1])
@@ -257,18 +254,18 @@ class _Transfer:
     def finish(self) -> None:
         """Wait until everything that this rank sends and receives is where it belongs."""
         while self._requests:
-            from mpi4py import MPI
-
+            i: int | None
             if self._own:  # something to do while nothing has arrived
-                i, arrived = MPI.Request.Testany(self._requests)
-                if not arrived:
+                i = self._comm.test_any(self._requests)
+                if i is None:
                     self._copy_own()
                     continue
             else:
                 i = self._comm.wait_any(self._requests)
             self._requests.pop(i)
             rank, part, message, flat, earlier = self._after.pop(i)
-            MPI.Request.Waitall(earlier)  # chunks arrive in any order
+            for request in earlier:  # chunks arrive in any order
+                self._comm.wait(request)
             if part is not None:
                 copy(_array(self._dst, part.dst), message, part.piece.unpacked())
             if flat is not None:

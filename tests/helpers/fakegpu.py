@@ -75,7 +75,7 @@ class FakeGpu:
         nccl_version: as NCCL numbers it.
         free: bytes that are free on the current GPU.
         fragmented: what is free is not to be had.
-        current: index of the current GPU.
+        current: index of the current GPU, at first the caller's.
         stream: address of the current stream.
         events: what was done, in order: a name, and what it was done to.
         allocations: bytes of each array that CuPy allocated.
@@ -90,6 +90,7 @@ class FakeGpu:
         comm: Any = None,
         devices: Sequence[str] | None = None,
         deaf: Sequence[tuple[int, int]] = (),
+        current: int = 0,
         nvshmem_ranks: int = 0,
         nccl_version: int = 22903,
     ) -> None:
@@ -99,7 +100,8 @@ class FakeGpu:
         self.deaf = deaf
         self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
-        self.current = self.stream = 0
+        self.current = self.callers = current
+        self.stream = 0
         self.nvshmem_ranks = nvshmem_ranks
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
@@ -129,7 +131,7 @@ class FakeGpu:
         """Nothing was misused, nothing is left, and the caller's GPU is current again."""
         assert not self.faults, self.faults
         assert not self.alive, f"leaked: {sorted(self.alive)}"
-        assert self.current == 0
+        assert self.current == self.callers
 
     def did(self, name: str) -> list[tuple[Any, ...]]:
         """What was done by that name."""

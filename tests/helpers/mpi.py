@@ -23,6 +23,8 @@ where every other rank stood. Ranks that cannot be started are a failure.
 
 Under ``mpirun -n 4 python -m pytest tests/mpi`` nothing is started: the first ranks run the
 function.
+
+``run_torch`` does the same with torchrun, without MPI: the function gets PyTorch's default process group.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pblasmp.launch import Job, surroundings
+from pblasmp.launch import Job, Launcher, surroundings
 
 from .rank import run_function
 
@@ -79,17 +81,43 @@ def run_mpi(
         return _Launch(name, nranks, Path(directory)).run(timeout, kwargs)
 
 
+def run_torch(
+    function: Callable[..., Any] | str, nranks: int, *, timeout: float = 60.0, **kwargs: Any
+) -> list[Any]:
+    """Run ``function(group, **kwargs)`` on ``nranks`` ranks that torchrun starts; all else as in :func:`run_mpi`."""
+    __tracebackhide__ = True
+    name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+    with tempfile.TemporaryDirectory(prefix="pblasmp-test-") as directory:
+        return _Launch(name, nranks, Path(directory), Torchrun()).run(timeout, kwargs)
+
+
+class Torchrun(Launcher):
+    """PyTorch's launcher."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(sys.executable), "other", "")
+
+    def command(self, nranks: int, argv: Sequence[str]) -> list[str]:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        return [*torchrun, f"--nproc-per-node={nranks}", *argv]
+
+    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "1", **environ}
+
+
 class _Launch:
     """One job and the directory through which its ranks report."""
 
-    def __init__(self, name: str, nranks: int, directory: Path) -> None:
+    def __init__(self, name: str, nranks: int, directory: Path, launcher: Launcher | None = None) -> None:
         self.name = name
         self.nranks = nranks
         self.directory = directory
+        self.launcher = launcher
 
     def run(self, timeout: float, kwargs: dict[str, Any]) -> list[Any]:
         __tracebackhide__ = True
         orders = {"function": self.name, "nranks": self.nranks, "kwargs": kwargs}
+        orders["torch"] = isinstance(self.launcher, Torchrun)
         (self.directory / "orders.json").write_text(json.dumps(orders))
         python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         start = time.monotonic()
@@ -98,6 +126,7 @@ class _Launch:
             self.nranks,
             self.directory / "output",
             environ={**os.environ, "PYTHONPATH": python_path},
+            launcher=self.launcher,
         ) as job:
             status = job.wait(timeout)
             if status is None:

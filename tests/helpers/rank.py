@@ -73,13 +73,24 @@ def _fail(directory: Path, rank: int, size: int) -> None:
     time.sleep(0.2)
 
 
+def _mpi_world() -> tuple[Any, int, int, Callable[[int], None]]:
+    """Return all ranks, this one's number, how many there are, and what ends them."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD.Abort
+
+
+def _torch_world() -> tuple[Any, int, int, Callable[[int], None]]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return dist.group.WORLD, dist.get_rank(), dist.get_world_size(), os._exit
+
+
 def main(directory: Path) -> None:
     """Run the orders on this rank."""
     orders = json.loads((directory / "orders.json").read_text())
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    rank, size = world.rank, world.size
+    world, rank, size, abort = _torch_world() if orders["torch"] else _mpi_world()
     with (directory / f"stack{rank}").open("w") as stack:
         faulthandler.register(signal.SIGUSR2, file=stack)
         (directory / f"pid{rank}").write_text(str(os.getpid()))
@@ -98,7 +109,7 @@ def main(directory: Path) -> None:
         except BaseException:  # noqa: BLE001 (whatever ends a rank is what the report is about)
             _write(directory / f"rank{rank}.json", json.dumps({"error": traceback.format_exc()}))
             _fail(directory, rank, size)
-            world.Abort(1)
+            abort(1)
         faulthandler.unregister(signal.SIGUSR2)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU a rank takes: that of its number on the node, and nobody else's."""
+"""Which GPU a rank takes: the one it has chosen or that of its number on the node, and nobody else's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ class Device:
 def find_device(comm: Communicator) -> Device | Exception:
     """Return this rank's GPU, or why not every rank has a GPU of its own; the same outcome on all. Collective.
 
-    A rank takes the GPU whose index is its number among the ranks of its node; where a launcher shows each rank a
-    single GPU, that one.
+    Where every rank has a current GPU of its own, as torch.cuda.set_device leaves it, these are taken. Otherwise a rank
+    takes the GPU whose index is its number among the ranks of its node; where a launcher shows each rank a single GPU,
+    that one.
     """
     node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
-    found = comm.allgather(_own(node.index(comm.rank), len(node)))
+    current = comm.allgather(_current())
+    chosen = len({(device.bus, device.host) for device in current if device is not None}) == comm.size
+    indices = [current[rank].index for rank in node] if chosen else list(range(len(node)))
+    found = comm.allgather(_own(indices, node.index(comm.rank)))
     wrong = [(rank, fault) for rank, fault in enumerate(found) if isinstance(fault, Exception)]
     if wrong:
         rank, fault = wrong[0]
@@ -47,7 +51,19 @@ def find_device(comm: Communicator) -> Device | Exception:
     return mine
 
 
-def _own(number: int, ranks: int) -> Device | Exception:
+def _current() -> Device | None:
+    """Return the GPU that is current in this process, None without one."""
+    try:
+        import cupy
+
+        index = cupy.cuda.runtime.getDevice()
+        return Device(index, cupy.cuda.runtime.deviceGetPCIBusId(index), platform.node())
+    except Exception:  # noqa: BLE001 - _own says what is missing
+        return None
+
+
+def _own(indices: list[int], number: int) -> Device | Exception:
+    """Return GPU ``indices[number]``, or why the ranks of this node, which take ``indices``, cannot have them."""
     try:
         import cupy
     except ImportError as error:
@@ -57,10 +73,12 @@ def _own(number: int, ranks: int) -> Device | Exception:
         count = runtime.getDeviceCount()
         if count == 0:
             return LibraryNotFoundError("no GPU is visible")
-        if 1 < count < ranks:
-            return UnsupportedError(f"{ranks} ranks on a node with {count} GPUs: start one rank per GPU")
-        index = number if count > 1 else 0
-        peers = [peer for peer in range(min(count, ranks)) if peer != index]
+        if 1 < count < len(indices):
+            return UnsupportedError(
+                f"{len(indices)} ranks on a node with {count} GPUs: start one rank per GPU"
+            )
+        index = indices[number] if count > 1 else 0
+        peers = [peer for peer in indices if peer != index and peer < count]
         deaf = [peer for peer in peers if not runtime.deviceCanAccessPeer(index, peer)]
         if deaf:
             return UnsupportedError(f"GPU {index} cannot reach GPU {deaf[0]} of its node (no peer access)")

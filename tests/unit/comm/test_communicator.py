@@ -64,10 +64,10 @@ def test_messages_are_cut_into_chunks_in_memory_order(monkeypatch):
     monkeypatch.setattr(communicator, "_CHUNK_BYTES", 24)
     for order in "CF":
         array = np.asarray(np.arange(10.0).reshape(5, 2), order=order)
-        chunks = communicator._chunks(array)
+        chunks = communicator.chunks(array)
         assert [chunk.size for chunk in chunks] == [24, 24, 24, 8]
         assert np.array_equal(np.concatenate(chunks).view(np.float64), array.ravel(order="K"))
         chunks[0][:] = 0  # a view of the array
         assert np.count_nonzero(array == 0) == 3
-    assert communicator._chunks(np.empty((0, 3))) == []
-    assert len(communicator._chunks(np.ones(5, pb.dtypes.as_dtype("bfloat16")))) == 1
+    assert communicator.chunks(np.empty((0, 3))) == []
+    assert len(communicator.chunks(np.ones(5, pb.dtypes.as_dtype("bfloat16")))) == 1

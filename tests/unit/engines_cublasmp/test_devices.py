@@ -19,6 +19,8 @@ def choices(comm: Any, path: str, old: str) -> Any:
     absent, unsupported = pb.LibraryNotFoundError, pb.UnsupportedError
     cases: dict[str, tuple[type[Exception] | None, str, dict[str, Any]]] = {
         "a GPU each": (None, "", {}),
+        "one chosen by each": (None, "", {"current": (comm.rank + 1) % 3}),
+        "one chosen by all": (None, "", {"current": 1}),
         "one shown to each": (None, "", {"devices": [buses[comm.rank]]}),
         "one for all": (unsupported, f"ranks 0 and 1 have the same GPU ({first}", {"devices": [first]}),
         "one for two": (unsupported, f"ranks 0 and 2 have the same GPU ({first}", {"devices": [buses[comm.rank % 2]]}),
@@ -31,6 +33,8 @@ def choices(comm: Any, path: str, old: str) -> Any:
         "none on a rank": (absent, "(on rank 1)", {"devices": []} if on_rank_1 else {}),
         "no peer access": (unsupported, "GPU 1 cannot reach GPU 0 of its node (no peer access) (on rank 1)",
                            {"deaf": [(1, 0)]}),
+        "no peer access to the chosen": (unsupported, "GPU 2 cannot reach GPU 1 of its node",
+                                         {"current": (comm.rank + 1) % 3, "deaf": [(2, 1)]}),
         "no CuPy": (absent, "CuPy is not installed", {"without": ["cupy"]}),
         "no CuPy on a rank": (absent, "(on rank 1)", {"without": ["cupy"] * on_rank_1}),
         "no nccl4py": (absent, "nccl4py is not installed", {"without": ["nccl"]}),
@@ -51,7 +55,9 @@ def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: s
     try:
         with pb.Context(comm, engine="cublasmp") as ctx:
             mine = ctx.engine.device.index
-            if mine != lib.gpu.current or mine != (comm.rank if len(lib.gpu.devices) > 1 else 0):
+            chosen = len(set(comm.allgather(lib.gpu.callers))) == comm.size
+            taken = lib.gpu.callers if chosen else comm.rank if len(lib.gpu.devices) > 1 else 0
+            if mine != lib.gpu.current or mine != taken:
                 return f"took GPU {mine}, current is {lib.gpu.current}"
     except pb.PblasmpError as caught:
         error = caught
@@ -113,9 +119,8 @@ def test_a_context_on_the_host_looks_for_nothing(lib):
     assert not lib.calls
 
 
-def test_the_callers_gpu_is_current_again(alone, stand_in):
-    with machine(stand_in(1000), devices=["0000:01:00.0", "0000:02:00.0"]) as lib:
-        lib.gpu.current = 1
-        with pb.Context(engine="cublasmp"):
-            assert lib.gpu.current == 0
-        assert lib.gpu.current == 1
+def test_one_rank_takes_the_callers_gpu(alone, stand_in):
+    with machine(stand_in(1000), devices=["0000:01:00.0", "0000:02:00.0"], current=1) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            assert ctx.engine.device.bus == "0000:02:00.0"
+        lib.gpu.assert_clean()

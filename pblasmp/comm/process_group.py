@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a PyTorch process group, without MPI: a gloo group of our own, whatever the group's backend is.
+
+It is made over the same rendezvous store, so that our messages never meet the caller's and nothing goes through a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ..errors import LibraryNotFoundError
+from .communicator import Communicator, chunks
+
+__all__ = ["beside"]
+
+_TIMEOUT = timedelta(days=7)  # a rank may compute as long as it likes; one that ends is noticed at once
+_made: Counter[str] = Counter()  # the same on every rank of a group, whose ranks make ours in the same order
+
+Array = NDArray[Any]
+
+
+class _Message:
+    """A message under way: a thread waits for it, since gloo tells only who waits."""
+
+    def __init__(self, work: Any, changed: threading.Condition) -> None:
+        self._work, self._changed = work, changed
+        self._error: BaseException | None = None
+        self._done = False
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
+    def Test(self) -> bool:  # noqa: N802 - as in mpi4py
+        if self._error is not None:
+            raise self._error
+        return self._done
+
+    def Wait(self) -> None:  # noqa: N802 - as in mpi4py
+        with self._changed:
+            self._changed.wait_for(self.Test)
+
+
+class _Reduction:
+    """A reduction under way."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def Test(self) -> bool:  # noqa: N802 - as in mpi4py
+        return bool(self._work.is_completed())
+
+    def Wait(self) -> None:  # noqa: N802 - as in mpi4py
+        self._work.wait()
+
+
+class _Gloo:
+    """A communicator of ``ranks``, numbered as in PyTorch's default group. Making one is collective over them."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        if not dist.is_gloo_available():
+            raise LibraryNotFoundError("this PyTorch has no gloo, which a process group's ranks talk through")
+        self._ranks = list(ranks)
+        self.rank = self._ranks.index(dist.get_rank())
+        self.size = len(self._ranks)
+        self.broken = False
+        self.patient = False
+        name = "-".join(map(str, self._ranks))
+        _made[name] += 1
+        store = dist.PrefixStore(f"pblasmp/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
+        self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, _TIMEOUT)
+        self._changed = threading.Condition()
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Reduction:
+        out[...] = values
+        return self._reduce(out, dist.ReduceOp.MAX)
+
+    def _reduce(self, array: Array, op: Any) -> _Reduction:
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return _Reduction(self._group.allreduce([torch.from_numpy(array)], options))
+
+    def allgather(self, value: Any) -> list[Any]:
+        message = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = message.size
+        self._reduce(sizes, dist.ReduceOp.MAX).Wait()
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        padded.numpy()[: message.size] = message
+        everyones = [torch.empty_like(padded) for _ in range(self.size)]
+        self._group.allgather([everyones], [padded]).wait()
+        return [
+            pickle.loads(each.numpy()[:size].tobytes()) for each, size in zip(everyones, sizes, strict=True)
+        ]
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        message = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
+        size = np.array([message.size])
+        self.bcast_into(size, root)
+        data = message.copy() if self.rank == root else np.empty(int(size[0]), np.uint8)
+        self.bcast_into(data, root)
+        return value if self.rank == root else pickle.loads(data.tobytes())
+
+    def barrier(self) -> None:
+        self._group.barrier().wait()
+
+    def wait(self, request: _Message | _Reduction) -> None:
+        request.Wait()
+
+    def wait_any(self, requests: Sequence[_Message]) -> int:
+        with self._changed:
+            while (i := self.test_any(requests)) is None:
+                self._changed.wait()
+        return i
+
+    def test_any(self, requests: Sequence[_Message]) -> int | None:
+        return next((i for i, request in enumerate(requests) if request.Test()), None)
+
+    def sum_into(self, array: Array) -> None:
+        flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
+        if flat.size:
+            self._reduce(flat.view(flat.real.dtype), dist.ReduceOp.SUM).Wait()
+
+    def bcast_into(self, array: Array, root: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        for chunk in chunks(array):
+            self._group.broadcast([torch.from_numpy(chunk)], options).wait()
+
+    def isend(self, array: Array, dest: int) -> list[_Message]:
+        return self._post(
+            self._group.send, [x if x.flags.writeable else x.copy() for x in chunks(array)], dest
+        )
+
+    def irecv(self, array: Array, source: int) -> list[_Message]:
+        return self._post(self._group.recv, chunks(array), source)
+
+    def _post(self, start: Callable[..., Any], parts: Sequence[Array], rank: int) -> list[_Message]:
+        return [_Message(start([torch.from_numpy(part)], rank, 0), self._changed) for part in parts]
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        boot = Path("/proc/sys/kernel/random/boot_id")  # machines may share a name
+        here = platform.node(), boot.read_text() if boot.exists() else ""
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for rank, place in enumerate(self.allgather(here)):
+            ranks.setdefault(place, []).append(rank)
+        return [tuple(each) for each in ranks.values()]
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        mine = next(group for group in groups if self.rank in group)
+        return _Gloo([self._ranks[rank] for rank in mine])
+
+    def abort(self, code: int) -> None:
+        os._exit(code)  # the others see their connections end
+
+    def free(self) -> None:
+        self._group = None
+
+
+def beside(group: dist.ProcessGroup) -> Communicator:
+    """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``."""
+    return _Gloo(dist.get_process_group_ranks(group))

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's process groups as communicators: ranks started by torchrun, without MPI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm import wrap
+from tests.helpers.mpi import RanksFailedError, run_torch, starts_ranks
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+pytestmark = starts_ranks
+
+
+def communicators(group: Any) -> Any:
+    """Everything that is asked of a communicator; several times over, since groups come and go."""
+    import torch.distributed as dist
+
+    evens_and_odds = [list(range(group.size())[::2]), list(range(group.size())[1::2])]
+    for turn in range(3):
+        comm = wrap(None if turn == 0 else group)
+        rank, size = comm.rank, comm.size
+        yield f"{turn}: ranks", None if (rank, size) == (group.rank(), group.size()) else f"{rank} of {size}"
+        out = np.empty(2, np.int64)
+        request = comm.imax(np.array([rank, -rank]), out)
+        comm.wait(request)
+        yield f"{turn}: imax", None if request.Test() and out.tolist() == [size - 1, 0] else f"{out}"
+        everyone = comm.allgather("x" * rank)
+        yield f"{turn}: allgather", None if everyone == ["x" * r for r in range(size)] else f"{everyone}"
+        heard = [comm.bcast({"rank": rank}, root)["rank"] for root in range(size)]
+        yield f"{turn}: bcast", None if heard == list(range(size)) else f"{heard}"
+        for dtype in ("float32", "complex128"):
+            values = np.full((3, 2), rank + 1, dtype, order="F")
+            comm.sum_into(values)
+            yield f"{turn}: sum {dtype}", None if (values == size * (size + 1) / 2).all() else f"{values}"
+        values = np.full(5, rank, pb.dtypes.as_dtype("bfloat16"))
+        comm.bcast_into(values, size - 1)
+        yield f"{turn}: bcast_into", None if (values == size - 1).all() else f"{values}"
+        yield f"{turn}: nodes", None if comm.nodes() == [tuple(range(size))] else f"{comm.nodes()}"
+        part = comm.split(evens_and_odds[: min(2, size)])
+        members = part.allgather(rank)
+        yield f"{turn}: split", None if members == evens_and_odds[rank % 2] else f"{members}"
+        yield f"{turn}: messages", messages(comm)
+        comm.barrier()
+        part.free()
+        comm.free()
+    subgroups = [dist.new_group(ranks[::-1]) for ranks in evens_and_odds if ranks]
+    comm = wrap(subgroups[group.rank() % 2])  # ranks are numbered as the group has them
+    yield (
+        "subgroup",
+        None if comm.allgather(group.rank()) == evens_and_odds[group.rank() % 2] else "wrong ranks",
+    )
+    comm.free()
+
+
+def messages(comm: Any) -> str | None:
+    """Every rank sends to all, in the order in which nobody waits for it; they are told as they arrive."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    boxes = {rank: np.zeros((2, 3), order="F") for rank in others}
+    requests = [comm.irecv(boxes[rank], rank)[0] for rank in others]
+    fixed = np.full((2, 3), comm.rank, float)
+    fixed.flags.writeable = False
+    sent = [request for rank in reversed(others) for request in comm.isend(fixed, rank)]
+    while requests:
+        requests.pop(comm.wait_any(requests))
+    for request in sent:
+        comm.wait(request)
+    if sent and comm.test_any(sent) != 0:
+        return "a message that is done is not told"
+    wrong = [rank for rank in others if (boxes[rank] != rank).any()]
+    return f"wrong messages from {wrong}" if wrong else None
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_communicators(nranks):
+    run_torch(communicators, nranks)
+
+
+def products(group: Any) -> Any:
+    """Scatter, redistribution and products on the host engine, within a node and, as if, between nodes."""
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(-3, 4, (37, 29)).astype(float), rng.integers(-3, 4, (29, 41)).astype(float)
+    for per_node in ("", "1", "2"):
+        os.environ["PBLASMP_RANKS_PER_NODE"] = per_node
+        with pb.Context(group, engine="host") as ctx:
+            grid = pb.Grid.squarest(ctx.size)
+            a = ctx.scatter(x, pb.MatrixDescriptor(x.shape, (5, 4), grid))
+            b = ctx.scatter(y, pb.MatrixDescriptor(y.shape, (4, 3), grid, order="F"))
+            for algo in ("auto", "gathered", "panels"):
+                d = pb.matmul(a, b, algo=algo)
+                yield f"{per_node} {algo}", None if np.array_equal(d.allgather(), x @ y) else "wrong product"
+            turned = a.redistribute(pb.MatrixDescriptor(x.shape, (40, 2), pb.Grid(1, ctx.size), order="F"))
+            yield f"{per_node} moved", None if np.array_equal(turned.allgather(), x) else "wrong matrix"
+            try:
+                ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2) if ctx.rank else (1, 2), grid))
+                error = "" if ctx.size == 1 else "nothing was raised"
+            except pb.RankMismatchError:
+                error = ""
+            yield f"{per_node} agreement", error or None
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_products(nranks):
+    run_torch(products, nranks)
+
+
+def leaves(group: Any) -> None:
+    with pb.Context(group, engine="host") as ctx:
+        if ctx.rank == 1:
+            raise OSError("the disk of this rank is full")
+        ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, ctx.size)))
+
+
+def test_what_one_rank_raises_is_raised_by_all():
+    with pytest.raises(RanksFailedError) as failed:
+        run_torch(leaves, 3)
+    assert str(failed.value).count("OSError: the disk of this rank is full") >= 3
+
+
+def aborts(group: Any) -> None:
+    with pb.Context(group, engine="host") as ctx:
+        if ctx.rank == 1:
+            raise OSError("the disk of this rank is full")
+        ctx.comm.wait(ctx.comm.irecv(np.zeros(1), 1)[0])  # a message that never comes
+
+
+def test_a_rank_that_leaves_ends_the_others():
+    with pytest.raises(RanksFailedError, match="rank 1 did not finish") as failed:
+        run_torch(aborts, 3, timeout=30)
+    assert "ended with status 1" in str(failed.value)
+
+
+def without_a_group(group: Any) -> str:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    with pytest.raises(pb.UnsupportedError, match=r"call .*init_process_group first"):
+        pb.Context(engine="host")
+    return "mpi4py" in sys.modules
+
+
+def test_under_torchrun_a_process_group_is_needed():
+    assert run_torch(without_a_group, 2) == [False, False]
