@@ -146,12 +146,11 @@ class DistributedMatrix:
 
     def move_to(self, out: DistributedMatrix) -> None:
         """Write this matrix into ``out``: same shape, any layout, no checks. Collective over the context."""
-        ctx = self.context
-        sides = Side.of(self.descriptor), Side.of(out.descriptor)
-        host = out.on_host()
-        exchange = Exchange(ctx.comm, *sides, self.dtype)
-        exchange.run(ctx.cells(self.descriptor, self.on_host()), ctx.cells(out.descriptor, host))
-        ctx.engine.from_host(out.local, host)
+        move = self.context.engine.prepare_move(self.descriptor, out.descriptor, (self._local, out._local))
+        try:
+            move.run(self._local, out._local)
+        finally:
+            move.close()
 
     def on_host(self) -> NDArray[Any]:
         """Return the local array as a NumPy array: itself, or a copy where it is on a GPU. Local."""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .dtypes import as_dtype, scalar
 from .engines.base import Options, Workspace
@@ -15,6 +16,7 @@ from .layout.legal import legalised
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
 from .report import Report
+from .standins import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,20 +282,24 @@ class MatmulPlan:
     ) -> None:
         self._reasons = reasons
         self._ctx, self._asked, self.problem, self._options = ctx, asked, problem, options
-        self._matrices, self._stand_ins = matrices, stand_ins
+        self._matrices = matrices
         self._open = True
-        read = {"a": options.alpha != 0, "b": options.alpha != 0, "c": options.beta != 0}
-        self._moved_in = [name for name in "abc" if name in stand_ins and read[name]]
-        self._locals = self._used(dict(zip("abcd", matrices, strict=True)))
-        with ctx.agreement("matmul: preparing"):
+        named = dict(zip("abcd", matrices, strict=True))
+        read = ("a", "b") * (options.alpha != 0) + ("c",) * (options.beta != 0)
+        with ctx.agreement("matmul: preparing"), ExitStack() as closing:
+            self._stand_ins = StandIns(ctx.engine, named, stand_ins, read)
+            closing.callback(self._stand_ins.close)
+            self._locals = tuple(self._stand_ins.used(named).values())
             self._product = ctx.engine.prepare(problem, options, self._locals)
+            closing.pop_all()
         self._only_queues = not ctx.engine.agrees and not stand_ins
         self._number = ctx.adopt(self)
 
     @property
     def workspace(self) -> Workspace:
         """Memory that the plan needs on this rank beside its operands, in bytes; shared with other plans. Local."""
-        return self._product.workspace
+        own, moves = self._product.workspace, self._stand_ins.workspace
+        return Workspace(max(own.device_bytes, moves.device_bytes), max(own.host_bytes, moves.host_bytes))
 
     def __call__(
         self,
@@ -338,26 +344,18 @@ class MatmulPlan:
         if planned is None or x.descriptor != planned.descriptor:
             expected = "no matrix" if planned is None else str(planned.descriptor)
             raise LayoutError(f"{'abc'[which]}: lies as {x.descriptor}, the plan is for {expected}")
-        misfit = "" if "abc"[which] in self._stand_ins else self._product.misfit("abc"[which], x.local)
+        moved = "abc"[which] in self._stand_ins
+        misfit = (
+            self._stand_ins.misfit("abc"[which], x) if moved else self._product.misfit("abc"[which], x.local)
+        )
         if misfit:
             raise LayoutError(f"{'abc'[which]}: {misfit}")
         return x
 
-    def _used(self, matrices: dict[str, DistributedMatrix | None]) -> tuple[Any, ...]:
-        """Return the local arrays of A, B, C and D that the engine works on."""
-        used = {**matrices, **self._stand_ins}
-        return tuple(None if x is None else x.local for x in (used[name] for name in "abcd"))
-
     def _run(self, matrices: dict[str, DistributedMatrix | None]) -> None:
-        for name in self._moved_in:
-            source = matrices[name]
-            assert source is not None
-            source.move_to(self._stand_ins[name])
-        self._product.run(*self._used(matrices))
-        if "d" in self._stand_ins:
-            out = matrices["d"]
-            assert out is not None
-            self._stand_ins["d"].move_to(out)
+        self._stand_ins.move_in(matrices)
+        self._product.run(*self._stand_ins.used(matrices).values())
+        self._stand_ins.move_out(matrices)
 
     def graph(self) -> MatmulGraph:
         """Return the planned product as a CUDA graph, to be replayed at the cost of one launch. Collective.
@@ -373,7 +371,7 @@ class MatmulPlan:
             if not self._open:
                 raise ClosedError("this plan is closed")
             if self._stand_ins:
-                raise UnsupportedError("a CUDA graph: this plan moves operands through the host first")
+                raise UnsupportedError("a CUDA graph: this plan moves operands first")
         with self._ctx.agreement("plan.graph: capturing"):
             replay = self._product.capture(*self._locals)
         return MatmulGraph(replay, self._matrices[3])
@@ -387,25 +385,21 @@ class MatmulPlan:
             engine=f"{self._ctx.engine.name} ({self._ctx.engine.why})",
             asked=self._options.algo,
             path=self._product.path,
-            sent_bytes=self._product.sent_bytes,
-            copied_bytes=self._product.copied_bytes,
-            workspace=self._product.workspace,
-            moved=tuple(
-                f"{name} is moved {self._way(name)} {x.descriptor}" for name, x in self._stand_ins.items()
-            ),
+            sent_bytes=self._product.sent_bytes + self._stand_ins.sent_bytes,
+            copied_bytes=self._product.copied_bytes + self._stand_ins.copied_bytes,
+            workspace=self.workspace,
+            moved=self._stand_ins.told(),
             notes=self._reasons + self._product.notes,
         )
-
-    def _way(self, name: str) -> str:
-        return "back after the product, which is computed as" if name == "d" else "to"
 
     def close(self) -> None:
         """Give back what only this plan holds. Collective over the context; idempotent."""
         if self._open:
             self._open = False
-            self._stand_ins.clear()
             self._ctx.release(self)
-            self._product.close()
+            with ExitStack() as last_first:
+                last_first.callback(self._stand_ins.close)
+                last_first.callback(self._product.close)
 
     def __enter__(self) -> Self:
         return self

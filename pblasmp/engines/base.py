@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..epilogue import Epilogue
-from ..layout import MatmulProblem
+from ..layout import MatmulProblem, MatrixDescriptor
 
-__all__ = ["Engine", "Options", "Product", "Workspace"]
+__all__ = ["Engine", "Move", "Options", "Product", "Workspace"]
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 
@@ -88,6 +88,35 @@ class Product(Protocol):
         """Give back what only this product holds. Collective over the context."""
 
 
+class Move(Protocol):
+    """A prepared move of a matrix from one layout to another, converting its element type.
+
+    Attributes:
+        workspace: what it needs on this rank.
+        copied_bytes: what this rank copies in its own memory in one run.
+    """
+
+    workspace: Workspace
+    copied_bytes: int
+
+    @property
+    def path(self) -> str:
+        """How the matrix is moved, in a few words."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sends to other ranks in one run."""
+
+    def run(self, source: LocalArray, target: LocalArray) -> None:
+        """Write all of ``target`` from ``source``. Collective over the context."""
+
+    def misfit(self, source: LocalArray) -> str:
+        """Return why ``source`` cannot take the place of the planned array, or an empty string. Local."""
+
+    def close(self) -> None:
+        """Give back what only this move holds. Collective over the context."""
+
+
 class Engine(Protocol):
     """One way to compute. Local unless said otherwise.
 
@@ -130,6 +159,11 @@ class Engine(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the work that was queued is done."""
+
+    def prepare_move(
+        self, source: MatrixDescriptor, target: MatrixDescriptor, arrays: tuple[LocalArray, LocalArray]
+    ) -> Move:
+        """Prepare a move between the local arrays of two matrices of one shape. Collective over the context."""
 
     def prepare(
         self, problem: MatmulProblem, options: Options, arrays: Sequence[LocalArray | None]

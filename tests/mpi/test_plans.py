@@ -286,7 +286,7 @@ def moved_first(comm):
         yield planned("b", fitting, coarse, None, fitting, "b")
         yield planned("a and b", coarse, coarse, None, fitting, "ab")
         yield planned("c", fitting, fitting, coarse, fitting, "c", beta=2)
-        yield planned("c that is not read", fitting, fitting, coarse, fitting, "c")
+        yield planned("c that is not read", fitting, fitting, coarse, fitting, "")
         yield planned("everything but out", coarse, coarse, coarse, fitting, "abc", beta=1, alpha=-1)
         yield planned("ops", fitting, coarse, None, fitting, "b", op_a="T", op_b="C")
         if comm.size > 3:

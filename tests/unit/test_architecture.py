@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drawing": BOTTOM | {"layout"},
     "launch": {"errors"},
 }
-RUNNING = {"context", "matrix", "npy", "report", "products", "level3", "tensor_parallel", "pblas"}
+RUNNING = {"context", "matrix", "npy", "report", "products", "standins", "level3", "tensor_parallel", "pblas"}
 MAY_IMPORT |= {part: set(MAY_IMPORT) | RUNNING for part in RUNNING}
 MAY_IMPORT["torch"] = {"errors", "context", "tensor_parallel"}
 MAY_IMPORT["info"] = BOTTOM | {"bindings", "launch", ""}

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from ...bindings import GridLayout, Library, version_text
 from ...comm import Agreement, Communicator
 from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
-from ...layout import Grid, MatmulProblem
+from ...layout import Grid, MatmulProblem, MatrixDescriptor
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ..base import Options, Product
+from ..base import Move, Options, Product
 from . import faults
 from .device import Device
+from .moves import prepare_move
 from .product import CublasmpProduct, LocalProduct
 from .types import ALGORITHMS
 
@@ -173,7 +174,7 @@ class CublasmpEngine:
     def largest(self, sizes: Callable[[], tuple[int, int]]) -> tuple[int, int]:
         """Return the largest of every rank's ``sizes()``, or raise what it raises on any rank. Collective."""
         mine: tuple[int, int] = (0, 0)
-        with Agreement(self._comm, "matmul: descriptors"):
+        with Agreement(self._comm, "descriptors"):
             mine = sizes()
         everyone = self._comm.allgather(mine)
         return max(device for device, _ in everyone), max(host for _, host in everyone)
@@ -267,6 +268,12 @@ class CublasmpEngine:
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""
         self._cupy.cuda.runtime.deviceSynchronize()
+
+    def prepare_move(
+        self, source: MatrixDescriptor, target: MatrixDescriptor, arrays: tuple[Any, Any]
+    ) -> Move:
+        """Prepare a move on the GPUs where the library can, through the host where not. Collective over the context."""
+        return prepare_move(self, self._comm, source, target, arrays)
 
     def prepare(self, problem: MatmulProblem, options: Options, arrays: Sequence[Any | None]) -> Product:
         """Prepare a legal product. Collective over the context."""

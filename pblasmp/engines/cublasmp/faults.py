@@ -14,7 +14,7 @@ from ...bindings import version_text
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 
-__all__ = ["avoided", "check_nccl", "is_shifted", "needs_c_in_d", "reads_b_transposed"]
+__all__ = ["avoided", "check_nccl", "is_shifted", "moves_through_host", "needs_c_in_d", "reads_b_transposed"]
 
 _FIRST_NCCL = 22903
 _ALIGNMENT = 16  # bytes
@@ -68,6 +68,11 @@ def needs_c_in_d(d: Any) -> bool:
     """
     address, pitch = int(d.data.ptr), max(d.strides)
     return bool(d.dtype.itemsize == 2 and (address % _ALIGNMENT or pitch % _ALIGNMENT))
+
+
+def moves_through_host(version: int, source: MatrixDescriptor, target: MatrixDescriptor) -> str:  # noqa: ARG001
+    """Return why a matrix is not moved by cublasMpGemr2D of ``version``, or an empty string where it is."""
+    return ""
 
 
 def avoided(p: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:

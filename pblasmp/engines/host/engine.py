@@ -15,9 +15,10 @@ from threadpoolctl import threadpool_limits
 from ...comm import Agreement, Communicator
 from ...comm.shared import available_bytes
 from ...errors import LayoutError, UnsupportedError
-from ...layout import MatmulProblem
+from ...layout import MatmulProblem, MatrixDescriptor
 from ..after import After
 from ..base import Options
+from ..exchange import ExchangeMove
 from . import blas
 from .blas import LocalBlas
 from .memory import Buffers
@@ -114,6 +115,15 @@ class HostEngine:
 
     def synchronize(self) -> None:
         """Nothing is ever queued here. Local."""
+
+    def prepare_move(
+        self,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[NDArray[Any], NDArray[Any]],  # noqa: ARG002 - any will do
+    ) -> ExchangeMove:
+        """Prepare a move by MPI. Local."""
+        return ExchangeMove(self._comm, source, target)
 
     def prepare(
         self,

@@ -54,12 +54,13 @@ class Witness(Recorder):
 
 
 class Multiplying(Witness):
-    """Also computes Matmul: from nothing but what it is told, with every rank's memory."""
+    """Also computes Matmul and Gemr2D: from nothing but what it is told, with every rank's memory."""
 
     def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
         super()._perform(short, arguments, types, data)
-        if short == "Matmul":
-            self._matmul(arguments)
+        play = {"Matmul": self._matmul, "Gemr2D": self._gemr2d}.get(short)
+        if play is not None:
+            play(arguments)
 
     def _matmul(self, told: dict[str, int]) -> None:
         attributes = self.attributes(told["matmulDesc"])
@@ -71,9 +72,16 @@ class Multiplying(Witness):
         if beta:
             result = result + beta * self._whole(told, "c")
         if attributes.get(MatmulAttribute.EPILOGUE) == MatmulEpilogue.ALLREDUCE:
-            self._part(told, "d")[...] = result
+            self._part(told, "d")[2][...] = result
         else:
-            self._write_part(told, "d", result)
+            self._put(told, "d", result)
+
+    def _gemr2d(self, told: dict[str, int]) -> None:
+        a, b = (self.made[told[f"desc{x}"]] for x in "AB")
+        if a["type"] != b["type"]:
+            self.faults.append(f"Gemr2D: types {a['type']} and {b['type']}")
+        extents = told["m"], told["n"]
+        self._put(told, "b", self._whole(told, "a", extents, told["global_comm"]), extents)
 
     def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
         kind = self._dtype(self.made[told["desc" + like.upper()]])
@@ -84,8 +92,10 @@ class Multiplying(Witness):
     def _dtype(desc: dict[str, int]) -> np.dtype:
         return DTYPES[next(name for name, number in DATA_TYPES.items() if number == DataType(desc["type"]))]
 
-    def _indices(self, desc: dict[str, int]) -> tuple[list[int], list[int]]:
-        """The global rows and columns of this rank's part."""
+    def _owned(self, desc: dict[str, int]) -> tuple[list[int], list[int]]:
+        """The global rows and columns of this rank's part; none outside the grid."""
+        if not desc["grid"]:
+            return [], []
         grid = self.made[desc["grid"]]
         comm = self.gpu.communicators[grid["comm"]]
         rank = comm.rank if comm else 0
@@ -96,33 +106,52 @@ class Multiplying(Witness):
             [j for j in range(desc["n"]) if (j // desc["nb"] + desc["csrc"]) % q == col],
         )
 
-    def _part(self, told: dict[str, int], letter: str) -> np.ndarray:
-        """This rank's part of a matrix: the memory itself."""
+    def _part(
+        self, told: dict[str, int], letter: str, extents: tuple[int, int] | None = None
+    ) -> tuple[list[int], list[int], np.ndarray]:
+        """This rank's part of a matrix, or of the sub-matrix that the indices begin: 0-based in it, and the memory."""
         desc = self.made[told["desc" + letter.upper()]]
-        rows, cols = (len(indices) for indices in self._indices(desc))
+        owned = self._owned(desc)
+        if desc["lld"] < max(1, len(owned[0])):
+            self.faults.append(f"{letter}: lld {desc['lld']} with {len(owned[0])} rows")
+        first = told["i" + letter] - 1, told["j" + letter] - 1
+        whole = desc["m"], desc["n"]
+        extents = extents or whole
+        if any(f + e > w for f, e, w in zip(first, extents, whole, strict=True)):
+            self.faults.append(f"{letter}: {extents} from {first} is not inside {whole}")
+        rows, cols = (
+            [i - f for i in mine if f <= i < f + e] for mine, f, e in zip(owned, first, extents, strict=True)
+        )
         kind = self._dtype(desc)
-        if desc["lld"] < max(1, rows) or (told["i" + letter], told["j" + letter]) != (1, 1):
-            self.faults.append(f"{letter}: lld {desc['lld']} with {rows} rows, or an offset")
         strides = kind.itemsize, desc["lld"] * kind.itemsize
-        nbytes = (cols - 1) * strides[1] + rows * strides[0] if rows and cols else 0
-        memory = (ctypes.c_char * nbytes).from_address(told[letter])
-        return np.ndarray((rows, cols), kind, memory, strides=strides)
+        before = [sum(i < f for i in mine) * s for mine, f, s in zip(owned, first, strides, strict=True)]
+        nbytes = (len(cols) - 1) * strides[1] + len(rows) * strides[0] if rows and cols else 0
+        memory = (ctypes.c_char * nbytes).from_address(told[letter] + sum(before))
+        return rows, cols, np.ndarray((len(rows), len(cols)), kind, memory, strides=strides)
 
-    def _whole(self, told: dict[str, int], letter: str) -> np.ndarray:
+    def _whole(
+        self,
+        told: dict[str, int],
+        letter: str,
+        extents: tuple[int, int] | None = None,
+        communicator: int | None = None,
+    ) -> np.ndarray:
         """A matrix as all ranks have it, in a type that sums of small integers are exact in."""
         desc = self.made[told["desc" + letter.upper()]]
-        part = np.array(self._part(told, letter))
+        rows, cols, part = self._part(told, letter, extents)
         wide = np.complex128 if part.dtype.kind == "c" else np.float64
-        comm = self.gpu.communicators[self.made[desc["grid"]]["comm"]]
-        mine = (*self._indices(desc), part.astype(wide))
-        whole = np.full((desc["m"], desc["n"]), np.nan, wide)
-        for rows, cols, values in comm.allgather(mine) if comm else [mine]:
-            whole[np.ix_(rows, cols)] = values
+        comm = self.gpu.communicators[communicator or self.made[desc["grid"]]["comm"]]
+        mine = (rows, cols, part.astype(wide))
+        whole = np.full(extents or (desc["m"], desc["n"]), np.nan, wide)
+        for at_rows, at_cols, values in comm.allgather(mine) if comm else [mine]:
+            whole[np.ix_(at_rows, at_cols)] = values
         return whole
 
-    def _write_part(self, told: dict[str, int], letter: str, whole: np.ndarray) -> None:
-        rows, cols = self._indices(self.made[told["desc" + letter.upper()]])
-        self._part(told, letter)[...] = whole[np.ix_(rows, cols)]
+    def _put(
+        self, told: dict[str, int], letter: str, whole: np.ndarray, extents: tuple[int, int] | None = None
+    ) -> None:
+        rows, cols, part = self._part(told, letter, extents)
+        part[...] = whole[np.ix_(rows, cols)]
 
 
 @contextmanager

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A routine of cuBLASMp, prepared: descriptors, pointers, temporaries, workspace, the call itself, its CUDA graph."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ClosedError
+from ...layout import Grid, MatrixDescriptor
+from ...layout.axis import Axis
+from ..base import Workspace
+from .log import Listening
+from .types import DATA_TYPES
+
+if TYPE_CHECKING:
+    from .engine import CublasmpEngine
+
+__all__ = ["PreparedCall", "columns"]
+
+Array = Any
+
+
+class PreparedCall(ABC):
+    """One routine on this rank's local arrays. Making, growing and closing one is collective over the context.
+
+    A subclass says in ``_bind`` which arrays the call gets, and in ``_told`` what else.
+
+    Args:
+        engine: whose library is called.
+        routine: the function's name without its prefix.
+        grid: the grid whose workspace is used.
+        arrays: the local arrays that ``run`` is expected to get.
+        inside: whether this rank calls the routine, or only takes part in what is collective.
+
+    Attributes:
+        workspace: what it needs, the largest of all ranks.
+        copied_bytes: what is copied to and from temporaries in one run.
+    """
+
+    _listens = True  # whether the first run asks the log which way was taken
+
+    def __init__(
+        self, engine: CublasmpEngine, routine: str, grid: Grid, arrays: tuple[Array, ...], *, inside: bool
+    ) -> None:
+        self._engine, self._lib, self._routine = engine, engine.library, routine
+        self._closing = ExitStack()
+        self._bound, self._names = arrays, [*map(id, arrays)]
+        self._inside = inside
+        self._notes: list[str] = []
+        self._said: list[str] = []
+        self._pointers: dict[str, ctypes.c_void_p] = {}
+        self._temporaries: dict[str, Array] = {}
+        self._copied: set[str] = set()
+        self._before: list[Callable[[], object]] = []
+        self._after: list[Callable[[], object]] = []
+        self._call: Callable[[], None] | None = None
+        self._sizes = self._needs = (0, 0)
+        self._workspace = engine.workspace(grid)
+        self.copied_bytes = 0
+        self.workspace = Workspace(0, 0)
+
+    # -- what a subclass says
+
+    @abstractmethod
+    def _bind(self, *arrays: Array) -> None:
+        """Point the call at these local arrays, and list what is done before and after it."""
+
+    @abstractmethod
+    def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return C's arguments before the workspace and behind it; descriptors are made here."""
+
+    # -- making
+
+    def _prepare(self) -> None:
+        """Make descriptors and ask for the workspace. Collective; closes what was made where a rank fails."""
+        try:
+            self.workspace = Workspace(*self._engine.largest(self._asked_for))
+        except Exception:
+            self.close()
+            raise
+
+    def _asked_for(self) -> tuple[int, int]:
+        """Return the bytes that the call wants on the device and on the host. Local."""
+        if not self._inside:
+            return 0, 0
+        self._bind(*self._bound)
+        self._arguments, self._last = self._told()
+        device, host = ctypes.c_size_t(), ctypes.c_size_t()
+        query = getattr(self._lib, f"cublasMp{self._routine}_bufferSize")
+        query(*self._arguments, ctypes.byref(device), ctypes.byref(host), *self._last)
+        self._needs = device.value, host.value
+        return self._needs
+
+    def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
+        """Return cuBLASMp's descriptor of an F-ordered matrix, from where its first block begins."""
+        lib, out, grid = self._lib, ctypes.c_void_p(), self._engine.grid(x.grid)
+        extents = x.shape[0] + x.lead[0], x.shape[1] + x.lead[1]
+        dtype = DATA_TYPES[x.dtype.name]
+        lib.cublasMpMatrixDescriptorCreate(
+            *extents, *x.block, *x.source, max(lld, 1), dtype, grid, ctypes.byref(out)
+        )
+        self._closing.callback(lib.cublasMpMatrixDescriptorDestroy, out.value)
+        assert out.value is not None
+        return out.value
+
+    # -- arrays
+
+    def _point(self, name: str, array: Array | None, x: MatrixDescriptor | None = None) -> None:
+        """Let a pointer lead to an F-ordered array, or to where the first block of ``x`` would begin. Local."""
+        pointer = self._pointers.setdefault(name, ctypes.c_void_p())
+        if array is None:
+            return
+        pointer.value = self._engine.address(array)
+        if x is not None and array.size and x.lead != (0, 0):
+            rows, cols = self._before_first(x)
+            pointer.value -= (rows + cols * self._lld(array, x)) * array.itemsize
+
+    def _before_first(self, x: MatrixDescriptor) -> tuple[int, int]:
+        """Return the rows and columns of the first block that would lie before this rank's local array."""
+        prow, pcol = x.grid.coords(self._engine.rank)
+        return x.lead[0] * (prow == x.source[0]), x.lead[1] * (pcol == x.source[1])
+
+    def _height(self, x: MatrixDescriptor) -> int:
+        """Return the least leading dimension that cuBLASMp takes for this rank's array of an F-ordered matrix."""
+        if self._engine.rank >= x.grid.size:
+            return 1
+        axis = Axis(x.shape[0] + x.lead[0], x.block[0], x.source[0], x.grid.nprow)
+        return max(1, axis.count(x.grid.coords(self._engine.rank)[0]))
+
+    def _lld(self, array: Array, x: MatrixDescriptor) -> int:
+        """Return the leading dimension of an F-ordered local array; of a single column any that will do."""
+        if array.size == 0 or array.shape[1] == 1:
+            return self._height(x)
+        stride: int = array.strides[1] // array.itemsize
+        return stride
+
+    def _fits(self, array: Array, x: MatrixDescriptor) -> bool:
+        """Return whether cuBLASMp takes the leading dimension of a local array: it counts the rows before the first."""
+        return self._lld(array, x) >= self._height(x)
+
+    def _through(self, name: str, source: Array, function: Callable[..., Any], why: str) -> Array:
+        """Return a temporary that ``function(source, out=temporary)`` writes before each run."""
+        if name not in self._temporaries:
+            self._temporaries[name] = self._engine.empty_like(source, source.dtype)
+        out = self._temporaries[name]
+        self._copies(name, source.nbytes, why)
+        self._before.append(lambda: function(source, out=out))
+        return out
+
+    def _copies(self, name: str, nbytes: int, why: str) -> None:
+        """Tell the report, once, that an operand is copied."""
+        if name not in self._copied:
+            self._copied.add(name)
+            self.copied_bytes += nbytes
+            self._notes.append(f"{name} is copied before each run: {why}")
+
+    # -- running
+
+    def _logged(self, asked: str) -> str:
+        """Return what cuBLASMp logged that it ran; before the first run, what it is asked for."""
+        if self._said:
+            return "; ".join(self._said)
+        return f"{asked}, not run yet" if self._call is None else f"{asked}, of which cuBLASMp logged nothing"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Anything a reader of the plan's report should know."""
+        return tuple(self._notes)
+
+    def _run(self, *arrays: Array) -> None:
+        """Queue the call on CuPy's current stream. Collective; the first run allocates and listens to the log."""
+        names = [*map(id, arrays)]
+        if names != self._names:
+            self._bound, self._names = arrays, names
+            if self._inside:
+                self._bind(*arrays)
+        if self._call is None or not self._workspace.covers(*self._sizes):
+            self._first()
+            return
+        self._queue()
+
+    def _first(self) -> None:
+        self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
+        self._workspace.grow(*self._sizes)
+        if not self._inside:
+            self._call = _nothing
+            return
+        device, host = self._needs
+        self._call = self._lib.prepare(
+            f"cublasMp{self._routine}",
+            *self._arguments, self._workspace.device, device, self._workspace.host, host, *self._last,
+        )  # fmt: skip
+        if not self._listens:
+            self._queue()
+            return
+        with Listening(self._lib) as log:
+            self._queue()
+        self._said = log.said
+
+    def _queue(self) -> None:
+        assert self._call is not None
+        self._engine.follow_stream()
+        for action in self._before:
+            action()
+        self._call()
+        for action in self._after:
+            action()
+
+    def _capture(self, *arrays: Array) -> Callable[[], None]:
+        """Record the call as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
+        import cupy
+
+        self._run(*arrays)  # what is done but once is done before recording
+        if not self._inside:
+            return _nothing
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+            try:
+                self._run(*arrays)
+            finally:
+                graph = stream.end_capture()
+        generation = self._workspace.generation
+
+        def replay() -> None:
+            if generation != self._workspace.generation:
+                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
+            graph.launch()
+
+        return replay
+
+    def close(self) -> None:
+        """Destroy the descriptors, last made first."""
+        self._closing.close()
+
+
+def _nothing() -> None:
+    """Run on a rank that does not call."""
+
+
+def columns(array: Array, order: str) -> Array:
+    """Return a local array as cuBLASMp sees it: the same memory in F order, transposed where it is in C order."""
+    return array.T if order == "C" else array

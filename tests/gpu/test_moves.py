@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves between layouts on GPUs: right, and none that hangs; PBLASMP_TRACE=1 says which one is under way."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.cublasmp import faults
+
+from .moves import grids, one_move, say
+from .products import everywhere, integers, place, wrong
+
+COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", "1000"))
+BATCH = 50
+
+
+@pytest.fixture(params=["device", "host"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Moves take this way whatever is known of the version's faults."""
+    why = "" if request.param == "device" else "to be tested"
+    monkeypatch.setattr(faults, "moves_through_host", lambda *_: why)
+    return str(request.param)
+
+
+def test_lines_of_processes(ctx, way):
+    """Every grid to every other, with few blocks: ranks without data, and sources that are not the first."""
+    wrongs = []
+    for number, (one, other) in enumerate((a, b) for a in grids(ctx.size) for b in grids(ctx.size)):
+        for blocks in (((1, 1), (4, 4)), ((3, 5), (2, 2)), ((20, 20), (1, 7))):
+            say(ctx, f"{way} {one} -> {other} {blocks}")
+            source = pb.MatrixDescriptor((9, 13), blocks[0], one, (one.nprow - 1, one.npcol - 1), order="F")
+            target = pb.MatrixDescriptor(
+                (9, 13), blocks[1], other, (other.nprow // 2, 0), order="CF"[number % 2]
+            )
+            values = integers(source.shape, source.dtype, number)
+            moved = place(ctx, values, source).redistribute(target)
+            fault = everywhere(ctx, wrong(ctx, moved, values))
+            if fault:
+                wrongs.append(f"{source} -> {target}: {fault}")
+    assert not wrongs, "\n".join(wrongs[:5])
+
+
+@pytest.mark.parametrize("batch", range(max(1, COUNT // BATCH)))
+def test_random_moves_are_right(ctx, monkeypatch, batch):
+    monkeypatch.setattr(faults, "moves_through_host", lambda *_: "")
+    first = 100_000 * ctx.size + batch * BATCH
+    wrongs = [fault for seed in range(first, first + BATCH) if (fault := one_move(ctx, seed)[1])]
+    assert not wrongs, "\n".join(wrongs[:5])
+
+
+def test_a_move_is_ordered_with_what_is_queued_around_it(ctx, way):
+    import cupy
+
+    n = 1500
+    d = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid.squarest(ctx.size), dtype="float32")
+    other = pb.MatrixDescriptor((n, n), (n, 100), pb.Grid(1, ctx.size), dtype="float32", order="F")
+    values = integers(d.shape, d.dtype, 1)
+    a = place(ctx, values, d)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.deviceSynchronize()
+    with stream:
+        for _ in range(5):
+            a.local[...] *= -1
+            moved = a.redistribute(other)
+            moved.local[...] += 1
+        stream.synchronize()
+    assert everywhere(ctx, wrong(ctx, moved, 1 - values)) == ""
+
+
+def test_products_whose_operands_are_moved(ctx, way):
+    n = 96
+    grid = pb.Grid.squarest(ctx.size)
+    a = pb.MatrixDescriptor((n, n), (16, 8), grid, dtype="complex64")
+    b = pb.MatrixDescriptor((n, n), (7, 16), pb.Grid(ctx.size, 1), dtype="complex64", order="F")
+    values = [integers(x.shape, x.dtype, i) for i, x in enumerate((a, b))]
+    whole = np.full((n + 5, n + 3), np.nan, np.complex64)
+    whole[5:, 3:] = values[1]
+    parent = place(
+        ctx, whole, pb.MatrixDescriptor(whole.shape, b.block, b.grid, dtype="complex64", order="F")
+    )
+    with pb.plan_matmul(place(ctx, values[0], a), parent[5:, 3:], redistribute=True) as plan:
+        for _ in range(2):
+            assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
+        (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]
+        assert line.endswith("by cublasMpGemr2D" if way == "device" else "through the host: to be tested")
