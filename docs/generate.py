@@ -19,7 +19,7 @@ from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem
-from pblasmp.products import MatmulPlan
+from pblasmp.plans import Plan
 from pblasmp.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ INTERNAL = {
 }
 """Methods without an underscore that are for other modules of pblasmp only."""
 
-RETURNED = {"MatmulPlan": MatmulPlan, "Report": Report, "Workspace": Workspace}
+RETURNED = {"Plan": Plan, "Report": Report, "Workspace": Workspace}
 """Classes that public calls return, under no public name of their own."""
 
 OPERATORS = {
@@ -40,7 +40,7 @@ OPERATORS = {
     "__matmul__": "{} @ B",
     "__call__": "{}()",
 }
-VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "MatmulPlan": "plan"}
+VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan"}
 """Names of instances in the tables."""
 
 DRAWN = (

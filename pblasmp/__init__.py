@@ -28,9 +28,23 @@ if TYPE_CHECKING:
     from .errors import StatusError as StatusError
     from .errors import UnsupportedError as UnsupportedError
     from .layout import Grid as Grid
+    from .layout import Level3Problem as Level3Problem
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
+    from .level3 import geadd as geadd
+    from .level3 import hemm as hemm
+    from .level3 import her2k as her2k
+    from .level3 import herk as herk
+    from .level3 import herkx as herkx
+    from .level3 import plan as plan
+    from .level3 import symm as symm
+    from .level3 import syr2k as syr2k
+    from .level3 import syrk as syrk
+    from .level3 import syrkx as syrkx
+    from .level3 import tradd as tradd
+    from .level3 import trmm as trmm
+    from .level3 import trsm as trsm
     from .matrix import DistributedMatrix as DistributedMatrix
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
@@ -44,6 +58,7 @@ _HOME = {
     "Epilogue": "epilogue",
     "Grid": "layout",
     "LayoutError": "errors",
+    "Level3Problem": "layout",
     "LibraryNotFoundError": "errors",
     "MatmulProblem": "layout",
     "MatrixDescriptor": "layout",
@@ -51,9 +66,22 @@ _HOME = {
     "RankMismatchError": "errors",
     "StatusError": "errors",
     "UnsupportedError": "errors",
+    "geadd": "level3",
+    "hemm": "level3",
+    "her2k": "level3",
+    "herk": "level3",
+    "herkx": "level3",
     "matmul": "products",
     "numroc": "layout",
+    "plan": "level3",
     "plan_matmul": "products",
+    "symm": "level3",
+    "syr2k": "level3",
+    "syrk": "level3",
+    "syrkx": "level3",
+    "tradd": "level3",
+    "trmm": "level3",
+    "trsm": "level3",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604

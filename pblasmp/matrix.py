@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from . import npy
 from .comm import Cell, Exchange, Side
 from .errors import LayoutError
-from .layout import MatrixDescriptor
+from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
+from .layout.trapezoid import copy_part
 
 if TYPE_CHECKING:
     from .context import Context
+    from .layout.level3 import Diag, Uplo
 
 __all__ = ["DistributedMatrix"]
 
@@ -120,18 +122,40 @@ class DistributedMatrix:
         self.context.comm.bcast_into(whole, 0)
         return whole
 
-    def redistribute(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
+    def redistribute(
+        self,
+        descriptor: MatrixDescriptor | None = None,
+        *,
+        uplo: Uplo | None = None,
+        diag: Diag = "N",
+        out: DistributedMatrix | None = None,
+    ) -> DistributedMatrix:
         """Return the same matrix in another layout: grid, blocks, source, memory order, element type. Collective.
 
-        Collective over the context.
+        Collective over the context. ScaLAPACK knows it as p?gemr2d and, with ``uplo``, as p?trmr2d.
+
+        Args:
+            descriptor: the new layout; by default that of ``out``.
+            uplo: "L" or "U": move only this triangle. Of a matrix that is not square it is a trapezoid whose diagonal
+                ends in the last corner where it would otherwise be cut off, as in p?trmr2d.
+            diag: "U" leaves the diagonal out, too.
+            out: a matrix to write to; what is not moved keeps its values. In a new matrix it is zero.
 
         Raises:
-            LayoutError: the shapes differ, the grid has more ranks than the context, or complex would become real.
+            LayoutError: the shapes differ, the grid has more ranks than the context, complex would become real, or
+                ``out`` shares memory with this matrix.
         """
         ctx = self.context
         with ctx.agreement("redistribute") as facts:
-            facts.update(matrix=self.descriptor, to=descriptor)
+            if out is not None:
+                self._check_out(out)
+                descriptor = out.descriptor if descriptor is None else descriptor
+            facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
+            if descriptor is None:
+                raise LayoutError("redistribute: expected a descriptor or out=")
             ctx.check_descriptor(descriptor)
+            if out is not None and out.descriptor != descriptor:
+                raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
             if descriptor.shape != self.shape:
                 raise LayoutError(
                     f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
@@ -140,17 +164,47 @@ class DistributedMatrix:
                 raise LayoutError(
                     f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
                 )
-            out = ctx.allocate(descriptor)
-        self.move_to(out)
-        return out
+            part = self._part(uplo, diag)
+            result = ctx.allocate(descriptor) if out is None else out
+            if out is None and part is not None:
+                result.local[...] = 0
+        self.move_to(result, part)
+        return result
 
-    def move_to(self, out: DistributedMatrix) -> None:
-        """Write this matrix into ``out``: same shape, any layout, no checks. Collective over the context."""
-        move = self.context.engine.prepare_move(self.descriptor, out.descriptor, (self._local, out._local))
+    def _check_out(self, out: DistributedMatrix) -> None:
+        if not isinstance(out, DistributedMatrix):
+            raise LayoutError(f"out: expected a DistributedMatrix, got {type(out).__name__}")
+        if out.context is not self.context:
+            raise LayoutError("out: belongs to another context")
+        if not getattr(out.local.flags, "writeable", True):
+            raise LayoutError("out: its local array is read-only")
+        if self.context.engine.overlap(self.local, out.local):
+            raise LayoutError("out: shares memory with the matrix; expected a matrix of its own")
+
+    def _part(self, uplo: Uplo | None, diag: Diag) -> Trapezoid | None:
+        if uplo not in (None, "L", "U"):
+            raise LayoutError(f"uplo: expected 'L', 'U' or None, got {uplo!r}")
+        if diag not in ("N", "U") or (uplo is None and diag != "N"):
+            expected = "'N' or 'U'" if uplo else "'N' without uplo"
+            raise LayoutError(f"diag: expected {expected}, got {diag!r}")
+        return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
+
+    def move_to(self, out: DistributedMatrix, part: Trapezoid | None = None) -> None:
+        """Write this matrix, or ``part`` of it, into ``out``: same shape, any layout, no checks. Collective.
+
+        Collective over the context.
+        """
+        ctx, d = self.context, out.descriptor
+        target = out if part is None else ctx.allocate(replace(d, ld=None))
+        move = ctx.engine.prepare_move(self.descriptor, target.descriptor, (self._local, target._local))
         try:
-            move.run(self._local, out._local)
+            move.run(self._local, target._local)
         finally:
             move.close()
+        if part is not None and ctx.coords(d) is not None:
+            host = out.on_host()
+            copy_part(host, target.on_host(), part, *d.global_indices(ctx.rank))
+            ctx.engine.from_host(out.local, host)
 
     def on_host(self) -> NDArray[Any]:
         """Return the local array as a NumPy array: itself, or a copy where it is on a GPU. Local."""

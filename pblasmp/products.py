@@ -1,35 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of distributed matrices: check and agree, plan, run."""
+"""Products of distributed matrices: check and agree, then a plan."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from .dtypes import as_dtype, scalar
-from .engines.base import Options, Workspace
+from .engines.base import Options
 from .epilogue import Epilogue
-from .errors import ClosedError, LayoutError, UnsupportedError
+from .errors import LayoutError, UnsupportedError
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.legal import legalised
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
-from .report import Report
-from .standins import StandIns
+from .plans import Plan, check_operands, check_overlap, context_of, stand_ins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
     from numpy.typing import DTypeLike
-    from typing_extensions import Self
 
     from .context import Context
     from .layout.problem import Op
     from .layout.schemes import Scheme
+    from .plans import Matrices
 
-__all__ = ["MatmulGraph", "MatmulPlan", "matmul", "plan_matmul"]
+__all__ = ["matmul", "plan_matmul"]
 
 
 def matmul(
@@ -102,7 +97,7 @@ def plan_matmul(
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
-) -> MatmulPlan:
+) -> Plan:
     """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Returns:
@@ -111,15 +106,9 @@ def plan_matmul(
     Raises:
         As ``matmul``.
     """
-    ctx = _context(a, b, c, out)
+    ctx = context_of("matmul", a, b, c, out)
     with ctx.agreement("matmul") as facts:
-        for name, x in (("a", a), ("b", b), ("c", c), ("out", out)):
-            if x is None and name in ("c", "out"):
-                continue
-            if not isinstance(x, DistributedMatrix):
-                raise LayoutError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
-            if x.context is not ctx:
-                raise LayoutError(f"{name}: belongs to another context")
+        check_operands(ctx, "ab", {"a": a, "b": b, "c": c, "out": out})
         a, op_a = _untransposed(a, op_a)
         b, op_b = _untransposed(b, op_b)
         d = (
@@ -146,24 +135,11 @@ def plan_matmul(
         problem, reasons = ctx.engine.suited(problem)
         if beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
-        result = ctx.allocate(d) if out is None else out
-        options = replace(options, epilogue=_epilogue(ctx, epilogue, asked, problem, (a, b, c, result)))
-        _check_overlap(ctx, a, b, c, result)
-        stand_ins = {
-            name: ctx.allocate(new)
-            for name in "abcd"
-            if (new := getattr(problem, name)) is not None and new != getattr(asked, name)
-        }
-    return MatmulPlan(ctx, asked, problem, (a, b, c, result), stand_ins, options, reasons)
-
-
-def _context(*matrices: object) -> Context:
-    for x in matrices:
-        if isinstance(x, DistributedMatrix):
-            return x.context
-    raise TypeError(
-        "matmul: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
-    )
+        matrices = {"a": a, "b": b, "c": c, "d": ctx.allocate(d) if out is None else out}
+        options = replace(options, epilogue=_epilogue(ctx, epilogue, asked, problem, matrices))
+        check_overlap(ctx, matrices, "c")
+        moved = stand_ins(ctx, asked, problem)
+    return Plan(ctx, "matmul", asked, problem, matrices, moved, options, reasons)
 
 
 def _untransposed(x: DistributedMatrix, op: Op) -> tuple[DistributedMatrix, Op]:
@@ -206,28 +182,12 @@ def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool) 
         raise
 
 
-def _check_overlap(
-    ctx: Context,
-    a: DistributedMatrix,
-    b: DistributedMatrix,
-    c: DistributedMatrix | None,
-    out: DistributedMatrix,
-) -> None:
-    if not getattr(out.local.flags, "writeable", True):
-        raise LayoutError("out: its local array is read-only")
-    for name, x in (("a", a), ("b", b)):
-        if ctx.engine.overlap(x.local, out.local):
-            raise LayoutError(f"out: shares memory with {name}; expected a matrix of its own")
-    if c is not None and c.descriptor != out.descriptor and ctx.engine.overlap(c.local, out.local):
-        raise LayoutError("out: shares memory with c; expected c itself or a matrix of its own")
-
-
 def _epilogue(
     ctx: Context,
     epilogue: Epilogue | None,
     asked: MatmulProblem,
     problem: MatmulProblem,
-    matrices: tuple[DistributedMatrix | None, ...],
+    matrices: Matrices,
 ) -> Epilogue | None:
     """Return an epilogue over the engine's arrays, None for one that does nothing."""
     if epilogue is None or not epilogue.name:
@@ -238,173 +198,9 @@ def _epilogue(
         raise LayoutError("epilogue: D is moved after the product; expected a D that is legal as it lies")
     fitted = epilogue.adopted(ctx.engine.adopt, problem, ctx.rank)
     for name in fitted.outputs:
-        for letter, x in zip("abcd", matrices, strict=True):
+        for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):
                 raise LayoutError(
                     f"epilogue: {name}: shares memory with {letter}; expected an array of its own"
                 )
     return fitted
-
-
-class MatmulGraph:
-    """A planned product as a CUDA graph. Made by ``plan.graph()``."""
-
-    def __init__(self, replay: Callable[[], None], result: DistributedMatrix) -> None:
-        self._replay, self._result = replay, result
-
-    def replay(self) -> DistributedMatrix:
-        """Queue the product on CuPy's current stream and return its result. Collective over the context.
-
-        Raises:
-            ClosedError: another plan has replaced the workspace since: make the graph again.
-        """
-        self._replay()
-        return self._result
-
-
-class MatmulPlan:
-    """A prepared product; a context manager. Made by ``plan_matmul``.
-
-    Attributes:
-        problem: the product that the engine runs: the caller's, or its legal form after redistribution.
-        workspace: memory that it needs beside its operands on this rank.
-    """
-
-    def __init__(
-        self,
-        ctx: Context,
-        asked: MatmulProblem,
-        problem: MatmulProblem,
-        matrices: tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None, DistributedMatrix],
-        stand_ins: dict[str, DistributedMatrix],
-        options: Options,
-        reasons: tuple[str, ...],
-    ) -> None:
-        self._reasons = reasons
-        self._ctx, self._asked, self.problem, self._options = ctx, asked, problem, options
-        self._matrices = matrices
-        self._open = True
-        named = dict(zip("abcd", matrices, strict=True))
-        read = ("a", "b") * (options.alpha != 0) + ("c",) * (options.beta != 0)
-        with ctx.agreement("matmul: preparing"), ExitStack() as closing:
-            self._stand_ins = StandIns(ctx.engine, named, stand_ins, read)
-            closing.callback(self._stand_ins.close)
-            self._locals = tuple(self._stand_ins.used(named).values())
-            self._product = ctx.engine.prepare(problem, options, self._locals)
-            closing.pop_all()
-        self._only_queues = not ctx.engine.agrees and not stand_ins
-        self._number = ctx.adopt(self)
-
-    @property
-    def workspace(self) -> Workspace:
-        """Memory that the plan needs on this rank beside its operands, in bytes; shared with other plans. Local."""
-        own, moves = self._product.workspace, self._stand_ins.workspace
-        return Workspace(max(own.device_bytes, moves.device_bytes), max(own.host_bytes, moves.host_bytes))
-
-    def __call__(
-        self,
-        a: DistributedMatrix | None = None,
-        b: DistributedMatrix | None = None,
-        c: DistributedMatrix | None = None,
-    ) -> DistributedMatrix:
-        """Multiply and return the result, on the planned matrices or on others that lie the same way.
-
-        Collective over the context.
-
-        Raises:
-            LayoutError: a matrix does not lie as the planned one.
-            ClosedError: the plan is closed.
-        """
-        if self._only_queues and self._open and a is None and b is None and c is None:
-            self._product.run(*self._locals)
-            return self._matrices[3]
-        with self._ctx.agreement("plan") as facts:
-            if not self._open:
-                raise ClosedError("this plan is closed")
-            given = [self._replaced(i, x) for i, x in enumerate((a, b, c))]
-            out = self._matrices[3]
-            facts.update(plan=self._number, product=self._asked, replaced=[x is not None for x in (a, b, c)])
-            _check_overlap(self._ctx, given[0], given[1], given[2], out)  # type: ignore[arg-type]
-        self._run(dict(zip("abcd", (*given, out), strict=True)))
-        return out
-
-    def _run_agreed(self) -> DistributedMatrix:
-        """Multiply the planned matrices, on which the ranks have just agreed. Collective over the context."""
-        self._run(dict(zip("abcd", self._matrices, strict=True)))
-        return self._matrices[3]
-
-    def _replaced(self, which: int, x: DistributedMatrix | None) -> DistributedMatrix | None:
-        planned = self._matrices[which]
-        if x is None:
-            return planned
-        if not isinstance(x, DistributedMatrix):
-            raise LayoutError(f"{'abc'[which]}: expected a DistributedMatrix, got {type(x).__name__}")
-        if x.context is not self._ctx:
-            raise LayoutError(f"{'abc'[which]}: belongs to another context")
-        if planned is None or x.descriptor != planned.descriptor:
-            expected = "no matrix" if planned is None else str(planned.descriptor)
-            raise LayoutError(f"{'abc'[which]}: lies as {x.descriptor}, the plan is for {expected}")
-        moved = "abc"[which] in self._stand_ins
-        misfit = (
-            self._stand_ins.misfit("abc"[which], x) if moved else self._product.misfit("abc"[which], x.local)
-        )
-        if misfit:
-            raise LayoutError(f"{'abc'[which]}: {misfit}")
-        return x
-
-    def _run(self, matrices: dict[str, DistributedMatrix | None]) -> None:
-        self._stand_ins.move_in(matrices)
-        self._product.run(*self._stand_ins.used(matrices).values())
-        self._stand_ins.move_out(matrices)
-
-    def graph(self) -> MatmulGraph:
-        """Return the planned product as a CUDA graph, to be replayed at the cost of one launch. Collective.
-
-        Collective over the context. A replay reads what the planned matrices then hold. The plan is run once first if
-        it never was, which writes its result.
-
-        Raises:
-            UnsupportedError: the engine has no graphs, or operands are moved first.
-            ClosedError: the plan is closed.
-        """
-        with self._ctx.agreement("plan.graph"):
-            if not self._open:
-                raise ClosedError("this plan is closed")
-            if self._stand_ins:
-                raise UnsupportedError("a CUDA graph: this plan moves operands first")
-        with self._ctx.agreement("plan.graph: capturing"):
-            replay = self._product.capture(*self._locals)
-        return MatmulGraph(replay, self._matrices[3])
-
-    def report(self) -> Report:
-        """Return what the plan does on this rank. Local."""
-        p = self._asked
-        scheme = "" if p.scheme == "gemm" else f", scheme {p.scheme}"
-        return Report(
-            call=f"{p.a.dtype.name} {p.op_a}{p.op_b} product of {p.m} x {p.n} x {p.k} on {p.d.grid}{scheme}",
-            engine=f"{self._ctx.engine.name} ({self._ctx.engine.why})",
-            asked=self._options.algo,
-            path=self._product.path,
-            sent_bytes=self._product.sent_bytes + self._stand_ins.sent_bytes,
-            copied_bytes=self._product.copied_bytes + self._stand_ins.copied_bytes,
-            workspace=self.workspace,
-            moved=self._stand_ins.told(),
-            notes=self._reasons + self._product.notes,
-        )
-
-    def close(self) -> None:
-        """Give back what only this plan holds. Collective over the context; idempotent."""
-        if self._open:
-            self._open = False
-            self._ctx.release(self)
-            with ExitStack() as last_first:
-                last_first.callback(self._stand_ins.close)
-                last_first.callback(self._product.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..epilogue import Epilogue
-from ..layout import MatmulProblem, MatrixDescriptor
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 
-__all__ = ["Engine", "Move", "Options", "Product", "Workspace"]
+__all__ = ["Engine", "Move", "Options", "Problem", "Product", "Workspace"]
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
+Problem = TypeVar("Problem", MatmulProblem, Level3Problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,8 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
-    def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
-        """Return the legal product that this engine can run, and why it is another one than ``problem``.
+    def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+        """Return the legal problem that this engine can run, and why it is another one than ``problem``.
 
         Operands may be laid out otherwise: the plan then moves them first. The same on every rank.
         """
@@ -172,6 +173,18 @@ class Engine(Protocol):
 
         Raises:
             UnsupportedError: this engine has no such product or no such option.
+        """
+
+    def prepare_level3(
+        self, problem: Level3Problem, options: Options, arrays: Sequence[LocalArray | None]
+    ) -> Product:
+        """Prepare a legal level-3 routine of the local arrays of A, B, C and D. Collective over the context.
+
+        C, where there is one, lies like D, maybe in the other memory order. D may be the array of C, for trsm and trmm
+        that of B.
+
+        Raises:
+            UnsupportedError: this engine has no such routine or no such option.
         """
 
     def close(self) -> None:

@@ -6,6 +6,18 @@ from __future__ import annotations
 from .axis import Axis, numroc
 from .descriptor import MatrixDescriptor
 from .grid import Grid
+from .level3 import ColumnMajorLevel3, Level3Problem
 from .problem import ColumnMajorProduct, MatmulProblem
+from .trapezoid import Trapezoid
 
-__all__ = ["Axis", "ColumnMajorProduct", "Grid", "MatmulProblem", "MatrixDescriptor", "numroc"]
+__all__ = [
+    "Axis",
+    "ColumnMajorLevel3",
+    "ColumnMajorProduct",
+    "Grid",
+    "Level3Problem",
+    "MatmulProblem",
+    "MatrixDescriptor",
+    "Trapezoid",
+    "numroc",
+]

@@ -247,6 +247,11 @@ class MatmulProblem:
         c = None if self.c is None else self.c.T
         return MatmulProblem(self.b.T, self.a.T, self.d.T, self.op_b, self.op_a, c, self.scheme)
 
+    def __str__(self) -> str:
+        scheme = "" if self.scheme == "gemm" else f", scheme {self.scheme}"
+        sizes = f"{self.m} x {self.n} x {self.k}"
+        return f"{self.a.dtype.name} {self.op_a}{self.op_b} product of {sizes} on {self.d.grid}{scheme}"
+
     def faults(self) -> list[str]:
         """Return every reason why the problem is not legal, each with what to do; empty when it is. Local."""
         return faults(self)

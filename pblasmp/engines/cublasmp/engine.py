@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ...bindings import GridLayout, Library, version_text
 from ...comm import Agreement, Communicator
 from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
-from ...layout import Grid, MatmulProblem, MatrixDescriptor
+from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ..base import Move, Options, Product
+from ..base import Move, Options, Problem, Product
 from . import faults
 from .device import Device
 from .moves import prepare_move
@@ -261,9 +261,11 @@ class CublasmpEngine:
 
     # -- products
 
-    def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
-        """Return the product without the library's known faults, and why operands are laid out otherwise. Local."""
-        return faults.avoided(problem)
+    def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+        """Return the problem without the library's known faults, and why operands are laid out otherwise. Local."""
+        if isinstance(problem, MatmulProblem):
+            return faults.avoided(problem)
+        return problem, ()
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""
@@ -289,6 +291,17 @@ class CublasmpEngine:
         if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
             return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
         return CublasmpProduct(self, problem, options, arrays)
+
+    def prepare_level3(
+        self,
+        problem: Level3Problem,
+        options: Options,  # noqa: ARG002
+        arrays: Sequence[Any | None],  # noqa: ARG002
+    ) -> Product:
+        """Prepare a legal level-3 routine. Collective over the context."""
+        raise UnsupportedError(
+            f"{problem.routine}: the cublasmp engine multiplies only, the host engine has it"
+        )
 
     def close(self) -> None:
         """Give everything back, last made first. Collective over the context."""

@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_limits
 from ...comm import Agreement, Communicator
 from ...comm.shared import available_bytes
 from ...errors import LayoutError, UnsupportedError
-from ...layout import MatmulProblem, MatrixDescriptor
+from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ..after import After
-from ..base import Options
+from ..base import Options, Problem, Product
 from ..exchange import ExchangeMove
 from . import blas
 from .blas import LocalBlas
@@ -109,7 +109,7 @@ class HostEngine:
         except np.exceptions.TooHardError:
             return True
 
-    def suited(self, problem: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
+    def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
         """Return ``problem``: every legal one can be run here. Local."""
         return problem, ()
 
@@ -130,7 +130,7 @@ class HostEngine:
         problem: MatmulProblem,
         options: Options,
         arrays: Sequence[NDArray[Any] | None],  # noqa: ARG002 - the path depends on layouts alone
-    ) -> AllReduceProduct | SlabProduct:
+    ) -> Product:
         """Prepare a legal product. Collective over the context.
 
         ``comm_dtype`` and ``comm_sms`` mean nothing here: sums never travel in less than float32.
@@ -162,6 +162,15 @@ class HostEngine:
             notes,
             after,
         )
+
+    def prepare_level3(
+        self,
+        problem: Level3Problem,
+        options: Options,  # noqa: ARG002
+        arrays: Sequence[NDArray[Any] | None],  # noqa: ARG002
+    ) -> Product:
+        """Prepare a level-3 routine. Collective over the context."""
+        raise UnsupportedError(f"{problem.routine}: not on the host engine yet")
 
     def _fits(self, nbytes: int) -> tuple[bool, int]:
         """Return whether ``nbytes`` a node are to be had on every node, and how many are. Collective.

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level-3 problems: every flip against dense NumPy, every fault, what is written, and trapezoids."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout import Trapezoid
+from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.trapezoid import copy_part
+from tests.helpers.level3 import dense, legal_flags, reads, shapes
+
+M, N, K = 4, 3, 5
+ALPHA, BETA = {"f": (2, -3), "c": (2 + 1j, -3 + 2j)}, {"f": (-1, 0), "c": (1 - 2j, 0)}
+
+
+def described(shape, order, dtype):
+    return pb.MatrixDescriptor(shape, (2, 2), pb.Grid(2, 3), dtype=dtype, order=order)
+
+
+def memory(values, order):
+    """The memory of a matrix of this order, read as column-major: BLAS's view of it."""
+    return values if order == "F" else values.T
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_column_major_form_is_the_same_routine(routine, dtype):
+    rng = np.random.default_rng(3)
+    kind = np.dtype(dtype).kind
+    seen = 0
+    for flags in legal_flags(routine, dtype):
+        for orders in itertools.product("CF", repeat=4):
+            order = dict(zip("abcd", orders, strict=True))
+            sizes = shapes(routine, flags, M, N, K)
+            values = {}
+            for name in ROUTINES[routine].operands:
+                x = rng.standard_normal(sizes[name])
+                values[name] = x + 1j * rng.standard_normal(sizes[name]) if kind == "c" else x
+            if "c" in values and routine.startswith("he") and ROUTINES[routine].shape == "updated":
+                np.fill_diagonal(values["c"], values["c"].diagonal().real)
+            alpha, beta = ALPHA[kind][seen % 2], BETA[kind][seen % 2]
+            if routine in ("herk", "her2k", "herkx"):
+                beta = beta.real
+                alpha = alpha.real if routine == "herk" else alpha
+            seen += 1
+            descriptors = {name: described(sizes[name], order[name], dtype) for name in (*values, "d")}
+            problem = pb.Level3Problem(routine, **descriptors, **flags)
+            problem.validate()
+            form = problem.column_major()
+            p = form.problem
+            assert all(x is None or x.order == "F" for x in (p.a, p.b, p.c, p.d))
+            p.validate()
+            assert (form.conjugated == "" and not form.conj_alpha) or kind == "c"
+
+            # What is in memory, as the form says it is to be seen.
+            arrays = {}
+            for name, x in values.items():
+                lies = order[name]
+                if name in form.relaid:
+                    lies = "C" if lies == "F" else "F"
+                arrays[name] = memory(x, lies)
+            if form.swapped:
+                arrays["a"], arrays["b"] = arrays["b"], arrays["a"]
+            for name in arrays:
+                assert arrays[name].shape == getattr(p, name).shape
+                if name in form.conjugated:
+                    arrays[name] = arrays[name].conj()
+            new_flags = {name: getattr(p, name) for name in ROUTINES[routine].options}
+            expected = dense(routine, values, flags, alpha, beta)
+            got = dense(routine, arrays, new_flags, np.conj(alpha) if form.conj_alpha else alpha, beta)
+            assert np.allclose(memory(got, order["d"]), expected, rtol=1e-10, atol=1e-10, equal_nan=True), (
+                flags, orders,
+            )  # fmt: skip
+    assert seen >= 2 * 16
+
+
+def test_dense_reads_what_it_says():
+    """The referee itself: NaN where nothing may be read leaves the written part finite."""
+    for routine in ROUTINES:
+        for flags in legal_flags(routine, "complex128"):
+            sizes = shapes(routine, flags, M, N, K)
+            values = {name: np.ones(sizes[name], complex) for name in ROUTINES[routine].operands}
+            values["a"][~reads(routine, "a", flags, sizes["a"])] = np.nan
+            if "c" in values:
+                values["c"][~reads(routine, "c", flags, sizes["c"])] = np.nan
+            out = dense(routine, values, flags, 1, 1)
+            assert np.isfinite(out[reads(routine, "d", flags, sizes["d"])]).all()
+
+
+def square(order=6, dtype="float64", grid=None, **more):
+    return pb.MatrixDescriptor((order, order), (2, 2), grid or pb.Grid(1, 1), dtype=dtype, **more)
+
+
+A = square()
+B = pb.MatrixDescriptor((6, 4), (2, 2), pb.Grid(1, 1))
+Z = square(dtype="complex128")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"routine": "gemm", "a": A, "d": A}, ["routine: expected one of trsm", "'gemm'"]),
+        ({"routine": "trsm", "a": A, "b": B, "d": B, "side": "X"}, ["side: expected 'L' or 'R', got 'X'"]),
+        ({"routine": "trsm", "a": A, "b": B, "d": B, "uplo": "l"}, ["uplo: expected 'L' or 'U', got 'l'"]),
+        ({"routine": "trsm", "a": A, "b": B, "d": B, "op_a": "H"}, ["op_a: expected 'N', 'T' or 'C'"]),
+        ({"routine": "trsm", "a": A, "b": B, "d": B, "diag": 1}, ["diag: expected 'N' or 'U', got 1"]),
+        ({"routine": "syrk", "a": A, "d": A, "side": "R"}, ["side: syrk has no such option"]),
+        ({"routine": "symm", "a": A, "b": B, "d": B, "op_a": "T"}, ["op_a: symm has no such option"]),
+        ({"routine": "syrk", "a": A, "b": A, "d": A}, ["b: syrk has no such operand"]),
+        ({"routine": "trmm", "a": A, "d": B}, ["b: expected a MatrixDescriptor, got None"]),
+        ({"routine": "trmm", "a": "A", "b": B, "d": B}, ["a: expected a MatrixDescriptor, got 'A'"]),
+    ],
+)
+def test_what_is_no_problem_at_all(arguments, words):
+    with pytest.raises(pb.LayoutError) as caught:
+        pb.Level3Problem(**arguments)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trsm", A, B, B, None, "R"), ["a: shape is 6x6, expected 4x4 for side='R'"]),
+        (("trsm", A, B, A), ["b: shape is 6x6, expected 6x4 like d"]),
+        (("symm", A, B, B, A), ["c: shape is 6x6, expected 6x4 like d"]),
+        (("syrk", A, B), ["d: shape is 6x4, expected a square matrix"]),
+        (("syrk", B, square(4)), ["a: shape is 6x4 for op_a='N'", "d has order 6, but d is 4x4"]),
+        (("syr2k", A, A, B), ["b: shape is 6x4, expected 6x6 like a"]),
+        (("geadd", B, A, None, B), ["a: shape is 6x4, expected 6x6 for op_a='N'", "c: shape is 6x4"]),
+        (("trsm", Z, B, B), ["a: dtype is complex128, expected float64 like d"]),
+        (("syrk", Z, Z, None, None, "L", "L", "C"), ["op_a: syrk of complex", "'N' and 'T'", "herk's"]),
+        (("her2k", Z, Z, Z, None, "L", "L", "T"), ["op_a: her2k of complex", "'N' and 'C'", "syr2k's"]),
+    ],
+)
+def test_faults(arguments, words):
+    problem = pb.Level3Problem(*arguments)
+    with pytest.raises(pb.LayoutError) as caught:
+        problem.validate()
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_all_faults_at_once():
+    problem = pb.Level3Problem("symm", Z, B, A, Z)
+    assert len(problem.faults()) == 4
+    with pytest.raises(pb.LayoutError, match="4 faults in this symm"):
+        problem.validate()
+
+
+def test_any_layout_is_legal():
+    grid = pb.Grid(2, 3)
+    odd = pb.MatrixDescriptor((6, 6), (5, 3), grid, (1, 2), order="F", lead=(4, 1))
+    assert pb.Level3Problem("syrk", odd, A).faults() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flops"),
+    [
+        (("trsm", A, B, B), 6 * 6 * 4),
+        (("symm", square(4), B, B, None, "R"), 2 * 6 * 4 * 4),
+        (("syrk", B, A), 6 * 7 * 4),
+        (("her2k", Z, Z, Z), 4 * 2 * 6 * 7 * 6),
+        (("syrkx", A, A, A), 6 * 7 * 6),
+        (("geadd", B, B, None, B), 2 * 6 * 4),
+    ],
+)
+def test_flops(arguments, flops):
+    assert pb.Level3Problem(*arguments).flops == flops
+
+
+def test_what_is_written():
+    assert pb.Level3Problem("trsm", A, B, B).written is None
+    assert pb.Level3Problem("syrk", A, A, uplo="U").written == Trapezoid("U")
+    assert pb.Level3Problem("geadd", A, A, None, A).written is None
+
+
+def test_as_text():
+    text = str(pb.Level3Problem("syrk", B, A, op_a="N", uplo="U"))
+    assert text == "float64 syrk uplo=U op_a=N of 6 x 6 x 4 on 1x1 processes in row order"
+
+
+@pytest.mark.parametrize("uplo", "LU")
+@pytest.mark.parametrize("diagonal", [-3, 0, 2])
+def test_trapezoid_parts_are_the_elements(uplo, diagonal):
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        m, n = rng.integers(0, 14, 2)
+        rows = np.sort(rng.choice(14, m, replace=False))
+        cols = np.sort(rng.choice(14, n, replace=False))
+        part = Trapezoid(uplo, diagonal)
+        triangle = np.tril if uplo == "L" else np.triu
+        expected = triangle(np.ones((14, 14)), diagonal)[np.ix_(rows, cols)]
+        count = np.zeros((m, n))
+        for down, across, mask in part.parts(rows, cols, width=3):
+            count[down, across] += 1 if mask is None else mask
+        assert np.array_equal(count, expected)
+        assert np.array_equal(part.mask(rows, cols), expected)
+        assert np.array_equal(part.T.mask(cols, rows), expected.T)
+        assert np.array_equal(part.rest.mask(rows, cols), 1 - expected)
+        to = np.zeros((m, n))
+        copy_part(to, np.ones((m, n)), part, rows, cols)
+        assert np.array_equal(to, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "uplo", "diag", "expected"),
+    [
+        ((3, 3), "L", "N", ["x..", "xx.", "xxx"]),
+        ((3, 3), "U", "U", [".xx", "..x", "..."]),
+        ((2, 4), "L", "N", ["xxx.", "xxxx"]),
+        ((4, 2), "U", "N", ["xx", "xx", "xx", ".x"]),
+        ((4, 2), "L", "U", ["..", "x.", "xx", "xx"]),
+        ((2, 4), "U", "U", [".xxx", "..xx"]),
+    ],
+)
+def test_trapezoids_of_trmr2d(shape, uplo, diag, expected):
+    mask = Trapezoid.of_shape(shape, uplo, diag).mask(np.arange(shape[0]), np.arange(shape[1]))
+    assert ["".join(".x"[int(x)] for x in row) for row in mask] == expected
