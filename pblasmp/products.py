@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .dtypes import as_dtype, scalar
 from .engines.base import Options
 from .epilogue import Epilogue
-from .errors import LayoutError, UnsupportedError
+from .errors import LayoutError
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.legal import legalised
 from .layout.schemes import scheme_operands
@@ -192,8 +192,6 @@ def _epilogue(
     """Return an epilogue over the engine's arrays, None for one that does nothing."""
     if epilogue is None or not epilogue.name:
         return None
-    if ctx.engine.name != "host":
-        raise UnsupportedError("epilogue: so far on the host engine alone")
     if problem.d != asked.d:
         raise LayoutError("epilogue: D is moved after the product; expected a D that is legal as it lies")
     fitted = epilogue.adopted(ctx.engine.adopt, problem, ctx.rank)

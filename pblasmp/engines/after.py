@@ -90,19 +90,20 @@ class After:
             return
         whole = xp.zeros(matrix.shape[stored], accumulation_dtype(p.d.dtype))
         if sums is not None:
-            whole[matrix.global_indices(self._rank)[stored]] = sums
+            whole[xp.asarray(matrix.global_indices(self._rank)[stored])] = sums
         self._sum_ranks(whole)
         if self._inside:
             axis = vector_axis(name, p.d)
-            mine = p.d.global_indices(self._rank)[axis] if out.size < whole.size else slice(None)
-            out[...] = whole[mine]
+            if out.size < whole.size:
+                whole = whole[xp.asarray(p.d.global_indices(self._rank)[axis])]
+            out[...] = whole
 
 
 def _pack(xp: Any, bits: Array, out: Array) -> None:
     """Write a boolean matrix into bytes, eight neighbours of a row in each, lowest bit first; the rest is 0."""
     padded = xp.zeros((out.shape[0], out.shape[1] * 8), xp.uint8)
     padded[:, : bits.shape[1]] = bits
-    weights = xp.asarray([1, 2, 4, 8, 16, 32, 64, 128], xp.uint8)
+    weights = 1 << xp.arange(8, dtype=xp.uint8)
     out[...] = (padded.reshape(out.shape[0], out.shape[1], 8) * weights).sum(axis=2, dtype=xp.uint8)
 
 

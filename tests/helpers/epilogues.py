@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues by NumPy in float64, and the vectors and masks that go with a part of D."""
+"""Products with epilogues on any engine, compared with NumPy in float64; and how a part's vectors and masks lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Followed:
         kind: one of ``KINDS``.
         d: the result.
         vectors: what each vector of the epilogue must hold, whole.
-        aux: the mask (True and False) or the argument that was remembered.
+        aux: what the activation was applied to, or what was remembered.
     """
 
     kind: str
@@ -63,11 +64,11 @@ def follow(
     vectors = {"bias_grad_a": left.sum(1)} if kind == "bias_grad_a" else {}
     vectors |= {"bias_grad_b": right.sum(0)} if kind == "bias_grad_b" else {}
     if activation == "relu":
-        return Followed(kind, np.maximum(product, 0), vectors, product > 0)
+        return Followed(kind, np.maximum(product, 0), vectors, product)
     if activation == "gelu":
         return Followed(kind, tanh_gelu(product), vectors, product)
     if activation == "drelu":
-        product = product * aux
+        product = product * (aux > 0)
     if activation == "dgelu":
         product = product * tanh_gelu_slope(aux)
     if "bias_grad" in arrays:
@@ -104,3 +105,123 @@ def packed(mask: np.ndarray, order: str) -> np.ndarray:
     bits = np.packbits(lines, axis=1, bitorder="little")
     out[:, : bits.shape[1]] = bits
     return out if order == "C" else out.T
+
+
+def masked(bits: np.ndarray, shape: tuple[int, int], order: str) -> np.ndarray:
+    """The mask of a part of this shape, from what ``packed`` makes."""
+    lines, count = (bits, shape[1]) if order == "C" else (bits.T, shape[0])
+    mask = np.unpackbits(np.ascontiguousarray(lines), axis=1, bitorder="little")[:, :count].astype(bool)
+    return mask if order == "C" else mask.T
+
+
+OPS = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.T}
+
+
+def matrix(
+    ctx: pb.Context, whole: np.ndarray, d: pb.MatrixDescriptor
+) -> tuple[pb.DistributedMatrix, np.ndarray]:
+    """``whole``, which every rank has, as a matrix that lies as ``d`` says; and its values rounded to d's type."""
+    rounded = whole.astype(d.dtype)
+    return ctx.scatter(rounded if ctx.rank == 0 else None, d), rounded.astype(np.float64)
+
+
+def placed(ctx: pb.Context, values: np.ndarray) -> Any:
+    """A vector as an array of the context's engine; see ``read``."""
+    array = ctx.engine.empty((1, values.size), values.dtype, "C", max(1, values.size))
+    ctx.engine.from_host(array, values[None])
+    return array
+
+
+def difference(name: str, got: np.ndarray, expected: np.ndarray, tolerance: float) -> str | None:
+    """How two arrays differ, or None: by how much of the largest value."""
+    if got.shape != expected.shape:
+        return f"{name}: shape {got.shape}, expected {expected.shape}"
+    error = np.abs(got.astype(np.float64) - expected).max(initial=0)
+    scale = max(1.0, np.abs(expected).max(initial=0))
+    return None if error <= tolerance * scale else f"{name}: off by {error} at a scale of {scale}"
+
+
+def followed(
+    ctx: pb.Context,
+    rng: np.random.Generator,
+    p: pb.MatmulProblem,
+    kind: str,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    tolerance: float | None = None,
+    reports: list[Any] | None = None,
+    fused: bool = False,
+    **how: Any,
+) -> str | None:
+    """Run the product ``p`` with an epilogue and return what is wrong on this rank.
+
+    Args:
+        tolerance: of D, in units of its largest value; by default as a sum in float32, or float64, has it.
+        reports: where the plan's report goes.
+        fused: insist on it.
+        **how: of ``plan_matmul``.
+    """
+    tolerance = tolerance or TOLERANCES[p.a.dtype.name]
+    a, left = matrix(ctx, rng.standard_normal(p.a.shape), p.a)
+    b, right = matrix(ctx, rng.standard_normal(p.b.shape), p.b)
+    left, right = OPS[p.op_a](left), OPS[p.op_b](right)
+    product, c = alpha * (left @ right), None
+    if beta:
+        c, added = matrix(ctx, rng.standard_normal(p.d.shape), p.d)
+        product = product + beta * added
+    bias = rng.standard_normal(p.n if p.d.order == "C" else p.m).astype(p.d.dtype)
+    remembered = rng.standard_normal((p.m, p.n)).astype(p.d.dtype)
+    whole = follow(
+        kind, product, left, right, p.d.order, bias.astype(np.float64), remembered.astype(np.float64)
+    )
+    arrays = _arrays(ctx, p, whole, bias, remembered)
+    activation = kind.split()[0] if "lu" in kind else None
+    given = {name: array if name == "aux" else array[0] for name, array in arrays.items()}
+    epilogue = pb.Epilogue(activation, **given, fused=fused)  # type: ignore[arg-type]
+    with pb.plan_matmul(
+        a, b, c, out=ctx.empty(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
+        scheme=p.scheme, epilogue=epilogue, **how,
+    ) as plan:  # fmt: skip
+        result = plan()
+        if reports is not None:
+            reports.append(plan.report())
+    if ctx.rank >= p.d.grid.size:
+        return None
+    got = {name: ctx.engine.to_host(array) for name, array in arrays.items()}
+    wrong = [difference("D", ctx.engine.to_host(result.local), part_of_d(whole.d, p, ctx.rank), tolerance)]
+    for name, vector in whole.vectors.items():
+        wrong.append(difference(name, got[name][0], part(name, vector, p, ctx.rank), 8 * tolerance))
+    if "aux" in got and activation in ("relu", "gelu"):
+        expected = part_of_d(whole.aux, p, ctx.rank)
+        if activation == "gelu":
+            wrong.append(difference("aux", got["aux"], expected, tolerance))
+        else:
+            differs = masked(got["aux"], expected.shape, p.d.order) != (expected > 0)
+            close = np.abs(expected) <= tolerance * max(1.0, np.abs(expected).max(initial=0))
+            wrong.append(
+                f"the mask differs in {(differs & ~close).sum()} bits" if (differs & ~close).any() else None
+            )
+    return next((each for each in wrong if each), None)
+
+
+def _arrays(
+    ctx: pb.Context, p: pb.MatmulProblem, whole: Followed, bias: np.ndarray, remembered: np.ndarray
+) -> dict[str, Any]:
+    """The arrays of an epilogue on this rank: what is read holds this rank's part, what is written NaN or anything."""
+    arrays: dict[str, Any] = {}
+    activation = whole.kind.split()[0]
+    for name in whole.kind.split():
+        if name == "bias":
+            arrays[name] = placed(ctx, part(name, bias, p, ctx.rank))
+        elif name == "aux":
+            arrays[name] = ctx.empty_aux(p.d, activation)
+            if activation in ("drelu", "dgelu") and ctx.rank < p.d.grid.size:
+                values = part_of_d(remembered, p, ctx.rank)
+                ctx.engine.from_host(
+                    arrays[name], packed(values > 0, p.d.order) if activation == "drelu" else values
+                )
+        elif name in whole.vectors:
+            length = part(name, whole.vectors[name], p, ctx.rank).size
+            arrays[name] = placed(ctx, np.full(length, np.nan, p.d.dtype))
+    return arrays

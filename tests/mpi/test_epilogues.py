@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers.epilogues import KINDS, TOLERANCES, follow, packed, part, part_of_d
+from tests.helpers.epilogues import (
+    KINDS,
+    TOLERANCES,
+    difference,
+    follow,
+    followed,
+    matrix,
+    part,
+    part_of_d,
+)
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import OPS, agreed_error, first, grids, layout, pick
+from tests.mpi.cases import agreed_error, first, grids, layout, pick
 
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
 MAKE = {
@@ -19,77 +28,6 @@ MAKE = {
     "rs": pb.MatmulProblem.reduce_scatter,
     "ar": pb.MatmulProblem.allreduce,
 }
-
-
-def difference(name, got, expected, tolerance):
-    """How two arrays differ, or None: by how much of the largest value."""
-    if got.shape != expected.shape:
-        return f"{name}: shape {got.shape}, expected {expected.shape}"
-    error = np.abs(got.astype(np.float64) - expected).max(initial=0)
-    scale = max(1.0, np.abs(expected).max(initial=0))
-    return None if error <= tolerance * scale else f"{name}: off by {error} at a scale of {scale}"
-
-
-def matrix(ctx, whole, d):
-    """``whole``, which every rank has, as a matrix that lies as ``d`` says; its values rounded to d's type."""
-    rounded = whole.astype(d.dtype)
-    return ctx.scatter(rounded if ctx.rank == 0 else None, d), rounded.astype(np.float64)
-
-
-def arrays_of(ctx, p, whole, bias, remembered):
-    """The arrays of an epilogue on this rank: what is read holds this rank's part, what is written NaN or anything."""
-    rank, activation = ctx.rank, whole.kind.split()[0]
-    arrays = {}
-    for name in whole.kind.split():
-        if name == "bias":
-            arrays[name] = np.ascontiguousarray(part(name, bias, p, rank))
-        elif name == "aux":
-            arrays[name] = ctx.empty_aux(p.d, activation)
-            if activation == "drelu" and rank < p.d.grid.size:
-                arrays[name][...] = packed(part_of_d(remembered, p, rank), p.d.order)
-            elif activation == "dgelu":
-                arrays[name][...] = part_of_d(remembered, p, rank)
-        elif name in whole.vectors:
-            arrays[name] = np.full(part(name, whole.vectors[name], p, rank).shape, np.nan, p.d.dtype)
-    return arrays
-
-
-def followed(ctx, rng, p, kind, *, alpha=1.0, beta=0.0, algo="auto"):
-    """Run the product ``p`` with an epilogue and return what is wrong."""
-    dtype, rank, tolerance = p.d.dtype, ctx.rank, TOLERANCES[p.a.dtype.name]
-    a, left = matrix(ctx, rng.standard_normal(p.a.shape), p.a)
-    b, right = matrix(ctx, rng.standard_normal(p.b.shape), p.b)
-    left, right = OPS[p.op_a](left), OPS[p.op_b](right)
-    product, c = alpha * (left @ right), None
-    if beta:
-        c, added = matrix(ctx, rng.standard_normal(p.d.shape), p.d)
-        product = product + beta * added
-    activation = kind.split()[0] if "lu" in kind else None
-    length = p.n if p.d.order == "C" else p.m
-    bias = rng.standard_normal(length).astype(dtype)
-    remembered = rng.standard_normal((p.m, p.n)).astype(dtype)
-    if activation == "drelu":
-        remembered = remembered > 0
-    whole = follow(
-        kind, product, left, right, p.d.order, bias.astype(np.float64), remembered.astype(np.float64)
-    )
-    arrays = arrays_of(ctx, p, whole, bias, remembered)
-    epilogue = pb.Epilogue(activation, **arrays)
-    result = pb.matmul(
-        a, b, c, out=ctx.empty(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
-        scheme=p.scheme, epilogue=epilogue, algo=algo,
-    )  # fmt: skip
-    if rank >= p.d.grid.size:
-        return None
-    wrong = [difference("D", result.local, part_of_d(whole.d, p, rank), tolerance)]
-    for name, vector in whole.vectors.items():
-        wrong.append(difference(name, arrays[name], part(name, vector, p, rank), 8 * tolerance))
-    if activation == "gelu" and "aux" in arrays:
-        wrong.append(difference("aux", arrays["aux"], part_of_d(whole.aux, p, rank), tolerance))
-    if activation == "relu" and "aux" in arrays:
-        same = np.array_equal(arrays["aux"], packed(part_of_d(whole.aux, p, rank), p.d.order))
-        wrong.append(None if same else "the mask differs")
-    return first(*wrong)
 
 
 def general(comm, part, parts):

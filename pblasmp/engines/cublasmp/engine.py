@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, Unsupport
 from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ..base import Move, Options, Problem, Product
-from . import faults
+from . import epilogues, faults
 from .device import Device
 from .moves import prepare_move
 from .product import CublasmpProduct, LocalProduct
@@ -259,6 +260,12 @@ class CublasmpEngine:
             self.library.cublasMpSetStream(self.handle, stream.ptr)
             self._stream = stream
 
+    def sum_ranks(self, array: Any) -> None:
+        """Replace an array by its sum over the ranks, on the host. Collective over the context."""
+        values = self._cupy.asnumpy(array)
+        self._comm.sum_into(values)
+        array[...] = self._cupy.asarray(values)
+
     # -- products
 
     def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
@@ -288,9 +295,23 @@ class CublasmpEngine:
             if self.version < algo.since:
                 needed, found = version_text(algo.since), version_text(self.version)
                 raise UnsupportedError(f"algo {options.algo!r} needs cuBLASMp {needed}, found {found}")
+        epilogue, why = options.epilogue, ""
+        if epilogue is not None:
+            why = epilogues.why_not_fused(epilogue, problem, self.version)
+            if not why and options.alpha == 0:
+                why = "alpha is 0"
+            if why and epilogue.fused:
+                raise UnsupportedError(f"epilogue: {epilogue.name} cannot be fused: {why}")
+        if why:
+            options = replace(options, epilogue=None)
+        product: Product
         if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
-            return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
-        return CublasmpProduct(self, problem, options, arrays)
+            product = LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
+        else:
+            product = CublasmpProduct(self, problem, options, arrays)
+        return (
+            epilogues.FollowedProduct(self, product, epilogue, problem, why) if epilogue and why else product
+        )
 
     def prepare_level3(
         self,

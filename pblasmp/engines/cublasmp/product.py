@@ -13,7 +13,7 @@ from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operati
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
 from ..base import Options, Workspace
-from . import faults
+from . import epilogues, faults
 from .call import PreparedCall, columns
 from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
 
@@ -135,6 +135,10 @@ class CublasmpProduct(PreparedCall):
         travels = self._communication_type()
         if travels is not None:
             attributes[MatmulAttribute.COMMUNICATION_TYPE] = DATA_TYPES[travels.name]
+        if options.epilogue is not None:
+            attributes |= epilogues.attributes(
+                options.epilogue, self._problem, self._engine.version, self._engine.rank, self._engine.address
+            )
         for attribute, value in attributes.items():
             buffer = ctype(attribute.c_type)(value)
             size = ctypes.sizeof(buffer)
@@ -192,6 +196,10 @@ class CublasmpProduct(PreparedCall):
         self._sources = (*operands, *results)
         for name, array in zip("abcd", self._sources, strict=True):
             self._point(name, array)
+        epilogue = self._options.epilogue
+        if epilogue is not None and epilogue.activation == "relu" and epilogue.aux is not None:
+            mask = epilogue.aux  # products of parts of D may write some bits of a byte alone
+            self._before.append(lambda: mask.fill(0))
 
     def _into_d(self, c: Array, d: Array, copy: Callable[..., Any]) -> Array:
         """Return D, to which C is copied before each run."""

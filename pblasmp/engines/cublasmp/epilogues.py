@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues on GPUs: which of them cuBLASMp computes with the product, how it is told, and what is done for the others.
+
+Source: cublasmp.h of 0.10.0 and cuBLASMp's release notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...bindings import MatmulAttribute, MatmulEpilogue, ResultScheme, version_text
+from ...dtypes import accumulation_dtype
+from ...epilogue import Epilogue, along, aux_layout, bias_dtype
+from ...errors import LayoutError, UnsupportedError
+from ...layout import MatmulProblem
+from ..after import After
+from ..base import Product
+from .types import DATA_TYPES
+
+if TYPE_CHECKING:
+    from .engine import CublasmpEngine
+
+__all__ = ["FollowedProduct", "attributes", "why_not_fused"]
+
+Array = Any
+
+_SINCE = 700  # before, release notes tell of faults in AllGather + GEMM and GEMM + ReduceScatter
+_DRELU_SINCE = 801
+_ALIGNMENT = 16  # bytes
+
+
+def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
+    """Return why cuBLASMp does not compute ``e`` with the product, or an empty string. Local."""
+    sums = any(name.startswith("bias_grad") for name in e.given)
+    since = _DRELU_SINCE if e.activation == "drelu" else _SINCE
+    if sums and p.scheme == "rs":
+        since = max(since, MatmulAttribute.BIAS_RESULT_SCHEME.since)
+    if p.scheme == "ar":
+        return "GEMM + AllReduce would sum what follows each rank's partial product"
+    if p.scheme == "gemm" and p.d.grid.size > 1:
+        return "cuBLASMp has epilogues for the schemes 'ag' and 'rs' and for one GPU"
+    if 0 in (p.m, p.n, p.k):
+        return "there is nothing to multiply"
+    if p.k == 1 and e.activation in ("drelu", "dgelu"):
+        return f"cuBLASLt has no {e.activation} for k = 1"
+    if version < since:
+        return f"cuBLASMp has it since {version_text(since)}, found {version_text(version)}"
+    return ""
+
+
+def attributes(
+    e: Epilogue, p: MatmulProblem, version: int, rank: int, address: Callable[[Array], int]
+) -> dict[MatmulAttribute, int]:
+    """Return the attributes of a matmul descriptor that ask for ``e``. Local.
+
+    Args:
+        p: the caller's product; a column-major A is the caller's B where D is in C order.
+        address: the device address of an array.
+
+    Raises:
+        LayoutError: an auxiliary array is not aligned.
+    """
+    found = {MatmulAttribute.EPILOGUE: int(_epilogue(e, swapped=p.d.order == "C"))}
+    vectors = [name for name in e.given if name != "aux"]
+    for name in vectors:
+        found[MatmulAttribute.BIAS_POINTER] = address(getattr(e, name))
+        found[MatmulAttribute.BIAS_DATA_TYPE] = DATA_TYPES[bias_dtype(p).name]
+    if any(name != "bias" for name in vectors) and version >= MatmulAttribute.BIAS_RESULT_SCHEME.since:
+        found[MatmulAttribute.BIAS_RESULT_SCHEME] = ResultScheme.FULL
+    if e.aux is not None:
+        at = address(e.aux)
+        if at % _ALIGNMENT:
+            raise LayoutError(f"epilogue: aux: starts at {at:#x}, expected a multiple of {_ALIGNMENT} bytes")
+        found[MatmulAttribute.EPILOGUE_AUX_POINTER] = at
+        mask = e.activation in ("relu", "drelu")
+        _, ld, _ = aux_layout(p.d, rank, e.activation or "")
+        lines = 1 - along(p.d)
+        if e.aux.shape[lines] > 1:
+            ld = e.aux.strides[lines] // e.aux.itemsize
+        found[MatmulAttribute.EPILOGUE_AUX_LD] = ld * 8 if mask else ld
+        if not mask:
+            found[MatmulAttribute.EPILOGUE_AUX_DATA_TYPE] = DATA_TYPES[bias_dtype(p).name]
+    return found
+
+
+def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
+    """Return cuBLASMp's number for ``e``; A and B have changed places where ``swapped``."""
+    if e.bias_grad_a is not None or e.bias_grad_b is not None:
+        return MatmulEpilogue.BGRADB if (e.bias_grad_b is not None) != swapped else MatmulEpilogue.BGRADA
+    words = [(e.activation or "").upper()]
+    if e.aux is not None and e.activation in ("relu", "gelu"):
+        words.append("AUX")
+    words += ["BIAS"] if e.bias is not None else []
+    words += ["BGRAD"] if e.bias_grad is not None else []
+    return MatmulEpilogue["_".join(word for word in words if word)]
+
+
+class FollowedProduct:
+    """A product, and an epilogue that CuPy computes from its rounded result. All as ``Product`` says."""
+
+    def __init__(
+        self, engine: CublasmpEngine, product: Product, e: Epilogue, p: MatmulProblem, why: str
+    ) -> None:
+        import cupy
+
+        self._product, self._wide = product, accumulation_dtype(p.d.dtype)
+        self._after = After(cupy, e, p, engine.rank, engine.sum_ranks)
+        self._note = f"{e.name} is computed after the product: {why}"
+        self.workspace, self.sent_bytes = product.workspace, product.sent_bytes
+        self.copied_bytes = product.copied_bytes
+
+    @property
+    def path(self) -> str:
+        """Name of the way that the product takes."""
+        return self._product.path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The product's, and why this follows it."""
+        return (*self._product.notes, self._note)
+
+    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+        """Queue the product and what follows it. Collective over the context."""
+        self._product.run(a, b, c, d)
+        wide = d.astype(self._wide) if d.dtype != self._wide else d
+        self._after(wide, a, b)
+        if wide is not d:
+            d[...] = wide
+
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
+        return self._product.misfit(name, array)
+
+    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
+        """There is more than one call to record."""
+        raise UnsupportedError(f"a CUDA graph: {self._note}")
+
+    def close(self) -> None:
+        """Give back what the product holds. Collective over the context."""
+        self._product.close()

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues on GPUs: what the library is told, that it suffices to compute them, and what CuPy does instead."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultScheme
+from tests.helpers import epilogues
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+from .machine import Multiplying, Witness, machine
+
+MAKE = {
+    "ag": pb.MatmulProblem.allgather,
+    "rs": pb.MatmulProblem.reduce_scatter,
+    "ar": pb.MatmulProblem.allreduce,
+}
+KINDS = epilogues.KINDS
+A = MatmulAttribute
+
+
+class Following(Multiplying):
+    """Also computes epilogues, in column-major terms, from the attributes and nothing else."""
+
+    def _put(self, told: dict[str, int], letter: str, whole: np.ndarray, *extents: Any) -> None:
+        if "matmulDesc" not in told:
+            super()._put(told, letter, whole, *extents)
+            return
+        stored = self.attributes(told["matmulDesc"])
+        kind = stored.get(A.EPILOGUE, 0)
+        desc = self.made[told["desc" + letter.upper()]]
+        rows, cols = self._owned(desc)
+        part = whole[np.ix_(rows, cols)]
+        if kind & 4:
+            part = part + self._vector(stored, len(rows))[:, None]
+        aux = self._aux(stored, kind, part.shape) if kind & 128 else None
+        if kind & 2:
+            if aux is not None:
+                aux[...] = np.packbits(part > 0, axis=0, bitorder="little")
+            part = np.maximum(part, 0)
+        if kind & 32:
+            if aux is not None:
+                aux[...] = part
+            part = epilogues.tanh_gelu(part)
+        if kind & 8:
+            part = part * np.unpackbits(aux, axis=0, bitorder="little")[: len(rows)]
+        if kind & 64:
+            part = part * epilogues.tanh_gelu_slope(aux.astype(np.float64))
+        if kind & 16:
+            self._vector(stored, len(rows))[:] = self._summed(part.sum(1), desc, stored)
+        if kind & 256:
+            self._vector(stored, len(rows))[:] = self._operand(told, stored, "a").sum(1)[rows]
+        if kind & 512:
+            self._vector(stored, desc["n"])[:] = self._operand(told, stored, "b").sum(0)
+        self._part(told, letter)[2][...] = part
+
+    def _operand(self, told: dict[str, int], stored: dict[Any, int], letter: str) -> np.ndarray:
+        whole = self._whole(told, letter)
+        return whole.T if stored[A[f"TRANS{letter.upper()}"]] else whole
+
+    def _summed(self, sums: np.ndarray, desc: dict[str, int], stored: dict[Any, int]) -> np.ndarray:
+        grid = self.made[desc["grid"]]
+        comm = self.gpu.communicators[grid["comm"]]
+        if comm is None or grid["npcol"] == 1:
+            return sums
+        if stored.get(A.BIAS_RESULT_SCHEME, 0) != ResultScheme.FULL:
+            self.faults.append("sums are left partial")
+        return sum(comm.allgather(sums))
+
+    def _vector(self, stored: dict[Any, int], length: int) -> np.ndarray:
+        kind = {DataType.R_64F: np.float64, DataType.R_32F: np.float32, DataType.R_16F: np.float16}
+        dtype = np.dtype(kind[stored[A.BIAS_DATA_TYPE]])
+        memory = (ctypes.c_char * (length * dtype.itemsize)).from_address(stored[A.BIAS_POINTER])
+        return np.frombuffer(memory, dtype)
+
+    def _aux(self, stored: dict[Any, int], kind: int, shape: tuple[int, int]) -> np.ndarray:
+        """The auxiliary matrix, a mask as bytes."""
+        ld, mask = stored[A.EPILOGUE_AUX_LD], bool(kind & (2 | 8))
+        if ld % (128 if mask else 8):
+            self.faults.append(f"leading dimension {ld}")
+        dtypes = {DataType.R_64F: np.float64, DataType.R_32F: np.float32, DataType.R_16F: np.float16}
+        dtype = np.dtype(np.uint8 if mask else dtypes[stored[A.EPILOGUE_AUX_DATA_TYPE]])
+        ld, rows = (ld // 8, -(-shape[0] // 8)) if mask else (ld, shape[0])
+        memory = (ctypes.c_char * (ld * shape[1] * dtype.itemsize)).from_address(
+            stored[A.EPILOGUE_AUX_POINTER]
+        )
+        return np.frombuffer(memory, dtype).reshape(shape[1], ld).T[:rows]
+
+
+def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.MatmulProblem:
+    if scheme == "gemm":
+        return pb.MatmulProblem.gemm(
+            21, 18, 10, pb.Grid.squarest(size), (4, 3), op_a=ops[0], op_b=ops[1], dtype=dtype, order=order
+        )
+    ops = ("TN" if order == "F" else "NT") if scheme == "ar" else ops
+    return MAKE[scheme](10 * size, 9 * size, 4 * size, size, *ops, dtype=dtype, order=order)
+
+
+def follow_all(comm: Any, path: str) -> Any:
+    rng = np.random.default_rng(81)
+    with machine(path, Following, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for scheme, kind, order, dtype in itertools.product(
+                ("gemm", *MAKE), KINDS, "CF", ("float64", "float32", "float16")
+            ):
+                ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
+                p = problem(scheme, ctx.size, order, dtype, ops)
+                reports: list[Any] = []
+                wrong = epilogues.followed(ctx, rng, p, kind, reports=reports)
+                fused = scheme in ("ag", "rs") or (scheme == "gemm" and ctx.size == 1)
+                told = any("is computed after the product" in note for note in reports[0].notes)
+                if not wrong and told == fused:
+                    wrong = f"{reports[0]}"
+                yield f"{scheme}: {kind} {order} {dtype} {ops}", wrong
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_what_is_told_is_enough(nranks, stand_in):
+    run_mpi(follow_all, nranks, path=stand_in(1000))
+
+
+def asked(
+    ctx: pb.Context, lib: Witness, epilogue: Any, order: str = "C", **how: Any
+) -> dict[MatmulAttribute, int]:
+    """The attributes that are set for an epilogue, but for the ops. ``epilogue`` is made by a function of D."""
+    p = pb.MatmulProblem.gemm(24, 40, 16, pb.Grid(1, 1), 64, dtype="float16", order=order, **how)
+    with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), out=ctx.empty(p.d), epilogue=epilogue(p)):
+        stored = lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
+    return {name: value for name, value in stored.items() if not name.name.startswith("TRANS")}
+
+
+def vector(ctx: pb.Context, length: int) -> Any:
+    return ctx.engine.empty((1, length), np.dtype(np.float16), "C", length)[0]
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_every_attribute(ctx, lib, order):
+    half, full = DataType.R_16F, ResultScheme.FULL
+    long, across = (40, 24) if order == "C" else (24, 40)
+    padded = 40 if order == "C" else 24
+    v, r, c = (vector(ctx, length) for length in (long, 24, 40))
+    d = pb.MatmulProblem.gemm(24, 40, 16, pb.Grid(1, 1), 64, dtype="float16", order=order).d
+    mask, z = ctx.empty_aux(d, "relu"), ctx.empty_aux(d, "gelu")
+    assert mask.nbytes == across * 16
+    at = lambda x: x.ctypes.data  # noqa: E731
+    bias = {A.BIAS_POINTER: at(v), A.BIAS_DATA_TYPE: half}
+    bits = {A.EPILOGUE_AUX_POINTER: at(mask), A.EPILOGUE_AUX_LD: 128}
+    same = {A.EPILOGUE_AUX_POINTER: at(z), A.EPILOGUE_AUX_LD: padded, A.EPILOGUE_AUX_DATA_TYPE: half}
+    sums = {A.BIAS_RESULT_SCHEME: full}
+    of_a, of_b = ("BGRADB", "BGRADA") if order == "C" else ("BGRADA", "BGRADB")
+    for name, epilogue, expected in (
+        ("BIAS", pb.Epilogue(bias=v), bias),
+        ("RELU", pb.Epilogue("relu"), {}),
+        ("RELU_BIAS", pb.Epilogue("relu", bias=v), bias),
+        ("RELU_AUX", pb.Epilogue("relu", aux=mask), bits),
+        ("RELU_AUX_BIAS", pb.Epilogue("relu", bias=v, aux=mask), bias | bits),
+        ("GELU", pb.Epilogue("gelu", fused=True), {}),
+        ("GELU_BIAS", pb.Epilogue("gelu", bias=v), bias),
+        ("GELU_AUX", pb.Epilogue("gelu", aux=z), same),
+        ("GELU_AUX_BIAS", pb.Epilogue("gelu", bias=v, aux=z), bias | same),
+        ("DRELU", pb.Epilogue("drelu", aux=mask), bits),
+        ("DRELU_BGRAD", pb.Epilogue("drelu", aux=mask, bias_grad=v), bias | bits | sums),
+        ("DGELU", pb.Epilogue("dgelu", aux=z), same),
+        ("DGELU_BGRAD", pb.Epilogue("dgelu", aux=z, bias_grad=v), bias | same | sums),
+        (of_a, pb.Epilogue(bias_grad_a=r), {A.BIAS_POINTER: at(r), A.BIAS_DATA_TYPE: half} | sums),
+        (of_b, pb.Epilogue(bias_grad_b=c), {A.BIAS_POINTER: at(c), A.BIAS_DATA_TYPE: half} | sums),
+    ):
+        got = asked(ctx, lib, lambda p, epilogue=epilogue: epilogue, order)
+        assert got == {A.EPILOGUE: MatmulEpilogue[name]} | expected, name
+
+
+def test_a_padded_auxiliary_array_keeps_its_leading_dimension(ctx, lib):
+    wide = ctx.engine.empty((24, 40), np.dtype(np.float16), "C", 48)
+    assert asked(ctx, lib, lambda p: pb.Epilogue("gelu", aux=wide))[A.EPILOGUE_AUX_LD] == 48
+    mask = ctx.engine.empty((24, 16), np.dtype(np.uint8), "C", 32)
+    assert asked(ctx, lib, lambda p: pb.Epilogue("relu", aux=mask))[A.EPILOGUE_AUX_LD] == 256
+
+
+def test_an_auxiliary_array_must_be_aligned(ctx, lib):
+    flat = ctx.engine.empty((1, 24 * 40 + 8), np.dtype(np.float16), "C", 24 * 40 + 8)[0]
+    start = (-flat.ctypes.data // 2) % 8
+    aligned, odd = (flat[at : at + 24 * 40].reshape(24, 40) for at in (start, (start + 1) % 8))
+    asked(ctx, lib, lambda p: pb.Epilogue("gelu", aux=aligned))
+    with pytest.raises(
+        pb.LayoutError, match=r"epilogue: aux: starts at 0x.*, expected a multiple of 16 bytes"
+    ):
+        asked(ctx, lib, lambda p: pb.Epilogue("gelu", aux=odd))
+
+
+VERSIONS = {500: "0.5.0", 700: "0.7.0", 800: "0.8.0", 801: "0.8.1", 1000: "0.10.0"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_each_version_computes_with_the_product(alone, stand_in, version):
+    rng = np.random.default_rng(82)
+    with machine(stand_in(version), Following) as lib, pb.Context(engine="cublasmp") as ctx:
+        for scheme, kind in itertools.product(("gemm", "ag", "rs"), KINDS):
+            p = problem(scheme, 1, "C", "float32", "NT")
+            since = 801 if "drelu" in kind else 700
+            if scheme == "rs" and "bias_grad" in kind:
+                since = max(since, 800)
+            reports: list[Any] = []
+            assert epilogues.followed(ctx, rng, p, kind, reports=reports) is None
+            late = f"is computed after the product: cuBLASMp has it since {VERSIONS[since]}, found {VERSIONS[version]}"
+            assert any(late in note for note in reports[0].notes) == (version < since), kind
+            if version < since:
+                message = f"epilogue: {kind} cannot be fused: cuBLASMp has it since {VERSIONS[since]}"
+                with pytest.raises(pb.UnsupportedError, match=message.replace(".", r"\.")):
+                    epilogues.followed(ctx, rng, p, kind, fused=True)
+        lib.faults.clear()  # of partial sums, which are whole on one rank
+
+
+def test_what_cannot_be_fused(ctx, lib):
+    rng = np.random.default_rng(83)
+    p = pb.MatmulProblem.allreduce(8, 8, 8, 1)
+    with pytest.raises(pb.UnsupportedError, match="relu cannot be fused: GEMM \\+ AllReduce would sum"):
+        epilogues.followed(ctx, rng, p, "relu", fused=True)
+    thin = pb.MatmulProblem.gemm(8, 8, 1, pb.Grid(1, 1), 8, dtype="float32")
+    with pytest.raises(
+        pb.UnsupportedError, match="dgelu aux cannot be fused: cuBLASLt has no dgelu for k = 1"
+    ):
+        epilogues.followed(ctx, rng, thin, "dgelu aux", fused=True)
+    empty = pb.MatmulProblem.gemm(8, 8, 0, pb.Grid(1, 1), 8, dtype="float32")
+    with pytest.raises(pb.UnsupportedError, match="cannot be fused: there is nothing to multiply"):
+        epilogues.followed(ctx, rng, empty, "relu", fused=True)
+    with pytest.raises(pb.UnsupportedError, match="cannot be fused: alpha is 0"):
+        epilogues.followed(ctx, rng, problem("gemm", 1, "C", "float32", "NN"), "relu", alpha=0.0, fused=True)
+
+
+@pytest.mark.parametrize("kind", ["gelu bias aux", "bias_grad_a", "drelu aux bias_grad"])
+def test_without_a_product_the_epilogue_still_follows(ctx, lib, kind):
+    rng = np.random.default_rng(84)
+    empty = pb.MatmulProblem.gemm(8, 6, 0, pb.Grid(1, 1), 8, dtype="float32")
+    assert epilogues.followed(ctx, rng, empty, kind, beta=2.0) is None
+    assert not lib.of("Matmul")
+
+
+def test_a_graph_does_not_hold_what_cupy_computes(ctx, lib):
+    p = problem("ar", 1, "F", "float32", "TN")
+    with (
+        pb.plan_matmul(
+            ctx.zeros(p.a), ctx.zeros(p.b), op_a="T", scheme="ar", epilogue=pb.Epilogue("relu")
+        ) as plan,
+        pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
+    ):
+        plan.graph()
+
+
+def test_a_mask_is_cleared_before_each_run(ctx, lib):
+    """Products of parts of D may write some bits of a byte alone."""
+    p = problem("gemm", 1, "C", "float32", "NN")
+    mask = ctx.empty_aux(p.d, "relu")
+    with pb.plan_matmul(ctx.zeros(p.a), ctx.zeros(p.b), epilogue=pb.Epilogue("relu", aux=mask)) as plan:
+        for _ in range(2):
+            mask.fill(255)
+            plan()  # the library played here writes nothing
+            assert not mask.any()
