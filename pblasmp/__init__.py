@@ -88,6 +88,8 @@ __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
+    if name == "pblas":
+        return importlib.import_module(".pblas", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

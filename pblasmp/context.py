@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import npy
-from .comm import CLOSING, Agreement, Cell, Exchange, Side, is_agreed, leave, watch, wrap
+from .comm import CLOSING, Agreement, Cell, Communicator, Exchange, Side, is_agreed, leave, watch, wrap
 from .dtypes import DTYPES, as_dtype
 from .engines.base import Engine
 from .engines.choice import choose_engine
@@ -26,6 +26,7 @@ from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
 from .layout.grid import integer
 from .matrix import DistributedMatrix
+from .scalapack import column_major_view, described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,11 @@ class Context:
     """
 
     def __init__(
-        self, comm: MPI.Comm | ProcessGroup | None = None, engine: EngineName = "auto", *, nccl: object = None
+        self,
+        comm: MPI.Comm | ProcessGroup | Communicator | None = None,
+        engine: EngineName = "auto",
+        *,
+        nccl: object = None,
     ) -> None:
         self._open = False
         caller = sys._getframe(1)
@@ -376,6 +381,36 @@ class Context:
                     f"a multiple of {item} bytes apart"
                 )
             return DistributedMatrix(self, descriptor, array)
+
+    def from_scalapack(self, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
+        """Return the matrix that a local array and its ScaLAPACK descriptor mean, without a copy.
+
+        Collective over the context. A sub-matrix that begins at ``ia``, ``ja`` (from 1) is
+        ``A[ia - 1 : ia - 1 + m, ja - 1 : ja - 1 + n]`` of the result; ``A.to_scalapack()`` is the way back.
+
+        Args:
+            local: this rank's local array, NumPy's or CuPy's, in Fortran order with LLD between columns, or in one
+                dimension, column after column; on ranks outside the grid anything.
+            desc: nine integers, the context's number not looked at, LLD this rank's own; on ranks outside the grid
+                anything.
+            grid: the process grid, over the first ranks of this context.
+
+        Raises:
+            LayoutError: an array does not fit its descriptor, or a descriptor is not legal, on every rank.
+            RankMismatchError: the ranks gave different descriptors.
+        """
+        with self.agreement("from_scalapack") as facts:
+            facts["grid"] = grid
+            inside = self.rank < grid.size
+            mine = (list(desc), str(getattr(local, "dtype", None))) if inside else None
+        first = self.comm.bcast(mine)
+        with self.agreement("from_scalapack: descriptor"):
+            numbers, kind = first if mine is None else mine
+            descriptor, lld = described(numbers, kind, grid)
+            self.check_descriptor(descriptor)
+            if inside:
+                local = column_major_view(self.engine.adopt(local), descriptor.local_shape(self.rank), lld)
+        return self.from_local(local, descriptor)
 
     def load(
         self,

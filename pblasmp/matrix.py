@@ -18,6 +18,7 @@ from .errors import LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
 from .layout.trapezoid import copy_part
+from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
     from .context import Context
@@ -42,11 +43,13 @@ class DistributedMatrix:
         descriptor: MatrixDescriptor,
         local: Any,
         transpose_of: DistributedMatrix | None = None,
+        part_of: tuple[DistributedMatrix, int, int] | None = None,
     ) -> None:
         self.context = context
         self.descriptor = descriptor
         self._local = local
         self.transpose_of = transpose_of
+        self._part_of = part_of
 
     @property
     def local(self) -> Any:
@@ -92,10 +95,40 @@ class DistributedMatrix:
         d = self.descriptor
         rows, cols = d.ranges(index)
         coords = self.context.coords(d)
-        if coords is None:
-            return DistributedMatrix(self.context, d[index], self._local)
-        local = self._local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
-        return DistributedMatrix(self.context, d[index], local)
+        local = self._local
+        if coords is not None:
+            local = local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
+        whole, i, j = self._place()
+        return DistributedMatrix(self.context, d[index], local, part_of=(whole, i + rows[0], j + cols[0]))
+
+    def _place(self) -> tuple[DistributedMatrix, int, int]:
+        """Return the matrix that this one is a part of, maybe itself, and its first row and column there. Local."""
+        if self.transpose_of is not None:
+            whole, i, j = self.transpose_of._place()
+            return whole.T, j, i
+        return self._part_of or (self, 0, 0)
+
+    def to_scalapack(self, context: int = 0) -> ScalapackMatrix:
+        """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take one, nothing copied. Local.
+
+        ``local`` is the local array of the whole matrix that this one is a part of, ``ia`` and ``ja`` count from 1, and
+        LLD in ``desc`` is the array's own. ScaLAPACK knows only F order: for a C-ordered matrix ask its ``.T``, which
+        is the same memory.
+
+        Args:
+            context: the number of the BLACS context, of ScaLAPACK or of ``pblasmp.pblas``.
+
+        Raises:
+            LayoutError: the matrix is in C order or of a 16-bit type, or a number needs more than 32 bits.
+        """
+        whole, i, j = self._place()
+        d, rank = whole.descriptor, self.context.rank
+        if d.dtype.itemsize == 2:
+            raise LayoutError(f"ScaLAPACK has no matrices of {d.dtype.name}")
+        inside = rank < d.grid.size
+        desc = d.to_scalapack(rank if inside else 0, context)
+        desc[8] = leading_dimension(whole.local)
+        return ScalapackMatrix(whole.local, i + 1, j + 1, desc)
 
     # -- moving
 

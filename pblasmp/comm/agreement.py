@@ -202,7 +202,9 @@ def _combined(faults: list[BaseException | None]) -> BaseException:
     if isinstance(first, OSError) and first.errno is not None:
         return type(first)(first.errno, f"{first.strerror}{where}", first.filename)
     try:
-        return type(first)(f"{first}{where}")
+        error = type(first)(f"{first}{where}")
+        vars(error).update(vars(first))  # whatever else it says
+        return error
     except Exception:  # noqa: BLE001 - a class of the user's that takes other arguments
         return PblasmpError(f"{type(first).__name__}: {first}{where}")
 

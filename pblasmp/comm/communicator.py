@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ Array = NDArray[Any]
 Request: TypeAlias = Any  # something under way, mpi4py's or what has a Test() like it
 
 
+@runtime_checkable
 class Communicator(Protocol):
     """What pblasmp asks of a group of ranks.
 
@@ -253,8 +254,8 @@ class _Mpi:
             self._comm.Free()
 
 
-def wrap(comm: MPI.Comm | ProcessGroup | None) -> Communicator:
-    """Return a communicator of our own over the ranks of ``comm``.
+def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
+    """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
 
     None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
     without either, one process alone.
@@ -265,6 +266,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | None) -> Communicator:
         LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
         UnsupportedError: started by torchrun, but there is no process group yet.
     """
+    if isinstance(comm, Communicator):
+        return comm.split([range(comm.size)])
     launched_by_mpi = any(name in os.environ for name in _LAUNCHER_VARIABLES)
     dist = sys.modules.get("torch.distributed")  # without it there is no process group either
     if dist is not None and dist.is_available():
@@ -290,4 +293,4 @@ def wrap(comm: MPI.Comm | ProcessGroup | None) -> Communicator:
                 ) from None
             return _Serial()
         comm = MPI.COMM_WORLD
-    return _Mpi(comm.Dup())
+    return _Mpi(cast("MPI.Comm", comm).Dup())

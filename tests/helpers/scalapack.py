@@ -87,8 +87,16 @@ class ScaLAPACK:
         """Call a Fortran routine: str and int arguments go by reference, arrays by their address."""
         self._find(name)(*[_reference(argument) for argument in arguments])
 
+    def function(self, name: str, *arguments: Any) -> int:
+        """Return what a Fortran function of integers returns; arguments as in ``call``."""
+        return int(self._find(name)(*[_reference(argument) for argument in arguments]))
+
+    def gridinfo(self, context: int, out: np.ndarray) -> None:
+        """Write the grid's rows and columns, and this process's, into four integers (int32)."""
+        self._find("Cblacs_gridinfo")(context, *(_reference(out[i : i + 1]) for i in range(4)))
+
     def grid(self, nprow: int, npcol: int, order: str = "row") -> int:
-        """Make a process grid and return its BLACS context. Collective over the communicator."""
+        """Make a process grid and return its BLACS context, -1 outside it. Collective over the communicator."""
         context = ctypes.c_int(self._system)
         self._find("Cblacs_gridinit")(ctypes.byref(context), order[0].upper().encode(), nprow, npcol)
         return context.value

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": BOTTOM | {"layout", "epilogue", "comm", "memory", "bindings"},
     "drawing": BOTTOM | {"layout"},
     "launch": {"errors"},
+    "scalapack": BOTTOM | {"layout"},
 }
 RUNNING = {"context", "matrix", "npy", "report", "standins", "plans", "products", "level3", "level3_plan"}
 RUNNING |= {"tensor_parallel", "pblas"}

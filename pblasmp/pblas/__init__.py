@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of PBLAS, BLACS and ScaLAPACK's TOOLS: for codes that were written against them.
+
+Indices are 1-based, descriptors are nine integers, local arrays lie in Fortran order and are written in place:
+
+    from pblasmp import pblas
+
+    ictxt = pblas.gridinit(None, "Row", 2, 2)
+    nprow, npcol, myrow, mycol = pblas.gridinfo(ictxt)
+    lld = max(1, pblas.numroc(m, mb, myrow, 0, nprow))
+    desca = pblas.descinit(m, n, mb, nb, 0, 0, ictxt, lld)
+    a = numpy.zeros((lld, pblas.numroc(n, nb, mycol, 0, npcol)), order="F")
+    pblas.pdsyrk("L", "N", m, n, 1.0, a, 1, 1, desca, 0.0, c, 1, 1, descc)
+    pblas.gridexit(ictxt)
+
+Options may be lower case and longer than a letter. An illegal argument raises ``ArgumentError`` on every process, whose
+``info`` is what PBLAS reports: -i for argument i, -(100 i + j) for entry j of descriptor i.
+"""
+
+from __future__ import annotations
+
+from .arguments import ArgumentError
+from .grids import gridexit, gridinfo, gridinit
+from .moves import mover
+from .routines import variant
+from .tools import descinit, indxg2l, indxg2p, indxl2g, infog2l, numroc
+
+__all__ = [
+    "ArgumentError",
+    "descinit",
+    "gridexit",
+    "gridinfo",
+    "gridinit",
+    "indxg2l",
+    "indxg2p",
+    "indxl2g",
+    "infog2l",
+    "numroc",
+    "pcgeadd",
+    "pcgemm",
+    "pcgemr2d",
+    "pchemm",
+    "pcher2k",
+    "pcherk",
+    "pcsymm",
+    "pcsyr2k",
+    "pcsyrk",
+    "pctradd",
+    "pctranc",
+    "pctranu",
+    "pctrmm",
+    "pctrmr2d",
+    "pctrsm",
+    "pdgeadd",
+    "pdgemm",
+    "pdgemr2d",
+    "pdsymm",
+    "pdsyr2k",
+    "pdsyrk",
+    "pdtradd",
+    "pdtran",
+    "pdtrmm",
+    "pdtrmr2d",
+    "pdtrsm",
+    "psgeadd",
+    "psgemm",
+    "psgemr2d",
+    "pssymm",
+    "pssyr2k",
+    "pssyrk",
+    "pstradd",
+    "pstran",
+    "pstrmm",
+    "pstrmr2d",
+    "pstrsm",
+    "pzgeadd",
+    "pzgemm",
+    "pzgemr2d",
+    "pzhemm",
+    "pzher2k",
+    "pzherk",
+    "pzsymm",
+    "pzsyr2k",
+    "pzsyrk",
+    "pztradd",
+    "pztranc",
+    "pztranu",
+    "pztrmm",
+    "pztrmr2d",
+    "pztrsm",
+]
+
+psgemm, pdgemm, pcgemm, pzgemm = (variant("gemm", letter) for letter in "sdcz")
+pssymm, pdsymm, pcsymm, pzsymm = (variant("symm", letter) for letter in "sdcz")
+pchemm, pzhemm = (variant("hemm", letter) for letter in "cz")
+pssyrk, pdsyrk, pcsyrk, pzsyrk = (variant("syrk", letter) for letter in "sdcz")
+pcherk, pzherk = (variant("herk", letter) for letter in "cz")
+pssyr2k, pdsyr2k, pcsyr2k, pzsyr2k = (variant("syr2k", letter) for letter in "sdcz")
+pcher2k, pzher2k = (variant("her2k", letter) for letter in "cz")
+pstrmm, pdtrmm, pctrmm, pztrmm = (variant("trmm", letter) for letter in "sdcz")
+pstrsm, pdtrsm, pctrsm, pztrsm = (variant("trsm", letter) for letter in "sdcz")
+psgeadd, pdgeadd, pcgeadd, pzgeadd = (variant("geadd", letter) for letter in "sdcz")
+pstradd, pdtradd, pctradd, pztradd = (variant("tradd", letter) for letter in "sdcz")
+pstran, pdtran = (variant("tran", letter) for letter in "sd")
+pctranu, pztranu = (variant("tranu", letter) for letter in "cz")
+pctranc, pztranc = (variant("tranc", letter) for letter in "cz")
+psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (mover("gemr2d", letter) for letter in "sdcz")
+pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = (mover("trmr2d", letter) for letter in "sdcz")

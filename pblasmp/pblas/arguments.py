@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments as PBLAS counts them: what is wrong with them, and the number under which it is reported."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import LayoutError
+
+__all__ = ["DESCRIPTOR", "ArgumentError", "Faults"]
+
+DESCRIPTOR = ("DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
+"""The entries of a descriptor, in their order."""
+
+
+class ArgumentError(LayoutError):
+    """An argument of a routine of ``pblasmp.pblas`` is not legal; the message names every one that is not.
+
+    Attributes:
+        info: as ScaLAPACK's INFO: ``-i`` where argument i is illegal, ``-(100 * i + j)`` for entry j of descriptor i,
+            both counted from 1; where several are, the one that comes first.
+    """
+
+    info: int = 0
+
+    @classmethod
+    def number(cls, info: int, message: str) -> ArgumentError:
+        """Return the error with this number. Local."""
+        error = cls(message)
+        error.info = info
+        return error
+
+
+class Faults:
+    """What is wrong with the arguments of one call: all of it, each under its number. Local.
+
+    Args:
+        call: the routine.
+        names: its arguments, in their order.
+    """
+
+    def __init__(self, call: str, names: Sequence[str]) -> None:
+        self._call, self._names = call, list(names)
+        self._found: list[tuple[int, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, name: str, text: str, entry: int = 0) -> None:
+        """Note a fault of argument ``name``, or of its ``entry`` (from 1) if it is a descriptor."""
+        number = self._names.index(name) + 1
+        which = f"argument {number} ({name})"
+        if entry:
+            which = f"entry {entry} ({DESCRIPTOR[entry - 1]}) of {which}"
+        self._found.append((100 * number + entry, f"{which}: {text}"))
+
+    def error(self) -> ArgumentError:
+        """Return the error to raise."""
+        self._found.sort()
+        number = self._found[0][0]
+        info = -number if number % 100 else -(number // 100)
+        texts = [text for _, text in self._found]
+        head = texts[0] if len(texts) == 1 else "\n  - ".join([f"{len(texts)} faults", *texts])
+        return ArgumentError.number(info, f"{self._call}: {head}\n  INFO = {info}")
+
+    def check(self) -> None:
+        """Raise what was found, if anything."""
+        if self:
+            raise self.error()
+
+    def integer(self, name: str, value: Any, minimum: int | None = None) -> int:
+        """Return ``value`` as an int; note it where it is none, or too small."""
+        try:
+            number = operator.index(value)
+        except TypeError:
+            self.add(name, f"expected an integer, got {value!r}")
+            return 0 if minimum is None else minimum
+        if minimum is not None and number < minimum:
+            self.add(name, f"expected at least {minimum}, got {number}")
+            return minimum
+        return number
+
+    def letter(self, name: str, value: Any, allowed: str) -> str:
+        """Return the upper-case letter that an option begins with; note it where it is none of ``allowed``."""
+        found = value[:1].upper() if isinstance(value, str) else ""
+        if found and found in allowed:
+            return found
+        self.add(name, f"expected one of {', '.join(allowed)}, got {value!r}")
+        return allowed[0]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operands of PBLAS calls: a local array, a row, a column and a descriptor become a DistributedMatrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import PblasmpError
+from ..layout import Grid, MatrixDescriptor
+from ..matrix import DistributedMatrix
+from ..scalapack import column_major_view
+from .arguments import Faults
+from .grids import ProcessGrid, of_number
+
+__all__ = ["Operand", "entries", "grid_of", "staged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The four arguments of one matrix: sub(A) begins at row ``i`` and column ``j`` (from 1) of A.
+
+    Attributes:
+        name: the matrix's letter, in lower case; its arguments are a, ia, ja and desca.
+        local: this process's local array of A.
+        desc: its nine integers, as far as they are integers.
+        shape: rows and columns of sub(A).
+    """
+
+    name: str
+    local: Any
+    i: int
+    j: int
+    desc: tuple[int, ...]
+    shape: tuple[int, int]
+
+    def check(self, faults: Faults, grid: Grid) -> None:
+        """Note what is wrong with A's descriptor and with the place of sub(A) in it. Local.
+
+        Source: PBLAS, PB_Cchkmat.
+        """
+        what = f"desc{self.name}"
+        if len(self.desc) != 9:
+            return  # noted before
+        _, _, m, n, mb, nb, rsrc, csrc, _ = self.desc
+        for entry, value, minimum in ((3, m, 0), (4, n, 0), (5, mb, 1), (6, nb, 1)):
+            if value < minimum:
+                faults.add(what, f"expected at least {minimum}, got {value}", entry)
+        for entry, value, extent in ((7, rsrc, grid.nprow), (8, csrc, grid.npcol)):
+            if not 0 <= value < extent:
+                faults.add(what, f"expected 0 to {extent - 1}, got {value}", entry)
+        if min(m, n) < 0 or 0 in self.shape:
+            return
+        for index, start, extent, whole, axis in (
+            (f"i{self.name}", self.i, self.shape[0], m, "rows"),
+            (f"j{self.name}", self.j, self.shape[1], n, "columns"),
+        ):
+            if start + extent - 1 > whole:
+                faults.add(
+                    index,
+                    f"{extent} {axis} from {start} on end at {start + extent - 1}, "
+                    f"but {self.name.upper()} has {whole}",
+                )
+
+    def descriptor(self, grid: Grid, dtype: np.dtype) -> MatrixDescriptor:
+        """Return how all of A lies, without the padding of the local arrays. Local."""
+        _, _, m, n, mb, nb, rsrc, csrc, _ = self.desc
+        return MatrixDescriptor((m, n), (mb, nb), grid, (rsrc, csrc), dtype, "F")
+
+    def view(self, faults: Faults, descriptor: MatrixDescriptor, rank: int, *, written: bool) -> Any:
+        """Return this process's part of A as an array with its true leading dimension, not a copy. Local."""
+        lld, shape = self.desc[8], descriptor.local_shape(rank)
+        if lld < 1 or (shape[1] > 0 and lld < shape[0]):
+            faults.add(
+                f"desc{self.name}",
+                f"expected at least {max(1, shape[0])}, the rows of this process, got {lld}",
+                9,
+            )
+            return None
+        array = self.local
+        if not all(hasattr(array, name) for name in ("dtype", "strides", "ndim", "itemsize")):
+            faults.add(self.name, f"expected a NumPy or CuPy array, got {type(array).__name__}")
+            return None
+        if array.dtype != descriptor.dtype:
+            faults.add(self.name, f"expected {descriptor.dtype.name}, got {array.dtype}")
+            return None
+        if written and not getattr(array.flags, "writeable", True):
+            faults.add(self.name, "the local array is read-only")
+        try:
+            return column_major_view(array, shape, lld)
+        except PblasmpError as error:
+            faults.add(self.name, f"the {error}")
+            return None
+
+    def matrix(
+        self, faults: Faults, grid: ProcessGrid, dtype: np.dtype, *, written: bool
+    ) -> DistributedMatrix | None:
+        """Return sub(A) as a matrix over the memory of the local array; None where that is not possible. Local.
+
+        Its local array is what the caller gave: also NumPy's where the engine computes on GPUs, see ``staged``.
+        """
+        ctx = grid.context
+        whole = self.descriptor(grid.grid, dtype)
+        array = self.view(faults, whole, ctx.rank, written=written)
+        if array is None:
+            return None
+        if not _is_for_staging(ctx.engine.name, array):
+            try:
+                array = ctx.engine.adopt(array)
+            except PblasmpError as error:
+                faults.add(self.name, f"the {error}")
+                return None
+        if 0 in self.shape:  # it may begin anywhere
+            return ctx.allocate(replace(whole, shape=self.shape))
+        rows = slice(self.i - 1, self.i - 1 + self.shape[0])
+        cols = slice(self.j - 1, self.j - 1 + self.shape[1])
+        return DistributedMatrix(ctx, whole, array)[rows, cols]
+
+
+def _is_for_staging(engine: str, array: Any) -> bool:
+    return engine != "host" and isinstance(array, np.ndarray)
+
+
+def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
+    """Return a descriptor's nine integers; note what is wrong with it. Local."""
+    try:
+        values = tuple(int(value) for value in desc)
+    except (TypeError, ValueError):
+        faults.add(name, f"expected nine integers, got {desc!r}")
+        return ()
+    if values and values[0] != 1:
+        faults.add(name, f"expected 1, a dense block-cyclic matrix, got {values[0]}", 1)
+        return ()
+    if len(values) != 9:
+        faults.add(name, f"expected nine integers, got {len(values)}")
+        return ()
+    return values
+
+
+def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:
+    """Return the grid of the first descriptor that has one. Local."""
+    for desc in descs:
+        try:
+            found = of_number(desc[1])
+        except (TypeError, IndexError, KeyError):
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+@contextmanager
+def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dict[str, DistributedMatrix]]:
+    """Yield matrices that the engine can use: copies on the GPU for NumPy's arrays, written back at the end. Local."""
+    used, back = {}, None
+    for name, x in matrices.items():
+        ctx = x.context
+        if not _is_for_staging(ctx.engine.name, x.local):
+            used[name] = x
+            continue
+        rows = x.local.shape[0]
+        array = ctx.engine.empty(x.local.shape, x.dtype, "F", max(1, rows))
+        ctx.engine.from_host(array, x.local)
+        used[name] = DistributedMatrix(ctx, x.descriptor, array)
+        if name == written:
+            back = x.local
+    yield used
+    if back is not None:
+        back[...] = used[written].context.engine.to_host(used[written].local)

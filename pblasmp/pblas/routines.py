@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-3 PBLAS, made from one table: the arguments in their order, the shapes, and the call behind."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import level3
+from ..dtypes import scalar
+from ..errors import LayoutError
+from ..matrix import DistributedMatrix
+from ..products import matmul
+from .arguments import Faults
+from .operands import Operand, entries, grid_of, staged
+
+__all__ = ["DTYPE", "ROUTINES", "PblasFunction", "Routine", "variant"]
+
+PblasFunction = Callable[..., None]
+Values = dict[str, Any]
+
+DTYPE = {letter: np.dtype(name) for letter, name in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)}
+"""Element types by PBLAS's letters."""
+
+_OPTIONS = {
+    "side": ("LR", '"L" or "R": sub(A) stands left or right'),
+    "uplo": ("UL", '"U" or "L": which triangle of it is used; the other is neither read nor written'),
+    "diag": ("NU", '"N", or "U": its diagonal is taken as ones and not read'),
+    "trans": ("NTC", '"N", "T" (transpose) or "C" (conjugate transpose)'),
+}
+
+_PYTHON = {"trans": "op_a", "transa": "op_a", "transb": "op_b"}
+_KEPT = {*_OPTIONS, "transa", "transb", "alpha", "beta"}
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """One row of the table.
+
+    Attributes:
+        name: without p and the letter of the type.
+        letters: the types it is for.
+        arguments: in PBLAS's order; "A" stands for a, ia, ja and desca, likewise B and C.
+        shapes: by matrix, rows and columns and perhaps the option that, unless it is "N", exchanges them; or "side":
+            square, of m rows for "L" and n for "R".
+        formula: what it computes.
+        python: the function of pblasmp behind it.
+        fixed: what it is always given.
+        trans: what its trans may be, by type: real and complex.
+        real: scalars that are real for every type.
+        written: the matrix that is written.
+    """
+
+    name: str
+    letters: str
+    arguments: str
+    shapes: dict[str, str]
+    formula: str
+    python: Callable[..., object]
+    fixed: Values = field(default_factory=dict)
+    trans: tuple[str, str] = ("NTC", "NTC")
+    real: str = ""
+    written: str = "c"
+
+    @property
+    def names(self) -> list[str]:
+        """The arguments' names, in PBLAS's order."""
+        out: list[str] = []
+        for word in self.arguments.split():
+            x = word.lower()
+            out += [x, f"i{x}", f"j{x}", f"desc{x}"] if word.isupper() else [x]
+        return out
+
+    def compute(self, values: Values, matrices: dict[str, DistributedMatrix]) -> None:
+        """Write the result. Collective over the grid."""
+        options = {_PYTHON.get(name, name): value for name, value in values.items() if name in _KEPT}
+        self.python(*matrices.values(), out=matrices[self.written], **options, **self.fixed)
+
+    def shape(self, matrix: str, values: Values) -> tuple[int, int]:
+        """Return rows and columns of a matrix's part."""
+        words = self.shapes[matrix].split()
+        if words == ["side"]:
+            words = ["m", "m"] if values["side"] == "L" else ["n", "n"]
+        rows, cols = values[words[0]], values[words[1]]
+        return (cols, rows) if len(words) > 2 and values[words[2]] != "N" else (rows, cols)
+
+
+def _rows() -> list[Routine]:
+    mm = {"a": "side", "b": "m n", "c": "m n"}
+    rank_k = {"a": "n k trans", "c": "n n"}
+    rank_2k = {"a": "n k trans", "b": "n k trans", "c": "n n"}
+    triangular = {"a": "side", "b": "m n"}
+    add = {"a": "m n trans", "c": "m n"}
+    transpose = {"a": "n m", "c": "m n"}
+    symm, syrk = "side uplo m n alpha A B beta C", "uplo trans n k alpha A beta C"
+    syr2k, trsm = "uplo trans n k alpha A B beta C", "side uplo transa diag m n alpha A B"
+    product = "sub(C) = alpha sub(A) sub(B) + beta sub(C), or alpha sub(B) sub(A) + beta sub(C), sub(A) being"
+    rank = "sub(C) = alpha op(sub(A)) op(sub(A))%s + beta sub(C), one triangle of it"
+    rank2 = "sub(C) = alpha op(sub(A)) op(sub(B))%s + %s op(sub(B)) op(sub(A))%s + beta sub(C), one triangle of it"
+    plus = "sub(C) = alpha %s + beta sub(C)"
+    return [
+        Routine("gemm", "sdcz", "transa transb m n k alpha A B beta C",
+                {"a": "m k transa", "b": "k n transb", "c": "m n"},
+                "sub(C) = alpha op(sub(A)) op(sub(B)) + beta sub(C)", matmul, fixed={"redistribute": True}),
+        Routine("symm", "sdcz", symm, mm, f"{product} symmetric", level3.symm),
+        Routine("hemm", "cz", symm, mm, f"{product} Hermitian", level3.hemm),
+        Routine("syrk", "sdcz", syrk, rank_k, rank % "^T", level3.syrk, trans=("NTC", "NT")),
+        Routine("herk", "cz", syrk, rank_k, rank % "^H", level3.herk, trans=("", "NC"), real="alpha beta"),
+        Routine("syr2k", "sdcz", syr2k, rank_2k, rank2 % ("^T", "alpha", "^T"), level3.syr2k,
+                trans=("NTC", "NT")),
+        Routine("her2k", "cz", syr2k, rank_2k, rank2 % ("^H", "conj(alpha)", "^H"), level3.her2k,
+                trans=("", "NC"), real="beta"),
+        Routine("trmm", "sdcz", trsm, triangular,
+                "sub(B) = alpha op(sub(A)) sub(B), or alpha sub(B) op(sub(A)), sub(A) being triangular",
+                level3.trmm, written="b"),
+        Routine("trsm", "sdcz", trsm, triangular,
+                "sub(B) = X where op(sub(A)) X = alpha sub(B), or X op(sub(A)) = alpha sub(B), sub(A) being "
+                "triangular", level3.trsm, written="b"),
+        Routine("geadd", "sdcz", "trans m n alpha A beta C", add, plus % "op(sub(A))", level3.geadd),
+        Routine("tradd", "sdcz", "uplo trans m n alpha A beta C", add,
+                plus % "op(sub(A))" + ", one trapezoid of it", level3.tradd),
+        Routine("tran", "sd", "m n alpha A beta C", transpose, plus % "sub(A)^T", level3.geadd, fixed={"op_a": "T"}),
+        Routine("tranu", "cz", "m n alpha A beta C", transpose, plus % "sub(A)^T", level3.geadd, fixed={"op_a": "T"}),
+        Routine("tranc", "cz", "m n alpha A beta C", transpose, plus % "sub(A)^H", level3.geadd, fixed={"op_a": "C"}),
+    ]  # fmt: skip
+
+
+ROUTINES = {routine.name: routine for routine in _rows()}
+"""The level-3 routines by name."""
+
+
+def variant(name: str, letter: str) -> PblasFunction:
+    """Return the routine for one type, as a function with PBLAS's signature."""
+    routine = ROUTINES[name]
+    full = f"p{letter}{name}"
+    parameters = [
+        inspect.Parameter(
+            each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_annotation(each, routine)
+        )
+        for each in routine.names
+    ]
+    signature = inspect.Signature(parameters, return_annotation="None")
+
+    def function(*args: Any, **kwargs: Any) -> None:
+        _run(routine, full, DTYPE[letter], signature.bind(*args, **kwargs).arguments)
+
+    function.__name__ = function.__qualname__ = full
+    function.__module__ = __name__.rpartition(".")[0]
+    function.__doc__ = _docstring(routine, full, DTYPE[letter])
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
+    """Check the arguments, agree on them, compute. Collective over the grid."""
+    faults = Faults(full, routine.names)
+    grid = grid_of([given[f"desc{x}"] for x in routine.shapes])
+    if grid is None:
+        for x in routine.shapes:
+            desc = entries(faults, f"desc{x}", given[f"desc{x}"])
+            if desc:
+                faults.add(f"desc{x}", f"{desc[1]} is no context of this process", 2)
+        raise faults.error()
+    with grid.context.agreement(full) as facts:
+        values = _checked(routine, faults, given, dtype)
+        matrices = {}
+        for name in routine.shapes:
+            operand = values[name] = _operand(routine, faults, name, given, values)
+            if operand.desc and grid_of([operand.desc]) is not grid:
+                faults.add(f"desc{name}", f"{operand.desc[1]} is not the context of the other matrices", 2)
+            operand.check(faults, grid.grid)
+        if not faults:
+            for name in routine.shapes:
+                matrix = values[name].matrix(faults, grid, dtype, written=name == routine.written)
+                if matrix is not None:
+                    matrices[name] = matrix
+        faults.check()
+        facts.update({name: _fact(value) for name, value in values.items()})
+    adds_nothing = values["alpha"] == 0 or values.get("k") == 0
+    if 0 in (values.get("m", 1), values["n"]) or (adds_nothing and values.get("beta") == 1):
+        return  # not even the imaginary part of a Hermitian diagonal is set to zero then
+    with staged(matrices, routine.written) as used:
+        routine.compute(values, used)
+
+
+def _checked(routine: Routine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
+    """Return the options, sizes and scalars in one form each; note what is wrong with them."""
+    values: Values = {}
+    for name in routine.names:
+        value = given[name]
+        if name in _OPTIONS or name.startswith("trans"):
+            allowed = _OPTIONS[name][0] if name in _OPTIONS else "NTC"
+            if name == "trans":
+                allowed = routine.trans[dtype.kind == "c"]
+            values[name] = faults.letter(name, value, allowed)
+        elif name in ("m", "n", "k"):
+            values[name] = faults.integer(name, value, 0)
+        elif name in ("alpha", "beta"):
+            kind = np.dtype("f8") if name in routine.real.split() else dtype
+            try:
+                values[name] = scalar(value, kind, name)
+            except LayoutError as error:
+                faults.add(name, str(error).partition(": ")[2])
+    return values
+
+
+def _operand(routine: Routine, faults: Faults, name: str, given: Values, values: Values) -> Operand:
+    i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
+    desc = entries(faults, f"desc{name}", given[f"desc{name}"])
+    return Operand(name, given[name], i, j, desc, routine.shape(name, values))
+
+
+def _fact(value: Any) -> Any:
+    """Return what must be equal on every process: of a matrix all but its context's number and its local array."""
+    return (value.i, value.j, value.desc[2:8]) if isinstance(value, Operand) else value
+
+
+def _annotation(name: str, routine: Routine) -> str:
+    if name in _OPTIONS or name.startswith("trans"):
+        return "str"
+    if name in ("alpha", "beta"):
+        return "float" if name in routine.real.split() else "complex"
+    if name.startswith("desc"):
+        return "Sequence[int]"
+    return "Any" if name in routine.shapes else "int"
+
+
+def _docstring(routine: Routine, full: str, dtype: np.dtype) -> str:
+    """Return the text that help() shows."""
+    written = routine.written.upper()
+    lines = [
+        f"Compute {routine.formula}, in {dtype.name}.",
+        "",
+        (
+            "Collective over the grid. Indices are 1-based. Local arrays lie in Fortran order, or have one dimension, "
+            f"column after column. sub({written}) is written in place."
+        ),
+        "",
+        "Args:",
+        *(f"    {name}: {_meaning(routine, name, dtype)}" for name in routine.names),
+    ]
+    lines += [
+        "",
+        "Raises:",
+        "    ArgumentError: an argument is illegal, on every process; its ``info`` says which.",
+        "    RankMismatchError: the processes gave different arguments.",
+        "",
+        f"Source: PBLAS, {full.upper()}; here ``pblasmp.{routine.python.__name__}``.",
+    ]
+    return "\n".join(
+        part
+        for line in lines
+        for part in textwrap.wrap(line, 100, subsequent_indent=" " * (8 if line.startswith("    ") else 0))
+        or [""]
+    )
+
+
+def _meaning(routine: Routine, name: str, dtype: np.dtype) -> str:
+    x = name[-1].upper()
+    if name == "trans":
+        words = {"N": '"N"', "T": '"T" (transpose)', "C": '"C" (conjugate transpose)'}
+        return " or ".join(words[letter] for letter in routine.trans[dtype.kind == "c"]) + "."
+    if name in _OPTIONS or name.startswith("trans"):
+        return f"{_OPTIONS.get(name, _OPTIONS['trans'])[1]}."
+    if name in ("m", "n", "k"):
+        return "a size, at least 0: see the matrices."
+    if name in ("alpha", "beta"):
+        return "a real number." if name in routine.real.split() else "a number."
+    if name.startswith("desc"):
+        return f"nine integers that describe {x}, see ``descinit``."
+    if name in routine.shapes:
+        return f"local array of {x}; sub({x}) is {_shape_text(routine.shapes[name].split())}."
+    return f"{'row' if name[0] == 'i' else 'column'} of {x}, from 1, where sub({x}) begins."
+
+
+def _shape_text(words: list[str]) -> str:
+    if words == ["side"]:
+        return 'm x m where side is "L", n x n where it is "R"'
+    rows, cols, *option = words
+    swapped = f', {cols} x {rows} unless {option[0]} is "N"' if option else ""
+    return f"{rows} x {cols}{swapped}"

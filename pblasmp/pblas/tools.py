@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ScaLAPACK's TOOLS: descriptors, and where an index lies. 1-based, as there; processes count from 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout import numroc as _numroc
+from .arguments import Faults
+from .grids import gridinfo
+
+__all__ = ["descinit", "indxg2l", "indxg2p", "indxl2g", "infog2l", "numroc"]
+
+_INT32_MAX = 2**31 - 1
+
+
+def descinit(
+    m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: int, lld: int
+) -> NDArray[np.int32]:
+    """Return the descriptor of an ``m`` × ``n`` matrix, nine integers (int32). Local.
+
+    Errors count the arguments as ScaLAPACK does, where the descriptor itself comes first: ``m`` has number 2. On a
+    process outside the grid (``ictxt`` is -1) the descriptor says so and nothing is checked but the sizes.
+
+    Args:
+        m: rows.
+        n: columns.
+        mb: rows of a block.
+        nb: columns of a block.
+        irsrc: process row that has the first row; ``icsrc`` the process column that has the first column.
+        icsrc: see there.
+        ictxt: the grid's context.
+        lld: leading dimension of this process's local array, at least its rows and at least 1.
+
+    Raises:
+        ArgumentError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, DESCINIT.
+    """
+    faults = Faults("descinit", ["desc", "m", "n", "mb", "nb", "irsrc", "icsrc", "ictxt", "lld"])
+    m, n = faults.integer("m", m, 0), faults.integer("n", n, 0)
+    mb, nb = faults.integer("mb", mb, 1), faults.integer("nb", nb, 1)
+    irsrc, icsrc = faults.integer("irsrc", irsrc, 0), faults.integer("icsrc", icsrc, 0)
+    lld = faults.integer("lld", lld, 1)
+    nprow, npcol, myrow, _ = gridinfo(ictxt)
+    if nprow == -1 and ictxt != -1:
+        faults.add("ictxt", f"{ictxt!r} is no context of this process")
+    if nprow != -1:
+        for name, source, extent in (("irsrc", irsrc, nprow), ("icsrc", icsrc, npcol)):
+            if source >= extent:
+                faults.add(name, f"expected less than {extent}, got {source}")
+        if not faults and lld < (rows := _numroc(m, mb, myrow, irsrc, nprow)):
+            faults.add("lld", f"expected at least {rows}, the rows of this process, got {lld}")
+    faults.check()
+    for name, value in (("m", m), ("n", n), ("mb", mb), ("nb", nb), ("lld", lld)):
+        if value > _INT32_MAX:
+            faults.add(name, f"a descriptor holds 32-bit integers, got {value}")
+    faults.check()
+    return np.array([1, ictxt, m, n, mb, nb, irsrc, icsrc, lld], dtype=np.int32)
+
+
+def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Return how many of ``n`` rows or columns, in blocks of ``nb``, process ``iproc`` has. Local.
+
+    Args:
+        n: extent.
+        nb: block size.
+        iproc: the process asked about.
+        isrcproc: the process that has the first block.
+        nprocs: number of processes.
+
+    Raises:
+        ArgumentError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, NUMROC.
+    """
+    faults = Faults("numroc", ["n", "nb", "iproc", "isrcproc", "nprocs"])
+    n, nb = faults.integer("n", n, 0), faults.integer("nb", nb, 1)
+    processes = [iproc, isrcproc, nprocs]
+    iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], processes)
+    return _numroc(n, nb, iproc, isrcproc, nprocs)
+
+
+def _processes(faults: Faults, names: Sequence[str], values: Sequence[Any]) -> list[int]:
+    """Return process numbers, the last being how many there are; raise what is wrong with any argument."""
+    *numbers, count = [
+        faults.integer(name, value, 1 if name == names[-1] else 0)
+        for name, value in zip(names, values, strict=True)
+    ]
+    for name, number in zip(names, numbers, strict=False):
+        if number >= count:
+            faults.add(name, f"expected less than {count}, got {number}")
+    faults.check()
+    return [*numbers, count]
+
+
+def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:  # noqa: ARG001
+    """Return the process that has global index ``indxglob`` (from 1). Local.
+
+    Args:
+        indxglob: the index.
+        nb: block size.
+        iproc: not used; it makes the arguments those of the other tools.
+        isrcproc: the process that has the first block.
+        nprocs: number of processes.
+
+    Raises:
+        ArgumentError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, INDXG2P.
+    """
+    faults = Faults("indxg2p", ["indxglob", "nb", "iproc", "isrcproc", "nprocs"])
+    indxglob, nb = faults.integer("indxglob", indxglob, 1), faults.integer("nb", nb, 1)
+    isrcproc, nprocs = _processes(faults, ["isrcproc", "nprocs"], [isrcproc, nprocs])
+    return (isrcproc + (indxglob - 1) // nb) % nprocs
+
+
+def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:  # noqa: ARG001
+    """Return the local index (from 1) of global index ``indxglob`` (from 1) on the process that has it. Local.
+
+    Args:
+        indxglob: the index.
+        nb: block size.
+        iproc: not used; it makes the arguments those of the other tools.
+        isrcproc: not used.
+        nprocs: number of processes.
+
+    Raises:
+        ArgumentError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, INDXG2L.
+    """
+    faults = Faults("indxg2l", ["indxglob", "nb", "iproc", "isrcproc", "nprocs"])
+    indxglob, nb = faults.integer("indxglob", indxglob, 1), faults.integer("nb", nb, 1)
+    (nprocs,) = _processes(faults, ["nprocs"], [nprocs])
+    return nb * ((indxglob - 1) // (nb * nprocs)) + (indxglob - 1) % nb + 1
+
+
+def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+    """Return the global index (from 1) of local index ``indxloc`` (from 1) of process ``iproc``. Local.
+
+    Args:
+        indxloc: the index.
+        nb: block size.
+        iproc: the process.
+        isrcproc: the process that has the first block.
+        nprocs: number of processes.
+
+    Raises:
+        ArgumentError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, INDXL2G.
+    """
+    faults = Faults("indxl2g", ["indxloc", "nb", "iproc", "isrcproc", "nprocs"])
+    indxloc, nb = faults.integer("indxloc", indxloc, 1), faults.integer("nb", nb, 1)
+    iproc, isrcproc, nprocs = _processes(faults, ["iproc", "isrcproc", "nprocs"], [iproc, isrcproc, nprocs])
+    turn = (iproc - isrcproc) % nprocs
+    return nprocs * nb * ((indxloc - 1) // nb) + (indxloc - 1) % nb + turn * nb + 1
+
+
+def infog2l(
+    grindx: int, gcindx: int, desc: Sequence[int], nprow: int, npcol: int, myrow: int, mycol: int
+) -> tuple[int, int, int, int]:
+    """Return ``(lrindx, lcindx, rsrc, csrc)``: where the sub-matrix from (grindx, gcindx) begins. Local.
+
+    The first two are the local row and column (from 1) at which this process's part of it begins, which may be one
+    past the end of the local array; the last two the process that has its first element.
+
+    Args:
+        grindx: global row, from 1; ``gcindx`` global column.
+        gcindx: see there.
+        desc: the matrix's descriptor.
+        nprow: process rows of its grid; ``npcol`` process columns.
+        npcol: see there.
+        myrow: process row asked about; ``mycol`` process column.
+        mycol: see there.
+
+    Raises:
+        ArgumentError: an argument is illegal.
+
+    Source: ScaLAPACK TOOLS, INFOG2L.
+    """
+    faults = Faults("infog2l", ["grindx", "gcindx", "desc", "nprow", "npcol", "myrow", "mycol"])
+    grindx, gcindx = faults.integer("grindx", grindx, 1), faults.integer("gcindx", gcindx, 1)
+    mb, nb, rsrc, csrc = _layout(faults, desc)
+    (myrow, nprow), (mycol, npcol) = (
+        _processes(faults, ["myrow", "nprow"], [myrow, nprow]),
+        _processes(faults, ["mycol", "npcol"], [mycol, npcol]),
+    )
+    for entry, source, extent in ((7, rsrc, nprow), (8, csrc, npcol)):
+        if source >= extent:
+            faults.add("desc", f"expected less than {extent}, got {source}", entry)
+    faults.check()
+    lrindx, rsrc = _begin(grindx - 1, mb, rsrc, nprow, myrow)
+    lcindx, csrc = _begin(gcindx - 1, nb, csrc, npcol, mycol)
+    return lrindx, lcindx, rsrc, csrc
+
+
+def _layout(faults: Faults, desc: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return MB, NB, RSRC and CSRC of a descriptor; note what is wrong with them."""
+    try:
+        mb, nb, rsrc, csrc = (int(value) for value in list(desc)[4:8])
+    except (TypeError, ValueError):
+        faults.add("desc", f"expected nine integers, got {desc!r}")
+        return 1, 1, 0, 0
+    for entry, value, minimum in ((5, mb, 1), (6, nb, 1), (7, rsrc, 0), (8, csrc, 0)):
+        if value < minimum:
+            faults.add("desc", f"expected at least {minimum}, got {value}", entry)
+    return max(1, mb), max(1, nb), rsrc, csrc
+
+
+def _begin(start: int, block: int, source: int, nprocs: int, process: int) -> tuple[int, int]:
+    """Return the local index (from 1) at which indices from ``start`` (from 0) begin on ``process``, and its owner."""
+    owner = (source + start // block) % nprocs
+    return _numroc(start, block, process, source, nprocs) + 1, owner

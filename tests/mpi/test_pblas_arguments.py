@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of the PBLAS names that are not legal: the same error on every rank, under PBLAS's number; and grids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp import pblas
+from tests.helpers.mpi import run_mpi
+from tests.unit.test_pblas import PROTOTYPES
+
+TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
+LEGAL = {"side": "L", "uplo": "u", "diag": "Non-unit", "m": 8, "n": 8, "k": 8, "alpha": 2.0, "beta": 1}
+LEGAL |= dict.fromkeys(("trans", "transa", "transb"), "no transpose")
+ENTRIES = {1: 2, 2: 12345, 3: -1, 4: -1, 5: 0, 6: 0, 7: 2, 8: -1, 9: 0}
+BAD = {**dict.fromkeys("mnk", -1), "alpha": "2", "beta": None, "ictxt": 12345}
+BAD |= dict.fromkeys(("side", "uplo", "diag", "trans", "transa", "transb"), "x")
+
+
+def legal(name, ictxt):
+    """Arguments that are legal, by name: 8 x 8 matrices from (2, 2) on in 9 x 9 ones, in blocks of 2 x 2."""
+    nprow, npcol, myrow, mycol = pblas.gridinfo(ictxt)
+    rows, cols = pblas.numroc(9, 2, myrow, 0, nprow), pblas.numroc(9, 2, mycol, 0, npcol)
+    known = {**LEGAL, "ictxt": ictxt}
+    for x in "abc":
+        known[x] = np.ones((rows, cols), TYPES[name[1]], order="F")
+        known |= {f"i{x}": 2, f"j{x}": 2, f"desc{x}": pblas.descinit(9, 9, 2, 2, 0, 0, ictxt, rows)}
+    return {each: known[each] for each in PROTOTYPES[name].lower().split()}
+
+
+def raised(comm, name, known, info, words=()):
+    """What is wrong unless the call raises the ArgumentError with ``info`` on every rank, with one text; or None."""
+    try:
+        getattr(pblas, name)(*known.values())
+    except pblas.ArgumentError as error:
+        told = (error.info, str(error))
+    except Exception as error:  # noqa: BLE001 - told apart below
+        told = (0, f"{type(error).__name__}: {error}")
+    else:
+        told = (0, "no error")
+    everyone = comm.allgather(told)
+    if len(set(everyone)) > 1 or told[0] != info:
+        return f"{sorted(set(everyone))}, expected {info}"
+    missing = [word for word in (*words, f"INFO = {info}") if word not in told[1]]
+    return f"{told[1]!r} lacks {missing}" if missing else None
+
+
+def variations(name, ictxt):
+    """Calls with one illegal argument each: (case, arguments, INFO, words)."""
+    numbers = {each: i + 1 for i, each in enumerate(PROTOTYPES[name].lower().split())}
+    for each, number in numbers.items():
+        known = legal(name, ictxt)
+        if each in BAD:
+            yield each, {**known, each: BAD[each]}, -number, [f"argument {number} ({each})"]
+        elif each.startswith("desc"):
+            moves, other = (
+                name.endswith("2d"),
+                {"a": "b" if "b" in known else "c", "b": "a", "c": "a"}[each[-1]],
+            )
+            for entry, value in ENTRIES.items():
+                desc = known[each].copy()
+                desc[entry - 1] = value
+                word = f"entry {entry} (" if entry != 2 or moves or other else ""
+                yield f"{each}[{entry}]", {**known, each: desc}, -(100 * number + entry), [word]
+            yield f"{each} of 8", {**known, each: known[each][:8]}, -number, ["nine integers"]
+        elif each[0] in "ij" and each[1:] in known:
+            for value in (0, 3, 1.5):
+                yield f"{each}={value}", {**known, each: value}, -number, [f"({each})"]
+        elif each in "abc":
+            x = known[each]
+            small, wide = x[:-1], np.zeros((x.shape[0] + 3, x.shape[1]), x.dtype, order="F")
+            for text, local, word in (
+                ("a row short", small, "shape is"),
+                ("apart", wide, "columns lie"),
+                ("flat and short", x.reshape(-1, order="F")[:-1], "elements"),
+                ("strided", np.zeros(4 * x.size, x.dtype)[::2], "side by side"),
+                ("C order", np.ascontiguousarray(x), "order"),
+                ("3D", x[None], "dimensions"),
+                ("type", np.zeros(x.shape, "float16"), "float16"),
+                ("list", x.tolist(), "list"),
+            ):
+                yield f"{each} {text}", {**known, each: local}, -number, [word]
+
+
+def refused(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "r", 2, 2)
+        for name in PROTOTYPES:
+            for case, known, info, words in variations(name, ictxt):
+                yield f"{name} {case}", raised(comm, name, known, info, words)
+        known = legal("pdgemm", ictxt)
+        known |= {"descc": np.full(9, -5), "ib": -1, "m": -2}
+        yield "the first of several", raised(comm, "pdgemm", known, -3, ["3 faults", "argument 12 (ib)"])
+        known = legal("pdgemm", ictxt)
+        if comm.rank == 3:
+            known["descb"][8] = 1
+        yield "on one rank", raised(comm, "pdgemm", known, -1409, ["(on rank 3)", "entry 9 (LLD_)"])
+        known = legal("pdsyrk", ictxt)
+        known["c"].flags.writeable = False
+        yield "read-only", raised(comm, "pdsyrk", known, -11, ["read-only"])
+        known = legal("pzsyrk" if "pzsyrk" in PROTOTYPES else "pzher2k", ictxt)
+        yield "complex beta", raised(comm, "pzher2k", {**known, "beta": 1j}, -14, ["complex"])
+        yield "T of her2k", raised(comm, "pzher2k", {**known, "trans": "T"}, -2, ["N, C"])
+        known = legal("pdgemr2d", ictxt)
+        yield "moved onto itself", raised(comm, "pdgemr2d", {**known, "b": known["a"]}, -7, ["shares memory"])
+        other = pblas.gridinit(ctx, "c", 1, 4)
+        known = legal("pdgemm", ictxt)
+        known["descb"][1] = other
+        yield "two contexts", raised(comm, "pdgemm", known, -1402, ["context of the other"])
+        known = legal("pdgemm", ictxt)
+        known["n"] += comm.rank // 3
+        known["jb"] = known["jc"] = 1
+        try:
+            pblas.pdgemm(*known.values())
+            yield "ranks differ", "no error"
+        except pb.RankMismatchError as error:
+            yield "ranks differ", None if "n:" in str(error) else str(error)
+        pblas.gridexit(other)
+        pblas.gridexit(ictxt)
+        yield "after gridexit", raised(comm, "pdgemm", legal_closed(known, ictxt), -1002, ["is no context"])
+
+
+def legal_closed(known, ictxt):
+    """The arguments of a call on a grid that is no more."""
+    return {name: value for name, value in known.items() if ictxt != -1}
+
+
+def grids(comm):
+    """Grids smaller than the world, of an engine's choice, from a communicator; processes outside them."""
+    ictxt = pblas.gridinit(comm, "Row-major", 1, 3, engine="host")
+    expected = (1, 3, 0, comm.rank) if comm.rank < 3 else (-1, -1, -1, -1)
+    yield "gridinfo", None if pblas.gridinfo(ictxt) == expected else str(pblas.gridinfo(ictxt))
+    yield "number", None if (ictxt == -1) == (comm.rank == 3) else str(ictxt)
+    if ictxt != -1:
+        a = np.full((2, 2), comm.rank + 1.0, order="F")
+        desc = pblas.descinit(2, 6, 2, 2, 0, 0, ictxt, 2)
+        c = np.zeros((2, 2), order="F")
+        pblas.pdgemm("T", "N", 2, 6, 2, 1.0, a, 1, 1, desc, a, 1, 1, desc, 0.0, c, 1, 1, desc)
+        yield "product", None if np.array_equal(c, np.full((2, 2), 2.0 * (comm.rank + 1))) else str(c)
+    else:
+        try:
+            desc = pblas.descinit(2, 6, 2, 2, 0, 0, ictxt, 2)
+            x = np.zeros((2, 2), order="F")
+            pblas.pdgemm("T", "N", 2, 6, 2, 1.0, x, 1, 1, desc, x, 1, 1, desc, 0.0, x, 1, 1, desc)
+            yield "product", "no error outside the grid"
+        except pblas.ArgumentError as error:
+            yield "product", None if error.info == -1002 and desc[1] == -1 else str(error)
+    pblas.gridexit(ictxt)
+    gone = (-1, -1, -1, -1)
+    yield "gone", None if pblas.gridinfo(ictxt) == gone else str(pblas.gridinfo(ictxt))
+    for arguments, info in (
+        (("Row", 3, 2), -3),
+        (("Row", 0, 2), -3),
+        (("Row", 1, 2.5), -4),
+        (("x", 1, 1), -2),
+    ):
+        yield f"{arguments}", refused_grid(comm, arguments, info)
+
+
+def refused_grid(comm, arguments, info):
+    try:
+        pblas.gridinit(comm, *arguments, engine="host")
+    except pblas.ArgumentError as error:
+        return None if error.info == info else str(error)
+    return "no error"
+
+
+def closing(comm):
+    """A grid over part of a context is closed with it."""
+    with pb.Context(comm, engine="host") as ctx:
+        ictxt = pblas.gridinit(ctx, "Col", 2, 1)
+        inner = ictxt != -1 and pblas.grids.of_number(ictxt).context
+        yield "open", None if pblas.gridinfo(ictxt)[0] == (2 if comm.rank < 2 else -1) else "not 2 x 1"
+    yield "closed", None if pblas.gridinfo(ictxt)[0] == -1 and not (inner and inner._open) else "still there"
+
+
+def test_illegal_arguments():
+    run_mpi(refused, 4)
+
+
+def test_grids():
+    run_mpi(grids, 4)
+
+
+def test_grids_close_with_their_context():
+    run_mpi(closing, 4)

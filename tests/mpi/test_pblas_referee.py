@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pblasmp.pblas against the real ScaLAPACK: the same local arrays, descriptors and arguments.
+
+What our routines must not read holds NaN, which ScaLAPACK itself is spared.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import pblas
+from pblasmp.pblas.routines import DTYPE, ROUTINES
+from tests.helpers.mpi import run_mpi
+from tests.helpers.scalapack import ScaLAPACK, locate
+from tests.mpi.cases import first, grids, numbers, pick, scattered, unlike
+from tests.mpi.pblas_cases import Held, arguments, held, matrices, scalars
+
+SIZES = (1, 2, 4, 6)
+SCALARS = {"f": (0, 1, -1, 2), "c": (0, 1, -1, 2 - 1j)}
+
+
+@pytest.fixture(scope="module")
+def flavour():
+    """The ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK says that it is required."""
+    found = next((flavour for flavour in ("debian", "mkl") if locate(flavour)), None)
+    if found is None:
+        missing = "no ScaLAPACK: python -m benchmarks.rivals --only mkl fetches one"
+        assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
+        pytest.skip(missing)
+    return found
+
+
+def both_grids(ctx, slk, shape, order):
+    """The numbers of a grid's contexts: ours and ScaLAPACK's, -1 outside it."""
+    ours, theirs = pblas.gridinit(ctx, order, *shape), slk.grid(*shape, order)
+    assert (ours == -1) == (theirs == -1)
+    return ours, theirs
+
+
+def options(routine, rng, dtype):
+    """Options, sizes and scalars of one call, at random."""
+    letters = {"side": "LR", "uplo": "UL", "diag": "NU", "trans": routine.trans[dtype.kind == "c"]}
+    out = {}
+    for name in routine.names:
+        if name in letters or name.startswith("trans"):
+            out[name] = pick(rng, letters.get(name, "NTC"))
+        elif name in ("m", "n", "k"):
+            out[name] = int(rng.integers(0, 15)) if rng.integers(8) else 0
+        elif name in ("alpha", "beta"):
+            out[name] = pick(rng, SCALARS["f" if name in routine.real.split() else dtype.kind])
+    return out
+
+
+def differing(found, expected, bound):
+    """What is wrong with ``found``, or None."""
+    same = np.abs(found - expected) <= bound
+    if same.all():
+        return None
+    where = tuple(np.argwhere(~same)[0])
+    return (
+        f"{(~same).sum()} of {found.size} differ, first {where}: {found[where]}, ScaLAPACK {expected[where]}"
+    )
+
+
+def routines(comm, names, count, flavour, seed=1):
+    """Every routine in every type with everything at random."""
+    slk = ScaLAPACK(flavour, comm)
+    rng = np.random.default_rng(seed)
+    with pb.Context(comm, engine="host") as ctx:
+        shapes = [(p, comm.size // p) for p in range(1, comm.size + 1) if comm.size % p == 0]
+        every = [(shape, *both_grids(ctx, slk, shape, order)) for shape in shapes for order in ("row", "col")]
+        for name in names:
+            routine = ROUTINES[name]
+            for letter in routine.letters * count:
+                dtype = DTYPE[letter]
+                shape, ours, theirs = pick(rng, every)
+                values = options(routine, rng, dtype)
+                xs, read = matrices(routine, rng, shape, values, dtype)
+                place, w = pblas.gridinfo(ours)[2:], routine.written
+                expected = {x: held.local(place) for x, held in xs.items()}
+                slk.call(
+                    f"p{letter}{name}_",
+                    *arguments(routine, scalars(routine, values, dtype), theirs, xs, expected, place),
+                )
+                unread = {x: held.unread(read[x]) if x != w else held.whole for x, held in xs.items()}
+                flat = bool(rng.integers(4) == 0)
+                arrays = {x: held.local(place, unread[x], flat=flat) for x, held in xs.items()}
+                getattr(pblas, f"p{letter}{name}")(*arguments(routine, values, ours, xs, arrays, place))
+                found = arrays[w].reshape(expected[w].shape, order="F")
+                bound = 200 * np.finfo(dtype).eps * np.abs(expected[w]).max(initial=1) * (name == "trsm")
+                yield f"p{letter}{name} {shape} {values} {xs}", differing(found, expected[w], bound)
+        for _, ours, theirs in every:
+            pblas.gridexit(ours)
+            slk.gridexit(theirs)
+
+
+def moves(comm, count, flavour):
+    """p?gemr2d and p?trmr2d between grids of any size."""
+    slk = ScaLAPACK(flavour, comm)
+    rng = np.random.default_rng(3)
+    with pb.Context(comm, engine="host") as ctx:
+        everybody = both_grids(ctx, slk, (1, comm.size), "row")
+        every = [(g.shape, *both_grids(ctx, slk, g.shape, g.order)) for g in grids(comm.size)]
+        for letter in "sdcz" * count:
+            dtype = DTYPE[letter]
+            size = tuple(int(x) for x in rng.integers(0, 15, 2))
+            triangular = bool(rng.integers(2))
+            name = f"p{letter}{'trmr2d' if triangular else 'gemr2d'}"
+            uplo, diag = pick(rng, "UL"), pick(rng, "NU")
+            chosen = [pick(rng, every) for _ in "ab"]
+            xs = [held(rng, shape, size, dtype) for shape, _, _ in chosen]
+            found = []
+            for which, function in ((0, getattr(pblas, name)), (1, None)):
+                operands = []
+                for x, (_, ours, theirs) in zip(xs, chosen, strict=True):
+                    context = (ours, theirs)[which]
+                    place = pblas.gridinfo(ours)[2:]
+                    local = x.local(place) if ours != -1 else np.zeros((1, 1), dtype)
+                    desc = x.desc(context, place) if ours != -1 else np.full(9, -1, np.int32)
+                    operands += [local, *x.at, desc]
+                head = [uplo, diag] if triangular else []
+                call = function or (lambda *args, name=name: slk.call(f"{name}_", *args))
+                call(*head, *size, *operands, everybody[which])
+                found.append(operands[4])
+            yield f"{name} {uplo} {diag} {size} {xs}", differing(*found, 0)
+        for ours, theirs in (everybody, *(each[1:] for each in every)):
+            pblas.gridexit(ours)
+            if theirs != -1:
+                slk.gridexit(theirs)
+
+
+def tools(comm, flavour):
+    """Descriptors and indices."""
+    slk = ScaLAPACK(flavour, comm)
+    rng = np.random.default_rng(4)
+    shape = pb.Grid.squarest(comm.size).shape
+    with pb.Context(comm, engine="host") as ctx:
+        ours, theirs = both_grids(ctx, slk, shape, "col")
+        nprow, npcol, myrow, mycol = pblas.gridinfo(ours)
+        out = np.zeros(4, np.int32)
+        slk.gridinfo(theirs, out)
+        yield "gridinfo", unlike(out, np.array((nprow, npcol, myrow, mycol), np.int32))
+        for _ in range(50):
+            n, index = int(rng.integers(200)), int(rng.integers(1, 200))
+            nb, nprocs = int(rng.integers(1, 9)), int(rng.integers(1, 7))
+            here, source = (int(x) for x in rng.integers(nprocs, size=2))
+            wrong = []
+            for name, argument in (("numroc", n), ("indxg2p", index), ("indxg2l", index), ("indxl2g", index)):
+                known = (argument, nb, here, source, nprocs)
+                found, expected = getattr(pblas, name)(*known), slk.function(f"{name}_", *known)
+                wrong.append(None if found == expected else f"{name}{known} is {found}, expected {expected}")
+            x = held(rng, shape, tuple(int(i) for i in rng.integers(0, 20, 2)), np.dtype("f8"))
+            m, n = x.whole.shape
+            desc = pblas.descinit(m, n, *x.block, *x.source, ours, x.lld((myrow, mycol)))
+            place = nprow, npcol, myrow, mycol
+            like = slk.descriptor(theirs, x.whole.shape, x.block, x.source, int(desc[8]))
+            like[1] = ours
+            slk.call("infog2l_", *x.at, desc, *place, *(out[i : i + 1] for i in range(4)))
+            found = np.array(pblas.infog2l(*x.at, desc, *place), np.int32)
+            yield f"{known} {x}", first(*wrong, unlike(desc, like), unlike(found, out))
+        pblas.gridexit(ours)
+        slk.gridexit(theirs)
+
+
+def interoperation(comm, flavour):
+    """Matrices of ours, and parts of them, are given to ScaLAPACK and back where they are."""
+    slk = ScaLAPACK(flavour, comm)
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        for grid in grids(comm.size):
+            theirs = slk.grid(grid.nprow, grid.npcol, grid.order)
+            for letter in "sdcz":
+                dtype, order = DTYPE[letter], pick(rng, "CF")
+                x = held(rng, grid.shape, (9, 7), dtype)  # what ScaLAPACK sees
+                seen = pb.MatrixDescriptor(x.whole.shape, x.block, grid, x.source, dtype, "F")
+                if order == "F":
+                    a = scattered(ctx, seen, x.whole)
+                    part = a[x.window]
+                else:
+                    a = scattered(ctx, seen.T, x.whole.T)
+                    part = a[x.window[::-1]].T
+                given = part.to_scalapack(theirs)
+                y = Held(grid.shape, numbers(rng, (7, 9), dtype), (2, 3), (0, 0), (1, 1), (7, 9), 2)
+                inside = comm.rank < grid.size
+                local = desc = None
+                flat = bool(rng.integers(2))
+                if inside:
+                    place = grid.coords(comm.rank)
+                    local = y.local(place, flat=flat)
+                    desc = slk.descriptor(theirs, (7, 9), (2, 3), (0, 0), y.lld(place))
+                    one, zero = np.ones(1, dtype), np.zeros(1, dtype)
+                    name = f"p{letter}tran{'u' if dtype.kind == 'c' else ''}_"
+                    slk.call(name, 7, 9, one, *given, zero, local, 1, 1, desc)
+                back = ctx.from_scalapack(local, desc, grid)
+                yield (
+                    f"{grid} {letter} {order}",
+                    first(
+                        unlike(back.allgather(), x.whole[x.window].T),
+                        None if not given.local.size or np.shares_memory(given.local, a.local) else "a copy",
+                        None if not back.local.size or np.shares_memory(back.local, local) else "a copy back",
+                    ),
+                )
+            if theirs != -1:
+                slk.gridexit(theirs)
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_routines(nranks, flavour):
+    run_mpi(routines, nranks, names=["gemm"], count=8, flavour=flavour, timeout=120)
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_moves_tools_and_matrices(nranks, flavour):
+    run_mpi(others, nranks, flavour=flavour)
+
+
+def others(comm, flavour):
+    yield from moves(comm, 12, flavour)
+    yield from tools(comm, flavour)
+    yield from interoperation(comm, flavour)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PBLAS names without ranks: their signatures and texts, and what the tools refuse."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+
+import pytest
+
+import pblasmp as pb
+from pblasmp import pblas
+
+A, B, C = "A IA JA DESCA", "B IB JB DESCB", "C IC JC DESCC"
+PROTOTYPES = {  # of the PBLAS and REDIST sources
+    "pdgemm": f"TRANSA TRANSB M N K ALPHA {A} {B} BETA {C}",
+    "pssymm": f"SIDE UPLO M N ALPHA {A} {B} BETA {C}",
+    "pzhemm": f"SIDE UPLO M N ALPHA {A} {B} BETA {C}",
+    "pdsyrk": f"UPLO TRANS N K ALPHA {A} BETA {C}",
+    "pcherk": f"UPLO TRANS N K ALPHA {A} BETA {C}",
+    "pssyr2k": f"UPLO TRANS N K ALPHA {A} {B} BETA {C}",
+    "pzher2k": f"UPLO TRANS N K ALPHA {A} {B} BETA {C}",
+    "pctrmm": f"SIDE UPLO TRANSA DIAG M N ALPHA {A} {B}",
+    "pdtrsm": f"SIDE UPLO TRANSA DIAG M N ALPHA {A} {B}",
+    "pdgeadd": f"TRANS M N ALPHA {A} BETA {C}",
+    "pztradd": f"UPLO TRANS M N ALPHA {A} BETA {C}",
+    "pdtran": f"M N ALPHA {A} BETA {C}",
+    "pctranu": f"M N ALPHA {A} BETA {C}",
+    "pztranc": f"M N ALPHA {A} BETA {C}",
+    "pdgemr2d": f"M N {A} {B} ICTXT",
+    "pctrmr2d": f"UPLO DIAG M N {A} {B} ICTXT",
+}
+LETTERS = {  # of the types that PBLAS has a routine for
+    "gemm": "sdcz", "symm": "sdcz", "hemm": "cz", "syrk": "sdcz", "herk": "cz", "syr2k": "sdcz", "her2k": "cz",
+    "trmm": "sdcz", "trsm": "sdcz", "geadd": "sdcz", "tradd": "sdcz", "tran": "sd", "tranu": "cz", "tranc": "cz",
+    "gemr2d": "sdcz", "trmr2d": "sdcz",
+}  # fmt: skip
+TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "indxl2g", "indxg2p", "infog2l"}
+
+
+def test_every_name_is_there():
+    routines = {f"p{letter}{name}" for name, letters in LETTERS.items() for letter in letters}
+    assert set(pblas.__all__) == routines | TOOLS | {"ArgumentError"}
+    assert all(callable(getattr(pblas, name)) for name in pblas.__all__)
+    assert pb.pblas is pblas
+
+
+@pytest.mark.parametrize("name", LETTERS)
+def test_signatures_are_those_of_pblas(name):
+    (prototype,) = (text for each, text in PROTOTYPES.items() if each[2:] == name)
+    for letter in LETTERS[name]:
+        function = getattr(pblas, f"p{letter}{name}")
+        assert list(inspect.signature(function).parameters) == prototype.lower().split()
+        text = pydoc.plain(pydoc.render_doc(function))
+        assert f"p{letter}{name}({prototype.split()[0].lower()}: " in text
+        assert f"P{letter}{name}".upper() in text
+        assert function.__name__ == function.__qualname__ == f"p{letter}{name}"
+
+
+def test_docstrings_say_what_they_must():
+    for name in set(pblas.__all__) - {"ArgumentError"}:
+        function = getattr(pblas, name)
+        text = function.__doc__
+        assert "Local." in text or "Collective over" in text, name
+        arguments = text.partition("Args:")[2].partition("Raises:")[0]
+        missing = [
+            each for each in inspect.signature(function).parameters if f"    {each}: " not in arguments
+        ]
+        assert name in ("gridinfo", "gridexit") or not missing, (name, missing)
+
+
+def test_too_few_arguments():
+    with pytest.raises(TypeError, match="missing a required argument: 'transb'"):
+        pblas.pdgemm("N")
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "info"),
+    [
+        ("numroc", (-1, 2, 0, 0, 2), -1),
+        ("numroc", (9, 0, 0, 0, 2), -2),
+        ("numroc", (9, 2, 2, 0, 2), -3),
+        ("numroc", (9, 2, 0, -1, 2), -4),
+        ("numroc", (9, 2, 0, 0, 0), -5),
+        ("indxg2p", (0, 2, 0, 0, 2), -1),
+        ("indxg2l", (1, 0, 0, 0, 2), -2),
+        ("indxg2l", (1, 2, 0, 0, 0), -5),
+        ("indxl2g", (1, 2, 3, 0, 2), -3),
+        ("infog2l", (0, 1, [1, 0, 9, 9, 2, 2, 0, 0, 9], 1, 1, 0, 0), -1),
+        ("infog2l", (1, 1, [1, 0, 9, 9, 0, 2, 0, 0, 9], 1, 1, 0, 0), -305),
+        ("infog2l", (1, 1, [1, 0, 9, 9, 2, 2, 0, 1, 9], 1, 1, 0, 0), -308),
+        ("infog2l", (1, 1, "desc", 1, 1, 0, 0), -3),
+        ("infog2l", (1, 1, [1, 0, 9, 9, 2, 2, 0, 0, 9], 1, 1, 0, 1), -7),
+        ("descinit", (-1, 9, 2, 2, 0, 0, -1, 9), -2),
+        ("descinit", (9, 9, 2, 0, 0, 0, -1, 9), -5),
+        ("descinit", (9, 9, 2, 2, -1, 0, -1, 9), -6),
+        ("descinit", (9, 9, 2, 2, 0, 0, 12345, 9), -8),
+        ("descinit", (9, 9, 2, 2, 0, 0, -1, 0), -9),
+        ("descinit", (2**31, 9, 2, 2, 0, 0, -1, 9), -2),
+        ("gridexit", (12345,), -1),
+    ],
+)
+def test_tools_refuse(call, arguments, info):
+    with pytest.raises(pblas.ArgumentError, match=rf"(?s)^{call}: .*INFO = {info}$") as error:
+        getattr(pblas, call)(*arguments)
+    assert error.value.info == info
