@@ -271,7 +271,7 @@ class CublasmpEngine:
     def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
         """Return the problem without the library's known faults, and why operands are laid out otherwise. Local."""
         if isinstance(problem, MatmulProblem):
-            return faults.avoided(problem)
+            return faults.avoided(problem, self.version)
         return problem, ()
 
     def synchronize(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known faults of the library, and how each is avoided. tests/gpu shows that each is still there.
 
-Measured on H200 GPUs with CUDA 13. The wrong products were wrong on cuBLASMp 0.7.0 to 0.10.0 alike; all have
-more than one process and blocks of m, k and n that are not all equal.
+Measured on H200 GPUs with CUDA 13 and cuBLASMp 0.7.0, 0.8.1, 0.9.1 and 0.10.0. All wrong products have more than one
+process and blocks of m, k and n that are not all equal; op(A) = op(B) = N was never wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from ...bindings import version_text
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
 
-__all__ = ["avoided", "check_nccl", "is_shifted", "moves_through_host", "needs_c_in_d", "reads_b_transposed"]
+__all__ = [
+    "avoided",
+    "check_nccl",
+    "is_shifted",
+    "moves_through_host",
+    "needs_c_in_d",
+    "reads_a_transposed",
+    "reads_b_transposed",
+]
 
 _FIRST_NCCL = 22903
 _ALIGNMENT = 16  # bytes
@@ -46,6 +54,14 @@ def reads_b_transposed(form: ColumnMajorProduct) -> bool:
     return form.op_b != "N" and _risky(form)
 
 
+def reads_a_transposed(form: ColumnMajorProduct, version: int) -> bool:
+    """Return whether this is a product with op(A) = T or C that 0.8 and older may get wrong.
+
+    On a row of processes, whatever the sources.
+    """
+    return version < 900 and form.op_a != "N" and _risky(form)
+
+
 def is_shifted(form: ColumnMajorProduct) -> bool:
     """Return whether op(A) = T, op(B) = N and B's first column is not on the process column of D's.
 
@@ -71,12 +87,15 @@ def needs_c_in_d(d: Any) -> bool:
 
 
 def moves_through_host(version: int, source: MatrixDescriptor, target: MatrixDescriptor) -> str:  # noqa: ARG001
-    """Return why a matrix is not moved by cublasMpGemr2D of ``version``, or an empty string where it is."""
-    return ""
+    """Return why a matrix is not moved by cublasMpGemr2D of ``version``, or an empty string where it is.
+
+    Nowhere so far: cublasMpGeadd, which moves matrices too, hung on 0.10 (4 x 1 processes, some without data).
+    """
+    return f"cublasMpGemr2D of cuBLASMp {version_text(version)} is not known to be free of hangs"
 
 
-def avoided(p: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
-    """Return a product without known faults, ``p`` or one with an operand laid out otherwise, and the reasons. Local.
+def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
+    """Return a product without known faults, ``p`` or one with operands laid out otherwise, and the reasons. Local.
 
     A product whose layouts are those of AllGather + GEMM is run as such. One with those of GEMM + ReduceScatter is left
     to cuBLASMp, which then sums in float32 what the scheme would sum in D's type.
@@ -85,22 +104,35 @@ def avoided(p: MatmulProblem) -> tuple[MatmulProblem, tuple[str, ...]]:
         return p, ()
     if not replace(p, scheme="ag").faults():
         return replace(p, scheme="ag"), ()
-    form = p.column_major()
-    transposed = reads_b_transposed(form)
-    if not replace(p, scheme="rs").faults() or not (transposed or is_shifted(form)):
+    if not replace(p, scheme="rs").faults():
         return p, ()
-    name = "a" if form.swapped else "b"
-    x = _laid_for(form, getattr(p, name), flip=transposed)
-    why = (
-        f"{name} is moved to the other memory order: cuBLASMp is wrong for op(B) = T with unequal blocks"
-        if transposed
-        else f"{name} is moved to D's processes: cuBLASMp is wrong where blocks and sources are unequal"
-    )
-    return (replace(p, a=x) if name == "a" else replace(p, b=x)), (why,)
+    form, library = p.column_major(), f"cuBLASMp {version_text(version)}"
+    first, second = ("b", "a") if form.swapped else ("a", "b")
+    moved: dict[str, Any] = {}
+    reasons = []
+    if reads_a_transposed(form, version):
+        moved[first] = _laid_for(form.d, getattr(p, first), form.a, outer=0, flip=True)
+        reasons.append(f"{first} is moved to the other memory order: {library} is wrong for op(A) = T")
+    if reads_b_transposed(form):
+        moved[second] = _laid_for(form.d, getattr(p, second), form.b, outer=1, flip=True)
+        reasons.append(f"{second} is moved to the other memory order: {library} is wrong for op(B) = T")
+    elif is_shifted(form) and not moved:
+        moved[second] = _laid_for(form.d, getattr(p, second), form.b, outer=1, flip=False)
+        reasons.append(f"{second} is moved to D's processes: {library} is wrong for unequal sources")
+    return replace(p, **moved), tuple(f"{reason} with unequal blocks" for reason in reasons)
 
 
-def _laid_for(form: ColumnMajorProduct, x: MatrixDescriptor, *, flip: bool) -> MatrixDescriptor:
-    """Return ``x``, which is B of ``form``, as a k × n matrix whose columns lie on the processes that D's do."""
-    shape, block = (form.b.shape[::-1], form.b.block[::-1]) if flip else (form.b.shape, form.b.block)
-    laid = MatrixDescriptor(shape, block, form.d.grid, (0, form.d.source[1]), x.dtype, "F")
+def _laid_for(
+    d: MatrixDescriptor, x: MatrixDescriptor, seen: MatrixDescriptor, *, outer: int, flip: bool
+) -> MatrixDescriptor:
+    """Return operand ``x``, ``seen`` by the product in F order, on D's processes.
+
+    Args:
+        d: D of the column-major form.
+        outer: which dimension of D it shares, 0 for A and 1 for B; in the result it lies along the same processes.
+        flip: whether ``x`` shall lie in the other memory order, so that the product no longer transposes it.
+    """
+    shape, block = (seen.shape[::-1], seen.block[::-1]) if flip else (seen.shape, seen.block)
+    source = (d.source[0], 0) if outer == 0 else (0, d.source[1])
+    laid = MatrixDescriptor(shape, block, d.grid, source, x.dtype, "F")
     return laid if (x.order == "F") != flip else laid.T

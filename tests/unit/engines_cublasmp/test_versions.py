@@ -114,19 +114,21 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
                                       for name, (r, c) in zip("abd", source, strict=True)})  # fmt: skip
                     fault = multiply(ctx, lib, p)
                     if not fault and grid.size > 1 and ctx.rank < grid.size:
-                        fault = faulty(lib, len(set(block)) > 1)
+                        fault = faulty(lib, int(version), len(set(block)) > 1)
                     yield f"{version} {grid} {block} {ops} {order} {source}", fault or None
             lib.assert_clean()
             lib.gpu.assert_clean()
 
 
-def faulty(lib: Multiplying, unequal: bool) -> str:
+def faulty(lib: Multiplying, version: int, unequal: bool) -> str:
     """Which known fault the last call of cublasMpMatmul runs into."""
     call = lib.of("Matmul")[-1]
     attributes = lib.attributes(call["matmulDesc"])
     op_a, op_b = attributes[MatmulAttribute.TRANSA], attributes[MatmulAttribute.TRANSB]
     if unequal and op_b != Operation.N:
         return "op(B) = T with unequal blocks"
+    if version < 900 and unequal and op_a != Operation.N:
+        return "op(A) = T with unequal blocks"
     b, d = (lib.made[call[f"desc{x}"]] for x in "BD")
     shifted = lib.made[d["grid"]]["npcol"] > 1 and b["csrc"] != d["csrc"]
     return "B and D begin on other process columns" if unequal and op_a != Operation.N and shifted else ""
@@ -144,42 +146,54 @@ def test_op_b_transposed_with_unequal_blocks_is_avoided():
     for op_a in "NTC":
         p = pb.MatmulProblem.gemm(9, 8, 7, GRID, (2, 3, 4), op_a=op_a, op_b="T", order="F")
         p = replace(p, d=replace(p.d, source=(1, 1)))
-        mended, (reason,) = faults.avoided(p)
+        mended, (reason,) = faults.avoided(p, 1000)
         assert (mended.a, mended.d, mended.faults()) == (p.a, p.d, [])
         assert (mended.b.order, mended.b.shape, mended.b.block) == ("C", p.b.shape, p.b.block)
         assert mended.b.T.source[1] == p.d.source[1]
-        assert faults.avoided(mended) == (mended, ())
+        assert faults.avoided(mended, 1000) == (mended, ())
         assert reason.startswith("b is moved to the other memory order")
-        swapped = faults.avoided(p.T)[0]  # the same product, with a and b exchanged
+        swapped = faults.avoided(p.T, 1000)[0]  # the same product, with a and b exchanged
         assert (swapped.a.order, swapped.b) == ("F", p.T.b)
     equal = pb.MatmulProblem.gemm(9, 8, 7, GRID, 2, op_b="T", order="F")
     alone = pb.MatmulProblem.gemm(9, 8, 7, Grid(1, 1), (2, 3, 4), op_b="T", order="F")
     for p in (equal, alone):
-        assert faults.avoided(p) == (p, ())
+        assert faults.avoided(p, 1000) == (p, ())
+
+
+@pytest.mark.parametrize("op_b", "NT")
+def test_before_0_9_op_a_transposed_is_avoided_too(op_b):
+    p = pb.MatmulProblem.gemm(9, 8, 7, GRID, (2, 3, 4), op_a="T", op_b=op_b, order="F")
+    p = replace(p, d=replace(p.d, source=(1, 1)))
+    mended, reasons = faults.avoided(p, 801)
+    form = mended.column_major()
+    assert (form.op_a, form.op_b, mended.faults()) == ("N", "N", [])
+    assert (mended.a.order, mended.a.shape, form.a.source) == ("C", p.a.shape, (1, 0))
+    assert [reason.partition(" ")[0] for reason in reasons] == (["a"] if op_b == "N" else ["a", "b"])
+    assert faults.avoided(mended, 801) == (mended, ())
 
 
 def test_a_shifted_b_is_avoided():
     p = pb.MatmulProblem.gemm(9, 8, 7, GRID, (2, 3, 4), op_a="T", order="F")
-    assert faults.avoided(p) == (p, ())
+    assert faults.avoided(p, 1000) == (p, ())
     shifted = replace(p, d=replace(p.d, source=(1, 1)))
-    mended, (reason,) = faults.avoided(shifted)
+    mended, (reason,) = faults.avoided(shifted, 1000)
     assert mended == replace(shifted, b=replace(p.b, source=(0, 1)))
     assert reason.startswith("b is moved to D's processes")
-    swapped = faults.avoided(shifted.T)[0]
+    swapped = faults.avoided(shifted.T, 1000)[0]
     assert swapped == replace(shifted.T, a=replace(p.T.a, source=(1, 0)))
     for right in (
         replace(shifted, d=replace(p.d, source=(1, 0))),  # another process row
         pb.MatmulProblem.gemm(9, 8, 7, GRID, 2, op_a="T", order="F"),
     ):
-        assert faults.avoided(right) == (right, ())
+        assert faults.avoided(right, 1000) == (right, ())
 
 
 @pytest.mark.parametrize("order", "CF")
 def test_the_layouts_of_a_scheme_are_left_as_they_are(order):
     gathered = pb.MatmulProblem.allgather(8, 8, 8, 4, order=order)
-    assert faults.avoided(replace(gathered, scheme="gemm")) == (gathered, ())
+    assert faults.avoided(replace(gathered, scheme="gemm"), 1000) == (gathered, ())
     scattered = replace(pb.MatmulProblem.reduce_scatter(8, 8, 8, 4, order=order), scheme="gemm")
-    assert faults.avoided(scattered) == (scattered, ())
+    assert faults.avoided(scattered, 1000) == (scattered, ())
 
 
 def test_an_nccl_with_which_products_die_is_refused(alone, stand_in):

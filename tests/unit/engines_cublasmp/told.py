@@ -28,7 +28,7 @@ def misfits(
 ) -> list[str]:
     """Return where the last call of cublasMpMatmul is not that of ``alpha op(A) op(B) + beta C``."""
     call, asked = lib.of("Matmul")[-1], p
-    p, _ = faults.avoided(asked)
+    p, _ = faults.avoided(asked, matrices["d"].context.engine.version)
     form = p.column_major()
     moved = {"a": p.a != asked.a, "b": p.b != asked.b}  # to arrays that the plan has made
     if form.swapped:
