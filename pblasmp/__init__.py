@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from .matrix import DistributedMatrix as DistributedMatrix
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
+    from .tensor_parallel import allgather_matmul as allgather_matmul
+    from .tensor_parallel import matmul_allgather as matmul_allgather
+    from .tensor_parallel import matmul_allreduce as matmul_allreduce
+    from .tensor_parallel import matmul_reduce_scatter as matmul_reduce_scatter
 
 __version__ = "0.1.0.dev0"
 
@@ -66,12 +70,16 @@ _HOME = {
     "RankMismatchError": "errors",
     "StatusError": "errors",
     "UnsupportedError": "errors",
+    "allgather_matmul": "tensor_parallel",
     "geadd": "level3",
     "hemm": "level3",
     "her2k": "level3",
     "herk": "level3",
     "herkx": "level3",
     "matmul": "products",
+    "matmul_allgather": "tensor_parallel",
+    "matmul_allreduce": "tensor_parallel",
+    "matmul_reduce_scatter": "tensor_parallel",
     "numroc": "layout",
     "plan": "level3",
     "plan_matmul": "products",
@@ -84,12 +92,14 @@ _HOME = {
     "trsm": "level3",
 }
 
+_MODULES = {"pblas", "tensor_parallel"}  # those that users name
+
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    if name == "pblas":
-        return importlib.import_module(".pblas", __name__)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
@@ -98,4 +108,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_HOME))
+    return sorted(set(globals()) | set(_HOME) | _MODULES)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ __all__ = ["Context"]
 
 EngineName = Literal["auto", "host", "cublasmp"]
 DEFAULT_BLOCK = 256
+_KEPT = 32
 
 
 class Closable(Protocol):
@@ -49,6 +51,9 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Give back what it holds. Collective."""
+
+
+Kept = TypeVar("Kept", bound=Closable)
 
 
 class Context:
@@ -87,6 +92,7 @@ class Context:
         self._control = wrap(comm)
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._adopted = 0
         watch(self)
         try:
@@ -212,6 +218,19 @@ class Context:
         self._children.append(child)
         self._adopted += 1
         return self._adopted
+
+    def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """Return what was made for ``key``, a plan say, or make it. Collective over the context, if it is made.
+
+        The last few are kept; those that were used longest ago are closed. Key and order are the same on every rank.
+        """
+        found: Kept | None = self._kept.pop(key, None)
+        if found is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.popitem(last=False)[1].close()
+            found = make()
+        self._kept[key] = found
+        return found
 
     def release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""

@@ -14,7 +14,7 @@ from ..dtypes import accumulation_dtype
 from ..epilogue import Epilogue, along, vector_axis
 from ..layout import MatmulProblem, MatrixDescriptor
 
-__all__ = ["After"]
+__all__ = ["After", "activate"]
 
 Array = Any
 
@@ -35,7 +35,8 @@ class After:
     def __init__(
         self, xp: Any, epilogue: Epilogue, p: MatmulProblem, rank: int, sum_ranks: Callable[[Array], None]
     ) -> None:
-        self._xp, self._epilogue, self._p, self._rank, self._sum_ranks = xp, epilogue, p, rank, sum_ranks
+        self._xp, self._p, self._rank, self._sum_ranks = xp, p, rank, sum_ranks
+        self.epilogue: Epilogue | None = epilogue
         self._inside = rank < p.d.grid.size
 
     def __call__(self, x: Array, a: Array, b: Array) -> None:
@@ -44,12 +45,14 @@ class After:
         Args:
             a, b: this rank's part of A and B.
         """
-        e, p = self._epilogue, self._p
+        e, p = self.epilogue, self._p
+        assert e is not None, "an epilogue follows only while it is there"
         if self._inside:
-            self._activate(x if along(p.d) else x.T)
+            last = along(p.d)
+            activate(self._xp, e, x if last else x.T, e.aux if e.aux is None or last else e.aux.T)
         if e.bias_grad is not None:
             sums = x.sum(axis=1 - along(p.d), dtype=x.dtype) if self._inside else None
-            self._write("bias_grad", sums, p.d, along(p.d))
+            self._write(e.bias_grad, sums, p.d, along(p.d), along(p.d))
         for name, matrix, array, op in (("bias_grad_a", p.a, a, p.op_a), ("bias_grad_b", p.b, b, p.op_b)):
             if getattr(e, name) is None:
                 continue
@@ -58,32 +61,17 @@ class After:
             sums = None
             if self._rank < matrix.grid.size:
                 sums = array.astype(accumulation_dtype(matrix.dtype)).sum(axis=1 - stored)
-            self._write(name, sums, matrix, stored)
+            self._write(getattr(e, name), sums, matrix, stored, axis)
 
-    def _activate(self, v: Array) -> None:
-        """Add the bias and apply the activation to ``v``: D's part with its contiguous dimension last."""
-        xp, e = self._xp, self._epilogue
-        aux = e.aux if e.aux is None or along(self._p.d) else e.aux.T
-        if e.bias is not None:
-            v += e.bias.astype(v.dtype)
-        if e.activation == "relu":
-            if aux is not None:
-                _pack(xp, v > 0, aux)
-            xp.maximum(v, 0, out=v)
-        elif e.activation == "gelu":
-            if aux is not None:
-                aux[...] = v
-            v *= 0.5 * (1 + xp.tanh(_ROOT * (v + _CUBE * v * v * v)))
-        elif e.activation == "drelu":
-            v *= _unpack(xp, aux, v.shape[1])
-        elif e.activation == "dgelu":
-            at = aux.astype(v.dtype)
-            t = xp.tanh(_ROOT * (at + _CUBE * at * at * at))
-            v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * at * at)
+    def _write(
+        self, out: Array, sums: Array | None, matrix: MatrixDescriptor, stored: int, axis: int
+    ) -> None:
+        """Add up the ranks' ``sums`` of ``matrix``, one per index of its axis ``stored``, and keep this rank's part.
 
-    def _write(self, name: str, sums: Array | None, matrix: MatrixDescriptor, stored: int) -> None:
-        """Add up the ranks' ``sums`` of ``matrix``, one per index of its axis ``stored``, and keep this rank's part."""
-        xp, p, out = self._xp, self._p, getattr(self._epilogue, name)
+        Args:
+            out: where to; it has one entry per index of D's axis ``axis``.
+        """
+        xp, p = self._xp, self._p
         if matrix is p.d and p.scheme == "ar":  # every rank has all of D
             if self._inside:
                 out[...] = sums
@@ -93,10 +81,36 @@ class After:
             whole[xp.asarray(matrix.global_indices(self._rank)[stored])] = sums
         self._sum_ranks(whole)
         if self._inside:
-            axis = vector_axis(name, p.d)
             if out.size < whole.size:
                 whole = whole[xp.asarray(p.d.global_indices(self._rank)[axis])]
             out[...] = whole
+
+
+def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
+    """Add the bias and apply the activation in place. Local.
+
+    Args:
+        xp: numpy or cupy.
+        e: says which; its arrays are of that kind.
+        v: a part of D in the type that it is summed in, its contiguous dimension last.
+        aux: the epilogue's auxiliary array, turned like ``v``.
+    """
+    if e.bias is not None:
+        v += e.bias.astype(v.dtype)
+    if e.activation == "relu":
+        if aux is not None:
+            _pack(xp, v > 0, aux)
+        xp.maximum(v, 0, out=v)
+    elif e.activation == "gelu":
+        if aux is not None:
+            aux[...] = v
+        v *= 0.5 * (1 + xp.tanh(_ROOT * (v + _CUBE * v * v * v)))
+    elif e.activation == "drelu":
+        v *= _unpack(xp, aux, v.shape[1])
+    elif e.activation == "dgelu":
+        at = aux.astype(v.dtype)  # type: ignore[union-attr]  # Epilogue sees to it
+        t = xp.tanh(_ROOT * (at + _CUBE * at * at * at))
+        v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * at * at)
 
 
 def _pack(xp: Any, bits: Array, out: Array) -> None:

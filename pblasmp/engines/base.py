@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..epilogue import Epilogue
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
+
+if TYPE_CHECKING:
+    from .lane import Lane
 
 __all__ = ["Engine", "Move", "Options", "Problem", "Product", "Workspace"]
 
@@ -73,6 +76,12 @@ class Product(Protocol):
     def run(self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray) -> None:
         """Compute D from the local arrays. Collective over the context."""
 
+    def follow(self, epilogue: Epilogue) -> None:
+        """Let ``epilogue``, made of the same parts, take the place of the planned one. Local."""
+
+    def release(self) -> None:
+        """Forget the arrays of the last run: the next one is given others, and its epilogue by ``follow``. Local."""
+
     def misfit(self, name: str, array: LocalArray) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
 
@@ -125,11 +134,13 @@ class Engine(Protocol):
         name: "host" or "cublasmp".
         why: why this engine was taken.
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
+        uneven: whether products on one line of processes are as fast where extents do not divide by the ranks.
     """
 
     name: str
     why: str
     agrees: bool
+    uneven: bool
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
@@ -186,6 +197,9 @@ class Engine(Protocol):
         Raises:
             UnsupportedError: this engine has no such routine or no such option.
         """
+
+    def lane(self) -> Lane:
+        """Return what this rank does on its own arrays, with messages meanwhile."""
 
     def close(self) -> None:
         """Give everything back. Collective over the context."""

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scalapack": BOTTOM | {"layout"},
 }
 RUNNING = {"context", "matrix", "npy", "report", "standins", "plans", "products", "level3", "level3_plan"}
-RUNNING |= {"tensor_parallel", "pblas"}
+RUNNING |= {"arrays", "tensor_parallel", "pblas"}
 MAY_IMPORT |= {part: set(MAY_IMPORT) | RUNNING for part in RUNNING}
 MAY_IMPORT["torch"] = {"errors", "context", "tensor_parallel"}
 MAY_IMPORT["info"] = BOTTOM | {"bindings", "launch", ""}
@@ -51,6 +51,7 @@ PUBLIC = {
     *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc"),
     *("Context", "DistributedMatrix", "Epilogue", "matmul", "plan_matmul", "plan"),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
+    *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *("PblasmpError", "LayoutError", "RankMismatchError", "UnsupportedError"),
     *("LibraryNotFoundError", "StatusError", "ClosedError", "__version__"),
 }

@@ -49,6 +49,7 @@ class PreparedCall(ABC):
         self._engine, self._lib, self._routine = engine, engine.library, routine
         self._closing = ExitStack()
         self._bound, self._names = arrays, [*map(id, arrays)]
+        self._strides = tuple(None if x is None else x.strides for x in arrays)
         self._inside = inside
         self._notes: list[str] = []
         self._said: list[str] = []
@@ -232,6 +233,11 @@ class PreparedCall(ABC):
             graph.launch()
 
         return replay
+
+    def release(self) -> None:
+        """Forget the arrays of the last run; what is queued does without them."""
+        self._bound, self._names = (), []
+        self._before, self._after = [], []
 
     def close(self) -> None:
         """Destroy the descriptors, last made first."""

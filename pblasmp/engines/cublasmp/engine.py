@@ -21,6 +21,7 @@ from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, 
 from ..base import Move, Options, Problem, Product
 from . import epilogues, faults
 from .device import Device
+from .lane import CublasmpLane
 from .moves import prepare_move
 from .product import CublasmpProduct, LocalProduct
 from .types import ALGORITHMS
@@ -42,7 +43,7 @@ class CublasmpEngine:
     """
 
     name = "cublasmp"
-    agrees = False
+    agrees = uneven = False
 
     def __init__(
         self, comm: Communicator, device: Device, library: Library, why: str, nccl: Any = None
@@ -56,6 +57,7 @@ class CublasmpEngine:
         self._comm, self._cupy, self._nccl_core = comm, cupy, nccl_core
         self._grids: dict[Grid, int] = {}
         self._workspaces: dict[Grid, SharedWorkspace] = {}
+        self._lane: CublasmpLane | None = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
             before = cupy.cuda.runtime.getDevice()
             cupy.cuda.Device(device.index).use()
@@ -323,6 +325,12 @@ class CublasmpEngine:
         raise UnsupportedError(
             f"{problem.routine}: the cublasmp engine multiplies only, the host engine has it"
         )
+
+    def lane(self) -> CublasmpLane:
+        """Return cuBLAS and NCCL's messages; one lane for all products. Local."""
+        if self._lane is None:
+            self._lane = CublasmpLane(self._comm.rank, self._comm.size, self._nccl)
+        return self._lane
 
     def close(self) -> None:
         """Give everything back, last made first. Collective over the context."""

@@ -128,6 +128,15 @@ class FollowedProduct:
         if wide is not d:
             d[...] = wide
 
+    def follow(self, epilogue: Epilogue) -> None:
+        """Let ``epilogue`` take the place of the planned one. Local."""
+        self._after.epilogue = epilogue
+
+    def release(self) -> None:
+        """Forget the arrays of the last run. Local."""
+        self._product.release()
+        self._after.epilogue = None
+
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
         return self._product.misfit(name, array)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operation, ctype, version_text
+from ...epilogue import Epilogue
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
 from ..base import Options, Workspace
@@ -57,6 +59,12 @@ class LocalProduct:
             d[...] = c
             d *= self._beta
 
+    def follow(self, epilogue: Epilogue) -> None:
+        """Nothing follows it."""
+
+    def release(self) -> None:
+        """No array of the last run is held."""
+
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""
         return ""
@@ -75,7 +83,8 @@ class CublasmpProduct(PreparedCall):
     def __init__(
         self, engine: CublasmpEngine, problem: MatmulProblem, options: Options, arrays: Sequence[Array | None]
     ) -> None:
-        self._problem, self._options = problem, options
+        self._problem, self._epilogue = problem, options.epilogue
+        self._options = replace(options, epilogue=None)
         self._form = form = problem.column_major()
         self._algo = automatic(problem, engine.version) if options.algo == "auto" else options.algo
         for x in (form.a, form.b, form.d):
@@ -135,16 +144,23 @@ class CublasmpProduct(PreparedCall):
         travels = self._communication_type()
         if travels is not None:
             attributes[MatmulAttribute.COMMUNICATION_TYPE] = DATA_TYPES[travels.name]
-        if options.epilogue is not None:
-            attributes |= epilogues.attributes(
-                options.epilogue, self._problem, self._engine.version, self._engine.rank, self._engine.address
-            )
+        attributes |= self._following(self._epilogue)
+        assert out.value is not None
+        self._descriptor_of_product = out.value
+        self._set(attributes)
+        return out.value
+
+    def _set(self, attributes: dict[MatmulAttribute, int]) -> None:
         for attribute, value in attributes.items():
             buffer = ctype(attribute.c_type)(value)
-            size = ctypes.sizeof(buffer)
-            lib.cublasMpMatmulDescriptorSetAttribute(out.value, attribute, ctypes.byref(buffer), size)
-        assert out.value is not None
-        return out.value
+            size, at = ctypes.sizeof(buffer), ctypes.byref(buffer)
+            self._lib.cublasMpMatmulDescriptorSetAttribute(self._descriptor_of_product, attribute, at, size)
+
+    def _following(self, epilogue: Epilogue | None) -> dict[MatmulAttribute, int]:
+        if epilogue is None:
+            return {}
+        engine = self._engine
+        return epilogues.attributes(epilogue, self._problem, engine.version, engine.rank, engine.address)
 
     def _communication_type(self) -> np.dtype | None:
         """Return the type in which partial sums travel, where that is not the library's own choice, float32."""
@@ -168,6 +184,18 @@ class CublasmpProduct(PreparedCall):
     def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Queue the product on CuPy's current stream. Collective; the first run allocates and listens to the log."""
         self._run(a, b, c, d)
+
+    def follow(self, epilogue: Epilogue) -> None:
+        """Let ``epilogue`` take the place of the planned one."""
+        self._epilogue = epilogue
+        if self._inside:
+            self._set(self._following(epilogue))
+
+    def release(self) -> None:
+        """Forget the arrays of the last run; what is queued does without them."""
+        super().release()
+        self._sources: tuple[Any, ...] = ()
+        self._epilogue = None
 
     def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:
         """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
@@ -196,7 +224,7 @@ class CublasmpProduct(PreparedCall):
         self._sources = (*operands, *results)
         for name, array in zip("abcd", self._sources, strict=True):
             self._point(name, array)
-        epilogue = self._options.epilogue
+        epilogue = self._epilogue
         if epilogue is not None and epilogue.activation == "relu" and epilogue.aux is not None:
             mask = epilogue.aux  # products of parts of D may write some bits of a byte alone
             self._before.append(lambda: mask.fill(0))
@@ -209,10 +237,10 @@ class CublasmpProduct(PreparedCall):
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string."""
-        planned = self._bound["abcd".index(name)]
-        if planned is None or array.strides == planned.strides:
+        planned = self._strides["abcd".index(name)]
+        if planned is None or array.strides == planned:
             return ""
-        return f"the local array has strides {array.strides}, the plan is for {planned.strides}"
+        return f"the local array has strides {array.strides}, the plan is for {planned}"
 
 
 def _gathered_note(name: str, symmetric: bool) -> str:

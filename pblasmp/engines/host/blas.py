@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import LayoutError, LibraryNotFoundError
+from ..lane import blas_operand
 
 __all__ = ["LocalBlas", "gemm", "library_name", "load"]
 
@@ -74,16 +75,6 @@ def _mkl() -> ctypes.CDLL:
     raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so is nowhere to be found: pip install mkl")
 
 
-def _operand(array: NDArray[Any]) -> tuple[bytes, int]:
-    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension."""
-    rows, cols = array.shape
-    item = array.itemsize
-    if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
-        return b"N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
-    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
-    return b"T", max(1, cols, array.strides[0] // item if rows > 1 else 1)
-
-
 def gemm(
     library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, d: NDArray[Any]
 ) -> None:
@@ -100,13 +91,13 @@ def gemm(
 
     Source: BLAS, ?GEMM.
     """
-    flag, ldd = _operand(d)
-    if flag == b"T":  # d is in C order: compute its transpose
+    flag, ldd = blas_operand(d)
+    if flag == "T":  # d is in C order: compute its transpose
         a, b, d = b.T, a.T, d.T
     (m, n), k = d.shape, a.shape[1]
     if m == 0 or n == 0:
         return
-    (trans_a, lda), (trans_b, ldb) = _operand(a), _operand(b)
+    (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
     if max(m, n, k, lda, ldb, ldd) > _INT_MAX:
         raise LayoutError(
             f"a local product of {m} x {n} x {k} does not fit the 32-bit integers of BLAS: use more ranks"
@@ -115,7 +106,7 @@ def gemm(
     ints = np.array([m, n, k, lda, ldb, ldd], dtype=np.int32)
     at = ints.ctypes.data
     load(library, _LETTERS[d.dtype.name])(
-        trans_a, trans_b, at, at + 4, at + 8,
+        trans_a.encode(), trans_b.encode(), at, at + 4, at + 8,
         scalars.ctypes.data, a.ctypes.data, at + 12, b.ctypes.data, at + 16,
         scalars.ctypes.data + scalars.itemsize, d.ctypes.data, at + 20,
     )  # fmt: skip

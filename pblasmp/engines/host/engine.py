@@ -21,6 +21,7 @@ from ..base import Options, Problem, Product
 from ..exchange import ExchangeMove
 from . import blas
 from .blas import LocalBlas
+from .lane import HostLane
 from .memory import Buffers
 from .operand import Staging
 from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose
@@ -39,7 +40,7 @@ class HostEngine:
     """
 
     name = "host"
-    agrees = True
+    agrees = uneven = True
 
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
@@ -86,12 +87,21 @@ class HostEngine:
         return np.empty((ld, cols), dtype, order="F")[:rows]
 
     def adopt(self, array: Any) -> NDArray[Any]:
-        """Return ``array`` itself if NumPy can use it in place. Local."""
-        if not isinstance(array, np.ndarray):
+        """Return a NumPy array over the memory of ``array``: NumPy's, or anything that shares the host's. Local."""
+        if isinstance(array, np.ndarray):
+            return array
+        try:
+            if hasattr(array, "__array_interface__"):
+                return np.asarray(array)
+            if hasattr(array, "__dlpack__"):
+                return np.from_dlpack(array)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise LayoutError(
-                f"local array: expected a NumPy array on the host engine, got {type(array).__name__}"
-            )
-        return array
+                f"local array: {type(array).__name__} does not share the host's memory: {error}"
+            ) from None
+        raise LayoutError(
+            f"local array: expected a NumPy array on the host engine, got {type(array).__name__}"
+        )
 
     def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return ``array``. Local."""
@@ -184,6 +194,10 @@ class HostEngine:
                 return False, limit
             self._held = nbytes
         return True, self._held
+
+    def lane(self) -> HostLane:
+        """Return the local BLAS and MPI messages. Local."""
+        return HostLane(self._comm, self._blas, self._buffers)
 
     def close(self) -> None:
         """Give back shared memory and BLAS's threads. Collective over the context."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ...comm import Communicator
 from ...dtypes import accumulation_dtype
+from ...epilogue import Epilogue
 from ...errors import UnsupportedError
 from ...layout import MatmulProblem
 from ..after import After
@@ -193,6 +194,16 @@ class SlabProduct:
     def _still(self, which: int, array: Array, start: int, stop: int) -> Array:
         return self._operands[which].local(array)[:, start:stop]
 
+    def follow(self, epilogue: Epilogue) -> None:
+        """Let ``epilogue`` take the place of the planned one."""
+        assert self._after is not None
+        self._after.epilogue = epilogue
+
+    def release(self) -> None:
+        """Forget the arrays of the last run."""
+        if self._after is not None:
+            self._after.epilogue = None
+
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""
         return ""
@@ -241,6 +252,16 @@ class AllReduceProduct:
             self._after(partial, a, b)
         if self._has_part:
             d[...] = partial
+
+    def follow(self, epilogue: Epilogue) -> None:
+        """Let ``epilogue`` take the place of the planned one."""
+        assert self._after is not None
+        self._after.epilogue = epilogue
+
+    def release(self) -> None:
+        """Forget the arrays of the last run."""
+        if self._after is not None:
+            self._after.epilogue = None
 
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""

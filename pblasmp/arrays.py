@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays that users hold, NumPy's, CuPy's, PyTorch's, and the local arrays over their memory."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .dtypes import as_dtype
+from .errors import LayoutError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .engines.base import Engine
+
+__all__ = [
+    "adopted",
+    "folded",
+    "in_c_order",
+    "is_torch",
+    "new_like",
+    "on_stream_of",
+    "same_memory",
+    "shown_like",
+]
+
+_RAW = {1: "uint8", 2: "int16"}  # what types that only PyTorch and ml_dtypes have travel as
+_EVERYWHERE = ("float64", "float32", "float16", "complex128", "complex64", "uint8")
+
+
+def is_torch(array: Any) -> bool:
+    """Return whether ``array`` is a PyTorch tensor; loads nothing. Local."""
+    return type(array).__module__.partition(".")[0] == "torch" or any(
+        base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__
+    )
+
+
+def adopted(engine: Engine, array: Any, name: str) -> Any:
+    """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
+
+    Raises:
+        LayoutError: the engine cannot use it in place; the message begins with ``name``.
+    """
+    try:
+        if not is_torch(array):
+            return engine.adopt(array)
+        tensor = array.detach()
+        if tensor.is_conj() or tensor.is_neg():
+            raise LayoutError("a conjugate that PyTorch has not written yet: call resolve_conj() first")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        foreign = kind not in _EVERYWHERE  # NumPy and DLPack's readers do not have it
+        if foreign:
+            import torch
+
+            dtype = as_dtype(kind)
+            tensor = tensor.view(getattr(torch, _RAW[dtype.itemsize]))
+        local = engine.adopt(tensor.numpy() if tensor.device.type == "cpu" else tensor)
+        return local.view(dtype) if foreign else local
+    except LayoutError as error:
+        raise LayoutError(f"{name}: {error}") from None
+
+
+def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Return an uninitialised C-ordered array of the library that ``array`` is of, where it is. Local."""
+    if is_torch(array):
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=array.device)
+    flat = engine.empty((1, math.prod(shape)), dtype, "C", max(1, math.prod(shape)))
+    return flat.reshape(shape)
+
+
+def shown_like(array: Any, local: Any) -> Any:
+    """Return a C-ordered local array as the library of ``array`` shows it, without a copy. Local."""
+    if not is_torch(array):
+        return local
+    import torch
+
+    kind = local.dtype.name
+    raw = local if kind in _EVERYWHERE else local.view(_RAW[local.itemsize])
+    shown = torch.from_dlpack(raw)
+    return shown if raw is local else shown.view(getattr(torch, kind))
+
+
+def on_stream_of(array: Any) -> AbstractContextManager[Any]:
+    """Return a context in which PyTorch's current stream is CuPy's too, where ``array`` is a tensor on a GPU. Local."""
+    if not is_torch(array) or array.device.type != "cuda":
+        return nullcontext()
+    import cupy
+    import torch
+
+    stream: AbstractContextManager[Any] = cupy.cuda.ExternalStream(
+        torch.cuda.current_stream(array.device).cuda_stream, array.device.index
+    )
+    return stream
+
+
+def in_c_order(array: Any) -> bool:
+    """Return whether all dimensions but the last fold into one without a copy, and rows are contiguous. Local."""
+    *lead, width = array.shape
+    item = array.itemsize
+    dims = [(extent, stride) for extent, stride in zip(lead, array.strides, strict=False) if extent > 1]
+    fits: bool = array.size == 0 or width == 1 or array.strides[-1] == item
+    if dims and array.size:
+        away = dims[-1][1]
+        fits &= away >= width * item and away % item == 0
+        fits &= all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(dims))
+    return fits
+
+
+def folded(array: Any, name: str) -> Any:
+    """Return ``array`` with all dimensions but the last folded into one: a C-ordered view. Local.
+
+    Raises:
+        LayoutError: that would take a copy, or rows are not contiguous.
+    """
+    if not in_c_order(array):
+        raise LayoutError(
+            f"{name}: shape {tuple(array.shape)} with strides of {tuple(array.strides)} bytes, expected C order: "
+            "contiguous rows at equal distances"
+        )
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def same_memory(a: Any, b: Any) -> bool:
+    """Return whether two local arrays have the same elements in the same places. Local."""
+    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
+        return False
+    return a is b or (a.size > 0 and _address(a) == _address(b))
+
+
+def _address(array: Any) -> int:
+    data = array.__array_interface__["data"][0] if hasattr(array, "__array_interface__") else array.data.ptr
+    return int(data)

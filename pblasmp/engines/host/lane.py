@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host engine's lane: the local BLAS, and MPI messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...comm import Communicator
+from ...dtypes import accumulation_dtype
+from ..base import Workspace
+from .blas import LocalBlas
+from .memory import Buffers
+
+__all__ = ["HostLane"]
+
+Array = NDArray[Any]
+
+
+class HostLane:
+    """See ``engines.lane.Lane``. Local to make."""
+
+    xp: Any = np
+
+    def __init__(self, comm: Communicator, local_blas: LocalBlas, buffers: Buffers) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self._comm, self._blas, self._buffers = comm, local_blas, buffers
+
+    def workspace(self, nbytes: int) -> Workspace:
+        """Return ``nbytes`` on the host. Local."""
+        return Workspace(0, nbytes)
+
+    def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Return a C-ordered array in the buffer ``name``. Local."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = self._buffers.get(f"lane {name}", nbytes, shared=False)
+        return memory[:nbytes].view(dtype).reshape(shape)
+
+    def operand(self, array: Array) -> Array:
+        """Return ``array`` in the type that BLAS multiplies. Local."""
+        return array.astype(accumulation_dtype(array.dtype), copy=False)
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
+        """Return the type that products are summed in: sums never travel in less here. Local."""
+        return accumulation_dtype(dtype)
+
+    def gemm(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> None:
+        """Compute ``d = alpha a b + beta d``. Local."""
+        exact = accumulation_dtype(d.dtype)
+        target = d if exact == d.dtype else self.scratch("exact", d.shape, exact)
+        if target is not d and beta != 0:
+            target[...] = d
+        self._blas.gemm(alpha, self.operand(a), self.operand(b), beta, target)
+        if target is not d:
+            d[...] = target
+
+    def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> list[Any]:
+        """Start messages. Local."""
+        requests = [request for array, rank in receives for request in self._comm.irecv(array, rank)]
+        return requests + [request for array, rank in sends for request in self._comm.isend(array, rank)]
+
+    def wait(self, messages: list[Any]) -> None:
+        """Wait until they are all there. Local."""
+        for request in messages:
+            self._comm.wait(request)

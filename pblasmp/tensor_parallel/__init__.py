@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism: the products of split torch.nn layers, on the row-major arrays that their users hold.
+
+T tokens, K inputs, N outputs, P ranks. Each function takes this rank's arrays and returns this rank's result:
+
+    y = pb.allgather_matmul(x, w, ctx)       # x (T/P, K), w (N/P, K): y (T, N/P)
+    y = pb.matmul_reduce_scatter(x, w, ctx)  # x (T, K/P), w (N, K/P): y (T/P, N)
+    y = pb.matmul_allreduce(x, w, ctx)       # x (T, K/P), w (N, K/P): y (T, N) on every rank
+    y = pb.matmul_allgather(x, w, ctx)       # x (T, K), w (N/P, K): y (T, N) on every rank
+
+docs/tensor-parallel.md derives the layouts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import LayoutError
+from ..layout.axis import Axis
+from ..layout.grid import integer
+from .operands import Arrays, Asked
+from .plan import Plan, planned, run_once
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..context import Context
+
+__all__ = [
+    "Plan",
+    "allgather_matmul",
+    "matmul_allgather",
+    "matmul_allreduce",
+    "matmul_reduce_scatter",
+    "plan_allgather_matmul",
+    "plan_matmul_allgather",
+    "plan_matmul_allreduce",
+    "plan_matmul_reduce_scatter",
+    "shard",
+]
+
+
+def shard(n: int, ranks: int, rank: int) -> slice:
+    """Return which of ``n`` indices a rank holds: the library's rule for who holds what. Local; 0-based.
+
+    Blocks of ⌈n/ranks⌉, one per rank; where n does not divide, the last ones are shorter or empty. Results are split by
+    it. Inputs may be split otherwise, in the order of the ranks: each array says how many indices its rank has.
+
+    Raises:
+        LayoutError: an argument is out of range.
+    """
+    axis = Axis(n, max(1, -(-integer(n, "n", 0) // integer(ranks, "ranks", 1))), 0, ranks)
+    if integer(rank, "rank", 0) >= ranks:
+        raise LayoutError(f"rank: expected 0 to {ranks - 1}, got {rank}")
+    start = min(n, rank * axis.block)
+    return slice(start, start + axis.count(rank))
+
+
+def allgather_matmul(
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    transposed: bool = False,
+    bias: Any = None,
+    activation: Literal["relu", "gelu"] | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Any = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+    return_gathered: bool = False,
+    algo: str = "auto",
+    compute: str | None = None,
+    comm_sms: int | None = None,
+) -> Any:
+    """Return ``activation(alpha X Wᵀ + beta C + bias)``, gathering X along its first dimension.
+
+    Collective over the context.
+
+    Args:
+        x: this rank's (T/P, ..., K), C-ordered: NumPy on the host engine, CuPy on cublasmp, PyTorch on either.
+        w: this rank's (N/P, K), as torch.nn has it; any two numbers of outputs, of either memory order.
+        ctx: the context.
+        transposed: w is inputs × outputs, (K, N/P).
+        bias: one value for each of this rank's outputs, of the result's type.
+        activation: "relu", "gelu" (its tanh form) or None.
+        alpha, beta: numbers; with ``beta == 0`` C is never read.
+        c: like the result, which it may be (``out=c``).
+        out: where to write the result: (T, ..., N/P).
+        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits.
+        return_gathered: return X gathered, (T, ..., K), as well.
+        algo, compute, comm_sms: as for ``pblasmp.matmul``.
+
+    Returns:
+        (T, ..., N/P), of the library that x is of; with ``return_gathered`` a pair.
+
+    Raises:
+        LayoutError: arrays do not fit each other, or an array cannot be used in place.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: the engine does not offer it.
+        ClosedError: the context is closed.
+    """
+    asked = Asked(
+        "allgather_matmul", transposed, dtype, alpha, beta, activation, return_gathered,
+        algo=algo, compute=compute, comm_sms=comm_sms,
+    )  # fmt: skip
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+
+
+def matmul_reduce_scatter(
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    transposed: bool = False,
+    bias: Any = None,
+    activation: Literal["relu", "gelu"] | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Any = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+    comm_dtype: DTypeLike | None = None,
+    algo: str = "auto",
+    compute: str | None = None,
+    comm_sms: int | None = None,
+) -> Any:
+    """Return this rank's part, by ``shard``, of ``activation(alpha X Wᵀ + beta C + bias)``, summed over ranks.
+
+    Collective over the context.
+
+    Args:
+        x: this rank's (T, ..., K/P), C-ordered.
+        w: this rank's (N, K/P), as torch.nn has it, of either memory order; any split of the inputs.
+        ctx: the context.
+        transposed: w is inputs × outputs, (K/P, N).
+        bias: N values, the same on every rank, added once.
+        activation, alpha, beta, algo, compute, comm_sms: as for ``allgather_matmul``.
+        c: like the result, which it may be (``out=c``).
+        out: where to write the result: (T/P, ..., N).
+        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits.
+        comm_dtype: type in which partial sums travel (cublasmp), by default the result's.
+
+    Returns:
+        (T/P, ..., N), of the library that x is of.
+
+    Raises:
+        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+    """
+    asked = Asked(
+        "matmul_reduce_scatter", transposed, dtype, alpha, beta, activation,
+        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms,
+    )  # fmt: skip
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+
+
+def matmul_allreduce(
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    transposed: bool = False,
+    bias: Any = None,
+    activation: Literal["relu", "gelu"] | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Any = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+    comm_dtype: DTypeLike | None = None,
+    algo: str = "auto",
+    compute: str | None = None,
+    comm_sms: int | None = None,
+) -> Any:
+    """Return ``activation(alpha X Wᵀ + beta C + bias)``, summed over the ranks' inputs, on every rank.
+
+    Collective over the context.
+
+    Args:
+        x: this rank's (..., K/P), C-ordered.
+        w: this rank's (N, K/P), as torch.nn has it, of either memory order; any split of the inputs.
+        ctx: the context.
+        transposed: w is inputs × outputs, (K/P, N).
+        bias: N values, the same on every rank, added once.
+        activation, alpha, beta, algo, compute, comm_sms: as for ``allgather_matmul``.
+        c: like the result, the same on every rank; it may be ``out``.
+        out: where to write the result: (..., N).
+        dtype, comm_dtype: as for ``matmul_reduce_scatter``.
+
+    Returns:
+        (..., N), of the library that x is of.
+
+    Raises:
+        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+    """
+    asked = Asked(
+        "matmul_allreduce", transposed, dtype, alpha, beta, activation,
+        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms,
+    )  # fmt: skip
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+
+
+def matmul_allgather(
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    transposed: bool = False,
+    bias: Any = None,
+    activation: Literal["relu", "gelu"] | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Any = None,
+    out: Any = None,
+    dtype: DTypeLike | None = None,
+) -> Any:
+    """Return ``activation(alpha X Wᵀ + beta C + bias)`` on every rank, each having computed the columns of its weights.
+
+    Collective over the context.
+
+    Args:
+        x: (..., K), the same on every rank, C-ordered.
+        w: this rank's (N/P, K), as torch.nn has it, of either memory order; any numbers of outputs.
+        ctx: the context.
+        transposed: w is inputs × outputs, (K, N/P).
+        bias: one value for each of this rank's outputs, of the result's type.
+        activation, alpha, beta: as for ``allgather_matmul``.
+        c: like the result, which it may be; each rank reads the columns that it computes.
+        out: where to write the result: (..., N).
+        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits.
+
+    Returns:
+        (..., N), of the library that x is of.
+
+    Raises:
+        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+    """
+    asked = Asked("matmul_allgather", transposed, dtype, alpha, beta, activation)
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+
+
+def plan_allgather_matmul(
+    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+) -> Plan:
+    """Prepare ``allgather_matmul`` with the same arguments, to run it any number of times. Collective over the context.
+
+    Args:
+        x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs reach.
+        w, ctx, bias, c, out, **how: as for ``allgather_matmul``.
+
+    Raises:
+        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+    """
+    return planned(ctx, Asked("allgather_matmul", **how), Arrays(x, w, c, out, bias))
+
+
+def plan_matmul_reduce_scatter(
+    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+) -> Plan:
+    """Prepare ``matmul_reduce_scatter``: as ``plan_allgather_matmul``. Collective over the context."""
+    return planned(ctx, Asked("matmul_reduce_scatter", **how), Arrays(x, w, c, out, bias))
+
+
+def plan_matmul_allreduce(
+    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+) -> Plan:
+    """Prepare ``matmul_allreduce``: as ``plan_allgather_matmul``. Collective over the context."""
+    return planned(ctx, Asked("matmul_allreduce", **how), Arrays(x, w, c, out, bias))
+
+
+def plan_matmul_allgather(
+    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+) -> Plan:
+    """Prepare ``matmul_allgather``: as ``plan_allgather_matmul``. Collective over the context."""
+    return planned(ctx, Asked("matmul_allgather", **how), Arrays(x, w, c, out, bias))

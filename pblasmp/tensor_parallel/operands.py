@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tensor-parallel product is given: arrays understood and checked, and what all ranks know of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..arrays import adopted, folded, in_c_order, new_like, same_memory
+from ..dtypes import as_dtype, scalar
+from ..engines.base import Options
+from ..epilogue import Epilogue
+from ..errors import LayoutError, UnsupportedError
+from ..layout.axis import Axis
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+__all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "shares", "understood"]
+
+Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
+_ACTIVATIONS = (None, "relu", "gelu")
+
+
+class Arrays(NamedTuple):
+    """What a user passes. ``x`` may be a shape: then the plan makes the array."""
+
+    x: Any
+    w: Any
+    c: Any = None
+    out: Any = None
+    bias: Any = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks for beside arrays; the same on every rank."""
+
+    form: Form
+    transposed: bool = False
+    dtype: Any = None
+    alpha: Any = 1
+    beta: Any = 0
+    activation: Literal["relu", "gelu"] | None = None
+    return_gathered: bool = False
+    comm_dtype: Any = None
+    algo: str = "auto"
+    compute: str | None = None
+    comm_sms: int | None = None
+
+    def options(self, out_dtype: np.dtype) -> Options:
+        """Return the engine's options. Local.
+
+        Raises:
+            LayoutError, UnsupportedError: one of them is not to be had.
+        """
+        if self.activation not in _ACTIVATIONS:
+            raise LayoutError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
+        if self.activation and out_dtype.kind == "c":
+            raise UnsupportedError(f"activation: for real types, the result is {out_dtype.name}")
+        return Options(
+            scalar(self.alpha, out_dtype, "alpha"),
+            scalar(self.beta, out_dtype, "beta"),
+            self.algo,
+            self.compute,
+            None if self.comm_dtype is None else as_dtype(self.comm_dtype),
+            self.comm_sms,
+        )
+
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether X or Y is split along its first dimension."""
+        return self.form in ("allgather_matmul", "matmul_reduce_scatter")
+
+
+class Local(NamedTuple):
+    """One rank's sizes, which other ranks must know; leading dimensions are 0 where there is no array."""
+
+    first: int  # x's first dimension, 1 where it has but one
+    inputs: int
+    outputs: int
+    ld_x: int
+    ld_w: int
+    ld_c: int
+    ld_out: int
+    w_memory: int  # which dimension of w comes first: 0 either, 1 outputs, 2 inputs
+
+
+@dataclass
+class Operands:
+    """A rank's arrays, adopted and folded to 2D.
+
+    Attributes:
+        given: as the user has them.
+        lead: x's dimensions but the last.
+        w: in C order, outputs × inputs or, unless ``outputs_first``, inputs × outputs.
+        any_order: w is in C order either way.
+        x, c, out, bias: the other arrays; None where there is none.
+        shapes: of c and out before they were folded.
+        result: what the user gets.
+        gathered, gathered_result: where X is gathered to, and what the user gets of it.
+    """
+
+    given: Arrays
+    lead: tuple[int, ...]
+    inputs: int
+    outputs: int
+    dtype: np.dtype
+    out_dtype: np.dtype
+    w: Any
+    outputs_first: bool
+    any_order: bool
+    x: Any = None
+    c: Any = None
+    out: Any = None
+    bias: Any = None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    result: Any = None
+    gathered: Any = None
+    gathered_result: Any = None
+
+    @property
+    def local(self) -> Local:
+        """The sizes that other ranks must know."""
+        first = self.lead[0] if self.lead else 1
+        memory = 0 if self.any_order else 1 if self.outputs_first else 2
+        ld_x, ld_w, ld_c, ld_out = map(_ld, (self.x, self.w, self.c, self.out))
+        return Local(first, self.inputs, self.outputs, ld_x, ld_w, ld_c, ld_out, memory)
+
+    def epilogue(self, spec: Specification) -> Epilogue | None:
+        """Return what follows the product. Local."""
+        if self.bias is None and spec.asked.activation is None:
+            return None
+        return Epilogue(spec.asked.activation, bias=self.bias)
+
+    def complete(self, ctx: Context, spec: Specification) -> None:
+        """Check what depends on other ranks' sizes, and make the result where none is given. Local.
+
+        Raises:
+            LayoutError: c or out has another shape than the result, or overlaps what it must not.
+        """
+        if self.any_order and self.outputs_first != spec.outputs_first:
+            self.w, self.outputs_first = self.w.T, spec.outputs_first
+        shape = spec.result_shape(ctx.rank, self.lead)
+        for name, found in self.shapes.items():
+            if found != shape:
+                raise LayoutError(f"{name}: shape is {found}, expected {shape}")
+        like = self.given.w if isinstance(self.given.x, tuple) else self.given.x
+        self.result = self.given.out
+        if self.out is None:
+            self.result, self.out = _new(ctx, like, shape, self.out_dtype)
+        if spec.asked.return_gathered:
+            self.gathered_result, self.gathered = _new(ctx, like, spec.gathered_shape(), self.dtype)
+        for name, array in (("x", self.x), ("w", self.w), ("bias", self.bias)):
+            if array is not None and ctx.engine.overlap(array, self.out):
+                raise LayoutError(f"out: shares memory with {name}; expected an array of its own")
+        if self.c is not None and same_memory(self.c, self.out):
+            self.c = self.out
+        elif self.c is not None and ctx.engine.overlap(self.c, self.out):
+            raise LayoutError("out: shares memory with c; expected c itself or an array of its own")
+
+
+@dataclass(frozen=True)
+class Specification:
+    """All that decides how a product is computed, the same on every rank."""
+
+    asked: Asked
+    options: Options
+    dtype: np.dtype
+    out_dtype: np.dtype
+    outputs_first: bool
+    rest: tuple[int, ...]  # dimensions of x between the first and the last
+    has_bias: bool
+    ranks: tuple[Local, ...]
+
+    @property
+    def inner(self) -> int:
+        """Tokens in each index of x's first dimension."""
+        return math.prod(self.rest)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Rows of X on each rank."""
+        return [rank.first * self.inner for rank in self.ranks]
+
+    @property
+    def inputs(self) -> list[int]:
+        """Columns of X on each rank."""
+        return [rank.inputs for rank in self.ranks]
+
+    @property
+    def outputs(self) -> list[int]:
+        """Outputs of each rank's weights."""
+        return [rank.outputs for rank in self.ranks]
+
+    @property
+    def scattered(self) -> list[int]:
+        """Rows of Y on each rank, where each sums a part of it."""
+        return [n * self.inner for n in shares(self.ranks[0].first, len(self.ranks))]
+
+    def result_shape(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a rank's result. Local."""
+        form, outputs = self.asked.form, self.outputs
+        if form == "allgather_matmul":
+            return (sum(each.first for each in self.ranks), *self.rest, outputs[rank])
+        if form == "matmul_reduce_scatter":
+            return (shares(self.ranks[0].first, len(self.ranks))[rank], *self.rest, outputs[rank])
+        return (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
+
+    def gathered_shape(self) -> tuple[int, ...]:
+        """Return the shape of X gathered. Local."""
+        return (sum(each.first for each in self.ranks), *self.rest, self.inputs[0])
+
+
+def shares(n: int, ranks: int) -> list[int]:
+    """Return how many of ``n`` indices each rank has: blocks of ceil(n / ranks), the last shorter or empty. Local."""
+    axis = Axis(n, max(1, -(-n // ranks)), 0, ranks)
+    return [axis.count(rank) for rank in range(ranks)]
+
+
+def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
+    """Return a rank's operands as far as they can be judged without other ranks. Local.
+
+    Raises:
+        LayoutError: an array is not usable in place, or does not fit the others.
+    """
+    engine = ctx.engine
+    w = adopted(engine, given.w, "w")
+    if w.ndim != 2:
+        raise LayoutError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")
+    dtype = as_dtype(w.dtype)
+    inputs, outputs = w.shape if asked.transposed else w.shape[::-1]
+    any_order = in_c_order(w) and in_c_order(w.T)
+    turned = not in_c_order(w) and in_c_order(w.T)
+    outputs_first = asked.transposed == turned
+    w = folded(w.T if turned else w, "w")
+    x, shape = None, given.x
+    if not isinstance(shape, tuple):
+        x = adopted(engine, given.x, "x")
+        shape = tuple(x.shape)
+        if x.dtype != dtype:
+            raise LayoutError(f"x: dtype is {x.dtype}, expected {dtype.name} like w")
+    if len(shape) < 1 + asked.splits_tokens:
+        expected = "(tokens, ..., inputs)" if asked.splits_tokens else "(..., inputs)"
+        raise LayoutError(f"x: shape is {shape}, expected {expected}")
+    if shape[-1] != inputs:
+        raise LayoutError(f"x: the last dimension is {shape[-1]}, expected w's {inputs} inputs")
+    out_dtype, arrays = _result_arrays(ctx, asked, given, dtype)
+    bias = arrays.pop("bias", None)
+    if bias is not None and dtype.kind == "c":
+        raise UnsupportedError(f"bias: for real types, the operands are {dtype.name}")
+    if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
+        raise LayoutError(
+            f"bias: shape {tuple(bias.shape)} with strides of {tuple(bias.strides)} bytes, expected contiguous "
+            f"({outputs},): one for each of w's outputs"
+        )
+    return Operands(
+        given, tuple(shape[:-1]), inputs, outputs, dtype, out_dtype, w, outputs_first, any_order,
+        x=None if x is None else folded(x, "x"),
+        bias=bias,
+        shapes={name: tuple(array.shape) for name, array in arrays.items()},
+        **{name: folded(array, name) for name, array in arrays.items()},
+    )  # fmt: skip
+
+
+def _result_arrays(
+    ctx: Context, asked: Asked, given: Arrays, dtype: np.dtype
+) -> tuple[np.dtype, dict[str, Any]]:
+    """Return the result's type, and those of c, out and bias that are given and used, or raise LayoutError. Local."""
+    arrays = {
+        name: adopted(ctx.engine, array, name)
+        for name in ("c", "out", "bias")
+        if (array := getattr(given, name)) is not None
+    }
+    out_dtype = dtype if asked.dtype is None else as_dtype(asked.dtype)
+    if asked.dtype is None and "out" in arrays:
+        out_dtype = as_dtype(arrays["out"].dtype)
+    legal = [dtype.name] + (["float32"] if dtype.itemsize == 2 else [])
+    if out_dtype.name not in legal:
+        raise LayoutError(
+            f"dtype: {out_dtype.name}, expected {' or '.join(legal)} for operands of {dtype.name}"
+        )
+    beta = asked.options(out_dtype).beta
+    if beta == 0:
+        arrays.pop("c", None)
+    elif "c" not in arrays:
+        raise LayoutError(f"c: beta is {beta}, expected an array to scale by it")
+    for name, array in arrays.items():
+        if array.dtype != out_dtype:
+            raise LayoutError(f"{name}: dtype is {array.dtype}, expected {out_dtype.name}")
+    if "out" in arrays and not getattr(arrays["out"].flags, "writeable", True):
+        raise LayoutError("out: is read-only")
+    return out_dtype, arrays
+
+
+def _new(ctx: Context, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
+    """Return a new array of the library that ``like`` is of, and the local array over it."""
+    array = new_like(like, ctx.engine, shape, dtype)
+    return array, folded(adopted(ctx.engine, array, "out"), "out")
+
+
+def _ld(array: Any) -> int:
+    """Return the leading dimension of a C-ordered array as cuBLASMp is told it, 0 for none."""
+    if array is None:
+        return 0
+    rows, width = array.shape
+    tight = max(1, width)
+    return int(array.strides[0] // array.itemsize) if array.size and rows > 1 else int(tight)
