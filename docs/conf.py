@@ -29,6 +29,7 @@ myst_substitutions = {"release": release}
 myst_heading_anchors = 3
 highlight_language = "text"
 
+autodoc_mock_imports = ["torch"]  # which need not be there
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

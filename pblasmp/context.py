@@ -161,6 +161,9 @@ class Context:
         if not is_agreed(error, self._control):
             leave(self._control, error)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of a layer works with the same ranks
+
     def __del__(self) -> None:
         if getattr(self, "_open", False) and self.size > 1:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)

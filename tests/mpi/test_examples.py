@@ -58,6 +58,8 @@ def run(path, directory):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path, tmp_path):
+    if "import torch" in path.read_text():
+        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     status, output = run(path, tmp_path)
     assert status == 0, f"ended with {status}:\n{output}"
     printed = iter(output.splitlines())

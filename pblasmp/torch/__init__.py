@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel layers for PyTorch over the four 1D products, with gradients.
+
+    import pblasmp as pb
+    import pblasmp.torch as pt
+
+    with pb.Context() as ctx:                                # under mpirun, or under torchrun with a process group
+        up = pt.ColumnParallelLinear(512, 2048, ctx=ctx, sequence_parallel=True)
+        down = pt.RowParallelLinear(2048, 512, ctx=ctx, sequence_parallel=True)
+        y = down(torch.relu(up(x)))                          # x, y: this rank's part of the tokens
+
+Importing it imports PyTorch; pblasmp itself never does.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"pblasmp.torch needs PyTorch ({error}): pip install 'pblasmp[torch]'", name=error.name
+    ) from None
+
+from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
+from .linear import ColumnParallelLinear, RowParallelLinear
+
+__all__ = [
+    "ColumnParallelLinear",
+    "RowParallelLinear",
+    "allgather_matmul",
+    "matmul_allgather",
+    "matmul_allreduce",
+    "matmul_reduce_scatter",
+]

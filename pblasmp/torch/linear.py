@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.nn.Linear split over ranks, by outputs or by inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import LayoutError
+from ..tensor_parallel import shard
+from . import functions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ..context import Context
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+
+class _ParallelLinear(torch.nn.Module):
+    """This rank's shard of a linear layer, split along dimension ``_split`` of its weight."""
+
+    _split: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        ctx: Context,
+        sequence_parallel: bool,
+        device: Any,
+        dtype: Any,
+        linear: torch.nn.Linear | None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.ctx, self.sequence_parallel = ctx, sequence_parallel
+        if device is None:
+            gpu = getattr(ctx.engine, "device", None)
+            device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu.index)
+        shape = [out_features, in_features]
+        self.shard = shard(shape[self._split], ctx.size, ctx.rank)
+        shape[self._split] = self.shard.stop - self.shard.start
+        self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias: torch.nn.Parameter | None = None
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype))
+        if linear is None:
+            self.reset_parameters()
+        else:
+            self.load_linear(linear)
+
+    def reset_parameters(self) -> None:
+        """Draw new values, on the CPU and as torch.nn.Linear does. Collective over the context.
+
+        Every rank draws the whole layer, so that generators that were in step stay in step, and takes its shard of
+        rank 0's.
+        """
+        has_bias = self.bias is not None
+        self.load_linear(
+            torch.nn.Linear(
+                self.in_features, self.out_features, has_bias, device="cpu", dtype=self.weight.dtype
+            )
+        )
+
+    @torch.no_grad()
+    def load_linear(self, linear: torch.nn.Linear) -> None:
+        """Take this rank's shard of the values of a whole layer of rank 0. Collective over the context.
+
+        Args:
+            linear: of the same sizes on every rank; its values matter on rank 0 alone.
+
+        Raises:
+            LayoutError: it has other sizes or another type, or only one of both layers has a bias, on every rank.
+        """
+        with self.ctx.agreement("load_linear") as facts:
+            facts["layer"] = repr(self)
+            mine = (self.out_features, self.in_features), self.bias is not None, self.weight.dtype
+            given = tuple(linear.weight.shape), linear.bias is not None, linear.weight.dtype
+            if given != mine:
+                texts = [
+                    f"{n}x{k} {dtype}{'' if b else ' without bias'}" for (n, k), b, dtype in (given, mine)
+                ]
+                raise LayoutError(f"linear: {texts[0]}, expected {texts[1]}")
+        rows, cols = (self.shard, slice(None)) if self._split == 0 else (slice(None), self.shard)
+        self.weight.copy_(self._of_root(linear.weight)[rows, cols])
+        if self.bias is not None:
+            self.bias.copy_(self._of_root(linear.bias)[rows])
+
+    def _of_root(self, values: Tensor) -> Tensor:
+        """Return rank 0's values, on the CPU. Collective."""
+        whole = values.detach().to("cpu", copy=True).contiguous()
+        self.ctx.comm.bcast_into(whole.view(torch.uint8).numpy(), 0)
+        return whole
+
+    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return input, weight and bias in the type that autocast asks for. Local."""
+        if not torch.is_autocast_enabled(x.device.type):
+            return x, self.weight, self.bias
+        dtype = torch.get_autocast_dtype(x.device.type)
+        return x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+
+    def extra_repr(self) -> str:
+        """Return what is printed of the layer."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
+        )
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """y = x wᵀ + b with the outputs split over the ranks. Making one is collective over the context.
+
+    ``weight`` is (N/P, K) and ``bias`` (N/P,): this rank's outputs, as ``pblasmp.tensor_parallel.shard`` splits them.
+    The names are Megatron's.
+
+    Args:
+        in_features, out_features: sizes of the whole layer.
+        bias: whether there is one.
+        ctx: the ranks.
+        gather_output: every rank gets all outputs.
+        sequence_parallel: the ranks hold parts of the input's first dimension, which is gathered.
+        device: by default this rank's GPU on cublasmp, the CPU on the host engine.
+        dtype: by default PyTorch's.
+        linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
+
+    Raises:
+        LayoutError: the ranks are to gather inputs and outputs both, or ``linear`` does not fit.
+    """
+
+    _split = 0
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        ctx: Context,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        linear: torch.nn.Linear | None = None,
+    ) -> None:
+        if gather_output and sequence_parallel:
+            raise LayoutError("gather_output: expected False with sequence_parallel, which gathers the input")
+        super().__init__(in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear)
+        self.gather_output = gather_output
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        ctx: Context,
+        *,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        device: Any = None,
+    ) -> Self:
+        """Return the shard of a whole layer of rank 0. Collective over the context.
+
+        Args:
+            linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
+            ctx, gather_output, sequence_parallel, device: as of the class.
+        """
+        return cls(
+            linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, gather_output=gather_output,
+            sequence_parallel=sequence_parallel, device=device, dtype=linear.weight.dtype, linear=linear,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return this rank's outputs, or all. Collective over the context.
+
+        Args:
+            x: (..., K), the same on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
+        """
+        x, weight, bias = self._operands(x)
+        if self.sequence_parallel:
+            return functions.allgather_matmul(x, weight, self.ctx, bias)
+        if self.gather_output:
+            return functions.matmul_allgather(x, weight, self.ctx, bias)
+        return functions.matmul_local(x, weight, self.ctx, bias)
+
+
+class RowParallelLinear(_ParallelLinear):
+    """y = x wᵀ + b with the inputs split over the ranks. Making one is collective over the context.
+
+    ``weight`` is (N, K/P): this rank's inputs, as ``pblasmp.tensor_parallel.shard`` splits them. ``bias`` is (N,), the
+    same on every rank, and so is its gradient. The names are Megatron's.
+
+    Args:
+        in_features, out_features: sizes of the whole layer.
+        bias: whether there is one.
+        ctx: the ranks.
+        input_is_parallel: the input is this rank's part of the last dimension; otherwise every rank has all of it.
+        sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
+        device: by default this rank's GPU on cublasmp, the CPU on the host engine.
+        dtype: by default PyTorch's.
+        linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
+
+    Raises:
+        LayoutError: the output is to be scattered and the input not split, or ``linear`` does not fit.
+    """
+
+    _split = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        ctx: Context,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        linear: torch.nn.Linear | None = None,
+    ) -> None:
+        if sequence_parallel and not input_is_parallel:
+            raise LayoutError(
+                "input_is_parallel: expected True with sequence_parallel, which scatters the output"
+            )
+        super().__init__(in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear)
+        self.input_is_parallel = input_is_parallel
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        ctx: Context,
+        *,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+        device: Any = None,
+    ) -> Self:
+        """Return the shard of a whole layer of rank 0. Collective over the context.
+
+        Args:
+            linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
+            ctx, input_is_parallel, sequence_parallel, device: as of the class.
+        """
+        return cls(
+            linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx,
+            input_is_parallel=input_is_parallel, sequence_parallel=sequence_parallel, device=device,
+            dtype=linear.weight.dtype, linear=linear,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks, or this rank's part of its first dimension. Collective over the context.
+
+        Args:
+            x: (..., K/P), this rank's inputs; without ``input_is_parallel`` (..., K), the same on every rank.
+        """
+        x, weight, bias = self._operands(x)
+        if self.sequence_parallel:
+            return functions.matmul_reduce_scatter(x, weight, self.ctx, bias)
+        if self.input_is_parallel:
+            return functions.matmul_allreduce(x, weight, self.ctx, bias)
+        return functions.split_matmul_allreduce(x, weight, self.ctx, bias)

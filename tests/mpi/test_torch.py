@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of PyTorch split over CPU ranks give what one process gives, with mpirun and with torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+
+CASES = "tests.mpi.torch_cases"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_with_mpirun(nranks):
+    run_mpi(f"{CASES}:everything", nranks, timeout=120)
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_with_torchrun(nranks):
+    run_torch(f"{CASES}:everything", nranks, timeout=120)
+
+
+def test_what_users_call_is_documented():
+    import pblasmp.torch
+
+    page = (ROOT / "docs" / "torch.md").read_text()
+    assert all(f":: pblasmp.torch.{name}" in page for name in pblasmp.torch.__all__)
+    silent = [
+        name for name in pblasmp.torch.__all__ if "ollective over" not in getattr(pblasmp.torch, name).__doc__
+    ]
+    assert not silent
+
+
+def test_what_is_missing_is_said():
+    script = """
+import sys
+sys.modules["torch"] = None
+try:
+    import pblasmp.torch
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'pblasmp[torch]'" in done.stdout
