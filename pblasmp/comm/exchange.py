@@ -32,7 +32,7 @@ Coords = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One local array of a layout: where it stands in it, and the ranks that can write it (the first also owns it)."""
+    """One local array of a layout: where it stands in it, and the ranks that reach it (the first one owns it)."""
 
     coords: Coords
     ranks: tuple[int, ...]
@@ -78,7 +78,7 @@ class Exchange:
 
     Args:
         comm: the ranks that the cells name.
-        src: where the matrix is; one cell per coordinates, each held by one rank.
+        src: where the matrix is; one cell per coordinates.
         dst: where it goes; any number of copies.
         dtype: element type of what travels; local arrays of another type are converted.
 
@@ -98,9 +98,8 @@ class Exchange:
         rows = _Commons(src.rows, dst.rows)
         cols = _Commons(src.cols, dst.cols)
         for i, source in enumerate(src.cells):
-            owner = source.ranks[0]
             for j, target in enumerate(dst.cells):
-                writer = owner if owner in target.ranks else target.ranks[owner % len(target.ranks)]
+                owner, writer = _ends(source.ranks, target.ranks)
                 if me not in (owner, writer):
                     continue
                 piece = Piece(
@@ -142,6 +141,17 @@ class Exchange:
     ) -> _Transfer:
         """Start moving; the arrays are in use until ``finish()``. Without ``slots`` all messages start at once."""
         return _Transfer(self, src, dst, conjugate, slots)
+
+
+def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
+    """Return the ranks that read and write what two cells share: one and the same where it can."""
+    owner = source[0]
+    if owner in target:
+        return owner, owner
+    both = [rank for rank in source[1:] if rank in target]
+    if both:
+        return both[owner % len(both)], both[owner % len(both)]
+    return owner, target[owner % len(target)]
 
 
 class _Commons:

@@ -66,7 +66,7 @@ class Trapezoid:
     def parts(self, rows: Indices, cols: Indices, width: int = _WIDTH) -> Iterator[Part]:
         """Yield what a local array has of it: ``(row slice, column slice, mask)``, ``width`` columns at a time.
 
-        A mask of None means that all of it belongs. Masked parts hold the diagonal and are as short as can be.
+        A mask of None means that all of it belongs. Masked parts hold all of the diagonal.
 
         Args:
             rows: global index of each local row, ascending.
@@ -78,17 +78,14 @@ class Trapezoid:
         for at in range(0, len(cols), width):
             across = slice(at, min(at + width, len(cols)))
             here = cols[across]
-            # Rows of the first and of the last column where the diagonal crosses them.
-            low, high = np.searchsorted(rows, [here[0] - self.diagonal, here[-1] - self.diagonal])
-            if self.uplo == "U":
-                low, high = np.searchsorted(
-                    rows, [here[0] - self.diagonal, here[-1] - self.diagonal], side="right"
-                )
-            whole = slice(int(high), len(rows)) if self.uplo == "L" else slice(0, int(low))
+            # The rows of which the diagonal crosses these columns.
+            low = int(np.searchsorted(rows, here[0] - self.diagonal))
+            high = int(np.searchsorted(rows, here[-1] - self.diagonal, side="right"))
+            whole = slice(high, len(rows)) if self.uplo == "L" else slice(0, low)
             if whole.stop > whole.start:
                 yield whole, across, None
             if high > low:
-                crossed = slice(int(low), int(high))
+                crossed = slice(low, high)
                 yield crossed, across, self.mask(rows[crossed], here)
 
 

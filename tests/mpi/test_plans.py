@@ -143,14 +143,14 @@ def choices(comm):
         d = _square(ctx, 256, 32)
         x, y = numbers(np.random.default_rng(43), (2, 256, 256), "float64")
         a, b = scattered(ctx, d, x), scattered(ctx, d, y)
-        sharing = ctx.engine._why_not_shared
+        sharing = ctx.engine._means.why_not_shared
         for case, nbytes, why_not, path, words in (
             ("enough", 1 << 30, "", "shared", []),
             ("no room", 1 << 20, "", "panels", ["operands needs 1048576 bytes a node", "gathered operands need"]),
             ("no sharing", 1 << 30, "no memfd here", "gathered", ["no memfd here"]),
             ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands need"]),
         ):  # fmt: skip
-            available[0], ctx.engine._why_not_shared = nbytes, why_not
+            available[0], ctx.engine._means.why_not_shared = nbytes, why_not
             ctx.engine._held = 0  # what was had is held and not asked for again
             with pb.plan_matmul(a, b) as plan:
                 wrong = misplaced(plan(), x @ y)
@@ -174,7 +174,7 @@ def choices(comm):
         )
         words = ["auto, shared, gathered, panels", "'summa'"]
         yield "unknown", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="summa")
-        ctx.engine._why_not_shared = sharing
+        ctx.engine._means.why_not_shared = sharing
         yield "and it still runs", misplaced(a @ b, x @ y)
 
 

@@ -6,11 +6,12 @@ NumPy's own product cannot add to its output or write into a sub-matrix without 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from numpy.typing import NDArray
 from ...errors import LayoutError, LibraryNotFoundError
 from ..lane import blas_operand
 
-__all__ = ["LocalBlas", "gemm", "library_name", "load"]
+__all__ = ["LocalBlas", "gemm", "library_name", "load", "scale", "trsm"]
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
+_POINTERS = {"gemm": 13, "trsm": 11}
 
 
 def library_name() -> str:
@@ -41,18 +43,18 @@ def threads_set_by_user() -> set[str]:
 
 
 @functools.cache
-def load(library: str, letter: str) -> Callable[..., None]:
-    """Return Fortran's ``?gemm`` of a local BLAS as a C function of 13 pointers. Local.
+def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None]:
+    """Return a Fortran routine of a local BLAS, "gemm" or "trsm", as a C function of pointers. Local.
 
     Raises:
         LibraryNotFoundError: MKL was asked for and is not installed.
     """
-    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _POINTERS[routine])
     if library == "mkl":
-        return prototype((f"{letter}gemm_", _mkl()))
+        return prototype((f"{letter}{routine}_", _mkl()))
     from scipy.linalg import cython_blas
 
-    capsule = cython_blas.__pyx_capi__[f"{letter}gemm"]
+    capsule = cython_blas.__pyx_capi__[f"{letter}{routine}"]
     get_name = ctypes.pythonapi.PyCapsule_GetName
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -97,11 +99,11 @@ def gemm(
     (m, n), k = d.shape, a.shape[1]
     if m == 0 or n == 0:
         return
+    if k == 0:  # nothing of a and b tells how they lie
+        scale(d, beta)
+        return
     (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
-    if max(m, n, k, lda, ldb, ldd) > _INT_MAX:
-        raise LayoutError(
-            f"a local product of {m} x {n} x {k} does not fit the 32-bit integers of BLAS: use more ranks"
-        )
+    _check(f"a local product of {m} x {n} x {k}", m, n, k, lda, ldb, ldd)
     scalars = np.array([alpha, beta], dtype=d.dtype)
     ints = np.array([m, n, k, lda, ldb, ldd], dtype=np.int32)
     at = ints.ctypes.data
@@ -112,11 +114,56 @@ def gemm(
     )  # fmt: skip
 
 
+def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lower: bool, unit: bool) -> None:
+    """Replace ``b`` by the X that solves ``a X = alpha b`` for a triangular ``a``. Local.
+
+    Args:
+        library: "scipy" or "mkl".
+        alpha: scales b.
+        a, b: n × n and n × m of one type with one contiguous dimension each.
+        lower: which triangle of ``a`` is read.
+        unit: the diagonal of ``a`` is taken as ones and not read.
+
+    Raises:
+        LayoutError: an extent does not fit the 32-bit integers of BLAS.
+
+    Source: BLAS, ?TRSM.
+    """
+    (trans_b, ldb), (trans_a, lda) = blas_operand(b), blas_operand(a)
+    turned = trans_b == "T"  # b is in C order: solve X^T a^T = alpha b^T
+    m, n = b.shape[::-1] if turned else b.shape
+    if m == 0 or n == 0:
+        return
+    _check(f"solving {b.shape[0]} equations for {b.shape[1]} right-hand sides", m, n, lda, ldb)
+    stored_lower = lower == (trans_a == "N")
+    trans = b"T" if turned == (trans_a == "N") else b"N"
+    scalars = np.array([alpha], dtype=b.dtype)
+    ints = np.array([m, n, lda, ldb], dtype=np.int32)
+    at = ints.ctypes.data
+    load(library, _LETTERS[b.dtype.name], "trsm")(
+        b"R" if turned else b"L", b"L" if stored_lower else b"U", trans, b"U" if unit else b"N",
+        at, at + 4, scalars.ctypes.data, a.ctypes.data, at + 8, b.ctypes.data, at + 12,
+    )  # fmt: skip
+
+
+def _check(what: str, *numbers: int) -> None:
+    if max(numbers) > _INT_MAX:
+        raise LayoutError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")
+
+
+def scale(array: NDArray[Any], beta: complex) -> None:
+    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
+    if beta == 0:
+        array[...] = 0
+    elif beta != 1:
+        array *= beta
+
+
 class LocalBlas:
     """The local BLAS of a rank, and the core that it runs on. Local.
 
     Where ranks outnumber cores, those that wake up together may share a core for a whole GEMM while another one idles.
-    So each has a core of its own, or shares it evenly, for as long as its GEMM takes.
+    So each has a core of its own, or shares it evenly, while it is ``seated()``.
 
     Args:
         library: "scipy" or "mkl".
@@ -126,14 +173,23 @@ class LocalBlas:
     def __init__(self, library: str, core: int | None = None) -> None:
         self.library, self.core = library, core
 
-    def gemm(self, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, d: NDArray[Any]) -> None:
-        """Compute ``d = alpha a b + beta d`` in place: see the function."""
+    @contextlib.contextmanager
+    def seated(self) -> Iterator[None]:
+        """Within, this rank runs on its core."""
         if self.core is None:
-            gemm(self.library, alpha, a, b, beta, d)
+            yield
             return
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self.core})
         try:
-            gemm(self.library, alpha, a, b, beta, d)
+            yield
         finally:
             os.sched_setaffinity(0, before)
+
+    def gemm(self, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, d: NDArray[Any]) -> None:
+        """Compute ``d = alpha a b + beta d`` in place: see the function."""
+        gemm(self.library, alpha, a, b, beta, d)
+
+    def trsm(self, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lower: bool, unit: bool) -> None:
+        """Solve ``a X = alpha b`` in place of ``b``: see the function."""
+        trsm(self.library, alpha, a, b, lower=lower, unit=unit)

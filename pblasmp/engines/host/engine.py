@@ -21,10 +21,15 @@ from ..base import Options, Problem, Product
 from ..exchange import ExchangeMove
 from . import blas
 from .blas import LocalBlas
+from .common import Means
 from .lane import HostLane
+from .level3 import level3_slabs
 from .memory import Buffers
 from .operand import Staging
-from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose
+from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose, matmul_slabs
+from .solve import SolveProduct
+from .summed import SummedUpdate, is_long
+from .sums import SumProduct
 
 __all__ = ["HostEngine"]
 
@@ -53,14 +58,12 @@ class HostEngine:
             self._nodes = [node[i : i + step] for node in self._nodes for i in range(0, len(node), step)]
         self._node = comm.split(self._nodes)
         self._held = 0
-        self._staging = lru_cache(_STAGINGS)(partial(Staging, comm))
+        staging = lru_cache(_STAGINGS)(partial(Staging, comm))
         with Agreement(comm, "HostEngine"):
             library = blas.library_name()
             blas.load(library, "d")  # now, so that its threads can be limited
         self._buffers = Buffers(self._node)
-        self._why_not_shared = next(
-            (why for why in comm.allgather(self._buffers.why_not_shared()) if why), ""
-        )
+        why_not_shared = next((why for why in comm.allgather(self._buffers.why_not_shared()) if why), "")
         everyones = comm.allgather(_cores())
         cores = sorted(set().union(*(everyones[rank] for rank in here)))
         comm.patient = self._node.patient = len(cores) < len(here)
@@ -70,6 +73,9 @@ class HostEngine:
         unbound = all(everyones[rank] == set(cores) for rank in here)
         seated = comm.patient and unbound and users <= {"1"} and hasattr(os, "sched_setaffinity")
         self._blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
+        self._means = Means(
+            comm, tuple(self._nodes), self._buffers, self._blas, staging, self._fits, why_not_shared
+        )
 
     def empty(
         self,
@@ -146,10 +152,7 @@ class HostEngine:
         ``comm_dtype`` and ``comm_sms`` mean nothing here: sums never travel in less than float32.
         """
         algo = options.algo
-        if algo not in ALGORITHMS:
-            raise UnsupportedError(f"algo: the host engine has {', '.join(ALGORITHMS)}, got {algo!r}")
-        if algo == "shared" and self._why_not_shared:
-            raise UnsupportedError(f"algo 'shared': {self._why_not_shared}")
+        self._check_algo(algo, ALGORITHMS)
         if options.compute is not None:
             raise UnsupportedError(f"compute: the host engine has only None, got {options.compute!r}")
         alpha, beta = options.alpha, options.beta
@@ -158,29 +161,40 @@ class HostEngine:
             after = After(np, options.epilogue, problem, self._comm.rank, self._comm.sum_into)
         if problem.scheme == "ar":
             return AllReduceProduct(problem, alpha, beta, self._comm, self._blas, after)
-        path, notes = choose(problem, algo, self._nodes, self._fits, self._why_not_shared)
-        return SlabProduct(
-            problem,
-            alpha,
-            beta,
-            self._comm,
-            path,
-            self._nodes,
-            self._buffers,
-            self._blas,
-            self._staging,
-            notes,
-            after,
-        )
+        slabs = matmul_slabs(problem, alpha, self._comm.size)
+        path, notes = choose(slabs.operands, slabs.k, algo, self._means)
+        return SlabProduct(slabs, beta, path, self._means, notes, after)
+
+    def _check_algo(self, algo: str, ways: Sequence[str]) -> None:
+        if algo not in ways:
+            raise UnsupportedError(f"algo: the host engine has {', '.join(ways)}, got {algo!r}")
+        if algo == "shared" and self._means.why_not_shared:
+            raise UnsupportedError(f"algo 'shared': {self._means.why_not_shared}")
 
     def prepare_level3(
         self,
         problem: Level3Problem,
-        options: Options,  # noqa: ARG002
-        arrays: Sequence[NDArray[Any] | None],  # noqa: ARG002
+        options: Options,
+        arrays: Sequence[NDArray[Any] | None],  # noqa: ARG002 - the path depends on layouts alone
     ) -> Product:
         """Prepare a level-3 routine. Collective over the context."""
-        raise UnsupportedError(f"{problem.routine}: not on the host engine yet")
+        shape, size, algo = problem.traits.shape, self._comm.size, options.algo
+        if problem.d.dtype.itemsize < 4:
+            raise UnsupportedError(
+                f"{problem.routine}: the host engine has float32, float64, complex64 and complex128, "
+                f"got {problem.d.dtype.name}"
+            )
+        if shape == "added":
+            self._check_algo(algo, ("auto",))
+            return SumProduct(problem, options, self._means)
+        self._check_algo(algo, (*ALGORITHMS, "summed") if shape == "updated" else ALGORITHMS)
+        if problem.routine == "trsm":
+            return SolveProduct(problem, options, self._means)
+        if algo == "summed" or (algo == "auto" and is_long(problem, size)):
+            return SummedUpdate(problem, options, self._means)
+        slabs = level3_slabs(problem, options, self._comm.rank, size)
+        path, notes = choose(slabs.operands, slabs.k, algo, self._means)
+        return SlabProduct(slabs, options.beta, path, self._means, notes)
 
     def _fits(self, nbytes: int) -> tuple[bool, int]:
         """Return whether ``nbytes`` a node are to be had on every node, and how many are. Collective.

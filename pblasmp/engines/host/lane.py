@@ -54,7 +54,8 @@ class HostLane:
         target = d if exact == d.dtype else self.scratch("exact", d.shape, exact)
         if target is not d and beta != 0:
             target[...] = d
-        self._blas.gemm(alpha, self.operand(a), self.operand(b), beta, target)
+        with self._blas.seated():
+            self._blas.gemm(alpha, self.operand(a), self.operand(b), beta, target)
         if target is not d:
             d[...] = target
 

@@ -34,15 +34,19 @@ class Operand:
         matrix: its descriptor.
         flip: whether its local arrays are transposed to be outer × k.
         conjugate: whether its values are conjugated on the way.
-        needs: for every rank, which slab (process of ``outer``) it multiplies; None for ranks without a part of D.
+        needs: for every rank, which slabs (processes of ``outer``) it multiplies; none for ranks without a part of D.
         outer: the dimension it shares with D, as D deals it out.
+        source: "a" or "b": whose local arrays these are.
+        stays: whether it may be multiplied where it lies; not where the result may overwrite it.
     """
 
     matrix: MatrixDescriptor
     flip: bool
     conjugate: bool
-    needs: tuple[int | None, ...]
+    needs: tuple[tuple[int, ...], ...]
     outer: Axis
+    source: str = "a"
+    stays: bool = True
 
     @property
     def side(self) -> Side:
@@ -64,11 +68,12 @@ class Operand:
         side = self.side
         held = {cell.ranks[0]: cell.coords[0] for cell in side.cells}
         return (
-            side.cols.nprocs == 1
+            self.stays
+            and side.cols.nprocs == 1
             and side.rows == self.outer
             and self.dtype == self.matrix.dtype
             and not self.conjugate
-            and all(need is None or held.get(rank) == need for rank, need in enumerate(self.needs))
+            and all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
         )
 
     def slab_bytes(self, process: int, width: int) -> int:
@@ -81,7 +86,7 @@ class Operand:
 
     def slabs(self, ranks: Sequence[int]) -> list[int]:
         """Return the different slabs that ``ranks`` multiply, ascending."""
-        return sorted({process for rank in ranks if (process := self.needs[rank]) is not None})
+        return sorted({process for rank in ranks for process in self.needs[rank]})
 
 
 class Staging:

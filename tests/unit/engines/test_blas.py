@@ -118,8 +118,9 @@ def test_a_seat_is_taken_for_the_product_and_given_back(monkeypatch):
     seen = []
     monkeypatch.setattr(blas, "gemm", lambda *_: seen.append(os.sched_getaffinity(0)))
     empty = np.zeros((0, 0))
-    blas.LocalBlas("scipy").gemm(1, empty, empty, 0, empty)
-    blas.LocalBlas("scipy", core).gemm(1, empty, empty, 0, empty)
+    for local in (blas.LocalBlas("scipy"), blas.LocalBlas("scipy", core)):
+        with local.seated():
+            local.gemm(1, empty, empty, 0, empty)
     assert seen == [before, {core}]
     monkeypatch.setattr(blas, "gemm", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host.product import choose, operands
+from pblasmp.engines.host import product
+from pblasmp.engines.host.common import Means
 
 GRID = pb.Grid(2, 2)
 SQUARE = pb.MatmulProblem.gemm(80, 120, 40, GRID, 10)
@@ -29,6 +30,16 @@ class Memory:
     def __call__(self, nbytes):
         self.asked.append(nbytes)
         return nbytes <= self.nbytes, self.nbytes
+
+
+def operands(problem, size):
+    return product.matmul_slabs(problem, 1, size).operands
+
+
+def choose(problem, algo, nodes, fits, why_not_shared, beside=0):
+    means = Means(None, nodes, None, None, None, fits, why_not_shared)
+    size = sum(map(len, nodes))
+    return product.choose(operands(problem, size), problem.k, algo, means, beside)
 
 
 def test_what_is_asked_for_is_taken():
@@ -123,11 +134,11 @@ def test_transposed_and_conjugated_operands():
 
 def test_ranks_outside_the_grid_need_no_slab():
     for operand in operands(SQUARE, 6):
-        assert operand.needs[4:] == (None, None)
+        assert operand.needs[4:] == ((), ())
         assert operand.slabs([4, 5]) == []
         assert operand.memory_bytes([4, 5], 40) == 0
     a, b = operands(SQUARE, 6)
-    assert a.needs[:4] == (0, 0, 1, 1)
-    assert b.needs[:4] == (0, 1, 0, 1)
+    assert a.needs[:4] == ((0,), (0,), (1,), (1,))
+    assert b.needs[:4] == ((0,), (1,), (0,), (1,))
     assert a.slabs([3, 0, 1]) == [0, 1]
     assert (a.slab_bytes(0, 40), b.slab_bytes(1, 40)) == (SLAB_A, SLAB_B)

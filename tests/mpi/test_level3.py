@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level-3 routines on ranks: every option, type and memory order, on every path, at any offset of any layout."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.host import product as host_product
+from pblasmp.layout.level3 import ROUTINES
+from tests.helpers.level3 import legal_flags
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import pick, short_messages
+from tests.mpi.level3 import DTYPES, called
+
+PATHS = ("auto", "shared", "gathered", "panels")
+
+
+def paths_of(routine):
+    shape = ROUTINES[routine].shape
+    return ("auto",) if shape == "added" else (*PATHS, "summed") if shape == "updated" else PATHS
+
+
+def everything(comm, routines, part, parts):
+    host_product._PANEL = 4
+    rng = np.random.default_rng(51)
+    cases = [
+        (routine, flags, dtype, algo)
+        for routine in routines
+        for dtype in DTYPES
+        for flags in legal_flags(routine, dtype)
+        for algo in paths_of(routine)
+    ]
+    chosen = rng.permutation(len(cases))[part::parts]
+    with pb.Context(comm, engine="host") as ctx:
+        for i in chosen.tolist():
+            routine, flags, dtype, algo = cases[i]
+            sizes = [int(x) for x in rng.integers(1, 17, 3)]
+            with short_messages(pick(rng, (64, 1000, 1 << 22))):
+                yield (
+                    f"{routine} {flags} {dtype} {algo}",
+                    called(ctx, rng, routine, flags, dtype, algo, sizes),
+                )
+
+
+def extents(comm):
+    host_product._PANEL = 5
+    rng = np.random.default_rng(52)
+    with pb.Context(comm, engine="host") as ctx:
+        for routine in ROUTINES:
+            for sizes in itertools.product((0, 7), repeat=3):
+                for algo in paths_of(routine):
+                    dtype = pick(rng, DTYPES)
+                    flags = pick(rng, legal_flags(routine, dtype))
+                    wrong = called(ctx, rng, routine, flags, dtype, algo, sizes)
+                    yield f"{routine} {sizes} {flags} {dtype} {algo}", wrong
+
+
+SIDED = [routine for routine, traits in ROUTINES.items() if traits.shape == "sided"]
+OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
+
+
+@pytest.mark.parametrize("routines", [SIDED, OTHERS], ids=["sided", "others"])
+@pytest.mark.parametrize(("nranks", "parts"), [(1, 1), (2, 2), (4, 1), (6, 3)])
+def test_every_option_of_every_routine(nranks, parts, routines):
+    run_mpi(everything, nranks, routines=routines, part=nranks % parts, parts=parts)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_extents(nranks):
+    run_mpi(extents, nranks)
