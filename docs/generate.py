@@ -15,10 +15,12 @@ from typing import NamedTuple
 import click
 
 import pblasmp as pb
+from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem
+from pblasmp.layout.level3 import ROUTINES
 from pblasmp.plans import Plan
 from pblasmp.report import Report
 
@@ -124,10 +126,29 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
+def routines() -> str:
+    """Return the table of the routines' names: in PBLAS, in Python, in cuBLASMp."""
+    own = [(f"p?{name}", f"pb.{name}", f"cublasMp{name.capitalize()}") for name in ROUTINES]
+    named = [
+        ("p?gemm", "pb.matmul", "cublasMpMatmul"),
+        *own,
+        ("p?tran, p?tranu, p?tranc", 'pb.geadd(a, c, op_a="T")', "cublasMpGeadd"),
+        ("p?gemr2d", "A.redistribute", "cublasMpGemr2D"),
+        ("p?trmr2d", "A.redistribute(uplo=...)", "cublasMpGemr2D"),
+    ]
+    absent = {"p?syrkx", "p?herkx"}
+    rows = [
+        f"| {'' if pblas in absent else f'`{pblas}`'} | `{python}` | `{symbol}` "
+        f"| {version_text(FUNCTIONS[symbol].since).removesuffix('.0')} |"
+        for pblas, python, symbol in named
+    ]
+    return "\n".join(["| PBLAS | here | cuBLASMp | since |", "| --- | --- | --- | --- |", *rows, ""])
+
+
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line):
+    for function in (collectives, errors, command_line, routines):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     for file in DRAWN:
         draw(load_problem(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")

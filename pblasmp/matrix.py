@@ -17,7 +17,6 @@ from .comm import Cell, Exchange, Side
 from .errors import LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
-from .layout.trapezoid import copy_part
 from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
@@ -227,17 +226,12 @@ class DistributedMatrix:
 
         Collective over the context.
         """
-        ctx, d = self.context, out.descriptor
-        target = out if part is None else ctx.allocate(replace(d, ld=None))
-        move = ctx.engine.prepare_move(self.descriptor, target.descriptor, (self._local, target._local))
+        arrays = self._local, out._local
+        move = self.context.engine.prepare_move(self.descriptor, out.descriptor, arrays, part)
         try:
-            move.run(self._local, target._local)
+            move.run(*arrays)
         finally:
             move.close()
-        if part is not None and ctx.coords(d) is not None:
-            host = out.on_host()
-            copy_part(host, target.on_host(), part, *d.global_indices(ctx.rank))
-            ctx.engine.from_host(out.local, host)
 
     def on_host(self) -> NDArray[Any]:
         """Return the local array as a NumPy array: itself, or a copy where it is on a GPU. Local."""

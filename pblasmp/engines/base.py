@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..epilogue import Epilogue
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from ..layout.trapezoid import Trapezoid
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -118,7 +119,7 @@ class Move(Protocol):
         """What this rank sends to other ranks in one run."""
 
     def run(self, source: LocalArray, target: LocalArray) -> None:
-        """Write all of ``target`` from ``source``. Collective over the context."""
+        """Write what is moved into ``target``. Collective over the context."""
 
     def misfit(self, source: LocalArray) -> str:
         """Return why ``source`` cannot take the place of the planned array, or an empty string. Local."""
@@ -173,9 +174,16 @@ class Engine(Protocol):
         """Wait until the work that was queued is done."""
 
     def prepare_move(
-        self, source: MatrixDescriptor, target: MatrixDescriptor, arrays: tuple[LocalArray, LocalArray]
+        self,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[LocalArray, LocalArray],
+        part: Trapezoid | None = None,
     ) -> Move:
-        """Prepare a move between the local arrays of two matrices of one shape. Collective over the context."""
+        """Prepare a move between the local arrays of two matrices of one shape, of everything or of ``part``.
+
+        Collective over the context. What is not moved keeps its values.
+        """
 
     def prepare(
         self, problem: MatmulProblem, options: Options, arrays: Sequence[LocalArray | None]

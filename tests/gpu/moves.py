@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import pblasmp as pb
+from pblasmp.layout import Trapezoid
 
 from .products import everywhere, integers, part_of, place, wrong_part
 
@@ -100,8 +101,14 @@ def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
     d = source.parent[source.window]
     out = target.parent[target.window]
     _, x = source.place(ctx, np.full(d.shape, np.nan), np.nan)
-    parent, to = target.place(ctx, np.full(out.shape, np.nan), AROUND)
-    move = ctx.engine.prepare_move(x.descriptor, to.descriptor, (x.local, to.local))
+    parent, to = target.place(ctx, np.full(out.shape, float(AROUND)), AROUND)
+    trapezoid = rng.choice(
+        [None, None, *(Trapezoid.of_shape(d.shape, *part) for part in ("LN", "UN", "LU", "UU"))]
+    )
+    written = np.ones(d.shape, bool)
+    if trapezoid is not None:
+        written = trapezoid.mask(*(np.arange(extent) for extent in d.shape))
+    move = ctx.engine.prepare_move(x.descriptor, to.descriptor, (x.local, to.local), trapezoid)
     fault = ""
     for turn in range(2):
         values = integers(d.shape, d.dtype, seed + turn)
@@ -109,7 +116,7 @@ def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
         if part is not None:
             ctx.engine.from_host(x.local, part.astype(d.dtype))
         move.run(x.local, to.local)
-        part = part_of(ctx, values, out)
+        part = part_of(ctx, np.where(written, values, AROUND), out)
         fault = fault or ("" if part is None else wrong_part(ctx, to, part))
     path = move.path
     move.close()

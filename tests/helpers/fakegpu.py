@@ -169,6 +169,10 @@ class FakeGpu:
 
             return call
 
+        def copyto(to: Any, of: Any, *, casting: str, where: Any) -> None:
+            self.copies.append("copyto")
+            np.copyto(to, of, casting=casting, where=where)
+
         def asarray(values: Any) -> Any:
             interface = getattr(values, "__cuda_array_interface__", None)
             if interface is not None:  # shared
@@ -193,7 +197,7 @@ class FakeGpu:
 
         return SimpleNamespace(
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
-            conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
+            copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             maximum=np.maximum, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
             zeros=lambda shape, dtype=float: np.zeros(shape, dtype).view(array_type),
             get_default_memory_pool=lambda: SimpleNamespace(

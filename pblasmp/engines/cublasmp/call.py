@@ -115,7 +115,7 @@ class PreparedCall(ABC):
         pointer = self._pointers.setdefault(name, ctypes.c_void_p())
         if array is None:
             return
-        pointer.value = self._engine.address(array)
+        pointer.value = self._engine.address(array, "abcd".index(name))
         if x is not None and array.size and x.lead != (0, 0):
             rows, cols = self._before_first(x)
             pointer.value -= (rows + cols * self._lld(array, x)) * array.itemsize
@@ -143,13 +143,22 @@ class PreparedCall(ABC):
         """Return whether cuBLASMp takes the leading dimension of a local array: it counts the rows before the first."""
         return self._lld(array, x) >= self._height(x)
 
-    def _through(self, name: str, source: Array, function: Callable[..., Any], why: str) -> Array:
-        """Return a temporary that ``function(source, out=temporary)`` writes before each run."""
+    def _temporary(self, name: str, x: MatrixDescriptor) -> Array:
+        """Return an F-ordered array for this rank's part of ``x``, the same each time."""
         if name not in self._temporaries:
-            self._temporaries[name] = self._engine.empty_like(source, source.dtype)
-        out = self._temporaries[name]
-        self._copies(name, source.nbytes, why)
-        self._before.append(lambda: function(source, out=out))
+            inside = self._engine.rank < x.grid.size
+            shape = x.local_shape(self._engine.rank) if inside else (0, 0)
+            self._temporaries[name] = self._engine.empty(shape, x.dtype, "F", self._height(x))
+        return self._temporaries[name]
+
+    def _through(
+        self, name: str, source: Array, x: MatrixDescriptor, function: Callable[..., Any], why: str
+    ) -> Array:
+        """Return a temporary for ``x`` that ``function(source, out=temporary)`` writes before each run."""
+        out = self._temporary(name, x)
+        self._copies(name, out.nbytes, why)
+        if out.size:
+            self._before.append(lambda: function(source, out=out))
         return out
 
     def _copies(self, name: str, nbytes: int, why: str) -> None:
@@ -238,6 +247,13 @@ class PreparedCall(ABC):
         """Forget the arrays of the last run; what is queued does without them."""
         self._bound, self._names = (), []
         self._before, self._after = [], []
+
+    def _misfit(self, which: int, array: Array) -> str:
+        """Return why ``array`` cannot take the place of the planned one of that number, or an empty string. Local."""
+        planned = self._strides[which]
+        if planned is None or array.strides == planned:
+            return ""
+        return f"the local array has strides {array.strides}, the plan is for {planned}"
 
     def close(self) -> None:
         """Destroy the descriptors, last made first."""

@@ -17,11 +17,14 @@ from ...bindings import GridLayout, Library, version_text
 from ...comm import Agreement, Communicator
 from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
+from ...layout.trapezoid import Trapezoid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ..base import Move, Options, Problem, Product
 from . import epilogues, faults
+from .contracts import suited_level3, symbol_of
 from .device import Device
 from .lane import CublasmpLane
+from .level3 import CublasmpLevel3, ScaledPart
 from .moves import prepare_move
 from .product import CublasmpProduct, LocalProduct
 from .types import ALGORITHMS
@@ -211,15 +214,10 @@ class CublasmpEngine:
                 self.heap.offer(start, self.grid(grid))
         return True
 
-    def address(self, array: Any) -> int:
-        """Return the device address of a local array; of an empty one some address that is not NULL. Local."""
-        address: int = array.data.ptr if array.size else self._nowhere.data.ptr
+    def address(self, array: Any, operand: int = 0) -> int:
+        """Return the device address of a local array; of an empty one an address of that operand's own. Local."""
+        address: int = array.data.ptr if array.size else self._nowhere.data.ptr + 64 * operand
         return address
-
-    def empty_like(self, array: Any, dtype: np.dtype) -> Any:
-        """Return an uninitialised array of the shape and strides of ``array``. Local."""
-        order = "F" if array.flags.f_contiguous or array.strides[0] < array.strides[1] else "C"
-        return self._cupy.empty(array.shape, dtype, order=order)
 
     def adopt(self, array: Any) -> Any:
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
@@ -271,20 +269,32 @@ class CublasmpEngine:
     # -- products
 
     def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
-        """Return the problem without the library's known faults, and why operands are laid out otherwise. Local."""
+        """Return the problem as the library takes it and gets it right, and why operands are laid out otherwise. Local.
+
+        Raises:
+            UnsupportedError: this version has no such routine, or gets it wrong.
+        """
         if isinstance(problem, MatmulProblem):
             return faults.avoided(problem, self.version)
-        return problem, ()
+        self.library.raw(symbol_of(problem))  # which this version may lack
+        why = faults.level3_is_wrong(problem, self.version)
+        if why:
+            raise UnsupportedError(why)
+        return suited_level3(problem, self.version)
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""
         self._cupy.cuda.runtime.deviceSynchronize()
 
     def prepare_move(
-        self, source: MatrixDescriptor, target: MatrixDescriptor, arrays: tuple[Any, Any]
+        self,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[Any, Any],
+        part: Trapezoid | None = None,
     ) -> Move:
         """Prepare a move on the GPUs where the library can, through the host where not. Collective over the context."""
-        return prepare_move(self, self._comm, source, target, arrays)
+        return prepare_move(self, self._comm, source, target, arrays, part)
 
     def prepare(self, problem: MatmulProblem, options: Options, arrays: Sequence[Any | None]) -> Product:
         """Prepare a legal product. Collective over the context."""
@@ -318,13 +328,15 @@ class CublasmpEngine:
     def prepare_level3(
         self,
         problem: Level3Problem,
-        options: Options,  # noqa: ARG002
-        arrays: Sequence[Any | None],  # noqa: ARG002
+        options: Options,
+        arrays: Sequence[Any | None],
     ) -> Product:
         """Prepare a legal level-3 routine. Collective over the context."""
-        raise UnsupportedError(
-            f"{problem.routine}: the cublasmp engine multiplies only, the host engine has it"
-        )
+        if options.algo != "auto":
+            raise UnsupportedError(f"algo: {symbol_of(problem)} has only 'auto', got {options.algo!r}")
+        if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
+            return ScaledPart(problem, options.beta, self.rank)
+        return CublasmpLevel3(self, problem, options, arrays)
 
     def lane(self) -> CublasmpLane:
         """Return cuBLAS and NCCL's messages; one lane for all products. Local."""

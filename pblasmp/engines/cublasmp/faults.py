@@ -12,12 +12,13 @@ from typing import Any
 
 from ...bindings import version_text
 from ...errors import UnsupportedError
-from ...layout import ColumnMajorProduct, MatmulProblem, MatrixDescriptor
+from ...layout import ColumnMajorProduct, Level3Problem, MatmulProblem, MatrixDescriptor
 
 __all__ = [
     "avoided",
     "check_nccl",
     "is_shifted",
+    "level3_is_wrong",
     "moves_through_host",
     "needs_c_in_d",
     "reads_a_transposed",
@@ -92,6 +93,11 @@ def moves_through_host(version: int, source: MatrixDescriptor, target: MatrixDes
     Nowhere so far: cublasMpGeadd, which moves matrices too, hung on 0.10 (4 x 1 processes, some without data).
     """
     return f"cublasMpGemr2D of cuBLASMp {version_text(version)} is not known to be free of hangs"
+
+
+def level3_is_wrong(problem: Level3Problem, version: int) -> str:  # noqa: ARG001
+    """Return why cuBLASMp ``version`` gets a level-3 routine wrong, or an empty string: none is known."""
+    return ""
 
 
 def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...comm import Communicator, Exchange, Side
 from ...layout import MatrixDescriptor
+from ...layout.trapezoid import Trapezoid
 from ..base import Move, Workspace
 from ..exchange import ExchangeMove
 from . import faults
 from .call import PreparedCall, columns
+from .parts import part_writer, write_all
 
 if TYPE_CHECKING:
     from .engine import CublasmpEngine
@@ -30,14 +31,15 @@ def prepare_move(
     source: MatrixDescriptor,
     target: MatrixDescriptor,
     arrays: tuple[Array, Array],
+    part: Trapezoid | None,
 ) -> Move:
-    """Prepare a move between local arrays. Collective over the context."""
+    """Prepare a move between local arrays, of everything or of ``part``. Collective over the context."""
     if source.same_places(target) or 0 in source.shape:
-        return _Copy(source)
+        return _Copy(part_writer(part, target, comm.rank))
     why = faults.moves_through_host(engine.version, source, target)
     if why:
-        return _ThroughHost(engine, comm, source, target, why)
-    return _Gemr2D(engine, comm, source, target, arrays)
+        return _ThroughHost(engine, comm, source, target, part, why)
+    return _Gemr2D(engine, comm, source, target, arrays, part)
 
 
 class _Copy:
@@ -45,16 +47,14 @@ class _Copy:
 
     workspace = Workspace(0, 0)
     path = "by a local copy"
-    sent_bytes = 0
+    sent_bytes = copied_bytes = 0
 
-    def __init__(self, source: MatrixDescriptor) -> None:
-        self._source = source
-        self.copied_bytes = 0
+    def __init__(self, write: Callable[[Array, Array], None]) -> None:
+        self._write = write
 
     def run(self, source: Array, target: Array) -> None:
         """Queue the copy on CuPy's current stream. Local."""
-        if source.size:
-            target[...] = source
+        self._write(target, source)
 
     def misfit(self, source: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""
@@ -73,17 +73,18 @@ class _ThroughHost(ExchangeMove):
         comm: Communicator,
         source: MatrixDescriptor,
         target: MatrixDescriptor,
+        part: Trapezoid | None,
         why: str,
     ) -> None:
-        super().__init__(comm, source, target)
-        self._engine, self._order = engine, target.order
+        super().__init__(comm, source, target, part)
+        self._engine = engine
         self.path = f"through the host: {why}"
 
     def run(self, source: Array, target: Array) -> None:
         """Move everything. Collective over the context."""
-        arrived = np.empty(target.shape, target.dtype, order=self._order)
-        super().run(self._engine.to_host(source), arrived)
-        self._engine.from_host(target, arrived)
+        on_host = self._engine.to_host(target)
+        super().run(self._engine.to_host(source), on_host)
+        self._engine.from_host(target, on_host)
 
 
 class _Gemr2D(PreparedCall):
@@ -101,19 +102,22 @@ class _Gemr2D(PreparedCall):
         source: MatrixDescriptor,
         target: MatrixDescriptor,
         arrays: tuple[Array, Array],
+        part: Trapezoid | None,
     ) -> None:
         self._order = target.order
         self._converted = source.order != target.order or source.dtype != target.dtype
         self._sides = Side.of(source), Side.of(target), comm, source.dtype
         source = replace(source, order=target.order, dtype=target.dtype, ld=None)
         self._source, self._target = (source, target) if target.order == "F" else (source.T, target.T)
+        self._part = part.T if part is not None and target.order == "C" else part
+        self._write = part_writer(self._part, self._target, comm.rank)
         self._ranks = max(source.grid.size, target.grid.size)
         for grid in (self._source.grid, self._target.grid):
             engine.grid(grid)
         self._communicator = engine.communicator(self._ranks)
         super().__init__(engine, "Gemr2D", self._target.grid, arrays, inside=engine.rank < self._ranks)
-        self._planned = arrays[0].strides
         self._prepare()
+        self.copied_bytes = sum(temporary.nbytes for temporary in self._temporaries.values())
 
     @property
     def path(self) -> str:
@@ -132,9 +136,7 @@ class _Gemr2D(PreparedCall):
 
     def misfit(self, source: Array) -> str:
         """Return why ``source`` cannot take the place of the planned array, or an empty string."""
-        if source.strides == self._planned:
-            return ""
-        return f"the local array has strides {source.strides}, the plan is for {self._planned}"
+        return self._misfit(0, source)
 
     def _bind(self, source: Array, target: Array) -> None:
         """Point the call at the local arrays, or at temporaries in their place."""
@@ -142,23 +144,13 @@ class _Gemr2D(PreparedCall):
         a, b = columns(source, self._order), columns(target, self._order)
         if self._converted or not self._fits(a, self._source):
             of, a = a, self._temporary("source", self._source)
-            self._before.append(lambda: _assign(a, of))
-        if not self._fits(b, self._target):
+            self._before.append(lambda: write_all(a, of))
+        if self._part is not None or not self._fits(b, self._target):
             to, b = b, self._temporary("target", self._target)
-            self._after.append(lambda: _assign(to, b))
+            self._after.append(lambda: self._write(to, b))
         self._arrays = a, b
         self._point("a", a, self._source)
         self._point("b", b, self._target)
-
-    def _temporary(self, name: str, x: MatrixDescriptor) -> Array:
-        """Return an F-ordered array for this rank's part of ``x``."""
-        if name not in self._temporaries:
-            inside = self._engine.rank < x.grid.size
-            shape = x.local_shape(self._engine.rank) if inside else (0, 0)
-            new = self._engine.empty(shape, x.dtype, "F", self._height(x))
-            self._temporaries[name] = new
-            self.copied_bytes += new.nbytes
-        return self._temporaries[name]
 
     def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of cublasMpGemr2D."""
@@ -170,8 +162,3 @@ class _Gemr2D(PreparedCall):
         p = self._pointers
         arguments = self._engine.handle, *self._source.shape, p["a"], ia, ja, a, p["b"], ib, jb, b
         return arguments, (self._communicator,)
-
-
-def _assign(to: Array, of: Array) -> None:
-    if to.size:
-        to[...] = of

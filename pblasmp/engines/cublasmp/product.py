@@ -212,10 +212,10 @@ class CublasmpProduct(PreparedCall):
         names = ["A", "B"]
         if form.swapped:
             operands, names = operands[::-1], names[::-1]
-        for i, conjugated in enumerate((form.conj_a, form.conj_b)):
+        for i, (x, conjugated) in enumerate(((form.a, form.conj_a), (form.b, form.conj_b))):
             if conjugated:
                 why = "it is conjugated without a transpose"
-                operands[i] = self._through(names[i], operands[i], cupy.conjugate, why)
+                operands[i] = self._through(names[i], operands[i], x, cupy.conjugate, why)
         if self._options.beta == 0:
             c = None
         elif c is not None and c is not d and (form.copy_c or faults.needs_c_in_d(d)):
@@ -237,10 +237,7 @@ class CublasmpProduct(PreparedCall):
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string."""
-        planned = self._strides["abcd".index(name)]
-        if planned is None or array.strides == planned:
-            return ""
-        return f"the local array has strides {array.strides}, the plan is for {planned}"
+        return self._misfit("abcd".index(name), array)
 
 
 def _gathered_note(name: str, symmetric: bool) -> str:

@@ -16,6 +16,7 @@ from ...comm import Agreement, Communicator
 from ...comm.shared import available_bytes
 from ...errors import LayoutError, UnsupportedError
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from ...layout.trapezoid import Trapezoid
 from ..after import After
 from ..base import Options, Problem, Product
 from ..exchange import ExchangeMove
@@ -137,9 +138,10 @@ class HostEngine:
         source: MatrixDescriptor,
         target: MatrixDescriptor,
         arrays: tuple[NDArray[Any], NDArray[Any]],  # noqa: ARG002 - any will do
+        part: Trapezoid | None = None,
     ) -> ExchangeMove:
         """Prepare a move by MPI. Local."""
-        return ExchangeMove(self._comm, source, target)
+        return ExchangeMove(self._comm, source, target, part)
 
     def prepare(
         self,

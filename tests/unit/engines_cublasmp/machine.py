@@ -15,6 +15,8 @@ import pytest
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.cublasmp.types import DATA_TYPES
+from pblasmp.layout.level3 import ROUTINES
+from tests.helpers import level3 as reference
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.recorder import Call, Recorder
 
@@ -53,14 +55,24 @@ class Witness(Recorder):
         return {MatmulAttribute(name): int.from_bytes(data, "little") for name, data in stored.items()}
 
 
+@dataclass
 class Multiplying(Witness):
-    """Also computes Matmul and Gemr2D: from nothing but what it is told, with every rank's memory."""
+    """Also computes Matmul, Gemr2D and level 3: from nothing but what it is told, with every rank's memory.
+
+    Attributes:
+        version: whose contracts the level-3 routines are held to.
+    """
+
+    version: int = 1000
 
     def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
         super()._perform(short, arguments, types, data)
-        play = {"Matmul": self._matmul, "Gemr2D": self._gemr2d}.get(short)
-        if play is not None:
-            play(arguments)
+        if short == "Matmul":
+            self._matmul(arguments)
+        elif short == "Gemr2D":
+            self._gemr2d(arguments)
+        elif short.lower() in ROUTINES:
+            self._level3(short, arguments)
 
     def _matmul(self, told: dict[str, int]) -> None:
         attributes = self.attributes(told["matmulDesc"])
@@ -82,6 +94,25 @@ class Multiplying(Witness):
             self.faults.append(f"Gemr2D: types {a['type']} and {b['type']}")
         extents = told["m"], told["n"]
         self._put(told, "b", self._whole(told, "a", extents, told["global_comm"]), extents)
+
+    def _level3(self, short: str, told: dict[str, int]) -> None:
+        routine, result = short.lower(), "b" if short == "Trsm" else "c"
+        flags: dict[str, str] = {}
+        for name, argument, letters in (("side", "side", "LR"), ("uplo", "uplo", "LU"), ("op_a", "trans", "NTC"),
+                                        ("diag", "diag", "NU")):  # fmt: skip
+            if argument in told:
+                flags[name] = letters[told[argument]]
+        m, n = told.get("m", told["n"]), told["n"]
+        extents = reference.shapes(routine, flags, m, n, told.get("k", 0))
+        letters = [x for x in "abc" if x in told]
+        self.faults += [f"{short}: {fault}" for fault in contract(self, short, told, flags)]
+        values = {x: self._whole(told, x, extents[x]) for x in letters if (x, short) != ("c", "Trmm")}
+        alpha = self._scalar(told, "alpha", "a")
+        beta = self._scalar(told, "beta", "a") if "beta" in told else 0
+        if beta == 0:
+            values.pop("c", None)
+        whole = reference.dense(routine, values, flags, alpha, beta)
+        self._put(told, result, whole, extents["d"], reference.reads(routine, "d", flags, whole.shape))
 
     def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
         kind = self._dtype(self.made[told["desc" + like.upper()]])
@@ -148,10 +179,50 @@ class Multiplying(Witness):
         return whole
 
     def _put(
-        self, told: dict[str, int], letter: str, whole: np.ndarray, extents: tuple[int, int] | None = None
+        self,
+        told: dict[str, int],
+        letter: str,
+        whole: np.ndarray,
+        extents: tuple[int, int] | None = None,
+        written: np.ndarray | None = None,
     ) -> None:
         rows, cols, part = self._part(told, letter, extents)
-        part[...] = whole[np.ix_(rows, cols)]
+        where = np.ones(part.shape, bool) if written is None else written[np.ix_(rows, cols)]
+        np.copyto(part, whole[np.ix_(rows, cols)], casting="unsafe", where=where)
+
+
+def contract(lib: Multiplying, short: str, told: dict[str, int], flags: dict[str, str]) -> Iterator[str]:
+    """Say what the header of the library's version forbids in a call of a level-3 routine."""
+    descs = {x: lib.made[told[f"desc{x.upper()}"]] for x in "abc" if x in told}
+    made = [lib.made[desc["grid"]] for desc in descs.values()]
+    grids = {(g["nprow"], g["npcol"], g["layout"] * (1 not in (g["nprow"], g["npcol"]))) for g in made}
+    if len(grids) > 1:
+        yield f"processes {grids}"
+    if len({desc["type"] for desc in descs.values()}) > 1:
+        yield "types differ"
+    if short == "Trmm" and told["b"] == told["c"]:
+        yield "B is C"
+    if short == "Geadd" and told["a"] == told["c"] and flags["op_a"] != "N":
+        yield "A is C, transposed"
+    free = short == "Trsm" and lib.version >= 901
+    block = {x: (desc["mb"], desc["nb"]) for x, desc in descs.items()}
+    if free:
+        return
+    for x, (mb, nb) in block.items():
+        if (told[f"i{x}"] - 1) % mb or (told[f"j{x}"] - 1) % nb:
+            yield f"{x} begins inside a block"
+    a, c = block["a"], block.get("c", block.get("b"))
+    turned = flags.get("op_a", "N") != "N"
+    op_a = a[::-1] if turned else a
+    if short in ("Trsm", "Trmm", "Symm", "Hemm"):
+        rules = {"A square": a[0] == a[1], "rows": a[0] == c[0] == block["b"][0], "B like C": block["b"] == c}
+        rules["side R"] = flags["side"] == "L" or c[1] == a[0]
+        rules["trsm square"] = short != "Trsm" or c[0] == c[1]
+    elif short in ("Geadd", "Tradd"):
+        rules = {"A like C": op_a == c, "C square": (short == "Geadd" and lib.version >= 901) or c[0] == c[1]}
+    else:
+        rules = {"C square": c[0] == c[1], "n": op_a[0] == c[0], "B like A": block.get("b", a) == a}
+    yield from (f"blocks {block}: {name}" for name, holds in rules.items() if not holds)
 
 
 @contextmanager

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cuBLASMp's level-3 routines ask of layouts, and the nearest layouts that they take.
+
+Everything lies on D's processes. trsm takes any blocks and offsets since 0.9.1; the others want offsets on block
+boundaries, and blocks that fit each other. Source: cublasmp.h of 0.8 to 0.10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...bindings import FUNCTIONS
+from ...layout import Level3Problem, MatrixDescriptor
+
+__all__ = ["suited_level3", "symbol_of"]
+
+_ANY_BLOCKS = 901
+
+_WORDS = {"a": "A", "b": "B", "d": "the result"}
+
+
+def symbol_of(problem: Level3Problem) -> str:
+    """Return the function that computes a routine: of real types the Hermitian ones are the symmetric ones. Local."""
+    name = problem.routine
+    if problem.d.dtype.kind != "c" and name.startswith("he"):
+        name = "sy" + name[2:]
+    symbol = f"cublasMp{name.capitalize()}"
+    assert symbol in FUNCTIONS
+    return symbol
+
+
+def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, tuple[str, ...]]:
+    """Return the routine with layouts that cuBLASMp takes, ``problem`` itself where it does, and the reasons. Local.
+
+    D stays where it can, and keeps its memory order, as every operand does.
+    """
+    form = problem.column_major()
+    q = form.problem
+    nearest = _nearest(q, version)
+    moved: dict[str, Any] = {}
+    reasons = []
+    b_order = problem.a.order if problem.traits.shape == "updated" else problem.d.order
+    for letter, new in nearest.items():
+        old = getattr(q, letter)
+        if new == old:
+            continue
+        name = {"a": "b", "b": "a"}.get(letter, letter) if form.swapped else letter
+        order = {"a": problem.a.order, "b": b_order, "d": problem.d.order}[name]
+        moved[name] = new.T if order == "C" else new
+        start = q.routine == "trsm" and letter == "b"
+        why = "it has to lie like the result" if start else f"{symbol_of(q)} wants {_what(old, new, q.d)}"
+        reasons.append(f"{_WORDS[name]} is moved: {why}")
+    return replace(problem, **moved), tuple(reasons)
+
+
+def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:
+    """Return the layouts of A, B and D nearest to those of F-ordered matrices."""
+    if q.routine == "trsm" and version >= _ANY_BLOCKS:
+        return {"a": _laid(q.a, q.a.block, q.d, q.a.lead), "b": _like(q.b, q.d), "d": q.d}
+    turned = q.op_a != "N"
+    if q.traits.shape == "updated":
+        order = q.d.block[0] if q.d.block[0] == q.d.block[1] else q.a.block[int(turned)]
+        d = _laid(q.d, (order, order), q.d)
+        k_block = q.a.block[int(not turned)]
+        block = (k_block, order) if turned else (order, k_block)
+        laid = {"a": _laid(q.a, block, d), "d": d}
+        return laid if q.b is None else laid | {"b": _laid(q.b, block, d)}
+    if q.traits.shape == "added":
+        square = q.routine == "tradd" or version < _ANY_BLOCKS
+        d = _laid(q.d, (q.d.block[0],) * 2 if square else q.d.block, q.d)
+        return {"a": _laid(q.a, d.block[::-1] if turned else d.block, d), "d": d}
+    order = q.d.block[int(q.side == "R")]
+    d = _laid(q.d, (order, order) if q.side == "R" or q.routine == "trsm" else q.d.block, q.d)
+    a = _laid(q.a, (order, order), d)
+    assert q.b is not None
+    b = _like(q.b, d) if q.routine == "trsm" else _laid(q.b, d.block, d)
+    return {"a": a, "b": b, "d": d}
+
+
+def _laid(
+    x: MatrixDescriptor, block: tuple[int, int], d: MatrixDescriptor, lead: tuple[int, int] = (0, 0)
+) -> MatrixDescriptor:
+    """Return ``x`` if it lies in ``block`` on D's processes from an offset that is taken, else a layout that does."""
+    if x.block == block and x.lead == lead and x.grid.same_ranks(d.grid):
+        return x
+    return replace(x, block=block, grid=d.grid, source=(0, 0), lead=(0, 0), ld=None)
+
+
+def _like(x: MatrixDescriptor | None, d: MatrixDescriptor) -> MatrixDescriptor:
+    """Return ``x`` if it lies where D does, which it is copied to, else D's layout."""
+    assert x is not None
+    return x if x.same_places(d) else replace(d, ld=None)
+
+
+def _what(old: MatrixDescriptor, new: MatrixDescriptor, d: MatrixDescriptor) -> str:
+    """Return in words what was not as it is asked for."""
+    if not old.grid.same_ranks(d.grid):
+        return "it on the result's processes"
+    return "other blocks of it" if old.block != new.block else "it to begin with a block"

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-3 routines as cuBLASMp sees them: one call for each, its arguments by their names in C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
+from ...epilogue import Epilogue
+from ...layout import Level3Problem, MatrixDescriptor
+from ..base import Options
+from .call import PreparedCall, columns
+from .contracts import symbol_of
+from .parts import part_writer, write_all
+from .product import LocalProduct
+from .types import compute_type, scale_dtype
+
+if TYPE_CHECKING:
+    from .engine import CublasmpEngine
+
+__all__ = ["CublasmpLevel3", "ScaledPart"]
+
+Array = Any
+
+_SIDES = {"L": SideMode.LEFT, "R": SideMode.RIGHT}
+_FILLS = {"L": FillMode.LOWER, "U": FillMode.UPPER}
+_DIAGONALS = {"N": DiagType.NON_UNIT, "U": DiagType.UNIT}
+
+
+class CublasmpLevel3(PreparedCall):
+    """A routine on this rank's part of D's grid. Making, growing and closing one is collective over the context.
+
+    cuBLASMp updates in place: what D starts from, C or the right-hand sides of a solve, is copied to D first, unless
+    it is D.
+    """
+
+    def __init__(
+        self,
+        engine: CublasmpEngine,
+        problem: Level3Problem,
+        options: Options,
+        arrays: Sequence[Array | None],
+    ) -> None:
+        self._problem, self._options = problem, options
+        self._form = problem.column_major()
+        self._f_ordered = q = self._form.problem
+        for x in (q.a, q.b, q.d):
+            if x is not None:
+                engine.grid(x.grid)
+        inside = engine.rank < q.d.grid.size
+        self._symbol = symbol_of(problem)
+        routine = self._symbol.removeprefix("cublasMp")
+        super().__init__(engine, routine, q.d.grid, tuple(arrays), inside=inside)
+        self.sent_bytes = _received_bytes(q, engine.rank) if inside else 0
+        self._views: dict[str, Array] = {}
+        self._start: Callable[[Array, Array], None] | None = None
+        self._prepare()
+
+    @property
+    def path(self) -> str:
+        """What cuBLASMp logged that it ran; before the first run, what is called."""
+        return self._logged(self._symbol)
+
+    # -- making
+
+    def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the arguments of the function, in the order of its prototype."""
+        q, alpha = self._f_ordered, self._options.alpha
+        scale = scale_dtype(q.d.dtype)
+        alpha = alpha.conjugate() if self._form.conj_alpha else alpha
+        self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
+        values: dict[str, Any] = {
+            "handle": self._engine.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
+            "trans": Operation[q.op_a], "diag": _DIAGONALS[q.diag], "m": q.m, "n": q.n, "k": q.k,
+            "alpha": self._alpha.ctypes.data, "beta": self._beta.ctypes.data,
+            "computeType": compute_type(q.d.dtype, None),
+        }  # fmt: skip
+        for letter, x in self._matrices.items():
+            values |= {
+                letter: self._pointers[letter],
+                f"i{letter}": x.lead[0] + 1,
+                f"j{letter}": x.lead[1] + 1,
+            }
+            values[f"desc{letter.upper()}"] = self._descriptor(x, self._lld(self._views[letter], x))
+        names = [argument.name for argument in FUNCTIONS[self._symbol].arguments]
+        return tuple(values[name] for name in names[: names.index("d_work")]), ()
+
+    # -- running
+
+    def run(self, a: Array, b: Array | None, c: Array | None, d: Array) -> None:
+        """Queue the routine on CuPy's current stream. Collective; the first run allocates and listens to the log."""
+        self._run(a, b, c, d)
+
+    def capture(self, a: Array, b: Array | None, c: Array | None, d: Array) -> Callable[[], None]:
+        """Record the routine as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
+        return self._capture(a, b, c, d)
+
+    def follow(self, epilogue: Epilogue) -> None:
+        """Nothing follows a level-3 routine."""
+
+    def release(self) -> None:
+        """Forget the arrays of the last run; what is queued does without them."""
+        super().release()
+        self._views = {}
+
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string."""
+        return self._misfit("abcd".index(name), array)
+
+    def _bind(self, *arrays: Array | None) -> None:
+        """Point the call at these local arrays; what has to be copied on the way goes through temporaries."""
+        self._before, self._after = [], []
+        q, p, form = self._f_ordered, self._problem, self._form
+        a, b, c, d = arrays
+        out = columns(d, p.d.order)
+        if not self._fits(out, q.d):  # the rows before the first need room
+            outer, out = out, self._temporary("d", q.d)
+            self._after.append(lambda: write_all(outer, out))
+        self._views = {"b" if p.routine == "trsm" else "c": out}
+        self._matrices = dict.fromkeys(self._views, q.d)
+        begins = b if p.routine == "trsm" else c if self._options.beta != 0 else None
+        if begins is not None and begins is not d:
+            self._start_from("B" if p.routine == "trsm" else "C", columns(begins, p.d.order), out)
+        like = p.a.order if p.traits.shape == "updated" else p.d.order
+        operands = {"A": columns(a, p.a.order)}
+        if b is not None and p.routine != "trsm":
+            operands["B"] = columns(b, like)
+        for letter, name in zip("ab", sorted(operands, reverse=form.swapped), strict=False):
+            x: MatrixDescriptor = getattr(q, letter)
+            self._matrices[letter] = x
+            self._views[letter] = self._operand(letter, name, operands[name], x, d)
+        for letter, x in self._matrices.items():
+            self._point(letter, self._views[letter], x)
+
+    def _operand(self, letter: str, name: str, view: Array, x: MatrixDescriptor, d: Array) -> Array:
+        """Return an operand as the call reads it: itself, or a temporary that is written before each run."""
+        import cupy
+
+        if letter in self._form.conjugated:
+            return self._through(name, view, x, cupy.conjugate, "it is conjugated without a transpose")
+        if name.lower() in self._form.relaid:
+            return self._through(name, view, x, cupy.positive, "it is in another memory order")
+        if self._problem.routine == "trmm" and self._engine.overlap(view, d):
+            return self._through(name, view, x, cupy.positive, "it is where the result goes")
+        if not self._fits(view, x):
+            return self._through(name, view, x, cupy.positive, "it begins inside a block")
+        return view
+
+    def _start_from(self, name: str, begins: Array, out: Array) -> None:
+        """Copy to D, before each run, what the routine updates there."""
+        self._copies(name, out.nbytes, "the result is computed in its place")
+        if self._start is None:
+            self._start = part_writer(self._f_ordered.written, self._f_ordered.d, self._engine.rank)
+        start = self._start
+        self._before.append(lambda: start(out, begins))
+
+
+class ScaledPart(LocalProduct):
+    """D = beta C in the part that the routine writes: there is nothing else, or alpha is 0. Local."""
+
+    def __init__(self, problem: Level3Problem, beta: complex, rank: int) -> None:
+        super().__init__(beta, "D = beta C: there is nothing to compute")
+        self._write = part_writer(problem.written, problem.d, rank)
+        self._real_diagonal = None
+        if problem.is_hermitian and problem.written is not None:
+            self._real_diagonal = _diagonal(problem.d, rank)
+
+    def run(self, a: Array, b: Array | None, c: Array | None, d: Array) -> None:  # noqa: ARG002 - neither is read
+        """Write beta C into the part of D."""
+        if d.size == 0:
+            return
+        self._write(d, 0 if self._beta == 0 or c is None else c * self._beta)
+        if self._real_diagonal is not None:
+            rows, cols = self._real_diagonal
+            d[rows, cols] = d[rows, cols].real
+
+
+def _diagonal(x: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
+    """Return the local rows and columns of the diagonal's elements on this rank, as index arrays."""
+    if rank >= x.grid.size:
+        return np.zeros(0, int), np.zeros(0, int)
+    _, rows, cols = np.intersect1d(*x.global_indices(rank), assume_unique=True, return_indices=True)
+    return rows, cols
+
+
+def _received_bytes(q: Level3Problem, rank: int) -> int:
+    """Return about how many bytes a rank must get from others: its share of the operands; triangles count whole."""
+    rows, cols = q.d.local_shape(rank)
+    if q.traits.shape == "added":
+        needed = rows * cols if q.op_a != "N" else 0
+        operands = [q.a]
+    elif q.traits.shape == "sided":
+        needed = (rows if q.side == "L" else cols) * q.k + (cols if q.side == "L" else rows) * q.k
+        operands = [q.a, q.d]
+    else:
+        operands = [x for x in (q.a, q.b) if x is not None]
+        needed = (rows + cols) * q.k * len(operands)
+    held = sum(r * c for r, c in (x.local_shape(rank) for x in operands))
+    return max(0, needed - held) * q.d.dtype.itemsize

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-3 routines on GPUs against float64 NumPy; PBLASMP_TRACE=1 says which call is under way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import cupy
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout.level3 import ROUTINES
+
+from .level3 import Case, cases, every_case, expected_of, one_case, values_of
+from .moves import say
+from .products import everywhere, integers, part_of, place, poisoned, wrong
+
+COUNT = int(
+    os.environ.get("PBLASMP_RANDOM_ROUTINES", "25")
+)  # of each routine, in layouts that fit and in any
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_every_option(ctx, routine):
+    faults = [
+        fault
+        for seed, case in enumerate(every_case(routine, ctx.size, 37, 8))
+        if (fault := one_case(ctx, case, seed))
+    ]
+    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["fits", "any"])
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_random_calls(ctx, routine, fits):
+    chosen = cases(routine, ctx.size, COUNT, 1000 * ctx.size, fits=fits)
+    faults = [fault for seed, case in chosen if (fault := one_case(ctx, case, seed))]
+    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_larger_ones(ctx, routine):
+    """Many blocks to a process, and several processes to a row."""
+    chosen = [
+        case for case in every_case(routine, ctx.size, 700, 64) if case.dtype in ("float64", "complex64")
+    ][::5]
+    faults = [fault for seed, case in enumerate(chosen) if (fault := one_case(ctx, case, seed))]
+    assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_narrow_types_are_right_or_refused(ctx, routine, dtype):
+    case = next(case for case in every_case(routine, ctx.size, 24, 8) if case.dtype == "float32")
+    ends = {name: replace(end, parent=replace(end.parent, dtype=dtype)) for name, end in case.ends.items()}
+    fault = ""
+    try:
+        fault = one_case(ctx, replace(case, ends=ends, dtype=dtype), 1)
+    except pb.UnsupportedError as error:
+        say(ctx, f"{routine} {dtype}: {error}")
+    except pb.StatusError as error:
+        fault = "" if "NOT_SUPPORTED" in str(error) else str(error)
+        say(ctx, f"{routine} {dtype}: {error}")
+    assert fault == ""
+
+
+def test_a_plan_is_run_again_on_another_stream_and_as_a_graph(ctx):
+    n, grid = 256, pb.Grid.squarest(ctx.size)
+    d = pb.MatrixDescriptor((n, n), (32, 32), grid, dtype="float32")
+    out = poisoned(ctx, d)
+    with pb.plan(pb.syrk, place(ctx, np.zeros((n, n)), d), uplo="U", out=out) as plan:
+        a = plan._matrices["a"]
+        assert a is not None
+        graph = plan.graph()
+        for turn, run in enumerate((plan, plan, graph.replay)):
+            values = integers(d.shape, d.dtype, turn)
+            part = part_of(ctx, values, d)
+            if part is not None:
+                ctx.engine.from_host(a.local, part.astype(d.dtype))
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                cupy.cuda.runtime.deviceSynchronize()
+                run()
+                stream.synchronize()
+            expected = np.where(np.triu(np.ones((n, n), bool)), values @ values.T, np.nan)
+            got, part = ctx.engine.to_host(out.local), part_of(ctx, expected, d)
+            fault = (
+                ""
+                if part is None or np.array_equal(got, part.astype(d.dtype), equal_nan=True)
+                else f"run {turn}"
+            )
+            assert everywhere(ctx, fault) == ""
+        assert "cublasMpSyrk" in str(plan.report()) or "sing" in plan.report().path
+
+
+def test_a_factorisation_by_blocks(ctx):
+    """Cholesky of an SPD matrix from sub-matrices, syrk, gemm and trsm, checked by its residual."""
+    n, nb, grid = 320, 32, pb.Grid.squarest(ctx.size)
+    d = pb.MatrixDescriptor((n, n), (nb, nb), grid)
+    half = integers(d.shape, d.dtype, 3)
+    spd = half @ half.T + n * np.eye(n)
+    a = place(ctx, spd, d)
+    for at in range(0, n, nb):
+        here, rest = slice(at, at + nb), slice(at + nb, n)
+        block = a[here, here]
+        factor = np.linalg.cholesky(block.allgather())
+        pb.DistributedMatrix.move_to(place(ctx, factor, replace(block.descriptor, ld=None)), block)
+        if at + nb < n:
+            pb.trsm(block, a[rest, here], side="R", uplo="L", op_a="T", out=a[rest, here])
+            pb.syrk(a[rest, here], a[rest, rest], uplo="L", alpha=-1, beta=1, out=a[rest, rest])
+    lower = np.tril(a.allgather())
+    assert np.abs(lower @ lower.T - spd).max() < 1e-10 * np.abs(spd).max()
+
+
+def test_the_reference_can_fail(ctx):
+    case: Case = next(every_case("trmm", ctx.size, 12, 4))
+    values = values_of(case, 1)
+    other = {**values, "b": values["b"] + 1}
+    assert not np.array_equal(expected_of(case, values), expected_of(case, other))
+    d = case.ends["d"].parent
+    assert everywhere(ctx, wrong(ctx, place(ctx, values["b"], d), other["b"])) != ""

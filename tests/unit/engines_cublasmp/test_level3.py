@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-3 routines: what each call is told, by a library that does what it is told and holds to the contracts."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.bindings import ComputeType, Status
+from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.cublasmp.contracts import suited_level3
+from pblasmp.layout import Level3Problem
+from pblasmp.layout.level3 import ROUTINES
+from tests.gpu.level3 import cases, one_case
+from tests.helpers import level3 as reference
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+from .machine import Multiplying, machine
+from .test_failures import left_behind, lives, names
+
+
+def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:
+    with machine(
+        path,
+        Multiplying,
+        comm=comm,
+    ) as lib:
+        lib.version = version
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for routine in routines:
+                for fits in (True, False):
+                    for seed, case in cases(routine, comm.size, count, 0, fits=fits):
+                        yield f"{routine} {seed}", one_case(ctx, case, seed) or None
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize(("version", "ranks"), [(1000, 4), (1000, 2), (900, 2)])
+def test_random_calls(stand_in, version, ranks):
+    run_mpi(random_calls, ranks, path=stand_in(version), version=version, routines=list(ROUTINES), count=4)
+
+
+NB, M, N, K = 2, 4, 6, 8
+LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
+
+# What C is told of a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
+# of the caller's operands are a, b and the result.
+TOLD = {
+    "trsm": ({"side": "R", "uplo": "U", "op_a": "T", "diag": "U"}, "RUTU", "LLTU", (M, N), (N, M), "ad", "ad"),
+    "trmm": ({"side": "R", "uplo": "U", "op_a": "N", "diag": "N"}, "RUNN", "LLNN", (M, N), (N, M), "abd", "abd"),
+    "symm": ({"side": "R", "uplo": "U"}, "RU", "LL", (M, N), (N, M), "abd", "abd"),
+    "hemm": ({"side": "L", "uplo": "L"}, "LL", "RU", (M, N), (N, M), "abd", "abd"),
+    "syrk": ({"uplo": "U", "op_a": "N"}, "UN", "LT", (N, K), (N, K), "ad", "ad"),
+    "herk": ({"uplo": "L", "op_a": "C"}, "LC", "UN", (N, K), (N, K), "ad", "ad"),
+    "syr2k": ({"uplo": "U", "op_a": "T"}, "UT", "LN", (N, K), (N, K), "abd", "abd"),
+    "her2k": ({"uplo": "U", "op_a": "N"}, "UN", "LC", (N, K), (N, K), "abd", "abd"),
+    "syrkx": ({"uplo": "L", "op_a": "N"}, "LN", "UT", (N, K), (N, K), "abd", "bad"),
+    "herkx": ({"uplo": "L", "op_a": "C"}, "LC", "UN", (N, K), (N, K), "abd", "bad"),
+    "geadd": ({"op_a": "T"}, "T", "T", (M, N), (N, M), "ad", "ad"),
+    "tradd": ({"uplo": "L", "op_a": "C"}, "LC", "UC", (M, N), (N, M), "ad", "ad"),
+}  # fmt: skip
+
+
+def matrices(ctx: pb.Context, routine: str, flags: dict[str, str], order: str, **how: Any) -> dict[str, Any]:
+    """The operands, each with a leading dimension of its own."""
+    shapes = reference.shapes(routine, flags, M, N, K)
+    return {
+        name: ctx.empty(pb.MatrixDescriptor(shapes[name], (NB, NB), pb.Grid(1, 1), dtype="complex64", order=order,
+                                            ld=max(shapes[name]) + i, **how))
+        for i, name in enumerate((*ROUTINES[routine].operands, "d"))
+    }  # fmt: skip
+
+
+def call(routine: str, given: dict[str, Any], flags: dict[str, str], **how: Any) -> Any:
+    """The arguments of a call that writes where its input is, so that nothing is copied."""
+    out = how.pop("out", given["d"])
+    operands = {name: given[name] for name in ROUTINES[routine].operands}
+    return pb.plan(getattr(pb, routine), **operands, **flags, **how, out=out)
+
+
+@pytest.mark.parametrize("order", "FC")
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_what_is_told(ctx, lib, routine, order):
+    flags, as_f, as_c, extents, turned, operands, swapped = TOLD[routine]
+    given = matrices(ctx, routine, flags, order)
+    start = "c" if "c" in ROUTINES[routine].operands else "b"
+    if routine == "trmm":
+        start = "d"
+    given["d"] = given[start]
+    how = {"alpha": 2} if "c" not in ROUTINES[routine].operands else {"alpha": 2, "beta": 3}
+    with call(routine, given, flags, **how) as plan:
+        lib.clear()
+        del lib.gpu.copies[:]
+        plan()
+        lib.clear()
+        plan()
+        (told,) = lib.calls
+        assert told.name == "cublasMp" + routine.capitalize()
+        copied = any(note.startswith("A is copied") for note in plan.report().notes)
+        assert lib.gpu.copies == (["conjugate"] * 2 if copied else [])
+    got = "".join(letters[told[name]] for name, letters in LETTERS.items() if name in told.arguments)
+    assert got == (as_f if order == "F" else as_c)
+    names = ("m", "n") if "m" in told.arguments else ("n", "k")
+    assert tuple(told[name] for name in names) == (extents if order == "F" else turned)
+    result = "b" if routine == "trsm" else "c"
+    letters = [x for x in "ab" if x in told.arguments and x != result] + [result]
+    for letter, name in zip(letters, operands if order == "F" else swapped, strict=True):
+        x, desc = given[name], lib.made[told[f"desc{letter.upper()}"]]
+        if not copied or name not in "ab":
+            assert told[letter] == x.local.data.ptr, (letter, name)
+            assert desc["lld"] == x.descriptor.ld
+        shape = x.shape if order == "F" else x.shape[::-1]
+        assert (desc["m"], desc["n"], desc["mb"], desc["nb"]) == (*shape, NB, NB)
+        assert (told[f"i{letter}"], told[f"j{letter}"]) == (1, 1)
+    scalars = [np.frombuffer(ctypes.string_at(told[name], 8), np.complex64)[0] for name in ("alpha", "beta")
+               if name in told.arguments]  # fmt: skip
+    assert scalars == [2, 3][: len(scalars)]
+    assert told.arguments.get("computeType", ComputeType.COMPUTE_32F) == ComputeType.COMPUTE_32F
+
+
+def test_real_hermitian_routines_are_the_symmetric_ones(ctx, lib):
+    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), order="F")
+    a, b = ctx.empty(d), ctx.empty(d)
+    pb.hemm(a, b)
+    pb.herk(a)
+    pb.her2k(a, b, op_a="C")
+    pb.herkx(a, b, op_a="T")
+    called = [
+        name.removeprefix("cublasMp") for name in lib.names if name.startswith(("cublasMpSy", "cublasMpHe"))
+    ]
+    assert called[1::2] == ["Symm", "Syrk", "Syr2k", "Syrkx"]
+    assert [lib.of(name)[0]["trans"] for name in ("Syrk", "Syr2k", "Syrkx")] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("F", 1 + 2j), ("C", 1 - 2j)])
+def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
+    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex128", order=order)
+    a, b, c = (ctx.empty(d) for _ in range(3))
+    with pb.plan(pb.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c) as plan:
+        plan()
+        at = lib.of("Her2k")[0]["alpha"]
+        assert np.frombuffer(ctypes.string_at(at, 16), complex)[0] == expected
+
+
+SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
+
+
+@pytest.mark.parametrize(
+    ("routine", "start", "of_c_order", "expected"),
+    [
+        (pb.trsm, "", "", ["B"]),  # the right-hand sides, to the result
+        (pb.trsm, "b", "", []),
+        (pb.trmm, "", "", []),
+        (pb.trmm, "b", "", ["B"]),  # from where the result goes
+        (pb.trmm, "", "b", ["B"]),
+        (pb.symm, "", "", ["C"]),
+        (pb.symm, "c", "", []),
+        (pb.hemm, "c", "a", ["A"]),  # conjugated
+        (pb.syrk, "", "", ["C"]),
+        (pb.syrk, "c", "a", []),
+        (pb.herk, "c", "a", ["A"]),
+        (pb.her2k, "c", "ab", ["A", "B"]),
+        (pb.syr2k, "c", "b", ["B"]),
+        (pb.geadd, "", "c", ["C"]),
+        (pb.tradd, "c", "a", []),
+    ],
+)  # fmt: skip
+def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, expected):
+    traits = ROUTINES[routine.__name__]
+    given = {
+        name: ctx.empty(replace(SQUARE, order="C" if name in of_c_order else "F")) for name in traits.operands
+    }
+    out = given[start] if start else ctx.empty(SQUARE)
+    how = {"beta": 1} if "c" in traits.operands else {}
+    del lib.gpu.allocations[:], lib.gpu.copies[:]
+    with pb.plan(routine, **given, **how, out=out) as plan:
+        temporaries = len(lib.gpu.allocations)
+        report = plan.report()
+        assert sorted(note.partition(" ")[0] for note in report.notes if "is copied" in note) == expected
+        assert report.copied_bytes == len(expected) * out.local.nbytes
+        assert not report.moved
+        del lib.gpu.copies[:]
+        for turn in (1, 2):
+            plan()
+            # what a solve or a sum starts from goes to the result without a temporary, a triangle by its mask
+            assert lib.gpu.copies == (["copyto"] if traits.triangle == "d" and "C" in expected else
+                                      ["conjugate" if routine in (pb.hemm, pb.herk, pb.her2k) else "positive"]
+                                      * temporaries) * turn  # fmt: skip
+
+
+def test_another_matrix_in_the_place_of_one(ctx, lib):
+    a, b, other = (ctx.empty(SQUARE) for _ in range(3))
+    with pb.plan(pb.trmm, a, b) as plan:
+        plan()
+        plan(b=other)
+        padded = ctx.from_local(ctx.empty(replace(SQUARE, ld=9)).local, SQUARE)
+        with pytest.raises(pb.LayoutError, match=r"a: the local array has strides \(8, 72\).*\(8, 32\)"):
+            plan(padded)
+    assert [told["b"] for told in lib.of("Trmm")] == [b.local.data.ptr, other.local.data.ptr]
+
+
+def test_a_solve_begins_inside_a_block(ctx, lib):
+    """Which trsm takes: of matrices in whole blocks, from where they begin."""
+    parents = [ctx.empty(replace(SQUARE, shape=(9, 9), ld=9 + i)) for i in range(2)]
+    a, b = (x[3:7, 3:7] for x in parents)
+    with pb.plan(pb.trsm, a, b, out=b) as plan:
+        plan()
+        assert not plan.report().moved
+        (told,) = lib.of("Trsm")
+    assert [told[i] for i in ("ia", "ja", "ib", "jb")] == [2] * 4
+    assert [told[x] for x in "ab"] == [x.local[2:, 2:].ctypes.data for x in parents]
+    made = [lib.made[told[f"desc{x}"]] for x in "AB"]
+    assert [(desc["m"], desc["n"], desc["lld"]) for desc in made] == [(5, 5, 9), (5, 5, 10)]
+
+
+@pytest.mark.parametrize(
+    ("routine", "layouts", "moved", "why"),
+    [
+        (pb.trsm, {"a": {"lead": (1, 0)}}, "", ""),
+        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm wants it to begin with a block"),
+        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm wants other blocks of it"),
+        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm wants it on the result's processes"),
+        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it has to lie like the result"),
+        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk wants other blocks of it"),
+        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k wants other blocks of it"),
+        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd wants other blocks of it"),
+        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "wants other blocks of it"),
+    ],
+)  # fmt: skip
+def test_what_is_moved(routine, layouts, moved, why):
+    """Pure: layouts that cuBLASMp does not take, which it does, and why."""
+    name = routine.__name__
+    own = {x: replace(SQUARE, grid=pb.Grid(1, 2), **layouts.get(x, {})) if "grid" not in layouts.get(x, {})
+           else replace(SQUARE, **layouts[x]) for x in (*ROUTINES[name].operands, "d")}  # fmt: skip
+    for problem in (Level3Problem(name, **own), Level3Problem(name, **{x: d.T for x, d in own.items()})):
+        mended, reasons = suited_level3(problem, 1000)
+        changed = "".join(x for x in own if getattr(mended, x) != getattr(problem, x))
+        assert changed in (moved, moved.replace("c", ""))  # C follows the result where the plan is made
+        assert why in "; ".join(reasons)
+        assert bool(reasons) == bool(moved)
+        assert suited_level3(mended, 1000) == (mended, ())
+
+
+def test_moves_can_be_forbidden(ctx, lib):
+    a = ctx.empty(replace(SQUARE, block=(2, 3)))
+    b = ctx.empty(SQUARE)
+    with pytest.raises(
+        pb.LayoutError, match=r"trmm: a would have to be moved first.*cublasMpTrmm wants other blocks"
+    ):
+        pb.trmm(a, b, redistribute=False)
+    with pb.plan(pb.trmm, a, b) as plan:
+        (line,) = plan.report().moved
+        assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
+
+
+NEWER = ("symm", "hemm", "trmm", "herk", "syr2k", "her2k", "syrkx", "herkx")
+
+
+@pytest.mark.parametrize("version", [500, 800, 900])
+def test_versions_that_lack_a_routine(alone, stand_in, version):
+    with machine(stand_in(version)) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            for routine in ROUTINES:
+                operands = {x: ctx.empty(SQUARE) for x in ROUTINES[routine].operands}
+                if version < 900 and routine in NEWER:
+                    expected = rf"{routine.capitalize()} needs cuBLASMp 0\.9\.0 or newer, found 0\.{version // 100}\.0"
+                    with pytest.raises(pb.UnsupportedError, match=expected):
+                        getattr(pb, routine)(**operands)
+                else:
+                    getattr(pb, routine)(**operands)
+                    assert len(lib.of(routine.capitalize())) == 1
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def test_what_is_refused(ctx, monkeypatch):
+    a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
+    with pytest.raises(pb.UnsupportedError, match=r"algo: cublasMpTrsm has only 'auto', got 'shared'"):
+        pb.trsm(a, b, algo="shared")
+    monkeypatch.setattr(faults, "level3_is_wrong", lambda problem, version: f"{problem.routine} of {version}")
+    with pytest.raises(pb.UnsupportedError, match="trsm of 1000"):
+        pb.trsm(a, b)
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
+    d = replace(SQUARE, order=order)
+    a, c = ctx.empty(d), ctx.empty(d)
+    c.local[...] = np.arange(16).reshape(4, 4) * (1 + 1j)
+    outcome = pb.herk(a, c, alpha=0, beta=2).local
+    expected = np.where(np.tri(4), 2 * c.local, c.local)
+    np.fill_diagonal(expected, 2 * c.local.diagonal().real)
+    assert np.array_equal(outcome, expected)
+    assert np.all(pb.trsm(a, a, alpha=0).local == 0)
+    none = ctx.empty(replace(d, shape=(4, 0)))
+    assert np.array_equal(pb.syrk(none, c, beta=1, uplo="U").local, c.local)
+    assert np.array_equal(pb.trsm(a, none).local, none.local)
+    assert not lib.calls
+    with (
+        pb.plan(pb.herk, a, c, alpha=0, out=c) as plan,
+        pytest.raises(pb.UnsupportedError, match="calls nothing"),
+    ):
+        plan.graph()
+
+
+def test_a_graph_has_the_copies_too(ctx, lib):
+    a, c, out = (ctx.empty(SQUARE) for _ in range(3))
+    with pb.plan(pb.syrk, a, c, beta=1, out=out) as plan:
+        graph = plan.graph()
+        del lib.gpu.events[:]
+        graph.replay()
+        assert lib.gpu.events == [("graph launched",)]
+        assert lib.gpu.copies.count("copyto") == 2  # before the run and into the graph
+
+
+LIFE = [
+    "GetVersion", "Create", "GridCreate",
+    *["MatrixDescriptorCreate"] * 2, "Trsm_bufferSize", "synchronize", "window", "BufferRegister", "pinned",
+    "LoggerOpenFile", "LoggerSetLevel", "LoggerSetCallback", "Trsm", "LoggerSetCallback", "LoggerSetLevel",
+    *["MatrixDescriptorDestroy"] * 2,
+    *["MatrixDescriptorCreate"] * 3, "Her2k_bufferSize",
+    "LoggerOpenFile", "LoggerSetLevel", "LoggerSetCallback", "Her2k", "LoggerSetCallback", "LoggerSetLevel",
+    "SetStream", "Her2k", *["MatrixDescriptorDestroy"] * 3,
+    "synchronize", "BufferDeregister", "window released", "GridDestroy", "Destroy", "communicator released",
+]  # fmt: skip
+
+
+def life(_: Any) -> None:
+    ctx = pb.Context(engine="cublasmp")
+    try:
+        a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
+        pb.trsm(a, b)
+        with pb.plan(pb.her2k, a, b) as plan:
+            plan()
+            with sys.modules["cupy"].cuda.Stream():
+                plan()
+    finally:
+        ctx.close()
+
+
+def test_the_order_of_calls(lib):
+    life(lib)
+    assert [event[0] for event in lib.gpu.events] == LIFE
+
+
+def test_every_call_failing(alone, stand_in):
+    wrongs = []
+    for at, call in enumerate(name for name in LIFE if name[0].isupper()):
+        with machine(stand_in(1000)) as lib:
+            lib.fail(Status.NOT_SUPPORTED, at)
+            error = lives(life, lib)
+            found = left_behind(lib)
+            if not names(error, "cublasMp" + call, Status.NOT_SUPPORTED):
+                found.append(f"raised {error!r}")
+        wrongs += [f"call {at} ({call}): {fault}" for fault in found]
+    assert not wrongs, "\n".join(wrongs)
