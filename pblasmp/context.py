@@ -74,7 +74,7 @@ class Context:
             object; it is never destroyed here. By default the engine makes one.
 
     Raises:
-        LayoutError: the engine's name is unknown.
+        LayoutError: the engine's name is unknown, or ``comm`` is neither.
         LibraryNotFoundError: a library that the engine needs is missing.
         UnsupportedError: torchrun started this process, which has no process group yet.
     """

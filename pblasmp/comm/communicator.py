@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LibraryNotFoundError, UnsupportedError
+from ..errors import LayoutError, LibraryNotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -265,6 +265,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     Raises:
         LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
         UnsupportedError: started by torchrun, but there is no process group yet.
+        LayoutError: ``comm`` is something else, or a group that this rank is not in.
     """
     if isinstance(comm, Communicator):
         return comm.split([range(comm.size)])
@@ -293,4 +294,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
                 ) from None
             return _Serial()
         comm = MPI.COMM_WORLD
+    if not hasattr(comm, "Dup"):
+        raise LayoutError(
+            f"comm: expected an mpi4py communicator or a process group of this rank's, got {comm!r}"
+        )
     return _Mpi(cast("MPI.Comm", comm).Dup())

@@ -57,6 +57,13 @@ def communicators(group: Any) -> Any:
         None if comm.allgather(group.rank()) == evens_and_odds[group.rank() % 2] else "wrong ranks",
     )
     comm.free()
+    first = dist.new_group([0])
+    try:
+        wrap(first).free()
+        error = None if group.rank() == 0 else "nothing was raised"
+    except pb.LayoutError as caught:
+        error = None if group.rank() and "a process group of this rank's" in str(caught) else str(caught)
+    yield "a group without this rank", error
 
 
 def messages(comm: Any) -> str | None:

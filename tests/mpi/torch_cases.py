@@ -22,6 +22,7 @@ from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 
 Case = tuple[str, str | None]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+FUNCTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 UNEVEN = ((7, 13, 10), (5, 6, 3), (1, 9, 4))  # tokens, inputs, outputs: they leave ranks without a part
 
 
@@ -312,6 +313,29 @@ def strided(ctx: pb.Context) -> None:
     compare("own inputs", splits(replicated), everything(replicated))
 
 
+def one_row(ctx: pb.Context) -> None:
+    """An input of one dimension, where rows are not split; on one rank, PyTorch's own check of all functions."""
+    for function, dim in ((pt.matmul_allreduce, 1), (pt.matmul_allgather, 0)):
+        whole = [integers(ctx, 1, 12).requires_grad_(), integers(ctx, 2, 10, 12).requires_grad_()]
+        part = (..., own((10, 12)[dim], ctx))
+        x = whole[0].detach()[part if dim else ...].clone().requires_grad_()
+        w = (whole[1][part] if dim else whole[1][part[1]]).detach().clone().requires_grad_()
+        expected, y = nn.functional.linear(*whole), function(x, w, ctx)
+        compare("y", y, expected)
+        expected.sum().backward()
+        y.sum().backward()
+        compare("x", x.grad, whole[0].grad[part if dim else ...])
+        compare("w", w.grad, whole[1].grad[part] if dim else whole[1].grad[part[1]])
+    if ctx.size == 1:
+        for function in (*(getattr(pt, name) for name in FUNCTIONS), matmul_local, split_matmul_allreduce):
+            values = [
+                torch.randn(shape, dtype=torch.float64, device=device(ctx))
+                for shape in ((4, 2, 5), (3, 5), (3,))
+            ]
+            operands = [value.requires_grad_() for value in values]
+            assert torch.autograd.gradcheck(lambda x, w, b, f=function: f(x, w, ctx, b), operands)
+
+
 def refused(ctx: pb.Context) -> None:
     def raises(match: str, function: Callable[[], object]) -> None:
         with pytest.raises(pb.LayoutError, match=match):
@@ -344,7 +368,7 @@ def refused(ctx: pb.Context) -> None:
         raises("w: rank . of 2 holds . of 4", lambda: pt.matmul_allgather(w.real.contiguous(), outputs, ctx))
 
 
-LAYERS = (partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, refused)
+LAYERS = (partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, refused)
 
 # -- training
 

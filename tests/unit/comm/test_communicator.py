@@ -52,6 +52,13 @@ def test_without_mpi_everything_runs(order, tmp_path):
             ctx.zeros(pb.MatrixDescriptor((4, 3), (2, 2), pb.Grid(1, 2)))
 
 
+def test_other_communicators_are_refused():
+    with pytest.raises(
+        pb.LayoutError, match=r"comm: expected an mpi4py communicator or a process group .*, got 'world'"
+    ):
+        wrap("world")
+
+
 @pytest.mark.usefixtures("no_mpi")
 @pytest.mark.parametrize("name", _LAUNCHER_VARIABLES)
 def test_under_a_launcher_a_missing_mpi_is_an_error(name, monkeypatch):
