@@ -82,6 +82,8 @@ def _even(spec: Specification) -> tuple[MatmulProblem | None, str]:
             )
     if form == "matmul_allreduce" and not spec.outputs_first:
         return None, "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce for the transpose"
+    if form == "matmul_allreduce" and spec.options.beta != 0 and size > 1:
+        return None, "C is added once: by the rank that sums"
     op_b: Op = "T" if spec.outputs_first else "N"
     return maker(tokens, outputs, inputs, size, "N", op_b, dtype=spec.dtype, order="C"), ""
 

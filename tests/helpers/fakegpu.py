@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
+
+_TAG = 4711  # of NCCL's messages, which MPI carries
 
 
 class CUDARuntimeError(RuntimeError):
@@ -82,6 +85,7 @@ class FakeGpu:
         copies: what CuPy copied, by the function that did.
         faults: what was misused: released twice, borrowed and released.
         alive: what was made and not given back.
+        under_way: by stream, NCCL's messages that no event waits for yet.
     """
 
     def __init__(
@@ -109,28 +113,37 @@ class FakeGpu:
         self.faults: list[str] = []
         self.alive: dict[tuple[str, int], Any] = {}
         self._next = 0x100
+        self.under_way: dict[int, list[Any]] = {}
 
     def install(self, patch: pytest.MonkeyPatch, without: Sequence[str] = ()) -> None:
         """Put the modules where ``import`` finds them; those ``without`` are not installed."""
         nccl = SimpleNamespace(get_version=lambda: self.nccl_version)
-        modules = {"cupy": self._cupy(), "nccl.core": self._nccl(), "nvshmem.core": self._nvshmem(),
-                   "nccl.bindings": SimpleNamespace(nccl=nccl),
-                   "cuda.core": SimpleNamespace(Device=lambda index: ("device", index))}  # fmt: skip
+        modules = {
+            "cupy": self._cupy(),
+            "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas()),
+            "nccl.core": self._nccl(),
+            "nvshmem.core": self._nvshmem(),
+            "nccl.bindings": SimpleNamespace(nccl=nccl),
+            "cuda.core": SimpleNamespace(Device=lambda index: ("device", index)),
+        }
         for name, content in modules.items():
             package, _, part = name.partition(".")
             missing = name in without or package in without
             module = ModuleType(name)
             vars(module).update(vars(content))
-            parent = ModuleType(package)
             patch.setitem(sys.modules, name, None if missing else module)
-            if part:
+            while part:
+                name, _, part = name.rpartition(".")
+                parent = ModuleType(name)
                 setattr(parent, part, module)
-                patch.setitem(sys.modules, package, parent)
+                patch.setitem(sys.modules, name, parent)
+                module, part = parent, name.partition(".")[2]
 
     def assert_clean(self) -> None:
         """Nothing was misused, nothing is left, and the caller's GPU is current again."""
         assert not self.faults, self.faults
         assert not self.alive, f"leaked: {sorted(self.alive)}"
+        assert not self.under_way, "nobody waits for messages"
         assert self.current == self.callers
 
     def did(self, name: str) -> list[tuple[Any, ...]]:
@@ -220,23 +233,7 @@ class FakeGpu:
             def use(self) -> None:
                 gpu.current = self.id
 
-        class Stream:
-            def __init__(self, ptr: int | None = None, *, non_blocking: bool = False) -> None:
-                gpu._next += 1
-                self.ptr = gpu._next if ptr is None else ptr
-
-            def __enter__(self) -> None:
-                self.before, gpu.stream = gpu.stream, self.ptr
-
-            def __exit__(self, *exception: object) -> None:
-                gpu.stream = self.before
-
-            def begin_capture(self, mode: str) -> None:
-                gpu.events.append(("capture begins", self.ptr, gpu.stream, mode))
-
-            def end_capture(self) -> Any:
-                gpu.events.append(("capture ends", self.ptr))
-                return SimpleNamespace(launch=lambda: gpu.events.append(("graph launched",)))
+        stream, event = self._streams()
 
         def pinned(nbytes: int) -> Any:
             memory = np.empty(nbytes, np.uint8)
@@ -254,11 +251,82 @@ class FakeGpu:
             memGetInfo=lambda: (self.free, 1 << 40),
         )
         return SimpleNamespace(
-            runtime=runtime, Device=Device, Stream=Stream, alloc_pinned_memory=pinned,
-            get_current_stream=lambda: Stream(self.stream),
+            runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
+            get_current_stream=lambda: stream(self.stream),
+            device=SimpleNamespace(get_cublas_handle=lambda: 77),
             UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
         )  # fmt: skip
+
+    def _streams(self) -> tuple[Any, Any]:
+        gpu = self
+
+        class Event:
+            def __init__(self, *, disable_timing: bool) -> None:
+                assert disable_timing  # timing costs time
+                self.stream, self.requests = -1, []
+
+            def record(self, stream: Stream) -> None:
+                self.stream, self.requests = stream.ptr, gpu.under_way.pop(stream.ptr, [])
+
+        class Stream:
+            def __init__(self, ptr: int | None = None, *, non_blocking: bool = False) -> None:
+                gpu._next += 1
+                self.ptr = gpu._next if ptr is None else ptr
+
+            def __enter__(self) -> None:
+                self.before, gpu.stream = gpu.stream, self.ptr
+
+            def __exit__(self, *exception: object) -> None:
+                gpu.stream = self.before
+
+            def wait_event(self, event: Event) -> None:
+                gpu.events.append(("wait", self.ptr, event.stream))
+                if self.ptr == gpu.stream and event.requests:
+                    _waitall(event.requests)
+
+            def begin_capture(self, mode: str) -> None:
+                gpu.events.append(("capture begins", self.ptr, gpu.stream, mode))
+
+            def end_capture(self) -> Any:
+                gpu.events.append(("capture ends", self.ptr))
+                return SimpleNamespace(launch=lambda: gpu.events.append(("graph launched",)))
+
+        return Stream, Event
+
+    def _cublas(self) -> SimpleNamespace:
+        def gemm_ex(
+            handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
+            alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
+            beta: int, d: int, type_d: int, ldd: int, compute: int, algo: int,
+        ) -> None:  # fmt: skip
+            assert (handle, algo) == (77, -1)
+            self.events.append(("gemm", self.stream, (m, n, k)))
+            names = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
+            kinds = [np.dtype(names.get(t, bfloat16)) for t in (type_a, type_b, type_d)]
+            scale = np.dtype({(68, "f"): "f4", (70, "f"): "f8", (68, "c"): "c8", (70, "c"): "c16"}[
+                compute, "c" if kinds[0].kind == "c" else "f"])  # fmt: skip
+
+            def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
+                rows, cols = (cols, rows) if op else (rows, cols)
+                assert ld >= max(1, rows)
+                nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
+                memory = (ctypes.c_char * nbytes).from_address(at)
+                x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
+                return x.T if op else x
+
+            def scalar(at: int) -> Any:
+                return np.frombuffer(ctypes.string_at(at, scale.itemsize), scale)[0]
+
+            wide = np.complex128 if kinds[0].kind == "c" else np.float64
+            left, right = matrix(a, m, k, lda, kinds[0], op_a), matrix(b, k, n, ldb, kinds[1], op_b)
+            out = matrix(d, m, n, ldd, kinds[2], 0)
+            result = scalar(alpha) * (left.astype(wide) @ right.astype(wide))
+            if scalar(beta):
+                result = result + scalar(beta) * out.astype(wide)
+            out[...] = result
+
+        return SimpleNamespace(gemmEx=gemm_ex)
 
     # -- nccl4py
 
@@ -288,13 +356,33 @@ class FakeGpu:
                 part = self.comm.Split(_undefined() if color is None else color, key)
                 return type(self)(0) if color is None else self._over(part)
 
+            def send(self, array: Any, peer: int, *, stream: int) -> None:
+                self._message("send", array, peer, stream, lambda: self.comm.Isend(array, peer, _TAG))
+
+            def recv(self, array: Any, peer: int, *, stream: int) -> None:
+                self._message("recv", array, peer, stream, lambda: self.comm.Irecv(array, peer, _TAG))
+
+            def _message(self, name: str, array: Any, peer: int, stream: int, post: Any) -> None:
+                assert array.flags.c_contiguous
+                assert group, "a message outside a group waits for its other end"
+                gpu.events.append((name, stream, peer, array.nbytes))
+                group[-1].append((stream, post))
+
             def destroy(self) -> None:
                 gpu._release("communicator", self.ptr)
+
+        group: list[list[Any]] = []
+
+        def group_end() -> None:
+            for stream, post in group.pop():
+                gpu.under_way.setdefault(stream, []).append(post())
 
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(
             Communicator=Communicator,
             get_unique_id=lambda: b"unique",
+            group_start=lambda: group.append([]),
+            group_end=group_end,
             mem_alloc=lambda nbytes, device: self._buffer("window", nbytes),
         )
 
@@ -327,3 +415,9 @@ def _undefined() -> int:
     from mpi4py import MPI
 
     return int(MPI.UNDEFINED)
+
+
+def _waitall(requests: list[Any]) -> None:
+    from mpi4py import MPI
+
+    MPI.Request.Waitall(requests)

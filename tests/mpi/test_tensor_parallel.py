@@ -3,92 +3,20 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.dtypes import DTYPES
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import TYPES, agreed_error, exact, first, numbers, pick, unlike
+from tests.mpi.cases import TYPES, agreed_error, first, pick, unlike
+from tests.mpi.tensor_cases import FORMS, Case, other_split, sizes
 
 SIZES = (1, 2, 3, 4)
-FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
-SPLITS = {  # what is split over the ranks: x, w and the result, as (tokens, outputs, inputs)
-    "allgather_matmul": ("t", "n", "n"),
-    "matmul_reduce_scatter": ("k", "k", "t"),
-    "matmul_allreduce": ("k", "k", ""),
-    "matmul_allgather": ("", "n", ""),
-}
-
-
-def shard(n, comm):
-    return pb.tensor_parallel.shard(n, comm.size, comm.rank)
-
-
-def other_split(n, comm):
-    """Not by the rule: the first rank has most."""
-    starts = [0, *(n - (comm.size - r) // 2 for r in range(1, comm.size)), n]
-    return slice(max(0, starts[comm.rank]), max(0, starts[comm.rank + 1]))
-
-
-class Case:
-    """One product: whole matrices on every rank, and this rank's parts of them."""
-
-    def __init__(
-        self, rng, comm, form, dtype, t, n, k, *, lead=(), split=shard, out_dtype=None, transposed=False
-    ):
-        """X is (t, *lead, k) and W (n, k); integers that are exact in every type."""
-        self.form, self.dtype = form, np.dtype(DTYPES[dtype])
-        self.out_dtype = np.dtype(DTYPES[out_dtype or dtype])
-        self.transposed = transposed
-        self.x, self.w = numbers(rng, (t, *lead, k), self.dtype), numbers(rng, (n, k), self.dtype)
-        self.c = numbers(rng, (t, *lead, n), self.out_dtype)
-        self.bias = numbers(rng, (n,), self.out_dtype)
-        cut = {"t": (0, split(t, comm)), "n": (0, split(n, comm)), "k": (-1, split(k, comm))}
-        out = {"t": (0, shard(t, comm)), "n": (-1, split(n, comm)), "": (0, slice(None))}
-        everything = (0, slice(None))
-        of_x, of_w, of_y = SPLITS[form]
-        self._out = out[of_y]
-        self.local_x = self._part(self.x, cut.get(of_x, everything))
-        self.local_w = self._part(self.w, cut.get(of_w, everything))
-        if transposed:
-            self.local_w = np.ascontiguousarray(self.local_w.T)
-        self.local_c = self.of(self.c)
-        self.local_bias = self._part(self.bias, cut["n"]) if of_w == "n" else self.bias
-
-    @staticmethod
-    def _part(whole, cut):
-        axis, where = cut
-        return np.ascontiguousarray(whole[where] if axis == 0 else whole[..., where])
-
-    def of(self, whole):
-        """This rank's part of what is like the result."""
-        return self._part(whole, self._out)
-
-    def expected(self, alpha=1, beta=0, *, bias=False):
-        y = alpha * (exact(self.x) @ exact(self.w).T)
-        y = y + beta * exact(self.c) if beta else y
-        y = y + exact(self.bias) if bias else y
-        return self.of(y.astype(self.out_dtype))
-
-    def __call__(self, ctx, **how):
-        if self.out_dtype != self.dtype:
-            how.setdefault("dtype", self.out_dtype.name)
-        return getattr(pb, self.form)(self.local_x, self.local_w, ctx, transposed=self.transposed, **how)
-
-
-def sizes(comm):
-    p = comm.size
-    yield 4 * p, 6 * p, 5 * p  # even
-    yield 3 * p + 1, 2 * p + 1, 4 * p + 1  # uneven
-    yield p + 1, p + 1, p + 1  # empty last shards from 4 ranks on
-    yield 1, 1, 1
-    yield 0, 3, 2
-    yield 3, 0, 2
-    yield 3, 2, 0
-    yield 5, 600 * p + 1, 3  # several panels
 
 
 def every_product(comm):
@@ -220,6 +148,172 @@ def misuse(comm):
     yield "closed", wrong
 
 
+def plans(comm):
+    rng = np.random.default_rng(64)
+    p = comm.size
+    with pb.Context(comm, engine="host") as ctx:
+        for form, (t, n, k) in itertools.product(
+            FORMS, ((2 * p, 3 * p, 4 * p), (2 * p + 1, 3 * p + 1, 4 * p + 1))
+        ):
+            make = getattr(pb.tensor_parallel, f"plan_{form}")
+            case, other = (Case(rng, comm, form, "float32", t, n, k) for _ in range(2))
+            with make(case.local_x, case.local_w, ctx) as plan:
+                y = plan()
+                yield f"{form}, {t}: first run", unlike(y, case.expected())
+                case.local_x += 1  # the planned array itself
+                case.x += 1
+                again = plan()
+                yield (
+                    f"{form}, {t}: new data",
+                    "another result" if again is not y else unlike(y, case.expected()),
+                )
+                yield (
+                    f"{form}, {t}: other arrays",
+                    unlike(plan(other.local_x, other.local_w), other.expected()),
+                )
+                yield f"{form}, {t}: which stay", unlike(plan(), other.expected())
+                mine = np.zeros_like(y)
+                y = plan(case.local_x, case.local_w, out=mine)
+                yield (
+                    f"{form}, {t}: out",
+                    unlike(y, case.expected()) or (None if y is mine else "another array"),
+                )
+                buffer = plan.input_buffer()
+                buffer[...] = other.local_x
+                yield f"{form}, {t}: input buffer", unlike(plan(w=other.local_w), other.expected())
+                words = ["the plan is for"]
+                wider = np.zeros((case.local_x.shape[0] + 1, case.local_x.shape[1]), np.float32)
+                yield f"{form}, {t}: another shape", agreed_error(ctx, pb.LayoutError, words, plan, wider)
+                yield (
+                    f"{form}, {t}: another type",
+                    agreed_error(
+                        ctx,
+                        pb.LayoutError,
+                        ["dtype"],
+                        plan,
+                        case.local_x.astype("f8"),
+                        case.local_w.astype("f8"),
+                    ),
+                )
+                yield f"{form}, {t}: the last ones are still there", unlike(plan(), other.expected())
+                report = str(plan.report())
+                yield (
+                    f"{form}, {t}: report",
+                    None if form in report and "engine     host" in report else report,
+                )
+            yield f"{form}, {t}: closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
+            with make(
+                case.local_x.shape, case.local_w, ctx, bias=case.local_bias, beta=1, c=case.local_c
+            ) as plan:
+                plan.input_buffer()[...] = case.local_x
+                yield f"{form}, {t}: from a shape", unlike(plan(), case.expected(1, 1, bias=True))
+        case = Case(rng, comm, "allgather_matmul", "float32", 2 * p + 1, 3 * p, 5)
+        with pb.tensor_parallel.plan_allgather_matmul(
+            case.local_x, case.local_w, ctx, return_gathered=True
+        ) as plan:
+            y, gathered = plan()
+            yield "gathered by a plan", first(unlike(y, case.expected()), unlike(gathered, case.x))
+
+
+def kept(comm):
+    """The plain functions plan once for each shape, keep a few plans, and no array of the user's."""
+    rng = np.random.default_rng(65)
+    with pb.Context(comm, engine="host") as ctx:
+        made = []
+        prepare = ctx.engine.prepare
+        ctx.engine.prepare = lambda *a: made.append(a[0]) or prepare(*a)
+        case = Case(rng, comm, "allgather_matmul", "float32", 8, 8, 8)
+        for _ in range(3):
+            case(ctx)
+        yield "one plan for three calls", None if len(made) == 1 else f"{len(made)} plans"
+        gone = [weakref.ref(x) for x in (case.local_x, case.local_w, case(ctx))]
+        wrong = unlike(case(ctx), case.expected())
+        case.local_x, case.local_w = (x.copy() for x in (case.local_x, case.local_w))
+        gc.collect()
+        yield "arrays are let go", wrong or (None if not any(x() is not None for x in gone) else "kept")
+        for n in range(1, 60):
+            other = Case(rng, comm, "allgather_matmul", "float32", 4, n, 4)
+            if unlike(other(ctx), other.expected()):
+                wrong = f"{n} outputs"
+        yield (
+            "many shapes",
+            wrong or (None if len(ctx._children) <= 32 else f"{len(ctx._children)} plans are kept"),
+        )
+        made.clear()
+        yield (
+            "one that was closed",
+            unlike(case(ctx), case.expected()) or (None if made else "not planned anew"),
+        )
+
+
+def copies(comm):
+    """A product into ``out`` takes no memory but messages, and what 16-bit types are multiplied in."""
+    rng = np.random.default_rng(66)
+    with pb.Context(comm, engine="host") as ctx:
+        for form, transposed in itertools.product(FORMS, (False, True)):
+            case = Case(rng, comm, form, "float64", 512, 512, 512, transposed=transposed)
+            out = np.empty_like(case.local_c)
+            case(ctx, out=out)  # buffers are made
+            gc.collect()
+            tracemalloc.start()
+            case(ctx, out=out)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            least = min(case.local_x.nbytes, case.local_w.nbytes, out.nbytes)
+            wrong = None if peak < least / 4 else f"{peak} bytes, operands have {least} and more"
+            yield f"{form} {transposed=}", unlike(out, case.expected()) or wrong
+
+
+def tensors(comm):
+    """PyTorch in, PyTorch out, over the same memory."""
+    import torch
+
+    rng = np.random.default_rng(67)
+    with pb.Context(comm, engine="host") as ctx:
+        for form, dtype in itertools.product(FORMS, TYPES):
+            case = Case(rng, comm, form, dtype, 5, 7, 2 * comm.size + 1)
+            expected = case.expected(bias=case.dtype.kind == "f")
+
+            def tensor(array):
+                array = np.ascontiguousarray(array)
+                if array.dtype.name != "bfloat16":
+                    return torch.from_numpy(array)
+                return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+            case.local_x, case.local_w = tensor(case.local_x), tensor(case.local_w).requires_grad_()
+            how = {"bias": torch.nn.Parameter(tensor(case.local_bias))} if case.dtype.kind == "f" else {}
+            y = case(ctx, **how)
+            wrong = None if isinstance(y, torch.Tensor) and str(y.dtype) == f"torch.{dtype}" else f"{y}"
+            back = y.view(torch.int16).numpy().view(case.dtype) if dtype == "bfloat16" else y.numpy()
+            yield f"{form} {dtype}", wrong or unlike(back, expected)
+            out = torch.empty_like(y)
+            same = case(ctx, out=out, **how) is out
+            yield f"{form} {dtype} into out", None if same and torch.equal(out, y) else "not there"
+            plan = getattr(pb.tensor_parallel, f"plan_{form}")(
+                tuple(case.local_x.shape), case.local_w, ctx, **how
+            )
+            with plan:
+                plan.input_buffer().copy_(case.local_x)
+                yield f"{form} {dtype} by a plan", None if torch.equal(plan(), y) else "wrong"
+        x = torch.zeros(4, 3, dtype=torch.complex64)
+        words = ["x: a conjugate that PyTorch has not written yet"]
+        yield (
+            "a lazy conjugate",
+            agreed_error(
+                ctx,
+                pb.LayoutError,
+                words,
+                pb.matmul_allgather,
+                x.conj(),
+                torch.zeros(2, 3, dtype=torch.complex64),
+                ctx,
+            ),
+        )
+        words = ["w: dtype int64 is not supported"]
+        ints = torch.zeros(4, 3, dtype=torch.int64)
+        yield "integers", agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, ints, ints, ctx)
+
+
 @pytest.mark.parametrize("nranks", SIZES)
 def test_every_type_and_size(nranks):
     run_mpi(every_product, nranks, timeout=120)
@@ -233,3 +327,24 @@ def test_layouts(nranks):
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_misuse(nranks):
     run_mpi(misuse, nranks)
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_plans(nranks):
+    run_mpi(plans, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_plans_are_kept_but_not_arrays(nranks):
+    run_mpi(kept, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_no_operand_is_copied(nranks):
+    run_mpi(copies, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_pytorch_tensors(nranks):
+    pytest.importorskip("torch")
+    run_mpi(tensors, nranks)

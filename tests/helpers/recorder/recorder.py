@@ -170,7 +170,8 @@ class Recorder:
         device, host = arguments["workspaceSizeInBytesOnDevice"], arguments["workspaceSizeInBytesOnHost"]
         ignored = {"alpha", "beta", "a", "b", "c", "d", "d_work", "h_work"}
         same = {k: v for k, v in arguments.items() if k not in ignored and not k.startswith("workspace")}
-        attributes = self._attributes.get(arguments.get("matmulDesc", 0), {})
+        attributes = dict(self._attributes.get(arguments.get("matmulDesc", 0), {}))
+        attributes.pop(MatmulAttribute.BIAS_POINTER, None)  # as with a to d, it is enough that there is one
         key = (
             short.removesuffix("_bufferSize"),
             *same.items(),
