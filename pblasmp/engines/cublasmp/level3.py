@@ -179,11 +179,13 @@ class ScaledPart(LocalProduct):
 
 
 def _diagonal(x: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
-    """Return the local rows and columns of the diagonal's elements on this rank, as index arrays."""
-    if rank >= x.grid.size:
-        return np.zeros(0, int), np.zeros(0, int)
-    _, rows, cols = np.intersect1d(*x.global_indices(rank), assume_unique=True, return_indices=True)
-    return rows, cols
+    """Return the local rows and columns of the diagonal's elements on this rank, as index arrays on the GPU."""
+    import cupy
+
+    none = np.zeros(0, np.int64)
+    of_rows, of_cols = x.global_indices(rank) if rank < x.grid.size else (none, none)
+    _, rows, cols = np.intersect1d(of_rows, of_cols, assume_unique=True, return_indices=True)
+    return cupy.asarray(rows), cupy.asarray(cols)
 
 
 def _received_bytes(q: Level3Problem, rank: int) -> int:
