@@ -52,8 +52,8 @@ class Case:
         return "c" if "c" in ROUTINES[self.routine].operands else "b"
 
 
-def random_case(rng: random.Random, ranks: int, routine: str, *, fits: bool) -> Case:
-    """Return a random call of a routine."""
+def random_case(rng: random.Random, ranks: int, routine: str, mode: str) -> Case:
+    """Return a random call of a routine; for ``mode`` see ``cases``."""
     dtype = rng.choice(TYPES)
     flags = rng.choice(reference.legal_flags(routine, dtype))
     largest = rng.choice([7, 40, 120])
@@ -70,7 +70,7 @@ def random_case(rng: random.Random, ranks: int, routine: str, *, fits: bool) -> 
         alpha = alpha.real
     with_c = "c" in operands and (beta != 0 or rng.random() < 0.5 or ROUTINES[routine].shape == "added")
     names = [name for name in operands if name != "c" or with_c] + ["d"]
-    if fits:
+    if mode != "any":
         grid, block, order = (
             rng.choice(grids(ranks)),
             rng.randint(1, rng.choice([3, 16, largest + 3])),
@@ -78,14 +78,17 @@ def random_case(rng: random.Random, ranks: int, routine: str, *, fits: bool) -> 
         )
         while (max(m, n, k) // block + 1) ** 2 > 400:
             block *= 2
-        ends = {name: _fitting(rng, shapes[name], grid, block, dtype, order) for name in names}
+        begin = {name: [rng.randrange(p) if mode == "sources" else 0 for p in grid.shape] for name in names}
+        for name in ("c", "b") if routine == "trsm" else ("c",):  # which is copied to the result
+            begin[name] = begin["d"]
+        ends = {name: _fitting(rng, shapes[name], grid, block, dtype, order, begin[name]) for name in names}
     else:
         ends = {name: random_end(rng, ranks, shapes[name], dtype) for name in names}
     chance = rng.random()
     begins = ("c" if "c" in operands else "b") if chance < 0.3 else ""
     if begins not in ends:
         begins = ""
-    return Case(routine, flags, dtype, alpha, beta, ends, begins, chance > 0.8 and not begins, fits)
+    return Case(routine, flags, dtype, alpha, beta, ends, begins, chance > 0.8 and not begins, mode != "any")
 
 
 def every_case(routine: str, ranks: int, size: int, block: int) -> Iterator[Case]:
@@ -104,15 +107,20 @@ def every_case(routine: str, ranks: int, size: int, block: int) -> Iterator[Case
 
 
 def _fitting(
-    rng: random.Random, shape: tuple[int, int], grid: pb.Grid, block: int, dtype: str, order: str
+    rng: random.Random,
+    shape: tuple[int, int],
+    grid: pb.Grid,
+    block: int,
+    dtype: str,
+    order: str,
+    begin: list[int],
 ) -> End:
     """Return a layout in square blocks, maybe of a sub-matrix that begins with a block."""
     before = [rng.randint(0, 2) * block if rng.random() < 0.3 else 0 for _ in shape]
     after = [rng.randint(0, 5) if rng.random() < 0.3 else 0 for _ in shape]
     whole = tuple(o + e + a for o, e, a in zip(before, shape, after, strict=True))
     parent = pb.MatrixDescriptor(whole, (block, block), grid, dtype=dtype, order=order)
-    # every sub-matrix begins on the first process: one layout for all
-    source = tuple(-(o // block) % p for o, p in zip(before, grid.shape, strict=True))
+    source = tuple((s - o // block) % p for s, o, p in zip(begin, before, grid.shape, strict=True))
     window = tuple(slice(o, o + e) for o, e in zip(before, shape, strict=True))
     return End(replace(parent, source=source), window)
 
@@ -199,7 +207,16 @@ def _differs(ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, toler
     return f"{int(wrong.sum())} of {wrong.size} wrong, first at local {at}: {local[at]}, expected {part[at]}"
 
 
-def cases(routine: str, ranks: int, count: int, first: int, *, fits: bool) -> list[tuple[int, Case]]:
-    """Return calls of a routine by their seeds."""
-    return [(seed, random_case(random.Random(f"{routine} {seed}"), ranks, routine, fits=fits))
-            for seed in range(first, first + count)]  # fmt: skip
+def cases(routine: str, ranks: int, count: int, first: int, mode: str) -> list[tuple[int, Case]]:
+    """Return calls of a routine by their seeds.
+
+    Args:
+        routine: its name.
+        ranks: of the context.
+        count: how many.
+        first: the first seed.
+        mode: "fits": nothing has to be moved, and all begins on the first process; "sources": on any process; "any":
+            layouts as they come.
+    """
+    seeds = range(first, first + count)
+    return [(seed, random_case(random.Random(f"{routine} {seed}"), ranks, routine, mode)) for seed in seeds]

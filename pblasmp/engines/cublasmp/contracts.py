@@ -81,10 +81,13 @@ def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:
 def _laid(
     x: MatrixDescriptor, block: tuple[int, int], d: MatrixDescriptor, lead: tuple[int, int] = (0, 0)
 ) -> MatrixDescriptor:
-    """Return ``x`` if it lies in ``block`` on D's processes from an offset that is taken, else a layout that does."""
+    """Return ``x`` if it lies in ``block`` on D's processes from an offset that is taken, else a layout that does.
+
+    It then begins where D does.
+    """
     if x.block == block and x.lead == lead and x.grid.same_ranks(d.grid):
         return x
-    return replace(x, block=block, grid=d.grid, source=(0, 0), lead=(0, 0), ld=None)
+    return replace(x, block=block, grid=d.grid, source=d.source, lead=(0, 0), ld=None)
 
 
 def _like(x: MatrixDescriptor | None, d: MatrixDescriptor) -> MatrixDescriptor:
