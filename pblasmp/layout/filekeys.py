@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..dtypes import DTYPES
 
-__all__ = ["Table", "grid_faults", "problem_faults"]
+__all__ = ["Table", "grid_faults", "problem_faults", "sweep_faults"]
 
 Table = dict[str, Any]
 
@@ -104,6 +104,30 @@ _PROBLEM_KEYS = {
     "raises": _TABLE,
 }
 _TABLES = {"grid": _GRID_KEYS, "raises": _RAISES_KEYS, **dict.fromkeys("abdc", _OPERAND_KEYS)}
+_PART_KEYS = {
+    "shape": _PAIR,
+    "block": _OPERAND_KEYS["block"],
+    "source": _PAIR,
+    "start": _PAIR,
+}
+_SWEEP_KEYS = {
+    "title": _TEXT,
+    "description": _TEXT,
+    "grids": _Kind("a list of names of grids", _list(_TEXT.holds)),
+    "m": _EXTENT,
+    "n": _EXTENT,
+    "k": _EXTENT,
+    "side": _Kind('"L" or "R"', _matches("L|R")),
+    "uplo": _Kind('"L" or "U"', _matches("L|U")),
+    "ops": _PROBLEM_KEYS["ops"],
+    "diag": _Kind('"N" or "U"', _matches("N|U")),
+    "alpha": _NUMBER,
+    "beta": _NUMBER,
+    "gap": _EXTENT,
+    "a": _TABLE,
+    "b": _TABLE,
+    "c": _TABLE,
+}
 
 
 def grid_faults(data: Table) -> list[str]:
@@ -116,7 +140,14 @@ def problem_faults(data: Table) -> list[str]:
     return _faults(data, _PROBLEM_KEYS) or _combination_faults(data)
 
 
-def _faults(table: Table, keys: dict[str, _Kind], prefix: str = "") -> list[str]:
+def sweep_faults(data: Table) -> list[str]:
+    """Return what keeps ``data`` from being a sweep, whatever the values are. Local."""
+    return _faults(data, _SWEEP_KEYS, tables=dict.fromkeys("abc", _PART_KEYS))
+
+
+def _faults(
+    table: Table, keys: dict[str, _Kind], prefix: str = "", tables: dict[str, dict[str, _Kind]] = _TABLES
+) -> list[str]:
     found = []
     for key, value in table.items():
         if key not in keys:
@@ -126,11 +157,13 @@ def _faults(table: Table, keys: dict[str, _Kind], prefix: str = "") -> list[str]
         elif not keys[key].holds(value):
             found.append(f"{prefix}{key}: expected {keys[key].expected}, got {value!r}")
         elif isinstance(value, dict):
-            found += _faults(value, _TABLES[key], f"{prefix}{key}.")
+            found += _faults(value, tables[key], f"{prefix}{key}.", tables)
     needed = {
         id(_GRID_KEYS): ("nprow", "npcol"),
         id(_RAISES_KEYS): tuple(_RAISES_KEYS),
         id(_PROBLEM_KEYS): ("title",),
+        id(_SWEEP_KEYS): ("title", "grids", "m", "n", "k", "a", "b", "c"),
+        id(_PART_KEYS): ("shape", "block"),
     }
     return found + [
         f"{prefix}{key}: missing, expected {keys[key].expected}"

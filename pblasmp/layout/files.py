@@ -77,13 +77,13 @@ def root() -> Path:
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: ``kind`` is "problems", "invalid" or "grids". Local.
+    """Return the files that come with pblasmp, sorted: "problems", "invalid", "grids" or "sweeps". Local.
 
     Raises:
         LayoutError: there is no such kind.
     """
-    if kind not in ("problems", "invalid", "grids"):
-        raise LayoutError(f"descriptors: expected 'problems', 'invalid' or 'grids', got {kind!r}")
+    if kind not in ("problems", "invalid", "grids", "sweeps"):
+        raise LayoutError(f"descriptors: expected 'problems', 'invalid', 'grids' or 'sweeps', got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))
 
 
@@ -95,10 +95,10 @@ def load_problem(file: str | PathLike[str]) -> ProblemFile:
     Raises:
         LayoutError: the file cannot be read or makes no problem; the message names the file and every fault.
     """
-    path = _path(file, "problems")
+    path = path_of(file, "problems")
     found = _load(path)
     if isinstance(found, list):
-        raise _error(path, found)
+        raise file_error(path, found)
     return found
 
 
@@ -108,31 +108,37 @@ def load_grid(file: str | PathLike[str]) -> Grid:
     Raises:
         LayoutError: the file cannot be read or is no grid; the message names the file and every fault.
     """
-    path = _path(file, "grids")
-    data, faults = _read(path)
+    path = path_of(file, "grids")
+    data, faults = read(path)
     faults = faults or grid_faults(data)
     if faults:
-        raise _error(path, faults)
+        raise file_error(path, faults)
     return _grid(data)
 
 
 def check(file: str | PathLike[str]) -> list[str]:
-    """Return everything that is wrong with a problem or grid file: no fault, no item. Local."""
-    path = _path(file, "problems")
-    data, faults = _read(path)
+    """Return everything that is wrong with a problem, grid or sweep file: no fault, no item. Local."""
+    path = path_of(file, "problems")
+    data, faults = read(path)
+    if "grids" in data:
+        from .sweeps import faults_of
+
+        return faults_of(data)
     if faults or "nprow" in data or "npcol" in data:
         return faults or grid_faults(data)
     found = _load(path)
     return found if isinstance(found, list) else found.problem.faults()
 
 
-def _path(file: str | PathLike[str], kind: str) -> Path:
+def path_of(file: str | PathLike[str], kind: str) -> Path:
+    """Return the path of a file, which may be the name of one of a ``kind`` that comes with pblasmp. Local."""
     path = Path(file)
     shipped = root() / kind / f"{file}.toml"
     return shipped if path.name == str(file) and not path.exists() and shipped.is_file() else path
 
 
-def _read(path: Path) -> tuple[Table, list[str]]:
+def read(path: Path) -> tuple[Table, list[str]]:
+    """Return what is in a file, or why it cannot be read. Local."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")), []
     except OSError as error:
@@ -141,14 +147,15 @@ def _read(path: Path) -> tuple[Table, list[str]]:
         return {}, [f"not a TOML file: {error}"]
 
 
-def _error(path: Path, faults: list[str]) -> LayoutError:
+def file_error(path: Path, faults: list[str]) -> LayoutError:
+    """Return the error that names a file and all its faults. Local."""
     count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
     return LayoutError("\n  - ".join([f"{path}: {count} in this file:", *faults]))
 
 
 def _load(path: Path) -> ProblemFile | list[str]:
     """Return the problem file, or every fault of its structure, or every fault of its values."""
-    data, faults = _read(path)
+    data, faults = read(path)
     faults = faults or problem_faults(data)
     if faults:
         return faults

@@ -219,7 +219,7 @@ def test_grid_files(write):
 
 
 def test_kinds_of_shipped_files():
-    with pytest.raises(pb.LayoutError, match="'problems', 'invalid' or 'grids', got 'golden'"):
+    with pytest.raises(pb.LayoutError, match="'problems', 'invalid', 'grids' or 'sweeps', got 'golden'"):
         files.find("golden")
 
 

@@ -69,13 +69,13 @@ def test_golden_results_are_fresh():
 
 def test_every_file_is_known():
     """A file that no test reads is a mistake."""
-    kinds = {"problems": ".toml", "invalid": ".toml", "grids": ".toml", "golden": ".json"}
+    kinds = {"problems": ".toml", "invalid": ".toml", "grids": ".toml", "sweeps": ".toml", "golden": ".json"}
     stray = [
         path
         for path in files.root().rglob("*")
         if path.is_file() and kinds.get(path.relative_to(files.root()).parts[0]) != path.suffix
     ]
-    assert sorted(path.name for path in stray) == ["README.md", "problem.schema.json"]
+    assert sorted(path.name for path in stray) == ["README.md", "problem.schema.json", "sweep.schema.json"]
 
 
 def test_every_grid_is_used():
