@@ -67,7 +67,8 @@ def fault(ctx: pb.Context, sweep: Sweep, name: str, grid: pb.Grid, dtype: np.dty
             np.fill_diagonal(part, 2)
         parts[x] = part.copy()
         if x != written:
-            mask = reads(name, x, flags, part.shape) if name != "gemm" else np.ones(part.shape, bool)
+            partly = x == "a" and name != "gemm"
+            mask = reads(name, x, flags, part.shape) if partly else np.ones(part.shape, bool)
             whole = np.full(whole.shape, np.nan, whole.dtype)
             whole[windows[x]] = np.where(mask, parts[x], np.nan)
         wholes[x], parents[x] = whole, place(ctx, whole, d)

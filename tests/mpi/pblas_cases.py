@@ -13,6 +13,7 @@ import numpy as np
 from tests.mpi.cases import numbers, pick
 
 PAD = -77  # what padding holds
+SCALARS = {"f": (0, 1, -1, 2), "c": (0, 1, -1, 2 - 1j)}
 
 
 @dataclass(repr=False)
@@ -122,3 +123,28 @@ def arguments(routine, values, context, xs, arrays, place):
             f"desc{name}": x.desc(context, place),
         }
     return [known[name] for name in routine.names]
+
+
+def options(routine, rng, dtype):
+    """Options, sizes and scalars of one call, at random."""
+    letters = {"side": "LR", "uplo": "UL", "diag": "NU", "trans": routine.trans[dtype.kind == "c"]}
+    out = {}
+    for name in routine.names:
+        if name in letters or name.startswith("trans"):
+            out[name] = pick(rng, letters.get(name, "NTC"))
+        elif name in ("m", "n", "k"):
+            out[name] = int(rng.integers(0, 15)) if rng.integers(8) else 0
+        elif name in ("alpha", "beta"):
+            out[name] = pick(rng, SCALARS["f" if name in routine.real.split() else dtype.kind])
+    return out
+
+
+def differing(found, expected, bound):
+    """What is wrong with ``found``, or None."""
+    same = np.abs(found - expected) <= bound
+    if same.all():
+        return None
+    where = tuple(np.argwhere(~same)[0])
+    return (
+        f"{(~same).sum()} of {found.size} differ, first {where}: {found[where]}, expected {expected[where]}"
+    )

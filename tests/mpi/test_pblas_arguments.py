@@ -65,9 +65,9 @@ def variations(name, ictxt):
                 yield f"{each}[{entry}]", {**known, each: desc}, -(100 * number + entry), [word]
             yield f"{each} of 8", {**known, each: known[each][:8]}, -number, ["nine integers"]
         elif each[0] in "ij" and each[1:] in known:
-            for value in (0, 3, 1.5):
-                yield f"{each}={value}", {**known, each: value}, -number, [f"({each})"]
-        elif each in "abc":
+            for value in (0, 3):
+                yield f"{each} = {value}", {**known, each: value}, -number, [f"({each})"]
+        elif each in "abc" and name in ("pdgemm", "pcherk", "pdtrsm", "pctrmr2d"):
             x = known[each]
             small, wide = x[:-1], np.zeros((x.shape[0] + 3, x.shape[1]), x.dtype, order="F")
             for text, local, word in (

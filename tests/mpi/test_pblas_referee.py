@@ -17,10 +17,9 @@ from pblasmp.pblas.routines import DTYPE, ROUTINES
 from tests.helpers.mpi import run_mpi
 from tests.helpers.scalapack import ScaLAPACK, locate
 from tests.mpi.cases import first, grids, numbers, pick, scattered, unlike
-from tests.mpi.pblas_cases import Held, arguments, held, matrices, scalars
+from tests.mpi.pblas_cases import Held, arguments, differing, held, matrices, options, scalars
 
 SIZES = (1, 2, 4, 6)
-SCALARS = {"f": (0, 1, -1, 2), "c": (0, 1, -1, 2 - 1j)}
 
 
 @pytest.fixture(scope="module")
@@ -39,31 +38,6 @@ def both_grids(ctx, slk, shape, order):
     ours, theirs = pblas.gridinit(ctx, order, *shape), slk.grid(*shape, order)
     assert (ours == -1) == (theirs == -1)
     return ours, theirs
-
-
-def options(routine, rng, dtype):
-    """Options, sizes and scalars of one call, at random."""
-    letters = {"side": "LR", "uplo": "UL", "diag": "NU", "trans": routine.trans[dtype.kind == "c"]}
-    out = {}
-    for name in routine.names:
-        if name in letters or name.startswith("trans"):
-            out[name] = pick(rng, letters.get(name, "NTC"))
-        elif name in ("m", "n", "k"):
-            out[name] = int(rng.integers(0, 15)) if rng.integers(8) else 0
-        elif name in ("alpha", "beta"):
-            out[name] = pick(rng, SCALARS["f" if name in routine.real.split() else dtype.kind])
-    return out
-
-
-def differing(found, expected, bound):
-    """What is wrong with ``found``, or None."""
-    same = np.abs(found - expected) <= bound
-    if same.all():
-        return None
-    where = tuple(np.argwhere(~same)[0])
-    return (
-        f"{(~same).sum()} of {found.size} differ, first {where}: {found[where]}, ScaLAPACK {expected[where]}"
-    )
 
 
 def routines(comm, names, count, flavour, seed=1):
@@ -144,7 +118,7 @@ def tools(comm, flavour):
         out = np.zeros(4, np.int32)
         slk.gridinfo(theirs, out)
         yield "gridinfo", unlike(out, np.array((nprow, npcol, myrow, mycol), np.int32))
-        for _ in range(50):
+        for _ in range(30):
             n, index = int(rng.integers(200)), int(rng.integers(1, 200))
             nb, nprocs = int(rng.integers(1, 9)), int(rng.integers(1, 7))
             here, source = (int(x) for x in rng.integers(nprocs, size=2))
@@ -210,7 +184,7 @@ def interoperation(comm, flavour):
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_routines(nranks, flavour):
-    run_mpi(routines, nranks, names=["gemm"], count=8, flavour=flavour, timeout=120)
+    run_mpi(routines, nranks, names=list(ROUTINES), count=5, flavour=flavour, timeout=120)
 
 
 @pytest.mark.parametrize("nranks", SIZES)
@@ -219,6 +193,6 @@ def test_moves_tools_and_matrices(nranks, flavour):
 
 
 def others(comm, flavour):
-    yield from moves(comm, 12, flavour)
+    yield from moves(comm, 7, flavour)
     yield from tools(comm, flavour)
     yield from interoperation(comm, flavour)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PBLAS names on cuBLASMp, with NumPy's and CuPy's local arrays, against the host engine."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import pblas
+from pblasmp.pblas.routines import DTYPE, ROUTINES
+from tests.mpi.cases import pick
+from tests.mpi.pblas_cases import arguments, differing, held, matrices, options
+
+from .products import everywhere
+
+CASES = 3  # of every routine in every type
+
+
+def on(device: bool, array: np.ndarray):
+    return cupy.asarray(array, order="F") if device else array.copy(order="F")
+
+
+def both(ctx: pb.Context, host: pb.Context):
+    """Every grid of the ranks on both engines: its shape and two numbers."""
+    shapes = [(p, ctx.size // p) for p in range(1, ctx.size + 1) if ctx.size % p == 0]
+    return [
+        (shape, pblas.gridinit(ctx, "Row", *shape), pblas.gridinit(host, "Row", *shape)) for shape in shapes
+    ]
+
+
+def test_routines_like_the_host(ctx, host):
+    rng = np.random.default_rng(21)
+    every, faults = both(ctx, host), []
+    for name, routine in ROUTINES.items():
+        for letter in routine.letters * CASES:
+            dtype = DTYPE[letter]
+            shape, gpu, cpu = pick(rng, every)
+            values = options(routine, rng, dtype)
+            xs, _ = matrices(routine, rng, shape, values, dtype)
+            device, w, place = bool(rng.integers(2)), routine.written, pblas.gridinfo(gpu)[2:]
+            function = getattr(pblas, f"p{letter}{name}")
+            expected = {x: held.local(place) for x, held in xs.items()}
+            function(*arguments(routine, values, cpu, xs, expected, place))
+            arrays = {x: on(device, held.local(place)) for x, held in xs.items()}
+            case = f"p{letter}{name} {shape} {values} {xs} {'CuPy' if device else 'NumPy'}"
+            try:
+                function(*arguments(routine, values, gpu, xs, arrays, place))
+            except pb.PblasmpError as error:
+                faults.append(f"{case}: {type(error).__name__}: {error}")
+                continue
+            bound = 200 * np.finfo(dtype).eps * np.abs(expected[w]).max(initial=1)
+            wrong = everywhere(ctx, differing(cupy.asnumpy(arrays[w]), expected[w], bound) or "")
+            if wrong:
+                faults.append(f"{case}: {wrong}")
+    for _, gpu, cpu in every:
+        pblas.gridexit(gpu)
+        pblas.gridexit(cpu)
+    assert not faults, "\n".join(faults)
+
+
+def test_moves_between_engines(ctx, host):
+    rng = np.random.default_rng(22)
+    (shape, gpu, cpu), faults = both(ctx, host)[-1], []
+    for case in range(8):
+        dtype = DTYPE["sdcz"[case % 4]]
+        a, b = (held(rng, shape, (9, 7), dtype) for _ in "ab")
+        place = pblas.gridinfo(gpu)[2:]
+        source, target = on(case % 3 == 0, a.local(place)), on(case % 2 == 0, b.local(place))
+        to, everybody = (gpu, gpu) if case % 2 == 0 else (cpu, cpu)
+        origin = gpu if case % 3 == 0 else cpu
+        move = getattr(pblas, f"p{'sdcz'[case % 4]}gemr2d")
+        move(9, 7, source, *a.at, a.desc(origin, place), target, *b.at, b.desc(to, place), everybody)
+        b.whole[b.window] = a.whole[a.window]
+        wrong = everywhere(ctx, differing(cupy.asnumpy(target), b.local(place), 0) or "")
+        if wrong:
+            faults.append(f"case {case}: {wrong}")
+    pblas.gridexit(gpu)
+    pblas.gridexit(cpu)
+    assert not faults, "\n".join(faults)
+
+
+def test_arrays_of_the_wrong_kind(host, ctx):
+    number = pblas.gridinit(host, "Row", 1, ctx.size)
+    x = cupy.zeros((2, 2), order="F")
+    desc = pblas.descinit(2, 2 * ctx.size, 2, 2, 0, 0, number, 2)
+    with pytest.raises(pblas.ArgumentError, match="NumPy") as error:
+        pblas.pdgeadd("N", 2, 2, 1.0, x, 1, 1, desc, 0.0, x.copy(), 1, 1, desc)
+    assert error.value.info == -5
+    pblas.gridexit(number)
