@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .matrix import DistributedMatrix as DistributedMatrix
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
+    from .scales import Scales as Scales
     from .tensor_parallel import allgather_matmul as allgather_matmul
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
@@ -68,6 +69,7 @@ _HOME = {
     "MatrixDescriptor": "layout",
     "PblasmpError": "errors",
     "RankMismatchError": "errors",
+    "Scales": "scales",
     "StatusError": "errors",
     "UnsupportedError": "errors",
     "allgather_matmul": "tensor_parallel",

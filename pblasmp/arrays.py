@@ -58,7 +58,7 @@ def adopted(engine: Engine, array: Any, name: str) -> Any:
             dtype = as_dtype(kind)
             tensor = tensor.view(getattr(torch, _RAW[dtype.itemsize]))
         local = engine.adopt(tensor.numpy() if tensor.device.type == "cpu" else tensor)
-        return local.view(dtype) if foreign else local
+        return local.view(engine.stored(dtype)) if foreign else local
     except LayoutError as error:
         raise LayoutError(f"{name}: {error}") from None
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from . import npy
 from .comm import CLOSING, Agreement, Cell, Communicator, Exchange, Side, is_agreed, leave, watch, wrap
-from .dtypes import DTYPES, as_dtype
+from .dtypes import DTYPES, FLOAT8, as_dtype
 from .engines.base import Engine
 from .engines.choice import choose_engine
 from .epilogue import aux_layout
@@ -331,7 +331,7 @@ class Context:
             raise LayoutError(f"array: shape is {values.shape}, the descriptor's {descriptor.shape}")
         if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
             raise LayoutError(f"array: {values.dtype} does not convert to {descriptor.dtype.name}")
-        if values.dtype.kind not in "biufc" and values.dtype not in DTYPES.values():
+        if values.dtype.kind not in "biufc" and values.dtype not in (DTYPES | FLOAT8).values():
             raise LayoutError(f"array: expected numbers, got {values.dtype}")
         return values
 
@@ -385,11 +385,11 @@ class Context:
             self.check_descriptor(descriptor)
             if self.rank >= descriptor.grid.size:
                 return self.allocate(descriptor)
-            array = self.engine.adopt(local)
+            array = self.engine.adopt(local, descriptor.dtype)
             expected = descriptor.local_shape(self.rank)
             if array.shape != expected:
                 raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
-            if array.dtype != descriptor.dtype:
+            if array.dtype != self.engine.stored(descriptor.dtype):
                 raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
             contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
             item, apart = array.itemsize, array.strides[other]

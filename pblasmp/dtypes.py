@@ -13,7 +13,7 @@ from .errors import LayoutError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["DTYPES", "accumulation_dtype", "as_dtype", "scalar"]
+__all__ = ["DTYPES", "FLOAT8", "accumulation_dtype", "as_dtype", "is_float8", "result_dtype", "scalar"]
 
 DTYPES: dict[str, np.dtype] = {
     "float64": np.dtype(np.float64),
@@ -23,7 +23,15 @@ DTYPES: dict[str, np.dtype] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Every element type by its name."""
+"""The element types of every routine, by name."""
+
+FLOAT8: dict[str, np.dtype] = {
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+"""The element types of products with scales, by name."""
+
+_ALL = DTYPES | FLOAT8
 
 
 def as_dtype(dtype: DTypeLike) -> np.dtype:
@@ -32,20 +40,30 @@ def as_dtype(dtype: DTypeLike) -> np.dtype:
     Raises:
         LayoutError: ``dtype`` is none of the supported element types in native byte order.
     """
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
+    if isinstance(dtype, str) and dtype in _ALL:
+        return _ALL[dtype]
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):  # NumPy parses what it is given
         found = None
-    if found is None or found not in DTYPES.values():
-        raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(DTYPES)}")
+    if found is None or found not in _ALL.values():
+        raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(_ALL)}")
     return found
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the type in which products of ``dtype`` are summed: float32 for the 16-bit types. Local."""
-    return DTYPES["float32"] if dtype.itemsize == 2 else dtype
+    """Return the type in which products of ``dtype`` are summed: float32 for types of 16 and 8 bits. Local."""
+    return DTYPES["float32"] if dtype.itemsize <= 2 else dtype
+
+
+def is_float8(dtype: np.dtype) -> bool:
+    """Return whether ``dtype`` is one of the 8-bit floats. Local."""
+    return dtype in FLOAT8.values()
+
+
+def result_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the type of D by default: that of the operands, bfloat16 for 8-bit ones. Local."""
+    return DTYPES["bfloat16"] if is_float8(dtype) else dtype
 
 
 def scalar(value: complex, dtype: np.dtype, name: str) -> complex:

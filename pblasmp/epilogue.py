@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .dtypes import DTYPES, is_float8
 from .errors import LayoutError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -148,8 +149,11 @@ def along(d: MatrixDescriptor) -> int:
 
 
 def bias_dtype(p: MatmulProblem) -> np.dtype:
-    """Return the type of bias vectors and of gelu's aux: D's. Local."""
-    return p.d.dtype
+    """Return the type of bias vectors: D's; with 8-bit operands bfloat16, or float16 if that is D's or C's. Local."""
+    if not is_float8(p.a.dtype):
+        return p.d.dtype
+    like = p.c if p.c is not None and is_float8(p.d.dtype) else p.d
+    return DTYPES["float16" if like.dtype == np.float16 else "bfloat16"]
 
 
 def vector_axis(name: str, d: MatrixDescriptor) -> int:
@@ -187,13 +191,15 @@ def _vector_fault(name: str, array: Any, p: MatmulProblem, rank: int) -> str:
 def aux_layout(d: MatrixDescriptor, rank: int, activation: str) -> tuple[tuple[int, int], int, np.dtype]:
     """Return ``(shape, leading dimension in elements, dtype)`` of a rank's auxiliary array, in D's memory order. Local.
 
-    "gelu" and "dgelu": D's shape and type, the leading dimension a multiple of 8. "relu" and "drelu": bytes, each with
-    eight neighbours of D along its contiguous dimension, lowest bit first, that dimension padded to a multiple of 128.
+    "gelu" and "dgelu": D's shape and type (bfloat16 for 8 bits), the leading dimension a multiple of 8.
+    "relu" and "drelu": bytes, each with eight neighbours of D along its contiguous dimension, lowest bit first, that
+    dimension padded to a multiple of 128.
     """
     shape = d.local_shape(rank)
     axis = along(d)
     if activation in ("gelu", "dgelu"):
-        return shape, max(1, -(-shape[axis] // _GELU_LD)) * _GELU_LD, d.dtype
+        dtype = DTYPES["bfloat16"] if is_float8(d.dtype) else d.dtype
+        return shape, max(1, -(-shape[axis] // _GELU_LD)) * _GELU_LD, dtype
     nbytes = max(1, -(-shape[axis] // _MASK_LD)) * _MASK_LD // 8
     return ((shape[0], nbytes) if axis else (nbytes, shape[1])), nbytes, np.dtype(np.uint8)
 

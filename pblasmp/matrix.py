@@ -235,7 +235,8 @@ class DistributedMatrix:
 
     def on_host(self) -> NDArray[Any]:
         """Return the local array as a NumPy array: itself, or a copy where it is on a GPU. Local."""
-        return self.context.engine.to_host(self._local)
+        values = self.context.engine.to_host(self._local)
+        return values if values.dtype == self.dtype else values.view(self.dtype)
 
     def save(
         self, path: str | os.PathLike[str], *, order: str | None = None, progress: npy.Progress | None = None

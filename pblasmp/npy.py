@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import DTYPES
+from .dtypes import DTYPES, is_float8
 from .errors import LayoutError
 from .layout import MatrixDescriptor
 from .layout.axis import Axis
@@ -44,15 +44,20 @@ def map_file(path: Path) -> NDArray[Any]:
     return array
 
 
+def _is_raw(dtype: np.dtype) -> bool:
+    """Return whether .npy files hold ``dtype`` as bytes without a type."""
+    return dtype == DTYPES["bfloat16"] or is_float8(dtype)
+
+
 def as_element_type(path: Path, array: NDArray[Any], dtype: np.dtype | None) -> tuple[NDArray[Any], np.dtype]:
     """Return ``(array, element type)`` to load: the file's own type, or ``dtype`` where its numbers convert. Local.
 
-    NumPy writes bfloat16 as 2 bytes without a type: such a file needs ``dtype="bfloat16"``.
+    NumPy writes bfloat16 and 8-bit floats as bytes without a type: such a file needs ``dtype="bfloat16"`` or the like.
 
     Raises:
         LayoutError: the file's type is none of pblasmp's and ``dtype`` does not say what to make of it.
     """
-    if array.dtype.kind == "V" and array.dtype.itemsize == 2 and dtype == DTYPES["bfloat16"]:
+    if array.dtype.kind == "V" and dtype is not None and _is_raw(dtype) and array.itemsize == dtype.itemsize:
         return array.view(dtype), dtype
     if dtype is not None:
         if array.dtype.kind not in "iufcb" or (array.dtype.kind == "c" and dtype.kind != "c"):
@@ -132,7 +137,9 @@ def create(path: Path, descriptor: MatrixDescriptor, order: str) -> None:
     Raises:
         OSError: it cannot be created, or the disk is full.
     """
-    dtype = descriptor.dtype if descriptor.dtype.kind != "V" else np.dtype("V2")
+    dtype = descriptor.dtype
+    if _is_raw(dtype):
+        dtype = np.dtype(f"V{dtype.itemsize}")
     header = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": order == "F",

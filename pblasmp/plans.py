@@ -133,7 +133,8 @@ class Plan:
         self._ctx, self._name, self._asked, self.problem, self._options = ctx, call, asked, problem, options
         self._matrices, self._in_place, self._seeded = matrices, in_place, seeded
         self._open = True
-        read = ["a", "b"] * (options.alpha != 0) + ["c"] * (options.beta != 0)
+        sums = options.epilogue is not None and {"bias_grad_a", "bias_grad_b"} & {*options.epilogue.given}
+        read = ["a", "b"] * (options.alpha != 0 or bool(sums)) + ["c"] * (options.beta != 0)
         if isinstance(problem, Level3Problem) and problem.written is not None:
             read.append("d")  # what is not written comes back as it went
         with ctx.agreement(f"{call}: preparing"), ExitStack() as closing:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from .dtypes import as_dtype, scalar
+from .dtypes import as_dtype, result_dtype, scalar
 from .engines.base import Options
 from .epilogue import Epilogue
 from .errors import LayoutError
@@ -15,6 +15,7 @@ from .layout.legal import legalised
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
 from .plans import Plan, check_operands, check_overlap, context_of, stand_ins
+from .scales import Scales
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -38,6 +39,7 @@ def matmul(
     op_a: Op = "N",
     op_b: Op = "N",
     epilogue: Epilogue | None = None,
+    scales: Scales | None = None,
     algo: str = "auto",
     scheme: Scheme = "gemm",
     redistribute: bool = False,
@@ -55,6 +57,7 @@ def matmul(
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         op_a, op_b: "N", "T" or "C" (conjugate transpose).
         epilogue: what follows the product: a bias, an activation, their gradients (``Epilogue``).
+        scales: of 8-bit operands and results (``Scales``).
         algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
         redistribute: move operands that break a rule to a legal layout first, instead of raising.
@@ -71,7 +74,7 @@ def matmul(
     """
     plan = plan_matmul(
         a, b, c, out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
-        epilogue=epilogue, algo=algo, scheme=scheme, redistribute=redistribute,
+        epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, redistribute=redistribute,
         compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
     )  # fmt: skip
     try:
@@ -91,6 +94,7 @@ def plan_matmul(
     op_a: Op = "N",
     op_b: Op = "N",
     epilogue: Epilogue | None = None,
+    scales: Scales | None = None,
     algo: str = "auto",
     scheme: Scheme = "gemm",
     redistribute: bool = False,
@@ -129,14 +133,20 @@ def plan_matmul(
         )
         if not isinstance(epilogue, (Epilogue, type(None))):
             raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
-        facts["epilogue"] = epilogue and epilogue.facts()
+        if not isinstance(scales, (Scales, type(None))):
+            raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
+        facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
         problem = legalised(asked) if redistribute and scheme == "gemm" else asked
         _validate(problem, asked, redistribute)
         problem, reasons = ctx.engine.suited(problem)
         if beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         matrices = {"a": a, "b": b, "c": c, "d": ctx.allocate(d) if out is None else out}
-        options = replace(options, epilogue=_epilogue(ctx, epilogue, asked, problem, matrices))
+        options = replace(
+            options,
+            epilogue=_epilogue(ctx, epilogue, asked, problem, matrices),
+            scales=scales and scales.adopted(ctx.engine.adopt, problem, ctx.rank),
+        )
         check_overlap(ctx, matrices, "c")
         moved = stand_ins(ctx, asked, problem)
     return Plan(ctx, "matmul", asked, problem, matrices, moved, options, reasons)
@@ -160,7 +170,7 @@ def _default_result(
         form = probe.column_major()
         if form.swapped:
             m, n = n, m
-        d = scheme_operands(scheme, m, n, k, a.grid.size, form.op_a, form.op_b, a.dtype)[2]
+        d = scheme_operands(scheme, m, n, k, a.grid.size, form.op_a, form.op_b, result_dtype(a.dtype))[2]
         return d.T if form.swapped else d
     along = int(op_a != "N"), int(op_b == "N")
     block = a.block[along[0]], b.block[along[1]]
@@ -168,7 +178,7 @@ def _default_result(
         a.source[0] if op_a == "N" else 0,
         b.source[1] if op_b == "N" and b.grid.same_ranks(a.grid) else 0,
     )
-    return MatrixDescriptor((m, n), block, a.grid, source, a.dtype, a.order)
+    return MatrixDescriptor((m, n), block, a.grid, source, result_dtype(a.dtype), a.order)
 
 
 def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool) -> None:

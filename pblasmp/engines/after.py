@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues computed on this rank's part of D, with NumPy or CuPy: on the host always, on GPUs where nothing is fused.
+"""Epilogues and scales computed on this rank's part of D, with NumPy or CuPy: on GPUs where they are not fused.
 
 Source: cuBLASLt's documentation of its epilogues; GELU is the tanh form, as there.
 """
@@ -10,14 +10,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..dtypes import accumulation_dtype
+from ..dtypes import accumulation_dtype, is_float8
 from ..epilogue import Epilogue, along, vector_axis
 from ..layout import MatmulProblem, MatrixDescriptor
+from ..scales import Scales
 
 __all__ = ["After", "activate"]
 
 Array = Any
 
+_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # what is larger is stored as this
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -26,18 +28,30 @@ class After:
 
     Args:
         xp: numpy or cupy.
-        epilogue: over arrays of that kind: see ``Epilogue.adopted``.
+        epilogue, scales: over arrays of that kind: see their ``adopted``.
         p: the product.
         rank: this rank.
         sum_ranks: replaces a contiguous array by its sum over all ranks. Collective.
     """
 
     def __init__(
-        self, xp: Any, epilogue: Epilogue, p: MatmulProblem, rank: int, sum_ranks: Callable[[Array], None]
+        self,
+        xp: Any,
+        epilogue: Epilogue,
+        scales: Scales,
+        p: MatmulProblem,
+        rank: int,
+        sum_ranks: Callable[[Array], None],
     ) -> None:
-        self._xp, self._p, self._rank, self._sum_ranks = xp, p, rank, sum_ranks
+        self._xp, self._scales = xp, scales
+        self._p, self._rank, self._sum_ranks = p, rank, sum_ranks
         self.epilogue: Epilogue | None = epilogue
+        self._planned = bool(epilogue.name)
         self._inside = rank < p.d.grid.size
+
+    def unit(self) -> float:
+        """Return what a product of one unit of A and one of B stands for. Local."""
+        return _number(self._scales.a) * _number(self._scales.b)
 
     def __call__(self, x: Array, a: Array, b: Array) -> None:
         """Finish ``x``, this rank's part of the product in the type that it is summed in, in place.
@@ -45,7 +59,7 @@ class After:
         Args:
             a, b: this rank's part of A and B.
         """
-        e, p = self.epilogue, self._p
+        e, p = self.epilogue if self._planned else Epilogue(), self._p
         assert e is not None, "an epilogue follows only while it is there"
         if self._inside:
             last = along(p.d)
@@ -62,6 +76,12 @@ class After:
             if self._rank < matrix.grid.size:
                 sums = array.astype(accumulation_dtype(matrix.dtype)).sum(axis=1 - stored)
             self._write(getattr(e, name), sums, matrix, stored, axis)
+        if self._scales.amax is not None:
+            self._scales.amax[...] = abs(x).max() if x.size else 0
+        if is_float8(p.d.dtype):
+            largest = _LARGEST[p.d.dtype.name]
+            x *= _number(self._scales.d)
+            self._xp.clip(x, -largest, largest, out=x)
 
     def _write(
         self, out: Array, sums: Array | None, matrix: MatrixDescriptor, stored: int, axis: int
@@ -111,6 +131,11 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
         at = aux.astype(v.dtype)  # type: ignore[union-attr]  # Epilogue sees to it
         t = xp.tanh(_ROOT * (at + _CUBE * at * at * at))
         v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * at * at)
+
+
+def _number(scale: Any) -> float:
+    """Return a scale: a number, or what an array of one number holds; 1 where there is none."""
+    return 1.0 if scale is None else float(scale.item() if hasattr(scale, "item") else scale)
 
 
 def _pack(xp: Any, bits: Array, out: Array) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..epilogue import Epilogue
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
+from ..scales import Scales
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -42,6 +43,7 @@ class Options:
         comm_dtype: type in which partial sums travel (schemes "rs" and "ar"); None is D's type.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
         epilogue: what follows the product, over this engine's arrays.
+        scales: of 8-bit operands and results, over this engine's arrays.
     """
 
     alpha: complex = 1
@@ -51,6 +53,7 @@ class Options:
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
     epilogue: Epilogue | None = None
+    scales: Scales | None = None
 
 
 class Product(Protocol):
@@ -148,8 +151,15 @@ class Engine(Protocol):
     ) -> LocalArray:
         """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
-    def adopt(self, array: Any) -> LocalArray:
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return the type of local arrays of ``dtype``: itself, or bytes for what the array library does not know."""
+
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.
+
+        Args:
+            array: what the caller has; 8-bit floats may come as bytes.
+            dtype: the element type that is expected, where it matters.
 
         Raises:
             LayoutError: it is not an array that this engine can use in place.

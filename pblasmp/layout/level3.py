@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..dtypes import DTYPES, is_float8
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .problem import Op
@@ -244,6 +245,8 @@ class Level3Problem:
                 yield f"{name}: shape is {_size(x)}, expected {legal[0]}x{legal[1]}{why[name]}"
 
     def _types(self) -> Iterator[str]:
+        if is_float8(self.d.dtype):
+            yield f"d: dtype is {self.d.dtype.name}, which only matmul has, expected one of {', '.join(DTYPES)}"
         for name in "abc":
             x = getattr(self, name)
             if x is not None and x.dtype != self.d.dtype:

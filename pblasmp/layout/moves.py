@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from ..dtypes import is_float8
 from .axis import Axis
 
 __all__ = ["Piece", "Stretch", "common", "copy", "packed", "unpacked"]
@@ -225,7 +226,9 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
 def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
     """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     down, across = array.strides
-    return as_strided(array[row[0] :, col[0] :], shape, (down * row[1], down, across * col[1], across))
+    raw = array.view(np.uint8) if is_float8(array.dtype) else array  # as_strided does not know them all
+    strides = (down * row[1], down, across * col[1], across)
+    return as_strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
 
 
 def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:

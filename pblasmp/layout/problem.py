@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ..dtypes import as_dtype
+from ..dtypes import as_dtype, result_dtype
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid
@@ -109,7 +109,7 @@ class MatmulProblem:
             op_a: "N", "T" or "C": A is stored k × m unless it is "N".
             op_b: "N", "T" or "C": B is stored n × k unless it is "N".
             dtype: type of A and B.
-            out_dtype: type of C and D, by default that of A and B.
+            out_dtype: type of C and D, by default that of A and B, bfloat16 for 8-bit ones.
             order: memory order of all, "C" or "F", or three letters for A, B and D.
             with_c: the product adds to a C that lies like D.
         """
@@ -128,7 +128,9 @@ class MatmulProblem:
             memory: MemoryOrder = "F" if letter == "F" else "C"
             return MatrixDescriptor(shape, blocks, grid, dtype=kind, order=memory)
 
-        d = operand(m, n, mb, nb, "N", orders[2], dtype if out_dtype is None else out_dtype)
+        d = operand(
+            m, n, mb, nb, "N", orders[2], result_dtype(as_dtype(dtype)) if out_dtype is None else out_dtype
+        )
         return cls(
             operand(m, k, mb, kb, op_a, orders[0], dtype),
             operand(k, n, kb, nb, op_b, orders[1], dtype),
@@ -149,13 +151,15 @@ class MatmulProblem:
         op_a: Op,
         op_b: Op,
         dtype: DTypeLike,
+        out_dtype: DTypeLike | None,
         order: MemoryOrder,
     ) -> MatmulProblem:
         if order == "C":  # the transpose of the F-ordered problem, whose A is our B
-            return cls._one_dimensional(scheme, n, m, k, nranks, op_b, op_a, dtype, "F").T
+            return cls._one_dimensional(scheme, n, m, k, nranks, op_b, op_a, dtype, out_dtype, "F").T
         if order != "F":
             raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
         a, b, d = scheme_operands(scheme, m, n, k, nranks, op_a, op_b, as_dtype(dtype))
+        d = replace(d, dtype=result_dtype(a.dtype) if out_dtype is None else as_dtype(out_dtype))
         return cls(a, b, d, op_a, op_b, scheme=scheme)
 
     @classmethod
@@ -169,6 +173,7 @@ class MatmulProblem:
         op_b: Op = "N",
         *,
         dtype: DTypeLike = "float32",
+        out_dtype: DTypeLike | None = None,
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
         """Return AllGather + GEMM on ``nranks`` ranks: B (in C order: A) is gathered meanwhile. Local.
@@ -176,7 +181,7 @@ class MatmulProblem:
         Raises:
             LayoutError: m or n does not divide by ``nranks``.
         """
-        return cls._one_dimensional("ag", m, n, k, nranks, op_a, op_b, dtype, order)
+        return cls._one_dimensional("ag", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
     @classmethod
     def reduce_scatter(
@@ -189,6 +194,7 @@ class MatmulProblem:
         op_b: Op = "N",
         *,
         dtype: DTypeLike = "float32",
+        out_dtype: DTypeLike | None = None,
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
         """Return GEMM + ReduceScatter on ``nranks`` ranks: k is split, D scattered. Local.
@@ -196,7 +202,7 @@ class MatmulProblem:
         Raises:
             LayoutError: n (in C order: m) or k does not divide by ``nranks``.
         """
-        return cls._one_dimensional("rs", m, n, k, nranks, op_a, op_b, dtype, order)
+        return cls._one_dimensional("rs", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
     @classmethod
     def allreduce(
@@ -209,6 +215,7 @@ class MatmulProblem:
         op_b: Op = "N",
         *,
         dtype: DTypeLike = "float32",
+        out_dtype: DTypeLike | None = None,
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
         """Return GEMM + AllReduce on ``nranks`` ranks: k is split and every rank gets all of D. Local.
@@ -219,7 +226,7 @@ class MatmulProblem:
         Raises:
             LayoutError: k does not divide by ``nranks``, or the ops are not TN (in C order: NT).
         """
-        return cls._one_dimensional("ar", m, n, k, nranks, op_a, op_b, dtype, order)
+        return cls._one_dimensional("ar", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
     @property
     def m(self) -> int:

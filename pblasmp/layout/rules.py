@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..dtypes import is_float8
 from .descriptor import MatrixDescriptor
 from .schemes import SCHEMES, scheme_faults, scheme_operands
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .problem import MatmulProblem
 
 __all__ = ["faults"]
+
+_FLOAT8_MULTIPLE = 16
 
 
 def faults(p: MatmulProblem) -> list[str]:
@@ -55,11 +58,42 @@ def _size(x: MatrixDescriptor) -> str:
 
 
 def _types(p: MatmulProblem) -> Iterator[str]:
+    if is_float8(p.a.dtype) or is_float8(p.b.dtype):
+        yield from _float8(p)
+        return
     if p.a.dtype != p.b.dtype:
         yield f"b: dtype is {p.b.dtype.name}, expected {p.a.dtype.name} like a"
     legal = [p.a.dtype.name] + (["float32"] if p.a.dtype.itemsize == 2 else [])
     if p.d.dtype.name not in legal:
         yield f"d: dtype is {p.d.dtype.name}, expected {' or '.join(legal)} for operands of {p.a.dtype.name}"
+
+
+def _float8(p: MatmulProblem) -> Iterator[str]:
+    """What products of 8-bit floats must obey beside. Source: cuBLASLt's documentation; cublasmp.h of 0.10.0."""
+    names = (p.a.dtype.name, p.b.dtype.name)
+    for name, x in (("a", p.a), ("b", p.b)):
+        if not is_float8(x.dtype):
+            yield f"{name}: dtype is {x.dtype.name}, expected an 8-bit float like the other operand"
+    if names == ("float8_e5m2", "float8_e5m2"):
+        yield "b: dtype is float8_e5m2 like a, expected float8_e4m3fn for one of them"
+    legal = ["bfloat16", "float16", "float32", "float8_e4m3fn"] + ["float8_e5m2"] * ("float8_e5m2" in names)
+    if p.d.dtype.name not in legal:
+        yield f"d: dtype is {p.d.dtype.name}, expected {', '.join(legal)} for operands of {' and '.join(names)}"
+    form = p.column_major()
+    if (form.op_a, form.op_b) != ("T", "N"):
+        yield (
+            f"ops: 8-bit operands have k contiguous in memory (TN in column-major terms), got {form.op_a}{form.op_b}: "
+            "in C order op_a='N' and op_b='T'"
+        )
+    for name, x in _operands(p):
+        for axis, what in ((x.rows, "rows"), (x.cols, "columns")):
+            if axis.extent % _FLOAT8_MULTIPLE or (
+                axis.block % _FLOAT8_MULTIPLE and axis.nprocs > 1 and axis.block < axis.extent
+            ):
+                yield (
+                    f"{name}: has {axis.extent} {what} in blocks of {axis.block}, expected multiples of "
+                    f"{_FLOAT8_MULTIPLE} for 8-bit operands"
+                )
 
 
 def _alignment(p: MatmulProblem) -> Iterator[str]:
@@ -112,7 +146,12 @@ def _legal_block(p: MatmulProblem, name: str) -> str:
 def _c_like_d(p: MatmulProblem) -> Iterator[str]:
     if p.c is None:
         return
-    if p.c.dtype != p.d.dtype:
+    if is_float8(p.d.dtype):
+        if p.c.dtype.name not in ("bfloat16", "float16"):
+            yield f"c: dtype is {p.c.dtype.name}, expected bfloat16 or float16 for a D of 8 bits"
+        if p.c.order != p.d.order:
+            yield f"c: is in {p.c.order} order, expected {p.d.order} order like a D of 8 bits"
+    elif p.c.dtype != p.d.dtype:
         yield f"c: dtype is {p.c.dtype.name}, expected {p.d.dtype.name} like d"
     yield from _differences("c", p.c, p.d, "like d")
 

@@ -76,6 +76,7 @@ class FakeGpu:
         devices: PCI addresses of the visible GPUs, by default one per rank; empty: none.
         deaf: pairs of GPUs that cannot reach each other.
         nccl_version: as NCCL numbers it.
+        capability: the GPUs' compute capability, as CuPy has it.
         free: bytes that are free on the current GPU.
         fragmented: what is free is not to be had.
         current: index of the current GPU, at first the caller's.
@@ -96,6 +97,7 @@ class FakeGpu:
         deaf: Sequence[tuple[int, int]] = (),
         current: int = 0,
         nvshmem_ranks: int = 0,
+        capability: str = "90",
         nccl_version: int = 22903,
     ) -> None:
         self.comm = comm
@@ -104,6 +106,7 @@ class FakeGpu:
         self.deaf = deaf
         self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
+        self.capability = capability
         self.current = self.callers = current
         self.stream = 0
         self.nvshmem_ranks = nvshmem_ranks
@@ -227,6 +230,8 @@ class FakeGpu:
             return len(self.devices)
 
         class Device:
+            compute_capability = gpu.capability
+
             def __init__(self, index: int) -> None:
                 self.id = index
 

@@ -24,10 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "layout": BOTTOM,
     "epilogue": BOTTOM | {"layout"},
+    "scales": BOTTOM | {"layout"},
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"layout", "epilogue", "comm", "memory", "bindings"},
+    "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
     "drawing": BOTTOM | {"layout"},
     "launch": {"errors"},
     "scalapack": BOTTOM | {"layout"},
@@ -49,7 +50,7 @@ LAYOUT_MAY_IMPORT = {
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
     *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc"),
-    *("Context", "DistributedMatrix", "Epilogue", "matmul", "plan_matmul", "plan"),
+    *("Context", "DistributedMatrix", "Epilogue", "Scales", "matmul", "plan_matmul", "plan"),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *("PblasmpError", "LayoutError", "RankMismatchError", "UnsupportedError"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,12 +16,15 @@ from numpy.typing import NDArray
 
 from ...bindings import GridLayout, Library, version_text
 from ...comm import Agreement, Communicator
+from ...dtypes import is_float8
+from ...epilogue import Epilogue
 from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
+from ...scales import Scales
 from ..base import Move, Options, Problem, Product
-from . import epilogues, faults
+from . import epilogues, faults, scales
 from .contracts import suited_level3, symbol_of
 from .device import Device
 from .lane import CublasmpLane
@@ -99,6 +103,11 @@ class CublasmpEngine:
         nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
         self._closing.callback(nccl.destroy)
         return nccl
+
+    @property
+    def capability(self) -> int:
+        """The GPU's compute capability: 90 for 9.0. Local."""
+        return int(self._cupy.cuda.Device(self.device.index).compute_capability)
 
     @property
     def nccl_version(self) -> int:
@@ -194,7 +203,7 @@ class CublasmpEngine:
         rows, cols = shape
         padded = (rows, ld) if order == "C" else (ld, cols)
         memory = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None
-        array = self._cupy.ndarray(padded, dtype, memory, order=order)
+        array = self._cupy.ndarray(padded, self.stored(dtype), memory, order=order)
         return array[:, :cols] if order == "C" else array[:rows]
 
     def _symmetric(self, nbytes: int) -> Any:
@@ -219,9 +228,17 @@ class CublasmpEngine:
         address: int = array.data.ptr if array.size else self._nowhere.data.ptr + 64 * operand
         return address
 
-    def adopt(self, array: Any) -> Any:
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``, or bytes for 8-bit floats, which CuPy does not know. Local."""
+        return np.dtype(np.uint8) if is_float8(dtype) else dtype
+
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
-        cupy = self._cupy
+        cupy, kind = self._cupy, str(getattr(array, "dtype", ""))
+        if kind.startswith("torch.float8"):  # neither does DLPack, everywhere
+            if dtype is not None and kind != f"torch.{dtype.name}":
+                raise LayoutError(f"local array: dtype is {kind}, expected {dtype.name}")
+            array = array.view(sys.modules["torch"].uint8)
         try:
             if not isinstance(array, cupy.ndarray):
                 array = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
@@ -242,6 +259,8 @@ class CublasmpEngine:
     def from_host(self, array: Any, values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``. Local."""
         if array.size:
+            if is_float8(values.dtype):
+                values = values.view(np.uint8)
             array[...] = self._cupy.asarray(values)
 
     def overlap(self, a: Any, b: Any) -> bool:
@@ -307,22 +326,39 @@ class CublasmpEngine:
             if self.version < algo.since:
                 needed, found = version_text(algo.since), version_text(self.version)
                 raise UnsupportedError(f"algo {options.algo!r} needs cuBLASMp {needed}, found {found}")
+        scales.check(problem, options.scales, self.version, self.capability)
+        options, after = self._split(problem, options)
+        product: Product
+        if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
+            if is_float8(problem.d.dtype) and options.beta != 0:
+                raise UnsupportedError("an 8-bit D of beta C alone: cuBLASMp has nothing to multiply")
+            product = LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
+        else:
+            product = CublasmpProduct(self, problem, options, arrays)
+        return epilogues.FollowedProduct(self, product, *after) if after is not None else product
+
+    def _split(
+        self, problem: MatmulProblem, options: Options
+    ) -> tuple[Options, tuple[Epilogue | None, Scales, MatmulProblem, str] | None]:
+        """Return the options of the product alone, and what is computed after it with the reason, or None. Local."""
         epilogue, why = options.epilogue, ""
         if epilogue is not None:
             why = epilogues.why_not_fused(epilogue, problem, self.version)
             if not why and options.alpha == 0:
                 why = "alpha is 0"
-            if why and epilogue.fused:
-                raise UnsupportedError(f"epilogue: {epilogue.name} cannot be fused: {why}")
-        if why:
-            options = replace(options, epilogue=None)
-        product: Product
-        if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
-            product = LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
-        else:
-            product = CublasmpProduct(self, problem, options, arrays)
-        return (
-            epilogues.FollowedProduct(self, product, epilogue, problem, why) if epilogue and why else product
+            if why and (epilogue.fused or is_float8(problem.d.dtype)):
+                kind = "" if epilogue.fused else ", and CuPy has no 8-bit floats"
+                raise UnsupportedError(f"epilogue: {epilogue.name} cannot be fused: {why}{kind}")
+        amax = None if options.scales is None or is_float8(problem.d.dtype) else options.scales.amax
+        if not why and amax is None:
+            return options, None
+        later = epilogue if why else None
+        reason = why or "cuBLASLt has amax of an 8-bit D alone"
+        return replace(options, epilogue=None if why else epilogue), (
+            later,
+            Scales(amax=amax),
+            problem,
+            reason,
         )
 
     def prepare_level3(

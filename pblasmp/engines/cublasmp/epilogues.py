@@ -14,6 +14,7 @@ from ...dtypes import accumulation_dtype
 from ...epilogue import Epilogue, along, aux_layout, bias_dtype
 from ...errors import LayoutError, UnsupportedError
 from ...layout import MatmulProblem
+from ...scales import Scales
 from ..after import After
 from ..base import Product
 from .types import DATA_TYPES
@@ -74,13 +75,13 @@ def attributes(
             raise LayoutError(f"epilogue: aux: starts at {at:#x}, expected a multiple of {_ALIGNMENT} bytes")
         found[MatmulAttribute.EPILOGUE_AUX_POINTER] = at
         mask = e.activation in ("relu", "drelu")
-        _, ld, _ = aux_layout(p.d, rank, e.activation or "")
+        _, ld, dtype = aux_layout(p.d, rank, e.activation or "")
         lines = 1 - along(p.d)
         if e.aux.shape[lines] > 1:
             ld = e.aux.strides[lines] // e.aux.itemsize
         found[MatmulAttribute.EPILOGUE_AUX_LD] = ld * 8 if mask else ld
         if not mask:
-            found[MatmulAttribute.EPILOGUE_AUX_DATA_TYPE] = DATA_TYPES[bias_dtype(p).name]
+            found[MatmulAttribute.EPILOGUE_AUX_DATA_TYPE] = DATA_TYPES[dtype.name]
     return found
 
 
@@ -97,16 +98,23 @@ def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
 
 
 class FollowedProduct:
-    """A product, and an epilogue that CuPy computes from its rounded result. All as ``Product`` says."""
+    """A product, and what CuPy computes from its rounded result: an epilogue, amax. All as ``Product`` says."""
 
     def __init__(
-        self, engine: CublasmpEngine, product: Product, e: Epilogue, p: MatmulProblem, why: str
+        self,
+        engine: CublasmpEngine,
+        product: Product,
+        e: Epilogue | None,
+        scales: Scales,
+        p: MatmulProblem,
+        why: str,
     ) -> None:
         import cupy
 
+        what = " and ".join([*([e.name] if e is not None else []), *scales.given])
         self._product, self._wide = product, accumulation_dtype(p.d.dtype)
-        self._after = After(cupy, e, p, engine.rank, engine.sum_ranks)
-        self._note = f"{e.name} is computed after the product: {why}"
+        self._after = After(cupy, e or Epilogue(), scales, p, engine.rank, engine.sum_ranks)
+        self._note = f"{what} is computed after the product: {why}"
         self.workspace, self.sent_bytes = product.workspace, product.sent_bytes
         self.copied_bytes = product.copied_bytes
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...comm import Communicator, Exchange, Side
+from ...dtypes import is_float8
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..base import Move, Workspace
@@ -34,7 +35,8 @@ def prepare_move(
     part: Trapezoid | None,
 ) -> Move:
     """Prepare a move between local arrays, of everything or of ``part``. Collective over the context."""
-    if source.same_places(target) or 0 in source.shape:
+    alike = source.dtype == target.dtype or not (is_float8(source.dtype) or is_float8(target.dtype))
+    if (source.same_places(target) and alike) or 0 in source.shape:
         return _Copy(part_writer(part, target, comm.rank))
     why = faults.moves_through_host(engine.version, source, target)
     if why:
@@ -77,13 +79,13 @@ class _ThroughHost(ExchangeMove):
         why: str,
     ) -> None:
         super().__init__(comm, source, target, part)
-        self._engine = engine
+        self._engine, self._types = engine, (source.dtype, target.dtype)
         self.path = f"through the host: {why}"
 
     def run(self, source: Array, target: Array) -> None:
         """Move everything. Collective over the context."""
-        on_host = self._engine.to_host(target)
-        super().run(self._engine.to_host(source), on_host)
+        on_host = self._engine.to_host(target).view(self._types[1])
+        super().run(self._engine.to_host(source).view(self._types[0]), on_host)
         self._engine.from_host(target, on_host)
 
 

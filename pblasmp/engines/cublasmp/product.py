@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operation, ctype, version_text
-from ...epilogue import Epilogue
+from ...dtypes import is_float8
+from ...epilogue import Epilogue, bias_dtype
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
 from ..base import Options, Workspace
-from . import epilogues, faults
+from . import epilogues, faults, scales
 from .call import PreparedCall, columns
 from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
 
@@ -116,6 +117,9 @@ class CublasmpProduct(PreparedCall):
             for name, x, array in zip("abcd", (form.a, form.b, form.c, form.d), self._sources, strict=True)
             if x is not None and array is not None
         }
+        if is_float8(form.d.dtype) and form.c is None:  # C has 16 bits, though it is not there
+            like_d = replace(form.d, dtype=bias_dtype(problem))
+            descriptors["c"] = self._descriptor(like_d, self._lld(self._sources[3], form.d))
         if "c" not in descriptors and self._engine.version < 800:  # C may not be NULL: D, which is not read
             self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
         m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
@@ -145,6 +149,8 @@ class CublasmpProduct(PreparedCall):
         if travels is not None:
             attributes[MatmulAttribute.COMMUNICATION_TYPE] = DATA_TYPES[travels.name]
         attributes |= self._following(self._epilogue)
+        if options.scales is not None:
+            attributes |= scales.attributes(options.scales, self._problem, self._place)
         assert out.value is not None
         self._descriptor_of_product = out.value
         self._set(attributes)
@@ -162,12 +168,21 @@ class CublasmpProduct(PreparedCall):
         engine = self._engine
         return epilogues.attributes(epilogue, self._problem, engine.version, engine.rank, engine.address)
 
+    def _place(self, value: Any) -> int:
+        """Return the device address of an array, or of a number, put where it stays as long as the product."""
+        import cupy
+
+        if isinstance(value, (int, float)):
+            value = cupy.asarray(np.full(1, value, np.float32))
+            self._temporaries[f"number {len(self._temporaries)}"] = value
+        return self._engine.address(value)
+
     def _communication_type(self) -> np.dtype | None:
         """Return the type in which partial sums travel, where that is not the library's own choice, float32."""
         if self._problem.scheme not in ("rs", "ar"):
             return None
         asked = self._options.comm_dtype
-        wanted = asked or self._form.d.dtype
+        wanted = asked or bias_dtype(self._problem)
         if wanted == scale_dtype(self._form.d.dtype):
             return None
         if self._engine.version >= MatmulAttribute.COMMUNICATION_TYPE.since:

@@ -17,6 +17,8 @@ DATA_TYPES = {
     "bfloat16": DataType.R_16BF,
     "complex64": DataType.C_32F,
     "complex128": DataType.C_64F,
+    "float8_e4m3fn": DataType.R_8F_E4M3,
+    "float8_e5m2": DataType.R_8F_E5M2,
 }
 
 ALGORITHMS = {algo.name.lower(): algo for algo in MatmulAlgoType}
@@ -32,7 +34,7 @@ _COMPUTE = {
 
 def scale_dtype(dtype: np.dtype) -> np.dtype:
     """Return the type of alpha and beta, which products of ``dtype`` are also summed in."""
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    return np.dtype(np.float32) if dtype.itemsize <= 2 else dtype
 
 
 def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
@@ -45,7 +47,7 @@ def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
         raise UnsupportedError(f"compute: expected None, 'tf32', 'bf16x9' or 'fixedpoint', got {compute!r}")
     precision = "float64" if dtype.name in ("float64", "complex128") else "float32"
     row = _COMPUTE[compute]
-    if precision not in row or (compute is not None and dtype.itemsize == 2):
+    if precision not in row or (compute is not None and dtype.itemsize <= 2):
         raise UnsupportedError(
             f"compute: {compute!r} is for {' or '.join(row)}, the operands are {dtype.name}"
         )

@@ -14,9 +14,12 @@ from threadpoolctl import threadpool_limits
 
 from ...comm import Agreement, Communicator
 from ...comm.shared import available_bytes
+from ...dtypes import is_float8
+from ...epilogue import Epilogue
 from ...errors import LayoutError, UnsupportedError
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
+from ...scales import Scales
 from ..after import After
 from ..base import Options, Problem, Product
 from ..exchange import ExchangeMove
@@ -93,8 +96,22 @@ class HostEngine:
             return np.empty((rows, ld), dtype)[:, :cols]
         return np.empty((ld, cols), dtype, order="F")[:rows]
 
-    def adopt(self, array: Any) -> NDArray[Any]:
-        """Return a NumPy array over the memory of ``array``: NumPy's, or anything that shares the host's. Local."""
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``: NumPy knows them all. Local."""
+        return dtype
+
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> NDArray[Any]:
+        """Return a NumPy array over the memory of ``array``: NumPy's, or anything that shares the host's. Local.
+
+        Bytes become the 8-bit floats that ``dtype`` says they are.
+        """
+        adopted = self._shared(array)
+        if dtype is not None and is_float8(dtype) and adopted.dtype == np.uint8:
+            return adopted.view(dtype)
+        return adopted
+
+    @staticmethod
+    def _shared(array: Any) -> NDArray[Any]:
         if isinstance(array, np.ndarray):
             return array
         try:
@@ -159,8 +176,13 @@ class HostEngine:
             raise UnsupportedError(f"compute: the host engine has only None, got {options.compute!r}")
         alpha, beta = options.alpha, options.beta
         after = None
-        if options.epilogue is not None:
-            after = After(np, options.epilogue, problem, self._comm.rank, self._comm.sum_into)
+        if options.scales is not None and options.scales.mode != "tensor":
+            raise UnsupportedError(
+                f"scales: mode {options.scales.mode!r} is for Blackwell GPUs, the host engine has 'tensor'"
+            )
+        if options.epilogue is not None or options.scales is not None or is_float8(problem.d.dtype):
+            epilogue, scales = options.epilogue or Epilogue(), options.scales or Scales()
+            after = After(np, epilogue, scales, problem, self._comm.rank, self._comm.sum_into)
         if problem.scheme == "ar":
             return AllReduceProduct(problem, alpha, beta, self._comm, self._blas, after)
         slabs = matmul_slabs(problem, alpha, self._comm.size)

@@ -219,6 +219,7 @@ class SlabProduct(HostProduct):
         start: int,
     ) -> None:
         assert self._coords is not None
+        unit = 1.0 if self._after is None else self._after.unit()
         with self._means.blas.seated():
             for i, term in enumerate(self._slabs.terms):
                 left, right = (
@@ -228,7 +229,7 @@ class SlabProduct(HostProduct):
                 assert left is not None
                 assert right is not None
                 beta = self._beta if first and i == 0 else 1
-                term.multiply(self._means.blas, term.alpha, left, right.T, beta, target, start)
+                term.multiply(self._means.blas, unit * term.alpha, left, right.T, beta, target, start)
 
     def _target(self, c: Array | None, d: Array) -> Array:
         """Return the array that the product is summed in, holding C where beta is not 0."""
@@ -295,8 +296,9 @@ class AllReduceProduct(HostProduct):
         partial = np.zeros((self._p.m, self._p.n), self._dtype, order=self._p.d.order)
         if self._has_part and self._p.k and self._alpha != 0:
             left, right = _op(a, self._p.op_a, self._dtype), _op(b, self._p.op_b, self._dtype)
+            alpha = self._alpha if self._after is None else self._alpha * self._after.unit()
             with self._blas.seated():
-                self._blas.gemm(self._alpha, left, right, 0, partial)
+                self._blas.gemm(alpha, left, right, 0, partial)
         self._comm.sum_into(partial)
         if self._has_part and self._beta != 0 and c is not None:
             partial += self._beta * c.astype(self._dtype)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation
-from pblasmp.dtypes import DTYPES
+from pblasmp.dtypes import as_dtype
 from pblasmp.engines.cublasmp.types import DATA_TYPES
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import level3 as reference
@@ -116,12 +116,12 @@ class Multiplying(Witness):
 
     def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
         kind = self._dtype(self.made[told["desc" + like.upper()]])
-        kind = np.dtype(np.float32) if kind.itemsize == 2 else kind
+        kind = np.dtype(np.float32) if kind.itemsize <= 2 else kind
         return np.frombuffer(ctypes.string_at(told[name], kind.itemsize), kind)[0]
 
     @staticmethod
     def _dtype(desc: dict[str, int]) -> np.dtype:
-        return DTYPES[next(name for name, number in DATA_TYPES.items() if number == DataType(desc["type"]))]
+        return as_dtype(next(name for name, number in DATA_TYPES.items() if number == DataType(desc["type"])))
 
     def _owned(self, desc: dict[str, int]) -> tuple[list[int], list[int]]:
         """The global rows and columns of this rank's part; none outside the grid."""

@@ -59,7 +59,10 @@ class Following(Multiplying):
             self._vector(stored, len(rows))[:] = self._operand(told, stored, "a").sum(1)[rows]
         if kind & 512:
             self._vector(stored, desc["n"])[:] = self._operand(told, stored, "b").sum(0)
-        self._part(told, letter)[2][...] = part
+        self._store(stored, part, self._part(told, letter)[2])
+
+    def _store(self, stored: dict[Any, int], part: np.ndarray, out: np.ndarray) -> None:
+        out[...] = part
 
     def _operand(self, told: dict[str, int], stored: dict[Any, int], letter: str) -> np.ndarray:
         whole = self._whole(told, letter)

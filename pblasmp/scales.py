@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales: what 8-bit operands and results are multiplied by, and the largest value of a result. A plain value.
+
+Source: cublasmp.h of 0.10.0, cuBLASLt's documentation of 8-bit floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .dtypes import is_float8
+from .errors import LayoutError
+from .layout import MatmulProblem
+
+__all__ = ["BLOCK", "Scales", "block_scales"]
+
+BLOCK = 32  # entries of k that share a scale in mode "block"
+_TILE = 128, 4  # rows and scales that lie together
+_ARRAYS = ("a", "b", "d", "amax")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Scales:
+    """The scales of a product of 8-bit matrices: ``D = d f(alpha (a op(A)) (b op(B)) + beta C)``. Local.
+
+    A scale is a number, or an array of one float32 of this rank's engine that every run reads; it must be the same on
+    every rank. One that is not given is 1. C has 16 or 32 bits and no scale.
+
+    Args:
+        a, b: what 8-bit A and B stand for, per unit.
+        d: what is stored of an 8-bit D, per unit.
+        amax: an array of one float32 that is written: the largest absolute value of this rank's part of D, before ``d``
+            scales it.
+        mode: "tensor": one scale for a whole matrix. "block" (MXFP8): ``a`` and ``b`` are bytes, powers of 2 with a
+            bias of 127, one for every 32 entries along k. It needs a Blackwell GPU, and D then has 16 or 32 bits.
+
+    Raises:
+        LayoutError: the mode is unknown, or scales do not go with it.
+    """
+
+    a: Any = None
+    b: Any = None
+    d: Any = None
+    amax: Any = None
+    mode: str = "tensor"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("tensor", "block"):
+            raise LayoutError(f"scales: mode is {self.mode!r}, expected 'tensor' or 'block'")
+        for name in ("a", "b", "d"):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not (self.mode == "tensor" and np.isfinite(value)):
+                expected = "a finite number" if self.mode == "tensor" else "an array of bytes"
+                raise LayoutError(f"scales: {name} is {value!r}, expected {expected}")
+        if self.mode == "block" and (self.a is None or self.b is None or self.d is not None):
+            raise LayoutError("scales: mode 'block' needs a and b, and has no d")
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of what it has."""
+        return tuple(name for name in _ARRAYS if getattr(self, name) is not None)
+
+    def __repr__(self) -> str:
+        return f"Scales({', '.join([*self.given, self.mode])})"
+
+    def facts(self) -> list[str]:
+        """Return what must be the same on every rank. Local."""
+        return [self.mode] + [
+            f"{name}: {value if isinstance(value, (int, float)) else 'an array'}"
+            for name in self.given
+            for value in [getattr(self, name)]
+        ]
+
+    def adopted(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Scales:
+        """Return it over an engine's arrays, numbers as they are. Local.
+
+        Args:
+            adopt: makes an engine's array of what the caller gave, without a copy.
+            p: the product.
+            rank: whose arrays they are.
+
+        Raises:
+            LayoutError: a matrix has no such scale, or an array has another shape or type.
+        """
+        arrays = {
+            name: adopt(value)
+            for name in self.given
+            if not isinstance(value := getattr(self, name), (int, float))
+        }
+        faults = [f"scales: {fault}" for fault in self._faults(arrays, p, rank)]
+        if faults:
+            raise LayoutError("\n  - ".join(faults))
+        return replace(self, **arrays)
+
+    def _faults(self, arrays: dict[str, Any], p: MatmulProblem, rank: int) -> Iterator[str]:
+        if not is_float8(p.a.dtype):
+            yield f"for operands of 8 bits, A is {p.a.dtype.name}"
+            return
+        if self.d is not None and not is_float8(p.d.dtype):
+            yield f"d: for a D of 8 bits, it is {p.d.dtype.name}"
+        if self.mode == "block" and is_float8(p.d.dtype):
+            yield f"mode 'block' has no D of 8 bits, it is {p.d.dtype.name}"
+        for name, array in arrays.items():
+            blocks = self.mode == "block" and name in ("a", "b")
+            dtype = np.dtype(np.uint8 if blocks else np.float32)
+            size = 1
+            if blocks:
+                matrix, op = (p.a, p.op_a) if name == "a" else (p.b, p.op_b)
+                size = (
+                    0 if rank >= matrix.grid.size else block_scales(matrix.local_shape(rank), op != "N", name)
+                )
+            if array.dtype != dtype or array.size != size:
+                yield f"{name}: expected {size} {dtype.name}, got {array.size} {array.dtype}"
+        if "amax" in arrays and not getattr(arrays["amax"].flags, "writeable", True):
+            yield "amax: is read-only, but it is written"
+
+
+def block_scales(shape: tuple[int, int], transposed: bool, name: str) -> int:
+    """Return how many scales mode "block" has for a local array of A or B: tiles of 128 × 4 are whole. Local."""
+    outer, k = shape if (name == "a") != transposed else shape[::-1]
+    rows, columns = _TILE
+    return -(-outer // rows) * rows * (-(-k // (BLOCK * columns)) * columns)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit floats on the host engine, which emulates them: every combination of types and schemes; what is refused."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers import float8
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import agreed_error, first, misplaced
+
+
+def everything(comm):
+    rng = np.random.default_rng(91)
+    with pb.Context(comm, engine="host") as ctx:
+        for scheme, types, order in float8.cases():
+            p = float8.problem(scheme, ctx.size, types, order)
+            yield f"{scheme} {types} {order}", float8.scaled(ctx, rng, p)
+        for types in float8.TYPES:
+            p = float8.problem("gemm", ctx.size, types, "C")
+            yield f"with C {types}", float8.scaled(ctx, rng, p, beta=-2.0)
+            yield f"gelu {types}", float8.scaled(ctx, rng, p, activation="gelu")
+            if types[2].startswith("float8"):
+                yield f"overflow {types}", float8.scaled(ctx, rng, p, overflow=True)
+
+
+def matrices(comm, folder):
+    """8-bit matrices are scattered, gathered, moved, saved and taken from bytes like others."""
+    rng = np.random.default_rng(92)
+    with pb.Context(comm, engine="host") as ctx:
+        for name in (float8.E4, float8.E5):
+            dtype = pb.dtypes.as_dtype(name)
+            values = rng.standard_normal((48, 32)).astype(dtype)
+            d = pb.MatrixDescriptor((48, 32), (5, 7), pb.Grid.squarest(ctx.size), dtype=name)
+            x = ctx.scatter(values if ctx.rank == 0 else None, d)
+            turned = x.redistribute(pb.MatrixDescriptor((48, 32), (16, 16), d.grid, dtype=name, order="F"))
+            x.save(f"{folder}/{name}.npy")
+            loaded = ctx.load(f"{folder}/{name}.npy", grid=d.grid, block=(5, 7), dtype=name)
+            over = ctx.from_local(x.local.view(np.uint8), d)
+            yield name, first(
+                misplaced(x, values), misplaced(turned, values), misplaced(loaded, values), misplaced(over, values),
+                None if np.array_equal(x.allgather(), values) else "allgather",
+                None if np.shares_memory(over.local, x.local) else "bytes are copied",
+            )  # fmt: skip
+            yield f"{name} filled", misplaced(ctx.from_function(lambda i, j: 0.25 * (i + j), d),
+                (0.25 * np.add.outer(np.arange(48), np.arange(32))).astype(dtype))  # fmt: skip
+
+
+def refused(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
+        a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+
+        def error(kind, words, scales):
+            return agreed_error(ctx, kind, words, pb.matmul, a, b, op_b="T", scales=scales)
+
+        yield "type", error(pb.LayoutError, ["scales: expected Scales, got float"], 2.0)
+        yield "d", error(pb.LayoutError, ["scales: d: for a D of 8 bits, it is bfloat16"], pb.Scales(d=2.0))
+        sizes = [
+            -(-shape[0] // 128) * 128 * (-(-shape[1] // 128) * 4)
+            for shape in (x.descriptor.local_shape(ctx.rank) for x in (a, b))
+        ]
+        blocks = pb.Scales(*(np.zeros(size, np.uint8) for size in sizes), mode="block")
+        yield "block", error(pb.UnsupportedError, ["scales: mode 'block' is for Blackwell GPUs"], blocks)
+        yield "ops", agreed_error(ctx, pb.LayoutError, ["8-bit operands have k contiguous"], pb.matmul, a, b)
+        doubles = ctx.zeros(pb.MatrixDescriptor((16, 16), (16, 16), pb.Grid(1, 1)))
+        yield "float64", agreed_error(
+            ctx, pb.LayoutError, ["scales: for operands of 8 bits, A is float64"],
+            pb.matmul, doubles, doubles, scales=pb.Scales(a=2.0),
+        )  # fmt: skip
+        if ctx.size > 1:
+            unlike = pb.Scales(a=1.0 + ctx.rank)
+            yield "unlike", error(pb.RankMismatchError, ["a: 1.0", "a: 2.0"], unlike)
+
+
+def plan_reads_scales(comm):
+    """Scales in arrays are read by each run, and D lies in bfloat16 by default."""
+    with pb.Context(comm, engine="host") as ctx:
+        p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
+        a, b = ctx.from_function(lambda i, j: np.ones((i.size, j.size)), p.a), ctx.zeros(p.b)
+        b.local[...] = 1
+        unit = np.ones(1, np.float32)
+        with pb.plan_matmul(a, b, op_b="T", scales=pb.Scales(a=unit)) as plan:
+            for value in (1.0, 0.5, 4.0):
+                unit[0] = value
+                d = plan()
+                wrong = None if (d.local == ml_dtypes.bfloat16(value * p.k)).all() else f"{d.local}"
+                yield f"{value}", wrong or (None if d.dtype == ml_dtypes.bfloat16 else f"{d.dtype}")
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_every_combination_of_types(nranks):
+    run_mpi(everything, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_matrices_of_eight_bits(nranks, tmp_path):
+    run_mpi(matrices, nranks, folder=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_what_is_refused(nranks):
+    run_mpi(refused, nranks)
+
+
+def test_each_run_reads_the_scales():
+    run_mpi(plan_reads_scales, 2)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit floats on GPUs: what the library is told, what is refused where, arrays that CuPy has no type for."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
+from pblasmp.dtypes import as_dtype
+from tests.helpers import float8
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+from .machine import machine
+from .test_epilogues import Following
+
+A = MatmulAttribute
+E4, E5 = float8.E4, float8.E5
+
+
+class Scaling(Following):
+    """Also scales products of 8-bit floats."""
+
+    def _number(self, address: int) -> float:
+        return ctypes.c_float.from_address(address).value if address else 1.0
+
+    def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
+        value = super()._scalar(told, name, like)
+        if name == "alpha":
+            stored = self.attributes(told["matmulDesc"])
+            for letter in "AB":
+                value = value * self._number(stored.get(A[f"{letter}_SCALE_POINTER"], 0))
+        return value
+
+    def _store(self, stored: dict[Any, int], part: np.ndarray, out: np.ndarray) -> None:
+        if A.AMAX_D_POINTER in stored:
+            ctypes.c_float.from_address(stored[A.AMAX_D_POINTER]).value = np.abs(part).max(initial=0)
+        limit = float8.LARGEST.get(out.dtype.name, np.inf)
+        out[...] = np.clip(part * self._number(stored.get(A.D_SCALE_POINTER, 0)), -limit, limit)
+
+
+def everything(comm: Any, path: str) -> Any:
+    rng = np.random.default_rng(95)
+    with machine(path, Scaling, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for scheme, types, order in float8.cases():
+                if scheme == "ar" and types[2].startswith("float8"):
+                    continue  # the library played here stores the sum as it is
+                p = float8.problem(scheme, ctx.size, types, order)
+                yield f"{scheme} {types} {order}", float8.scaled(ctx, rng, p, tolerance=2.0**-8)
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_what_is_told_is_enough(nranks, stand_in):
+    run_mpi(everything, nranks, path=stand_in(1000))
+
+
+def planned(
+    ctx: pb.Context, p: pb.MatmulProblem, scales: pb.Scales | None, **how: Any
+) -> pb.DistributedMatrix:
+    out = ctx.empty(p.d)
+    a, b = ctx.empty(p.a), ctx.empty(p.b)
+    with pb.plan_matmul(
+        a, b, out=out, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, scales=scales, **how
+    ) as plan:
+        plan()
+    return out
+
+
+def number(ctx: pb.Context) -> Any:
+    return ctx.engine.empty((1, 1), np.dtype(np.float32), "C", 1)[0]
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_every_attribute(ctx, lib, order):
+    scale, amax = number(ctx), number(ctx)
+    p = float8.problem("gemm", 1, (E4, E5, E5), order)
+    planned(ctx, p, pb.Scales(a=scale, b=0.25, d=3.0, amax=amax))
+    call = lib.of("Matmul")[-1]
+    stored = lib.attributes(call["matmulDesc"])
+    first, second = ("B", "A") if order == "C" else ("A", "B")
+    assert stored[A[f"{first}_SCALE_POINTER"]] == scale.ctypes.data
+    assert ctypes.c_float.from_address(stored[A[f"{second}_SCALE_POINTER"]]).value == 0.25
+    assert ctypes.c_float.from_address(stored[A.D_SCALE_POINTER]).value == 3.0
+    assert stored[A.AMAX_D_POINTER] == amax.ctypes.data
+    assert len(stored) == 6  # and the ops
+    types = {name: lib.made[call[f"desc{name}"]]["type"] for name in "ABCD"}
+    expected = {first: DataType.R_8F_E4M3, second: DataType.R_8F_E5M2}
+    assert types == expected | {"C": DataType.R_16BF, "D": DataType.R_8F_E5M2}
+    assert call["c"] == 0
+    assert lib.of("MatmulDescriptorCreate")[-1]["computeType"] == ComputeType.COMPUTE_32F
+
+
+def test_partial_sums_of_an_eight_bit_d_travel_in_bfloat16(ctx, lib):
+    planned(ctx, float8.problem("rs", 1, (E4, E4, E4), "C"), None)
+    stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
+    assert stored[A.COMMUNICATION_TYPE] == DataType.R_16BF
+
+
+def test_amax_of_a_wider_d_is_computed_after_the_product(ctx, lib):
+    p = float8.problem("gemm", 1, (E4, E4, "float16"), "C")
+    reports: list[Any] = []
+    out, a, b = ctx.empty(p.d), ctx.zeros(p.a), ctx.zeros(p.b)
+    with pb.plan_matmul(a, b, out=out, op_b="T", scales=pb.Scales(amax=number(ctx))) as plan:
+        reports.append(plan.report())
+    assert any("amax is computed after the product" in note for note in reports[0].notes)
+    assert A.AMAX_D_POINTER not in lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
+
+
+def blocks(p: pb.MatmulProblem, ctx: pb.Context) -> pb.Scales:
+    sizes = [-(-rows // 128) * 128 * (-(-columns // 128) * 4) for rows, columns in (p.a.shape, p.b.shape)]
+    return pb.Scales(*(ctx.engine.empty((1, n), np.dtype(np.uint8), "C", n)[0] for n in sizes), mode="block")
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "types", "words"),
+    [
+        (
+            1000,
+            "80",
+            (E4, E4, "bfloat16"),
+            "8-bit floats need a GPU of compute capability 8.9 or above, this one has 8.0",
+        ),
+        (700, "90", (E4, E4, E4), "an 8-bit D needs cuBLASMp 0.8.0, found 0.7.0"),
+        (
+            1000,
+            "90",
+            (E4, E4, "float32"),
+            "mode 'block' needs a Blackwell GPU .*, this one has 9.0: use 'tensor'",
+        ),
+        (500, "100", (E4, E4, "float32"), "mode 'block' needs cuBLASMp 0.6.0, found 0.5.0"),
+    ],
+)
+def test_what_is_refused(alone, stand_in, version, capability, types, words):
+    with machine(stand_in(version), capability=capability) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            p = float8.problem("gemm", 1, types, "C")
+            scales = blocks(p, ctx) if "block" in words else None
+            with pytest.raises(pb.UnsupportedError, match=words):
+                planned(ctx, p, scales)
+        lib.assert_clean()
+
+
+def test_block_scales_on_blackwell(alone, stand_in):
+    with machine(stand_in(1000), capability="100") as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            p = float8.problem("gemm", 1, (E4, E4, "float32"), "C")
+            scales = blocks(p, ctx)
+            planned(ctx, p, scales)
+            stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
+            assert stored[A.A_SCALE_MODE] == stored[A.B_SCALE_MODE] == MatrixScale.VEC32_UE8M0
+            assert stored[A.A_SCALE_POINTER] == scales.b.ctypes.data
+        lib.assert_clean()
+
+
+def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):
+    p = float8.problem("ar", 1, (E4, E4, E4), "C")
+    with pytest.raises(pb.UnsupportedError, match=r"relu cannot be fused: .*, and CuPy has no 8-bit floats"):
+        planned(ctx, p, None, epilogue=pb.Epilogue("relu"))
+    a, b, c = ctx.empty(p.a), ctx.empty(p.b), ctx.zeros(float8.problem("ar", 1, (E4, E4, "bfloat16"), "C").d)
+    with pytest.raises(pb.UnsupportedError, match="an 8-bit D of beta C alone"):
+        pb.matmul(a, b, c, out=ctx.empty(p.d), op_b="T", scheme="ar", alpha=0, beta=1)
+
+
+def test_arrays_are_bytes(ctx, lib):
+    d = pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype=E4)
+    values = np.arange(24).reshape(4, 6).astype(as_dtype(E4))
+    x = ctx.scatter(values, d)
+    assert x.local.dtype == np.uint8
+    assert (x.gather() == values).all()
+    assert x.gather().dtype == as_dtype(E4)
+    moved = x.redistribute(pb.MatrixDescriptor((4, 6), (2, 2), pb.Grid(1, 1), dtype=E4, order="F"))
+    assert (moved.gather() == values).all()
+    wide = x.redistribute(pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype="float32"))
+    assert (wide.gather() == values.astype(np.float32)).all()
+    assert ctx.from_local(x.local, d).local is x.local
+    with pytest.raises(pb.LayoutError, match="dtype is float32, expected float8_e4m3fn"):
+        ctx.from_local(wide.local, d)
+
+
+def test_tensors_of_pytorch_are_taken_as_bytes(ctx, lib, monkeypatch):
+    """As PyTorch has them: DLPack's readers may refuse the type, a view as bytes is the same memory."""
+    memory = ctx.engine.empty((4, 6), np.dtype(np.uint8), "C", 6)
+
+    class Tensor:
+        dtype = "torch.float8_e4m3fn"
+
+        def view(self, dtype: str) -> Any:
+            assert dtype == "torch.uint8"
+            return memory
+
+        def __dlpack__(self) -> None:
+            raise BufferError("float8 types are not supported")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="torch.uint8"))
+    d = pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype=E4)
+    assert ctx.from_local(Tensor(), d).local is memory
+    other = pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype=E5)
+    with pytest.raises(pb.LayoutError, match=r"dtype is torch\.float8_e4m3fn, expected float8_e5m2"):
+        ctx.from_local(Tensor(), other)
