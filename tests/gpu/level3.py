@@ -180,7 +180,9 @@ def one_case(ctx: pb.Context, case: Case, seed: int) -> str:
         got = plan()
         report = plan.report()
     fault = ""
-    if case.fits and report.moved:
+    if (
+        case.fits and report.moved and ROUTINES[case.routine].shape != "added"
+    ):  # sums are moved: faults.sums_may_hang
         fault = f"moved {report.moved}"
     expected = expected_of(case, values)
     if (part := part_of(ctx, expected, got.descriptor)) is not None:

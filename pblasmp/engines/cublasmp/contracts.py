@@ -12,6 +12,7 @@ from typing import Any
 
 from ...bindings import FUNCTIONS
 from ...layout import Level3Problem, MatrixDescriptor
+from . import faults
 
 __all__ = ["suited_level3", "symbol_of"]
 
@@ -39,7 +40,7 @@ def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, 
     q = form.problem
     nearest = _nearest(q, version)
     moved: dict[str, Any] = {}
-    reasons = []
+    reasons: dict[str, str] = {}
     b_order = problem.a.order if problem.traits.shape == "updated" else problem.d.order
     for letter, new in nearest.items():
         old = getattr(q, letter)
@@ -50,8 +51,14 @@ def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, 
         moved[name] = new.T if order == "C" else new
         start = q.routine == "trsm" and letter == "b"
         why = "it has to lie like the result" if start else f"{symbol_of(q)} wants {_what(old, new, q.d)}"
-        reasons.append(f"{_WORDS[name]} is moved: {why}")
-    return replace(problem, **moved), tuple(reasons)
+        reasons[name] = f"{_WORDS[name]} is moved: {why}"
+    d = moved.get("d", problem.d)
+    if problem.traits.shape == "added" and faults.sums_may_hang(version, d):
+        like = replace(d if problem.op_a == "N" else d.T, ld=None)  # the sum then is each rank's own
+        if not problem.a.same_places(like) or problem.a.order != like.order:
+            moved["a"] = like
+            reasons["a"] = f"A is moved to lie like the result: {symbol_of(q)} may hang where it moves data"
+    return replace(problem, **moved), tuple(reasons.values())
 
 
 def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:

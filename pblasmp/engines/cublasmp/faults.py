@@ -23,6 +23,7 @@ __all__ = [
     "needs_c_in_d",
     "reads_a_transposed",
     "reads_b_transposed",
+    "sums_may_hang",
 ]
 
 _FIRST_NCCL = 22903
@@ -93,6 +94,14 @@ def moves_through_host(version: int, source: MatrixDescriptor, target: MatrixDes
     Nowhere so far: cublasMpGeadd, which moves matrices too, hung on 0.10 (4 x 1 processes, some without data).
     """
     return f"cublasMpGemr2D of cuBLASMp {version_text(version)} is not known to be free of hangs"
+
+
+def sums_may_hang(version: int, d: MatrixDescriptor) -> bool:  # noqa: ARG001
+    """Return whether cublasMpGeadd and cublasMpTradd of ``version`` are not to move data between processes.
+
+    cublasMpGeadd hung on 0.10 with op(A) = T: 4 x 1 processes, some without data, sources that are not the first.
+    """
+    return d.grid.size > 1
 
 
 def level3_is_wrong(problem: Level3Problem, version: int) -> str:  # noqa: ARG001

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from dataclasses import replace
 from typing import Any
@@ -234,8 +235,9 @@ def test_a_solve_begins_inside_a_block(ctx, lib):
         (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "wants other blocks of it"),
     ],
 )  # fmt: skip
-def test_what_is_moved(routine, layouts, moved, why):
+def test_what_is_moved(monkeypatch, routine, layouts, moved, why):
     """Pure: layouts that cuBLASMp does not take, which it does, and why."""
+    monkeypatch.setattr(faults, "sums_may_hang", lambda *_: False)
     name = routine.__name__
     own = {x: replace(SQUARE, grid=pb.Grid(1, 2), **layouts.get(x, {})) if "grid" not in layouts.get(x, {})
            else replace(SQUARE, **layouts[x]) for x in (*ROUTINES[name].operands, "d")}  # fmt: skip
@@ -246,6 +248,26 @@ def test_what_is_moved(routine, layouts, moved, why):
         assert why in "; ".join(reasons)
         assert bool(reasons) == bool(moved)
         assert suited_level3(mended, 1000) == (mended, ())
+
+
+def test_sums_that_may_hang_move_no_data(monkeypatch):
+    """Pure: A of a sum over several processes lies where the result does, and the call has no transpose."""
+    for routine, order, op in itertools.product(("geadd", "tradd"), ("FF", "FC", "CF", "CC"), "NTC"):
+        a, d = (pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(2, 1), (1, 0), "complex64", x) for x in order)
+        problem = Level3Problem(routine, a, d, op_a=op)
+        mended, reasons = suited_level3(problem, 1000)
+        form = mended.column_major()
+        assert form.problem.op_a == "N"
+        assert form.problem.a.same_places(form.problem.d)
+        assert mended.d == d
+        assert len(reasons) == (mended.a != a) == (order[0] != order[1] or op != "N")
+        one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
+                            replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
+        assert suited_level3(one, 1000) == (one, ())
+    assert "A is moved to lie like the result: cublasMpTradd may hang where it moves data" in reasons
+    monkeypatch.setattr(faults, "sums_may_hang", lambda *_: False)
+    turned = Level3Problem("geadd", d, d, op_a="T")
+    assert suited_level3(turned, 1000) == (turned, ())
 
 
 def test_moves_can_be_forbidden(ctx, lib):
