@@ -424,14 +424,16 @@ class Context:
         with self.agreement("from_scalapack") as facts:
             facts["grid"] = grid
             inside = self.rank < grid.size
-            mine = (list(desc), str(getattr(local, "dtype", None))) if inside else None
+            if inside:
+                local = self.engine.adopt(local)
+            mine = (list(desc), str(local.dtype)) if inside else None
         first = self.comm.bcast(mine)
         with self.agreement("from_scalapack: descriptor"):
             numbers, kind = first if mine is None else mine
             descriptor, lld = described(numbers, kind, grid)
             self.check_descriptor(descriptor)
             if inside:
-                local = column_major_view(self.engine.adopt(local), descriptor.local_shape(self.rank), lld)
+                local = column_major_view(local, descriptor.local_shape(self.rank), lld)
         return self.from_local(local, descriptor)
 
     def load(

@@ -8,6 +8,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp import pblas
 from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import agreed_error
 from tests.unit.test_pblas import PROTOTYPES
 
 TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
@@ -173,6 +174,76 @@ def closing(comm):
         inner = ictxt != -1 and pblas.grids.of_number(ictxt).context
         yield "open", None if pblas.gridinfo(ictxt)[0] == (2 if comm.rank < 2 else -1) else "not 2 x 1"
     yield "closed", None if pblas.gridinfo(ictxt)[0] == -1 and not (inner and inner._open) else "still there"
+
+
+def matrices(comm):
+    """What to_scalapack and from_scalapack refuse, on every rank; leading dimensions that differ from rank to rank."""
+    with pb.Context(comm, engine="host") as ctx:
+        grid = pb.Grid(2, 2)
+
+        def taken(local, desc, grid=grid):
+            return ctx.from_scalapack(local, desc, grid)
+
+        x, desc = np.ones((6, 5), order="F"), [1, 0, 10, 9, 3, 2, 0, 0, 6]
+        rows, cols = pb.MatrixDescriptor((10, 9), (3, 2), grid, order="F").local_shape(comm.rank)
+        for case, words, arguments in (
+            ("too small", ["shape is"], (x[:3], desc)),
+            ("C order", ["strides"], (np.ones((6, 5)), desc)),
+            ("apart", ["columns lie"], (x, [*desc[:8], 7])),
+            ("flat", ["elements"], (np.ones(7), desc)),
+            ("list", ["list"], (x.tolist(), desc)),
+            ("type", ["int64"], (x.astype("int64"), desc)),
+            ("LLD", ["desc[8]"], (x, [*desc[:8], 0])),
+            ("eight", ["9 integers"], (x, desc[:8])),
+            ("replicated", ["source"], (x, [*desc[:6], -1, 0, 6])),
+            ("grid", ["needs 5 ranks"], (x, desc, pb.Grid(1, 5))),
+        ):
+            yield case, agreed_error(ctx, pb.LayoutError, words, taken, *arguments)
+        moved = [1, 0, 10, 9, 3, 2, 0, comm.rank // 3, 6]
+        yield "ranks differ", agreed_error(ctx, pb.RankMismatchError, ["descriptor"], taken, x, moved)
+        own = rows + comm.rank
+        local = np.full((own, cols), comm.rank + 1.0, order="F")
+        a = taken(local, [*desc[:8], own])
+        back = a[1:, 2:].to_scalapack(5)
+        yield (
+            "own LLD",
+            None if back.local is not local and back.desc.tolist() == [1, 5, *desc[2:8], own] else str(back),
+        )
+        yield "place", None if (back.ia, back.ja) == (2, 3) else str(back)
+        for case, descriptor, word in (
+            ("C order", pb.MatrixDescriptor((4, 4), (2, 2), grid), "F order"),
+            ("16 bits", pb.MatrixDescriptor((4, 4), (2, 2), grid, dtype="float16", order="F"), "float16"),
+        ):
+            yield f"to: {case}", agreed_error(ctx, pb.LayoutError, [word], ctx.zeros(descriptor).to_scalapack)
+
+
+def descriptions(comm):
+    """Moves whose processes describe a matrix in different ways, or of which some are missing."""
+    with pb.Context(comm, engine="host") as ctx:
+        everybody, part = pblas.gridinit(ctx, "Row", 1, 4), pblas.gridinit(ctx, "Row", 1, 2)
+        x, y = np.ones((2, 2), order="F"), np.zeros((2, 2), order="F")
+        desc = [1, part, 2, 4, 2, 2, 0, 0, 2]
+        target = [1, everybody, 2, 8, 2, 2, 0, 0, 2]
+
+        def move(desc):
+            pblas.pdgemr2d(2, 4, x, 1, 1, desc, y, 1, 1, target, everybody)
+
+        shifted = [*desc[:7], int(comm.rank == 1), 2]
+        yield "two ways", agreed_error(ctx, pb.RankMismatchError, ["A: ", "in 2 ways"], move, shifted)
+        absent = [1, -1 if comm.rank == 1 else part, *desc[2:]]
+        yield "one is missing", agreed_error(ctx, pb.RankMismatchError, ["A: 1 of the 2"], move, absent)
+        nobody = [1, -1, *desc[2:]]
+        yield "nobody", agreed_error(ctx, pb.RankMismatchError, ["A: ", "in 0 ways"], move, nobody)
+        move(desc)
+        yield "all is well", None if np.array_equal(y, np.full((2, 2), comm.rank < 2)) else str(y)
+
+
+def test_matrices():
+    run_mpi(matrices, 4)
+
+
+def test_descriptions():
+    run_mpi(descriptions, 4)
 
 
 def test_illegal_arguments():
