@@ -84,11 +84,6 @@ def messages(comm: Any) -> str | None:
     return f"wrong messages from {wrong}" if wrong else None
 
 
-@pytest.mark.parametrize("nranks", [1, 4])
-def test_communicators(nranks):
-    run_torch(communicators, nranks)
-
-
 def products(group: Any) -> Any:
     """Scatter, redistribution and products on the host engine, within a node and, as if, between nodes."""
     rng = np.random.default_rng(1)
@@ -112,9 +107,14 @@ def products(group: Any) -> Any:
             yield f"{per_node} agreement", error or None
 
 
+def everything(group: Any) -> Any:
+    yield from communicators(group)
+    yield from products(group)
+
+
 @pytest.mark.parametrize("nranks", [1, 4])
-def test_products(nranks):
-    run_torch(products, nranks)
+def test_communicators_and_products(nranks):
+    run_torch(everything, nranks)
 
 
 def leaves(group: Any) -> None:
