@@ -91,10 +91,11 @@ def test_a_plan_is_run_again_on_another_stream_and_as_a_graph(ctx):
             part = part_of(ctx, values, d)
             if part is not None:
                 ctx.engine.from_host(a.local, part.astype(d.dtype))
-            with cupy.cuda.Stream(non_blocking=True) as stream:
-                cupy.cuda.runtime.deviceSynchronize()
+            cupy.cuda.runtime.deviceSynchronize()
+            stream = cupy.cuda.Stream(non_blocking=True)
+            with stream:
                 run()
-                stream.synchronize()
+            stream.synchronize()
             expected = np.where(np.triu(np.ones((n, n), bool)), values @ values.T, np.nan)
             got, part = ctx.engine.to_host(out.local), part_of(ctx, expected, d)
             fault = (

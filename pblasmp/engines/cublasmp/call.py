@@ -19,7 +19,7 @@ from .types import DATA_TYPES
 if TYPE_CHECKING:
     from .engine import CublasmpEngine
 
-__all__ = ["PreparedCall", "columns"]
+__all__ = ["PreparedCall", "columns", "same_memory"]
 
 Array = Any
 
@@ -267,3 +267,8 @@ def _nothing() -> None:
 def columns(array: Array, order: str) -> Array:
     """Return a local array as cuBLASMp sees it: the same memory in F order, transposed where it is in C order."""
     return array.T if order == "C" else array
+
+
+def same_memory(a: Array, b: Array) -> bool:
+    """Return whether two local arrays are one: the same elements at the same addresses."""
+    return a is b or bool(a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides)

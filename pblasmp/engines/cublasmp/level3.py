@@ -12,7 +12,7 @@ from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
 from ...epilogue import Epilogue
 from ...layout import Level3Problem, MatrixDescriptor
 from ..base import Options
-from .call import PreparedCall, columns
+from .call import PreparedCall, columns, same_memory
 from .contracts import symbol_of
 from .parts import part_writer, write_all
 from .product import LocalProduct
@@ -122,7 +122,7 @@ class CublasmpLevel3(PreparedCall):
         self._views = {"b" if p.routine == "trsm" else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
         begins = b if p.routine == "trsm" else c if self._options.beta != 0 else None
-        if begins is not None and begins is not d:
+        if begins is not None and not same_memory(begins, d):
             self._start_from("B" if p.routine == "trsm" else "C", columns(begins, p.d.order), out)
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         operands = {"A": columns(a, p.a.order)}

@@ -196,6 +196,16 @@ def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, ex
                                       * temporaries) * turn  # fmt: skip
 
 
+def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
+    a = ctx.empty(replace(SQUARE, shape=(8, 8)))
+    first, rest = slice(0, 4), slice(4, 8)
+    with pb.plan(pb.trsm, a[first, first], a[rest, first], side="R", out=a[rest, first]) as plan:
+        plan()
+        assert plan.report().copied_bytes == 0
+        assert lib.of("Trsm")[0]["b"] == a.local[4:, :4].ctypes.data
+    assert not lib.gpu.copies
+
+
 def test_another_matrix_in_the_place_of_one(ctx, lib):
     a, b, other = (ctx.empty(SQUARE) for _ in range(3))
     with pb.plan(pb.trmm, a, b) as plan:
