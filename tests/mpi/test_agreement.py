@@ -192,7 +192,7 @@ def bad_operand_on_one_rank(comm):
             ("matmul", lambda: a @ b),
             (
                 "matmul with redistribute",
-                lambda: pb.matmul(a, other, redistribute=True, out=plan._matrices[3]),
+                lambda: pb.matmul(a, other, redistribute=True, out=plan._matrices["d"]),
             ),
         ):
             yield f"{name}: no memory", error(MemoryError, ["no room " + on], call)
