@@ -390,14 +390,14 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Four heads between split projections; x is sequence × batch × inputs."""
+    """Eight heads between split projections; x is sequence × batch × inputs."""
 
     def __init__(
         self, sizes: tuple[int, int, int], like: Attention | None, ctx: pb.Context, **how: Any
     ) -> None:
         super().__init__()
         _, k, n = sizes
-        self.width = n // 4
+        self.width = n // 8
         if like is None:
             self.q, self.k, self.v = (nn.Linear(k, n, **how) for _ in range(3))
             self.out = nn.Linear(n, k, **how)
