@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ...comm import Exchange, Side
 from ...layout import Level3Problem
 from ..base import Options, Workspace
-from .blas import scale
 from .common import HostProduct, Means
 from .kernels import update
 
@@ -46,56 +45,54 @@ class SumProduct(HostProduct):
         """Compute D, which may be C. Collective over the ranks."""
         x = a.T if self._flip else a
         if self._exchange is not None:
-            there = d if self._straight else np.empty_like(d)
-            sizes = self._p.a.grid.size, self._p.d.grid.size
-            arrays = zip((x, there), sizes, strict=True)
-            self._exchange.run(
-                *([y if i == self._rank else None for i in range(size)] for y, size in arrays),
-                conjugate=self._conjugate,
-            )
-            if self._straight:
-                return
-            x = there
+            x = self._moved(x, d)
         elif self._conjugate and self._alpha != 0:
             x = x.conj()
-        if self._inside and d.size:
-            if self._part is None:
-                self._add(x, c, d)
+        if not self._inside or x is d:
+            return
+        x = x if self._alpha != 0 else d  # of which nothing is read
+        c = d if c is None else c
+        if self._part is None:
+            self._add(x, c, d)
+            return
+        part, (rows, cols) = self._part, self._p.d.global_indices(self._rank)
+        if self._p.d.order == "C":  # some rows at a time
+            x, c, d, part, rows, cols = x.T, c.T, d.T, part.T, cols, rows
+        for down, across, mask in part.parts(rows, cols):
+            if mask is None:
+                self._add(x[down, across], c[down, across], d[down, across])
             else:
-                self._add_part(x, c, d)
+                self._add_masked(x[down, across], c[down, across], d[down, across], mask)
 
-    def _add(self, x: Array, c: Array | None, d: Array) -> None:
-        """Write all of D, a few rows (in F order: columns) at a time."""
-        arrays = [d, d if c is None else c, x if self._alpha != 0 else d]
-        if self._p.d.order == "F":
-            arrays = [y.T for y in arrays]
-        out, there, added = arrays
-        step = max(1, _CHUNK // out.shape[1])
-        for at in range(0, out.shape[0], step):
-            rows = slice(at, at + step)
-            if self._beta == 0 and self._alpha != 0:
-                np.multiply(added[rows], self._scalar(self._alpha), out=out[rows])
-                continue
-            if self._beta != 0 and there is not out:
-                out[rows] = there[rows]
-            scale(out[rows], self._scalar(self._beta))
-            if self._alpha == 1:
-                out[rows] += added[rows]
-            elif self._alpha != 0:
-                out[rows] += self._scalar(self._alpha) * added[rows]
+    def _moved(self, x: Array, d: Array) -> Array:
+        """Return op(A) as D lies: D itself where that is all there is to do. Collective over the ranks."""
+        assert self._exchange is not None
+        there: Array = d if self._straight else np.empty_like(d)
+        of = [x if i == self._rank else None for i in range(self._p.a.grid.size)]
+        to = [there if i == self._rank else None for i in range(self._p.d.grid.size)]
+        self._exchange.run(of, to, conjugate=self._conjugate)
+        return there
 
-    def _add_part(self, x: Array, c: Array | None, d: Array) -> None:
-        """Write D's triangle."""
-        assert self._part is not None
-        for down, across, mask in self._part.parts(*self._p.d.global_indices(self._rank)):
-            view = d[down, across]
-            if self._beta != 0 and c is not None and c is not d:
-                np.copyto(view, c[down, across], where=True if mask is None else mask)
-            if self._alpha == 0:
-                added = np.zeros(view.shape, view.dtype)
+    def _add(self, x: Array, c: Array, d: Array) -> None:
+        """Write all of ``d``, a few rows (in F order: columns) at a time."""
+        if abs(d.strides[0]) < abs(d.strides[1]):
+            x, c, d = x.T, c.T, d.T
+        alpha, beta = (self._p.d.dtype.type(value) for value in (self._alpha, self._beta))
+        step = max(1, _CHUNK // max(1, d.shape[1]))
+        for at in range(0, d.shape[0], step):
+            added, there, out = (y[at : at + step] for y in (x, c, d))
+            if beta == 0:
+                np.multiply(added, alpha, out=out) if alpha != 0 else out.fill(0)
+            elif alpha == 0:
+                np.multiply(there, beta, out=out)
             else:
-                added = self._scalar(self._alpha) * x[down, across]
-            update(view, added, self._beta, mask)
+                scaled = there if beta == 1 else beta * there
+                np.add(scaled, added if alpha == 1 else alpha * added, out=out)
 
-    def _scalar(self, value: complex) -> Any:
-        return self._p.d.dtype.type(value)
+    def _add_masked(self, x: Array, c: Array, d: Array, mask: NDArray[np.bool_]) -> None:
+        """Write ``d`` where ``mask`` says so."""
+        if self._beta != 0 and c is not d:
+            np.copyto(d, c, where=mask)
+        zero = d.dtype.type(0)
+        added = np.zeros_like(d) if self._alpha == 0 else d.dtype.type(self._alpha) * np.where(mask, x, zero)
+        update(d, added, self._beta, mask)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time every level-3 routine: ``python benchmarks/level3.py``.
+
+On CPU ranks, which it starts itself, each routine of the host engine beside ScaLAPACK's: Debian's with OpenBLAS, and
+MKL's with MKL as our local BLAS, too. With ``mpirun -n 4 python benchmarks/level3.py --gpu`` each routine of cuBLASMp
+beside a product of as many operations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
+from benchmarks.rivals import fetch
+from tests.helpers.scalapack import Flavour, ScaLAPACK
+
+HERE = Path(__file__).resolve().parent
+NRANKS = 4
+LAUNCHES = ("debian", "mkl")
+_LETTERS = {"float64": "d", "complex128": "z"}
+
+
+class Case(NamedTuple):
+    """One call: a routine, its options, whether its matrices are long, and their type."""
+
+    routine: str
+    flags: dict[str, str]
+    long: bool = False
+    dtype: str = "float64"
+
+    def __str__(self) -> str:
+        return f"{self.routine:6} {''.join(self.flags.values()):4} {'long' if self.long else '':4}"
+
+
+CASES = (
+    *(Case(name, {"side": side, "uplo": "L", "op_a": op, "diag": "N"})
+      for name in ("trsm", "trmm") for side, op in ("LN", "LT", "RN", "RT")),
+    *(Case(name, {"side": side, "uplo": "L"}, dtype=dtype)
+      for name, dtype in (("symm", "float64"), ("hemm", "complex128")) for side in "LR"),
+    *(Case(name, {"uplo": "L", "op_a": op}, dtype=dtype)
+      for name, dtype, ops in (("syrk", "float64", "NT"), ("herk", "complex128", "NC"),
+                               ("syr2k", "float64", "NT"), ("her2k", "complex128", "NC"))
+      for op in ops),
+    *(Case(name, {"uplo": "L", "op_a": "N"}, dtype=dtype)
+      for name, dtype in (("syrkx", "float64"), ("herkx", "complex128"))),
+    Case("syrk", {"uplo": "L", "op_a": "T"}, long=True),
+    Case("geadd", {"op_a": "N"}),
+    Case("geadd", {"op_a": "T"}),
+    Case("tradd", {"uplo": "L", "op_a": "N"}),
+    Case("tradd", {"uplo": "L", "op_a": "T"}),
+)  # fmt: skip
+
+
+class Matrices:
+    """The matrices of a case on the ranks of a context, and the call. Collective."""
+
+    def __init__(self, ctx: Any, case: Case, n: int, block: int, grid: tuple[int, int]) -> None:
+        import pblasmp as pb
+        from pblasmp.layout.level3 import ROUTINES
+
+        traits = ROUTINES[case.routine]
+        self.case, self.n, self.k = case, n, 16 * n if case.long else n
+        shape = (n, self.k) if case.flags.get("op_a", "N") == "N" else (self.k, n)
+
+        def matrix(name: str) -> Any:
+            extents = (n, n) if name == "c" else shape
+            d = pb.MatrixDescriptor(extents, (block, block), pb.Grid(*grid), dtype=case.dtype, order="F")
+            x = ctx.from_function(lambda i, j: _entries(i, j, "abc".index(name)), d)
+            if name == "a" and case.routine == "trsm":
+                x = ctx.from_function(lambda i, j: _entries(i, j, 0) / n / 8 + (i == j), d)
+            return x
+
+        self.matrices = {name: matrix(name) for name in traits.operands}
+        scaled = self.matrices["c" if "c" in self.matrices else "b"]
+        self.out = ctx.zeros(scaled.descriptor)
+        self.scalars = {"alpha": 1.0} | ({"beta": 1.0} if "c" in self.matrices else {})
+
+    def ours(self) -> Any:
+        """Run our routine; ``out`` is what is left of C or B."""
+        import pblasmp as pb
+
+        call = getattr(pb, self.case.routine)
+        return call(*self.matrices.values(), out=self.out, **self.case.flags, **self.scalars).local
+
+    def flops(self) -> int:
+        """Floating-point operations of the call."""
+        import pblasmp as pb
+
+        lies = {name: x.descriptor for name, x in self.matrices.items()}
+        return pb.Level3Problem(self.case.routine, d=self.out.descriptor, **lies, **self.case.flags).flops
+
+
+def _entries(i: Any, j: Any, seed: int) -> Any:
+    """Small integers."""
+    return (i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4
+
+
+def rival(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], Any] | None:
+    """Return ScaLAPACK's call of the same case, None where it has none."""
+    import numpy as np
+
+    case = m.case
+    if case.routine in ("syrkx", "herkx"):
+        return None
+    arrays = {name: np.array(x.local, order="F") for name, x in m.matrices.items()}
+    written = "c" if "c" in arrays else "b"
+    target = np.empty_like(arrays[written])
+    placed: dict[str, tuple[Any, ...]] = {}
+    for name, x in m.matrices.items():
+        d, local = x.descriptor, target if name == written else arrays[name]
+        placed[name] = (
+            local,
+            1,
+            1,
+            slk.descriptor(context, d.shape, d.block, d.source, max(1, local.shape[0])),
+        )
+    one = np.ones(1, target.dtype)
+    real = np.ones(1) if case.routine in ("herk", "her2k") else one
+    sizes = (m.n, m.k) if case.routine[:4] in ("syrk", "herk", "syr2", "her2") else (m.n, m.n)
+    arguments: list[Any] = [
+        *case.flags.values(),
+        *sizes,
+        real if case.routine == "herk" else one,
+        *placed["a"],
+    ]
+    if "b" in placed:
+        arguments += placed["b"]
+    if "c" in placed:
+        arguments += [real, *placed["c"]]
+
+    def call() -> Any:
+        target[...] = arrays[written]
+        slk.call(f"p{_LETTERS[case.dtype]}{case.routine}_", *arguments)
+        return target
+
+    return call
+
+
+def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Compare both contenders' results on one case, then time them. Collective over comm."""
+    import numpy as np
+
+    n = options.n // 2 if case.dtype == "complex128" or case.long else options.n
+    grid = tuple(map(int, options.grid.split("x")))
+    m = Matrices(ctx, case, n, options.block, grid)
+    context = slk.grid(*grid)
+    contenders = {"ours": m.ours}
+    if (theirs := rival(slk, context, m)) is not None:
+        contenders["theirs"] = theirs
+        rows, cols = m.out.descriptor.global_indices(comm.rank)
+        everything = case.routine in ("trsm", "trmm", "symm", "hemm", "geadd")
+        counts = np.ones((len(rows), len(cols)), bool) if everything else rows[:, None] >= cols
+        found, expected = m.ours()[counts], theirs()[counts]
+        if not np.allclose(found, expected, rtol=0, atol=1e-12 * m.k * max(1, abs(expected).max(initial=0))):
+            raise SystemExit(f"{case}: the results differ on rank {comm.rank}")
+    seconds = interleaved(comm, contenders, options.pairs, check=lambda *_: None)
+    slk.gridexit(context)
+    ratio = None if theirs is None else paired(seconds, "theirs", "ours")
+    return {**case._asdict(), "n": n, "flops": m.flops(), "seconds": seconds, "ratio": ratio}
+
+
+def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
+    import pblasmp as pb
+
+    results: list[dict[str, Any]] = []
+    slk = ScaLAPACK(flavour, comm)
+    if comm.rank == 0:
+        print(
+            f"\nScaLAPACK ({flavour}) beside ours, {options.grid}, blocks of {options.block}, {options.pairs} pairs"
+        )
+        print("routine           n   ours ms  GFLOP/s  theirs/ours")
+    with pb.Context(comm, engine="host") as ctx:
+        for case in CASES:
+            if options.only and case.routine not in options.only:
+                continue
+            result = time_case(comm, ctx, slk, case, options)
+            if comm.rank == 0:
+                ours = median(result["seconds"]["ours"])
+                ratio = "          -" if result["ratio"] is None else f"{result['ratio']:11.2f}"
+                print(
+                    f"{case} {result['n']:5d} {ours * 1e3:9.1f} {result['flops'] / ours / 1e9:8.1f} {ratio}"
+                )
+            results.append(result)
+    if comm.rank == 0:
+        ratios = [r["ratio"] for r in results if r["ratio"] is not None]
+        print(
+            f"ours ahead in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)}, median {median(ratios):.2f}"
+        )
+    return results
+
+
+def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time cuBLASMp's routines, each beside a product of as many operations. Collective over comm."""
+    import pblasmp as pb
+
+    results: list[dict[str, Any]] = []
+    with pb.Context(comm, engine="cublasmp") as ctx:
+        for case in CASES:
+            if options.only and case.routine not in options.only:
+                continue
+            m = Matrices(ctx, case, options.n, options.block, tuple(map(int, options.grid.split("x"))))
+            a = m.matrices["a"]
+            k = max(1, m.flops() // (2 * m.n * m.n * (4 if case.dtype == "complex128" else 1)))
+            lies = m.out.descriptor
+            left, right = (
+                ctx.from_function(lambda i, j: _entries(i, j, 0), pb.MatrixDescriptor(
+                    shape, lies.block, lies.grid, dtype=case.dtype, order="F"))
+                for shape in ((m.n, k), (k, m.n))
+            )  # fmt: skip
+            product = ctx.empty(lies)
+            try:
+                prepared = pb.plan(
+                    getattr(pb, case.routine), *m.matrices.values(), out=m.out, **case.flags, **m.scalars
+                )
+            except pb.UnsupportedError as error:
+                if comm.rank == 0:
+                    print(f"{case} {error}")
+                continue
+            with prepared, pb.plan_matmul(left, right, out=product) as gemm:
+                seconds = interleaved(
+                    comm,
+                    {name: _finished(ctx, each) for name, each in (("routine", prepared), ("gemm", gemm))},
+                    options.pairs,
+                    check=lambda *_: None,
+                )
+            ratio = paired(seconds, "routine", "gemm")
+            if comm.rank == 0:
+                taken = median(seconds["routine"])
+                print(f"{case} {m.n:5d} {taken * 1e3:9.2f} {m.flops() / taken / 1e12:8.2f} {ratio:11.2f}")
+            results.append(
+                {**case._asdict(), "n": m.n, "flops": m.flops(), "seconds": seconds, "ratio": ratio}
+            )
+            del m, a, left, right, product
+    return results
+
+
+def _finished(ctx: Any, plan: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        plan()
+        ctx.engine.synchronize()
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "-n", type=int, default=2048, help="order of the matrices; half of it for complex ones"
+    )
+    parser.add_argument("--block", type=int, default=128)
+    parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
+    parser.add_argument("--pairs", type=int, default=9, help="measured rounds per case")
+    parser.add_argument("--only", nargs="+", help="routines to time")
+    parser.add_argument(
+        "--rivals", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
+    )
+    parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
+    parser.add_argument("--gpu", action="store_true", help="cuBLASMp's routines, on ranks that run already")
+    parser.add_argument("--json", type=Path, default=HERE / "level3.json", help="where the results go")
+    parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.n, options.block = 256, 32
+    if on_ranks():
+        rank_main(options)
+        return
+    results: dict[str, Any] = {"machine": header(), "nranks": NRANKS, "pairs": options.pairs}
+    print(*(f"{key}: {value}" for key, value in results["machine"].items()), sep="\n")
+    for launch in options.rivals:
+        environ = {}
+        try:
+            directory = fetch(launch)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"{launch}: its ScaLAPACK could not be fetched: {error}") from None
+        if launch == "mkl":
+            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(directory)}
+        with tempfile.TemporaryDirectory() as scratch:
+            output = Path(scratch, "results.json")
+            run_ranks(
+                "benchmarks.level3",
+                [*sys.argv[1:], "--json", str(output), "--rank-of", launch],
+                NRANKS,
+                environ,
+            )
+            results[launch] = json.loads(output.read_text())
+            options.json.write_text(json.dumps(results, indent=1))
+    print(f"\nall times: {options.json}")
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """What a rank of one launch does. Collective over COMM_WORLD."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    results = time_on_gpus(comm, options) if options.gpu else time_all(comm, options.rank_of, options)
+    if comm.rank == 0:
+        options.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
