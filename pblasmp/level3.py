@@ -490,7 +490,7 @@ def plan(routine: Callable[Parameters, Matrix], *args: Parameters.args, **kwargs
     """
     name = getattr(routine, "__name__", repr(routine))
     if routine is not matmul and not (name in ROUTINES and routine is globals()[name]):
-        raise LayoutError(f"plan: expected pb.matmul or a level-3 routine such as pb.trsm, got {routine!r}")
+        raise LayoutError(f"plan: expected pb.matmul or a level-3 routine such as pb.trsm, got {name}")
     given = inspect.signature(routine).bind(*args, **kwargs)
     if routine is matmul:
         return plan_matmul(*given.args, **given.kwargs)

@@ -72,3 +72,9 @@ def test_every_option_of_every_routine(nranks, parts, routines):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_extents(nranks):
     run_mpi(extents, nranks)
+
+
+@pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (6, 4), (3, 1)])
+def test_several_nodes(nranks, per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    run_mpi(everything, nranks, routines=list(ROUTINES), part=nranks, parts=9)

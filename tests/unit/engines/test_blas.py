@@ -111,6 +111,29 @@ def test_threads_set_by_the_user(name, monkeypatch):
     assert blas.threads_set_by_user()
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("size", [(1, 1), (4, 3), (3, 1), (1, 4), (0, 2), (3, 0)], ids=str)
+def test_trsm(kind, size):
+    rng = np.random.default_rng(1)
+    m, n = size
+    for orient_a, orient_b, lower, unit in itertools.product(
+        ORIENTATIONS, ORIENTATIONS, (True, False), (True, False)
+    ):
+        a = filled(orient_a, (m, m), kind, rng)
+        x = filled(orient_b, (m, n), kind, rng)
+        triangle = (np.tril if lower else np.triu)(a, -1 if lower else 1)
+        diagonal = rng.choice([1, -2, 4], m)
+        triangle += np.diag(np.ones(m) if unit else diagonal).astype(kind)
+        np.fill_diagonal(a, np.nan if unit else diagonal)
+        a[(np.triu if lower else np.tril)(np.ones((m, m), bool), 1 if lower else -1)] = np.nan
+        expected = x.copy()
+        x[...] = triangle @ expected
+        around = np.count_nonzero(owner(x) == 99) - np.count_nonzero(x == 99)
+        blas.trsm("scipy", 2, a, x, lower=lower, unit=unit)
+        assert np.array_equal(x, 2 * expected), (orient_a, orient_b, lower, unit)
+        assert np.count_nonzero(owner(x) == 99) - np.count_nonzero(x == 99) == around
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_a_seat_is_taken_for_the_product_and_given_back(monkeypatch):
     before = os.sched_getaffinity(0)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of level-3 routines, their reports, what ranks refuse together, and triangles that move alone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.host import engine as host_engine
+from pblasmp.layout import Trapezoid
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
+
+
+def square(ctx, extent, block, dtype="float64", **more):
+    return pb.MatrixDescriptor(
+        (extent, extent), (block, block), pb.Grid.squarest(ctx.size), dtype=dtype, **more
+    )
+
+
+def runs(comm):
+    rng = np.random.default_rng(61)
+    with pb.Context(comm, engine="host") as ctx:
+        d = square(ctx, 13, 3)
+        x, y, z = (numbers(rng, d.shape, "float64") for _ in range(3))
+        a, b, c = (scattered(ctx, d, v) for v in (x, y, z))
+        with pb.plan(pb.syrk, a, c, beta=2, out=c) as plan:
+            for turn in range(3):
+                z = np.where(np.tri(13, dtype=bool), x @ x.T + 2 * z, z)
+                yield f"syrk, turn {turn}", misplaced(plan(), z)
+            z = np.where(np.tri(13, dtype=bool), y @ y.T + 2 * z, z)
+            yield "of another matrix", misplaced(plan(b), z)
+            words = ["b: lies as", "the plan is for no matrix"]
+            yield "a b that syrk has not", agreed_error(ctx, pb.LayoutError, words, plan, b=b)
+            yield "the result as a", agreed_error(ctx, pb.LayoutError, ["shares memory with a"], plan, c)
+        yield "closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
+        with pb.plan(pb.syr2k, a, b, c, uplo="U") as plan:
+            expected = np.where(np.tri(13, k=-1, dtype=bool), z, x @ y.T + y @ x.T)
+            yield "the other triangle is C's", misplaced(plan(), expected)
+            z = z + 1
+            c.local[...] += 1
+            expected = np.where(np.tri(13, k=-1, dtype=bool), z, x @ y.T + y @ x.T)
+            yield "as it is when the plan runs", misplaced(plan(), expected)
+        t = np.tril(x, -1) // 4 + 2 * np.eye(13)
+        with pb.plan(pb.trsm, scattered(ctx, d, t), scattered(ctx, d, t @ y)) as plan:
+            yield "trsm", first(misplaced(plan(), y), misplaced(plan(), y))
+            report = plan.report()
+            text = str(report)
+            told = "trsm side=L uplo=L op_a=N diag=N of 13 x 13" in text and report.path == (
+                "shared" if ctx.size > 1 else "gathered"
+            )
+            yield "its report", None if told and report.workspace == plan.workspace else text
+        with pb.plan(pb.matmul, a, b, alpha=2) as plan:
+            yield "of matmul", misplaced(plan(), 2 * x @ y)
+        for wrong in (np.dot, "trsm", pb.plan):
+            yield (
+                getattr(wrong, "__name__", wrong),
+                agreed_error(ctx, pb.LayoutError, ["expected pb.matmul or a level-3"], pb.plan, wrong, a),
+            )
+
+
+def moves(comm):
+    """C that does not lie like the result is moved, and the report says so; or refused."""
+    rng = np.random.default_rng(62)
+    with pb.Context(comm, engine="host") as ctx:
+        fine, coarse = square(ctx, 11, 2), square(ctx, 11, 5, order="F")
+        x, z = numbers(rng, fine.shape, "float64"), numbers(rng, fine.shape, "float64")
+        a, c = scattered(ctx, fine, x), scattered(ctx, coarse, z)
+        whole = numbers(rng, fine.shape, "float64")
+        out = scattered(ctx, fine, whole)
+        expected = np.where(np.tri(11, dtype=bool), x.T @ x - z, whole)
+        with pb.plan(pb.syrk, a, c, op_a="T", beta=-1, out=out) as plan:
+            wrong = misplaced(plan(), expected)
+            text = str(plan.report())
+        told = "c is moved to" in text and "c has to lie like the result" in text
+        yield "moved", wrong or (None if told or ctx.size == 1 else text)
+        words = ["syrk: c would have to be moved first, which redistribute=False forbids"]
+        if ctx.size > 1:
+            call = {"op_a": "T", "beta": -1, "out": out, "redistribute": False}
+            yield "refused", agreed_error(ctx, pb.LayoutError, words, pb.syrk, a, c, **call)
+        odd = scattered(ctx, square(ctx, 13, 3), np.pad(x, 1))[1:12, 1:12]
+        result = pb.syrk(odd, redistribute=False)
+        yield "any offset is taken as it is", misplaced(result, np.tril(x @ x.T))
+
+
+def refusals(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        d = square(ctx, 8, 2)
+        a, b, c = (ctx.zeros(d) for _ in range(3))
+        z = ctx.zeros(replace(d, dtype="complex64"))
+        half = ctx.zeros(replace(d, dtype="float16"))
+        wide = ctx.zeros(pb.MatrixDescriptor((8, 6), (2, 2), d.grid))
+        mine = "L" if comm.rank else "U"
+        for case, kind, words, call in (
+            ("uplo", pb.LayoutError, ["uplo: expected 'L' or 'U', got 'X'"], lambda: pb.trsm(a, b, uplo="X")),
+            ("sizes", pb.LayoutError, ["a: shape is 8x8, expected 6x6"], lambda: pb.trmm(a, wide, side="R")),
+            ("types", pb.LayoutError, ["a: dtype is complex64"], lambda: pb.symm(z, b)),
+            ("herk's alpha", pb.LayoutError, ["alpha", "herk takes a real one"], lambda: pb.herk(z, alpha=1j)),
+            ("her2k's beta", pb.LayoutError, ["beta", "takes a real one"], lambda: pb.her2k(z, z, z, beta=1j)),
+            ("alpha", pb.LayoutError, ["alpha: 1j is complex"], lambda: pb.trsm(a, b, alpha=1j)),
+            ("op", pb.LayoutError, ["op_a: syrk of complex", "herk's"], lambda: pb.syrk(z, op_a="C")),
+            ("no c", pb.LayoutError, ["c: beta is 2, expected a matrix"], lambda: pb.syrk(a, beta=2)),
+            ("an array", pb.LayoutError, ["b: expected a DistributedMatrix, got float"], lambda: pb.trsm(a, 1.0)),
+            ("geadd without c", pb.LayoutError, ["c: expected a DistributedMatrix"], lambda: pb.geadd(a, None)),
+            ("out is a", pb.LayoutError, ["out: shares memory with a"], lambda: pb.syrk(a, out=a)),
+            ("out is b", pb.LayoutError, ["out: shares memory with b"], lambda: pb.symm(a, b, out=b)),
+            ("out in b", pb.LayoutError, ["out: shares memory with b; expected b itself"],
+             lambda: pb.trsm(a[:4, :4], b[:4, :4], out=b[2:6, :4])),
+            ("half", pb.UnsupportedError, ["the host engine has float32", "float16"], lambda: pb.syrk(half)),
+            ("algo", pb.UnsupportedError, ["algo: the host engine has auto, shared"],
+             lambda: pb.trsm(a, b, algo="summed")),
+            ("algo of a sum", pb.UnsupportedError, ["has auto, got 'shared'"], lambda: pb.geadd(a, c, algo="shared")),
+        ):  # fmt: skip
+            yield case, agreed_error(ctx, kind, words, call)
+        if comm.size > 1:
+            words = ["trsm: the ranks gave different arguments", "uplo", "on rank 0"]
+            yield "ranks differ", agreed_error(ctx, pb.RankMismatchError, words, pb.trsm, a, b, uplo=mine)
+            words = ["the ranks made different calls", "syrk", "herk"]
+            call = pb.syrk if comm.rank else pb.herk
+            yield "calls differ", agreed_error(ctx, pb.RankMismatchError, words, call, a)
+        try:
+            pb.trsm(1, 2)
+            yield "no matrix at all", "no TypeError"
+        except TypeError as error:
+            yield "no matrix at all", None if "trsm: expected distributed" in str(error) else str(error)
+
+
+def results(comm):
+    """Where a new result lies, and what it holds outside the triangle."""
+    with pb.Context(comm, engine="host") as ctx:
+        grid = pb.Grid(1, ctx.size)
+        a = ctx.zeros(pb.MatrixDescriptor((9, 14), (2, 3), grid, order="F"))
+        for op, order, block in (("N", 9, 2), ("T", 14, 3)):
+            d = pb.syrk(a, op_a=op).descriptor
+            expected = pb.MatrixDescriptor((order, order), (block, block), grid, order="F")
+            yield f"syrk {op}", None if d == expected else f"{d}"
+        c = ctx.zeros(square(ctx, 9, 4, order="C", ld=9))
+        d = pb.syrk(a, c).descriptor
+        yield "like C", None if d == replace(c.descriptor, ld=None) else f"{d}"
+        t = ctx.zeros(square(ctx, 9, 4))
+        d = pb.trmm(t, a).descriptor
+        yield "like B", None if d == a.descriptor else f"{d}"
+        result = pb.herkx(a, a, uplo="U")
+        yield "zeros outside", None if not result.local.any() else "something else"
+
+
+def paths(comm):
+    """What "auto" takes for long matrices, and where memory is short."""
+    rng = np.random.default_rng(63)
+    with pb.Context(comm, engine="host") as ctx:
+        tall = pb.MatrixDescriptor((400, 6), (50, 6), pb.Grid(ctx.size, 1))
+        x = numbers(rng, tall.shape, "float64")
+        with pb.plan(pb.syrk, scattered(ctx, tall, x), op_a="T") as plan:
+            wrong = misplaced(plan(), np.tril(x.T @ x))
+            report = plan.report()
+        wrong = wrong or (None if report.path == "summed" else str(report))
+        yield "long", wrong or (None if report.copied_bytes == 0 else "A was moved, though it is dealt out")
+        d = square(ctx, 256, 64)
+        a, b = ctx.zeros(d), ctx.zeros(d)
+        available = host_engine.available_bytes
+        for nbytes, path in ((1 << 30, "shared"), (10_000, "panels")):
+            host_engine.available_bytes = lambda nbytes=nbytes: nbytes
+            with pb.Context(comm, engine="host") as short:
+                a, b = short.zeros(d), short.zeros(d)
+                for call in (pb.trsm, pb.trmm, pb.symm, pb.syr2k):
+                    with pb.plan(call, a, b) as plan:
+                        report = plan.report()
+                        told = path == "shared" or any("to be had" in note for note in report.notes)
+                        yield (
+                            f"{call.__name__}, {path}",
+                            None if report.path == path and told else str(report),
+                        )
+        host_engine.available_bytes = available
+
+
+def triangles(comm):
+    """A.redistribute with uplo: only the triangle moves, trapezoids as in trmr2d."""
+    rng = np.random.default_rng(64)
+    with pb.Context(comm, engine="host") as ctx:
+        for shape, uplo, diag in itertools.product(((9, 9), (11, 5), (4, 10), (0, 3)), "LU", "NU"):
+            x = numbers(rng, shape, pick(rng, ("float64", "complex64")))
+            part = Trapezoid.of_shape(shape, uplo, diag).mask(*map(np.arange, shape))
+            read = np.where(part, x, np.nan)
+            a = scattered(ctx, layout(rng, shape, ctx.size, dtype=x.dtype), read.astype(x.dtype))
+            to = layout(rng, shape, ctx.size, dtype=x.dtype)
+            case = f"{shape} {uplo}{diag}"
+            yield case, misplaced(a.redistribute(to, uplo=uplo, diag=diag), np.where(part, x, 0))
+            other = numbers(rng, shape, x.dtype)
+            out = scattered(ctx, to, other)
+            back = a.redistribute(uplo=uplo, diag=diag, out=out)
+            wrong = None if back is out else "the result is not out"
+            yield f"{case} into out", wrong or misplaced(out, np.where(part, x, other))
+        d = square(ctx, 6, 2)
+        x = numbers(rng, d.shape, "float64")
+        a, out = scattered(ctx, d, x), ctx.zeros(square(ctx, 6, 3))
+        yield "all of it into out", misplaced(a.redistribute(out=out), x)
+        other = square(ctx, 6, 1)
+        for case, words, call in (
+            ("uplo", ["uplo: expected 'L', 'U' or None, got 'X'"], lambda: a.redistribute(other, uplo="X")),
+            (
+                "diag",
+                ["diag: expected 'N' or 'U', got 'L'"],
+                lambda: a.redistribute(other, uplo="L", diag="L"),
+            ),
+            ("diag alone", ["'N' without uplo"], lambda: a.redistribute(other, diag="U")),
+            ("nowhere", ["expected a descriptor or out="], a.redistribute),
+            ("elsewhere", ["out: lies as"], lambda: a.redistribute(other, out=out)),
+            ("itself", ["out: shares memory"], lambda: a.redistribute(out=a)),
+            ("an array", ["out: expected a DistributedMatrix"], lambda: a.redistribute(out=1)),
+        ):
+            yield case, agreed_error(ctx, pb.LayoutError, words, call)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_plans(nranks):
+    run_mpi(runs, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_what_is_moved(nranks):
+    run_mpi(moves, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_refusals(nranks):
+    run_mpi(refusals, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_new_results(nranks):
+    run_mpi(results, nranks)
+
+
+def test_paths():
+    run_mpi(paths, 4)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 6])
+def test_triangles_move(nranks):
+    run_mpi(triangles, nranks)
