@@ -115,14 +115,14 @@ class CublasmpLevel3(PreparedCall):
         self._before, self._after = [], []
         q, p, form = self._f_ordered, self._problem, self._form
         a, b, c, d = arrays
-        out = columns(d, p.d.order)
+        out = whole = columns(d, p.d.order)
         if not self._fits(out, q.d):  # the rows before the first need room
-            outer, out = out, self._temporary("d", q.d)
-            self._after.append(lambda: write_all(outer, out))
+            out = self._temporary("d", q.d)
+            self._after.append(lambda: write_all(whole, out))
         self._views = {"b" if p.routine == "trsm" else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
         begins = b if p.routine == "trsm" else c if self._options.beta != 0 else None
-        if begins is not None and not same_memory(begins, d):
+        if begins is not None and (out is not whole or not same_memory(begins, d)):
             self._start_from("B" if p.routine == "trsm" else "C", columns(begins, p.d.order), out)
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         operands = {"A": columns(a, p.a.order)}

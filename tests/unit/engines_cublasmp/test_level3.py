@@ -231,6 +231,19 @@ def test_a_solve_begins_inside_a_block(ctx, lib):
     assert [(desc["m"], desc["n"], desc["lld"]) for desc in made] == [(5, 5, 9), (5, 5, 10)]
 
 
+def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
+    """The library counts the rows before the first one: a temporary has room for them."""
+    d = replace(SQUARE, lead=(1, 1))
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, b = ctx.empty(d), ctx.empty(d)
+        a.local[...] = 2 * np.eye(4)
+        b.local[...] = values = np.arange(16.0).reshape(4, 4)
+        pb.trsm(a, b, out=b)
+        assert np.array_equal(b.local, values / 2)
+        assert [lib.made[lib.of("Trsm")[0][f"desc{x}"]]["lld"] for x in "AB"] == [5, 5]
+    lib.assert_clean()
+
+
 @pytest.mark.parametrize(
     ("routine", "layouts", "moved", "why"),
     [
