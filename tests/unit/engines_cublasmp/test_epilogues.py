@@ -12,6 +12,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultScheme
+from pblasmp.dtypes import as_dtype
+from pblasmp.engines.cublasmp.types import DATA_TYPES
 from tests.helpers import epilogues
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -78,8 +80,7 @@ class Following(Multiplying):
         return sum(comm.allgather(sums))
 
     def _vector(self, stored: dict[Any, int], length: int) -> np.ndarray:
-        kind = {DataType.R_64F: np.float64, DataType.R_32F: np.float32, DataType.R_16F: np.float16}
-        dtype = np.dtype(kind[stored[A.BIAS_DATA_TYPE]])
+        dtype = _dtype(stored[A.BIAS_DATA_TYPE])
         memory = (ctypes.c_char * (length * dtype.itemsize)).from_address(stored[A.BIAS_POINTER])
         return np.frombuffer(memory, dtype)
 
@@ -88,13 +89,16 @@ class Following(Multiplying):
         ld, mask = stored[A.EPILOGUE_AUX_LD], bool(kind & (2 | 8))
         if ld % (128 if mask else 8):
             self.faults.append(f"leading dimension {ld}")
-        dtypes = {DataType.R_64F: np.float64, DataType.R_32F: np.float32, DataType.R_16F: np.float16}
-        dtype = np.dtype(np.uint8 if mask else dtypes[stored[A.EPILOGUE_AUX_DATA_TYPE]])
+        dtype = np.dtype(np.uint8) if mask else _dtype(stored[A.EPILOGUE_AUX_DATA_TYPE])
         ld, rows = (ld // 8, -(-shape[0] // 8)) if mask else (ld, shape[0])
         memory = (ctypes.c_char * (ld * shape[1] * dtype.itemsize)).from_address(
             stored[A.EPILOGUE_AUX_POINTER]
         )
         return np.frombuffer(memory, dtype).reshape(shape[1], ld).T[:rows]
+
+
+def _dtype(number: int) -> np.dtype:
+    return as_dtype(next(name for name, known in DATA_TYPES.items() if number == known))
 
 
 def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.MatmulProblem:
@@ -111,7 +115,7 @@ def follow_all(comm: Any, path: str) -> Any:
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for scheme, kind, order, dtype in itertools.product(
-                ("gemm", *MAKE), KINDS, "CF", ("float64", "float32", "float16")
+                ("gemm", *MAKE), KINDS, "CF", ("float64", "float32", "bfloat16")
             ):
                 ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
                 p = problem(scheme, ctx.size, order, dtype, ops)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues on GPUs against float64 NumPy; PBLASMP_TRACE=1 says which one is under way."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pblasmp as pb
+from tests.helpers.epilogues import KINDS, TOLERANCES, follow, followed, matrix, part, part_of_d, placed
+
+from .tables import Table
+
+MAKERS = {
+    "ag": pb.MatmulProblem.allgather,
+    "rs": pb.MatmulProblem.reduce_scatter,
+    "ar": pb.MatmulProblem.allreduce,
+}
+APPROXIMATE = 2e-3  # gelu by the GPU's own tanh
+
+
+def problem(ctx: pb.Context, scheme: str, dtype: str, order: str, ops: str, unit: int) -> pb.MatmulProblem:
+    """Parts whose extents are no multiples of the padding of auxiliary arrays, if ``unit`` is not."""
+    m, n, k = 3 * unit * ctx.size, 2 * unit * ctx.size, 4 * unit * ctx.size
+    if scheme == "gemm":
+        grid = pb.Grid.squarest(ctx.size)
+        return pb.MatmulProblem.gemm(m, n, k, grid, unit, op_a=ops[0], op_b=ops[1], dtype=dtype, order=order)
+    if scheme == "ar":
+        ops = "TN" if order == "F" else "NT"
+    return MAKERS[scheme](m, n, k, ctx.size, *ops, dtype=dtype, order=order)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("scheme", ["ag", "rs", "ar", "gemm"])
+def test_epilogues_are_right(ctx, scheme, dtype):
+    rng, table = np.random.default_rng(41), Table(ctx)
+    for kind, order in itertools.product(KINDS, "CF"):
+        for ops, unit in (
+            ("NT" if order == "C" else "TN", 64),
+            (("NN", "TN", "NT", "TT")[rng.integers(4)], 20),
+        ):
+            p = problem(ctx, scheme, dtype, order, ops, unit)
+            tolerance = max(TOLERANCES[dtype], APPROXIMATE if "gelu" in kind and dtype != "float64" else 0)
+            beta = float(rng.choice([0.0, 0.0, -0.5])) if scheme != "ar" else 0.0
+
+            def run(p=p, kind=kind, tolerance=tolerance, beta=beta) -> str | None:
+                return followed(ctx, rng, p, kind, tolerance=tolerance, beta=beta)
+
+            table.add(f"{scheme} {dtype} {order} {p.op_a}{p.op_b} {unit} beta {beta}: {kind}", run)
+    assert not table.lines, str(table)
+
+
+@pytest.mark.parametrize("scheme", ["ag", "rs"])
+def test_schemes_are_fused(ctx, scheme):
+    """Every epilogue that this version has is computed with the product, under every algorithm."""
+    rng, table = np.random.default_rng(42), Table(ctx)
+    late = {"drelu": 801, "bias_grad": 800 if scheme == "rs" else 700}
+    for kind, algo in itertools.product(KINDS, ("auto", "default", "no_overlap")):
+        if any(word in kind and ctx.engine.version < since for word, since in late.items()):
+            continue
+        p = problem(ctx, scheme, "bfloat16", "C", "NT", 128)
+        table.add(
+            f"{scheme} {algo}: {kind}",
+            lambda p=p, kind=kind, algo=algo: followed(
+                ctx, rng, p, kind, fused=True, algo=algo, tolerance=3e-2
+            ),
+        )
+    assert not table.lines, str(table)
+
+
+def gpu(ctx: pb.Context, values: np.ndarray) -> Any:
+    return placed(ctx, values)[0]
+
+
+def test_a_graph_of_an_epilogue_sees_new_biases(ctx):
+    p = problem(ctx, "ag", "float32", "C", "NT", 64)
+    rng = np.random.default_rng(43)
+    (a, left), (b, right) = (matrix(ctx, rng.standard_normal(x.shape), x) for x in (p.a, p.b))
+    length = part("bias", np.zeros(p.n), p, ctx.rank).size
+    bias, aux = gpu(ctx, np.zeros(length, np.float32)), ctx.empty_aux(p.d, "relu")
+    epilogue = pb.Epilogue("relu", bias=bias, aux=aux)
+    with pb.plan_matmul(a, b, op_b="T", scheme="ag", epilogue=epilogue) as plan:
+        graph = plan.graph()
+        for _ in range(3):
+            whole = rng.standard_normal(p.n).astype(np.float32)
+            ctx.engine.from_host(bias.reshape(1, -1), part("bias", whole, p, ctx.rank)[None])
+            expected = follow("relu bias", left @ right.T, left, right.T, "C", whole.astype(np.float64)).d
+            got = ctx.engine.to_host(graph.replay().local)
+            assert np.abs(got - part_of_d(expected, p, ctx.rank)).max() < 1e-3
+
+
+def test_biases_of_pytorch_are_taken_without_a_copy(ctx):
+    p = problem(ctx, "ag", "bfloat16", "C", "NT", 64)
+    ones = [matrix(ctx, np.ones(x.shape), x)[0] for x in (p.a, p.b)]
+    bias = torch.full(
+        (p.d.local_shape(ctx.rank)[1],), 3.0, dtype=torch.bfloat16, device=f"cuda:{ctx.engine.device.index}"
+    )
+    with pb.plan_matmul(*ones, op_b="T", scheme="ag", epilogue=pb.Epilogue(bias=bias)) as plan:
+        for value in (3.0, -1.0):
+            bias.fill_(value)
+            torch.cuda.synchronize()
+            assert (plan().on_host().astype(np.float64) == p.k + value).all()
