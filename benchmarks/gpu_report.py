@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pblasmp.drawing.bars import Panel, draw_bars
+
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
 
 # tokens, outputs (ag: per rank; rs, ar: all), inputs (ag: all; rs, ar: summed over ranks)
@@ -164,38 +166,11 @@ def report(results: Mapping[str, Any]) -> str:
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
     """Draw every section's times relative to the GEMM alone as grouped bars, into a picture file."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    drawable = {
-        section: [row for row in rows if GEMM in valid(row)] for section, rows in results["sections"].items()
-    }
-    sections = {section: rows for section, rows in drawable.items() if rows}
-    if not sections:
-        return
-    colours = {AUTO: "#1b6ca8", SYMMETRIC: "#5ab1e6", NCCL: "#e08a2e", NVMATH: "#8a8a8a"}
-    figure, axes = plt.subplots(
-        len(sections), 1, figsize=(12, 3.6 * len(sections)), squeeze=False, layout="constrained"
-    )
-    for ax, (section, rows) in zip(axes[:, 0], sections.items(), strict=True):
-        drawn = [name for name in HEADLINE if name != GEMM and any(name in valid(row) for row in rows)]
-        width = 0.8 / max(1, len(drawn))
-        for at, name in enumerate(drawn):
-            places = [
-                i + (at - (len(drawn) - 1) / 2) * width for i, row in enumerate(rows) if name in valid(row)
-            ]
-            heights = [valid(row)[name] / valid(row)[GEMM] for row in rows if name in valid(row)]
-            bars = ax.bar(places, heights, width, label=_LABELS.get(name, name), color=colours[name])
-            ax.bar_label(bars, fmt="%.1f", fontsize=7, padding=1)
-        ax.axhline(1, color="black", linewidth=1)
-        ax.set_xticks(range(len(rows)), [row["case"].replace(", ", "\n") for row in rows], fontsize=8)
-        ax.set_ylabel("time / GEMM alone")
-        ax.set_title(f"{TITLES[section]}, {results['nranks']} GPUs (less is better)", fontsize=11)
-        if drawn:
-            ax.legend(fontsize=8, ncols=len(drawn), loc="upper left")
-            ax.set_ylim(top=ax.get_ylim()[1] * 1.2)
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    panels = []
+    for section, rows in results["sections"].items():
+        cases = [
+            (row["case"], {_LABELS.get(n, n): us for n, us in valid(row).items() if n in HEADLINE})
+            for row in rows
+        ]
+        panels.append(Panel(f"{TITLES[section]}, {results['nranks']} GPUs", cases))
+    draw_bars(panels, path, reference=GEMM, order=[_LABELS.get(name, name) for name in HEADLINE])

@@ -98,6 +98,19 @@ def _ops(ctx: click.Context, param: click.Parameter, text: str) -> str:
     return text
 
 
+def _shapes(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[int, int, int], ...]:
+    shapes = []
+    for text in texts:
+        match = re.fullmatch(r"(\d+),(\d+),(\d+)", text.replace(" ", ""))
+        if match is None or 0 in (shape := (int(match[1]), int(match[2]), int(match[3]))):
+            message = f"{text!r}: expected tokens, outputs and inputs, for example 1024,512,2048"
+            raise click.BadParameter(message, ctx, param)
+        shapes.append(shape)
+    return tuple(shapes)
+
+
 _ranks = click.option(
     "-n",
     "--ranks",
@@ -283,6 +296,53 @@ def show(file: str, output: Path | None) -> None:
         show_in_terminal(found)
     else:
         draw(found, output)
+
+
+@cli.command(
+    epilog=_examples(
+        "pblasmp bench -n 4                               all four, at a few shapes",
+        "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.png",
+        "pblasmp bench -n 2 -c all_reduce --shape 1024,512,2048 --dtype float64 --engine host",
+        "mpirun -n 8 pblasmp bench -c all_gather          on ranks that run already",
+    )
+)
+@_ranks
+@click.option(
+    "-c",
+    "--collective",
+    "collectives",
+    multiple=True,
+    type=click.Choice(["all_gather", "reduce_scatter", "all_reduce", "all_scatter"]),
+    help="What goes with the GEMM; all_scatter is the all-gather of its output.  [default: each of them]",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    metavar="T,N,K",
+    multiple=True,
+    callback=_shapes,
+    help="Tokens, outputs (of each rank for all_gather and all_scatter), inputs (summed over ranks for the others).",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
+)
+@click.option("--samples", type=click.IntRange(1), default=20, show_default=True, help="Runs that are timed.")
+@_engine
+@click.option("-o", "--output", metavar="PICTURE", type=_FILE, help="Draw a chart; needs pblasmp[plot].")
+@_debug
+def bench(ranks: int | None, collectives: tuple[str, ...], **given: Any) -> None:
+    """Time tensor-parallel products beside GEMM and the plain collective (NCCL or MPI), and the GEMM alone."""
+    from .bench import COLLECTIVES, BenchOptions, print_bench
+    from .bench import bench as run_bench
+
+    options = BenchOptions(collectives=tuple(dict.fromkeys(collectives)) or tuple(COLLECTIVES), **given)
+    result = run_bench(options, ranks)
+    if leading():
+        print_bench(options, result)
+    if not all(row["good"] for rows in result["sections"].values() for row in rows):
+        raise FailureError("a product is wrong")
 
 
 @cli.command(epilog=_examples("pblasmp info", "pblasmp info --json > versions.json"))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings of who owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib)."""
+"""Drawings of who owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib).
+
+Charts of times are in ``bars``.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..layout.descriptor import MatrixDescriptor
     from ..layout.files import ProblemFile
 
-__all__ = ["draw", "figure"]
+__all__ = ["draw", "figure", "picture_format", "settings"]
 
 FORMATS = (".pdf", ".png", ".svg")
 
@@ -63,15 +63,25 @@ def draw(file: ProblemFile, output: str | PathLike[str], *, dpi: int = 160) -> N
     Raises:
         UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.
     """
+    kind = picture_format(output)
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same picture is the same file
+    picture = figure(file)
+    with settings():
+        picture.savefig(output, dpi=dpi, format=kind, facecolor="white", metadata=dates.get(kind))
+
+
+def picture_format(output: str | PathLike[str]) -> str:
+    """Return the format that a picture's file name asks for: "pdf", "png" or "svg". Local.
+
+    Raises:
+        UnsupportedError: pictures of this kind cannot be made.
+    """
     suffix = Path(output).suffix.lower()
     if suffix not in FORMATS:
         raise UnsupportedError(
             f"cannot draw {str(output)!r}: expected a name that ends in {', '.join(FORMATS)}"
         )
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same picture is the same file
-    picture = figure(file)
-    with _settings():
-        picture.savefig(output, dpi=dpi, format=suffix[1:], facecolor="white", metadata=dates.get(suffix))
+    return suffix[1:]
 
 
 def figure(file: ProblemFile) -> Figure:
@@ -81,13 +91,13 @@ def figure(file: ProblemFile) -> Figure:
         UnsupportedError: matplotlib is missing.
     """
     try:
-        with _settings():
+        with settings():
             return _figure(file)
     except ImportError as error:
         raise UnsupportedError("pictures need matplotlib: pip install 'pblasmp[plot]'") from error
 
 
-def _settings() -> AbstractContextManager[None]:
+def settings() -> AbstractContextManager[None]:
     """Return the settings that a picture is made with, whatever the user's are."""
     import matplotlib as mpl
 

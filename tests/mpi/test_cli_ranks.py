@@ -340,3 +340,57 @@ def test_progress_on_a_terminal(environment, tmp_path):
     for step in ("starting ranks", "making A", "making B", "preparing", "multiplying", "checking", "writing"):
         assert step in shown.decode()
     assert "GFLOP/s" in shown.decode()
+
+
+def test_bench(pblasmp, tmp_path):
+    pytest.importorskip("matplotlib")
+    line = "bench -n 2 --engine host --shape 64,32,48 --shape 6,5,4 --samples 2 -o chart.png"
+    done = pblasmp(*line.split())
+    assert done.returncode == 0, done.stderr
+    for title in (
+        "AllGather + GEMM (",
+        "GEMM + ReduceScatter",
+        "GEMM + AllReduce",
+        "GEMM + AllGather of the output",
+    ):
+        assert title in done.stdout
+    assert len(re.findall(r"^ +64, 32, 48 +\d+ +\d+ +\d+$", done.stdout, re.MULTILINE)) == 4
+    assert "MPI + BLAS" in done.stdout
+    assert "WRONG" not in done.stdout
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_of_what_does_not_divide(pblasmp):
+    done = pblasmp(*["bench", "-n", "2", "--engine", "host", "-c", "all_reduce", "--shape", "64,32,47"])
+    assert done.returncode == 2
+    assert "--shape 64,32,47: T and K are split over the ranks here, expected multiples of 2" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_bench_tells_a_wrong_product(pblasmp, patched):
+    patched(
+        "import pblasmp.cli.rivals as r; f = r.Separate.error; "
+        "r.Separate.error = lambda self, y: f(self, y + (self._ctx.rank == 1))"
+    )
+    done = pblasmp(
+        *[
+            "bench",
+            "-n",
+            "2",
+            "--engine",
+            "host",
+            "-c",
+            "reduce_scatter",
+            "--shape",
+            "8,6,4",
+            "--samples",
+            "1",
+            "--dtype",
+            "bfloat16",
+        ]
+    )
+    assert (done.returncode, "WRONG" in done.stdout, "a product is wrong" in done.stderr) == (
+        1,
+        True,
+        True,
+    ), done

@@ -110,6 +110,11 @@ class CublasmpEngine:
         return int(self._cupy.cuda.Device(self.device.index).compute_capability)
 
     @property
+    def nccl(self) -> Any:
+        """nccl4py's communicator of all ranks."""
+        return self._nccl
+
+    @property
     def nccl_version(self) -> int:
         """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
         return _nccl_version()

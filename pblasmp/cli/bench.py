@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp bench``: the tensor-parallel products beside GEMM and the plain collective, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import click
+
+from .. import tensor_parallel
+from ..context import Context
+from ..drawing.bars import Panel, draw_bars
+from ..drawing.picture import picture_format
+from ..dtypes import as_dtype
+from ..errors import LayoutError
+from ..launch import surroundings
+from .progress import Reporter
+from .ranks import on_ranks
+from .rivals import Separate
+
+__all__ = ["COLLECTIVES", "BenchOptions", "bench", "print_bench"]
+
+COLLECTIVES = {
+    "all_gather": ("AllGather + GEMM", tensor_parallel.plan_allgather_matmul),
+    "reduce_scatter": ("GEMM + ReduceScatter", tensor_parallel.plan_matmul_reduce_scatter),
+    "all_reduce": ("GEMM + AllReduce", tensor_parallel.plan_matmul_allreduce),
+    "all_scatter": ("GEMM + AllGather of the output", tensor_parallel.plan_matmul_allgather),
+}
+SHAPES = {
+    "host": ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024)),
+    "cublasmp": ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384)),
+}
+OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
+_WARM_UP = 3
+_TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-12}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What the user asks for.
+
+    Attributes:
+        collectives: which of ``COLLECTIVES``, in this order.
+        shapes: T, N, K each; empty: some for the engine.
+        dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
+        samples: runs that are timed.
+        engine: as in Context.
+        output: a picture to draw.
+    """
+
+    collectives: tuple[str, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    dtype: str | None
+    samples: int
+    engine: Literal["auto", "host", "cublasmp"]
+    output: Path | None
+
+
+def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
+    """Time what the options say on ``nranks`` ranks and return the times. Collective over ranks.
+
+    Raises:
+        PblasmpError: the options will not do.
+        OSError: there is no place for the picture.
+        FailureError: a rank that was started failed.
+    """
+    if surroundings() is None:
+        _validate(options)
+    return on_ranks(_work, options, nranks)
+
+
+def _validate(options: BenchOptions) -> None:
+    if options.output is not None:
+        picture_format(options.output)
+        if not options.output.parent.is_dir():
+            raise FileNotFoundError(f"{options.output}: there is no directory {options.output.parent}")
+
+
+def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
+    """What every rank does. Collective over all ranks."""
+    with Context(engine=options.engine) as ctx, reporter.errors():
+        shapes = options.shapes or SHAPES[ctx.engine.name]
+        with ctx.agreement("pblasmp bench"):
+            _validate(options)
+            for t, n, k in shapes:
+                if t % ctx.size or k % ctx.size:
+                    raise LayoutError(
+                        f"--shape {t},{n},{k}: T and K are split over the ranks here, expected multiples of {ctx.size}"
+                    )
+        dtype = options.dtype or ("float32" if ctx.engine.name == "host" else "bfloat16")
+        sections = {
+            name: [_case(ctx, reporter, name, shape, dtype, options.samples) for shape in shapes]
+            for name in options.collectives
+        }
+        return {
+            "ranks": ctx.size,
+            "engine": ctx.engine.name,
+            "why": ctx.engine.why,
+            "dtype": dtype,
+            "rival": Separate.name(ctx),
+            "samples": options.samples,
+            "sections": sections,
+        }
+
+
+def _case(
+    ctx: Context, reporter: Reporter, name: str, shape: tuple[int, int, int], dtype: str, samples: int
+) -> dict[str, Any]:
+    """Time one product of one shape. Collective over the context."""
+    t, n, k = shape
+    reporter.step(f"{name} {t}, {n}, {k}")
+    plan_product = COLLECTIVES[name][1]
+    with ctx.agreement("pblasmp bench: arrays"):
+        separate = Separate(ctx, name, shape, as_dtype(dtype))
+    times, paths, error = {}, {}, 0.0
+    with plan_product(separate.x, separate.w, ctx) as plan:
+        makers = {OURS: plan}
+        if name == "all_gather" and ctx.engine.name == "cublasmp":
+            makers[SYMMETRIC] = plan
+        for contender, run in makers.items():
+            if contender == SYMMETRIC:
+                plan.input_buffer()[...] = separate.x
+            times[contender] = _timed(ctx, run, samples)
+            paths[contender] = plan.report().path
+        error = separate.error(plan())
+    times[Separate.name(ctx)] = _timed(ctx, separate.run, samples)
+    times[ALONE] = _timed(ctx, separate.gemm, samples)
+    error = max(ctx.comm.allgather(error))
+    return {
+        "case": f"{t}, {n}, {k}", "us": times, "path": paths[OURS], "error": error,
+        "good": error <= _TOLERANCE.get(dtype, 1e-4),
+    }  # fmt: skip
+
+
+def _timed(ctx: Context, run: Callable[[], Any], samples: int) -> float:
+    """Return the median, in microseconds, of the slowest rank's time of each run. Collective over the context."""
+    for _ in range(_WARM_UP):
+        run()
+    mine = [_once(ctx, run) for _ in range(samples)]
+    return float(median(max(each) for each in zip(*ctx.comm.allgather(mine), strict=True)))
+
+
+def _once(ctx: Context, run: Callable[[], Any]) -> float:
+    """Return the time of one run: the device's where there is one. Collective over the context."""
+    ctx.engine.synchronize()
+    ctx.comm.barrier()
+    if ctx.engine.name == "host":
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e6
+    import cupy
+
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3
+
+
+def print_bench(options: BenchOptions, result: dict[str, Any]) -> None:
+    """Print a table for each product, and draw the chart that was asked for. Local."""
+    for line in _lines(result):
+        click.echo(line)
+    if options.output is not None:
+        panels = [
+            Panel(
+                f"{COLLECTIVES[name][0]}, {result['ranks']} ranks", [(row["case"], row["us"]) for row in rows]
+            )
+            for name, rows in result["sections"].items()
+        ]
+        draw_bars(panels, options.output, reference=ALONE, order=(OURS, SYMMETRIC, result["rival"]))
+
+
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
+    yield f"{ranks}, {result['dtype']}, engine {result['engine']} ({result['why']})"
+    yield f"µs, the median of {result['samples']} runs, each the slowest rank's"
+    for name, rows in result["sections"].items():
+        columns = list(rows[0]["us"])
+        yield ""
+        yield click.style(f"{COLLECTIVES[name][0]} (-c {name})", bold=True)
+        yield f"{'T, N, K':>20}" + "".join(f"{column:>18}" for column in columns)
+        for row in rows:
+            cells = "".join(f"{row['us'][column]:18.0f}" for column in columns)
+            yield f"{row['case']:>20}{cells}" + ("" if row["good"] else "   WRONG")
+        for path in dict.fromkeys(row["path"] for row in rows):
+            yield f"  ours: {path}"

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rival of ``pblasmp bench``: a GEMM and a plain collective, one after the other, on the same arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..context import Context
+from ..dtypes import accumulation_dtype
+
+__all__ = ["Separate"]
+
+Array = Any
+
+
+class Separate:
+    """Arrays of random numbers, and the product by cuBLAS and NCCL, or by BLAS and MPI. Local to make.
+
+    Args:
+        ctx: the context.
+        name: "all_gather", "reduce_scatter", "all_reduce" or "all_scatter".
+        shape: T, N, K: N of each rank for the gathers; K of all ranks for the sums.
+        dtype: of x, w and the result.
+
+    Attributes:
+        x, w: this rank's operands.
+    """
+
+    def __init__(self, ctx: Context, name: str, shape: tuple[int, int, int], dtype: np.dtype) -> None:
+        t, n, k = shape
+        p = ctx.size
+        self._ctx, self._name, self._lane = ctx, name, ctx.engine.lane()
+        self._random = np.random.default_rng([7, ctx.rank])
+        self._shared = np.random.default_rng(7)
+        sums = name in ("reduce_scatter", "all_reduce")
+        self.x = self._numbers((t // p if name == "all_gather" else t, k // p if sums else k), dtype)
+        self.w = self._numbers((n, k // p if sums else k), dtype)
+        # 16-bit sums are beyond MPI
+        travels = accumulation_dtype(dtype) if ctx.engine.name == "host" else dtype
+        self._gathered = self._empty((t, k), dtype) if name == "all_gather" else self.x
+        self._part = self._empty((t, n), travels if sums else dtype)
+        self._sent = self._empty((t // p, n), travels) if name == "reduce_scatter" else None
+        self._panels = self._empty((p * t, n), dtype) if name == "all_scatter" else None
+        self._y = self._empty((t, n * p), dtype) if name == "all_scatter" else None
+
+    @staticmethod
+    def name(ctx: Context) -> str:
+        """Return what it is called. Local."""
+        return "MPI + BLAS" if ctx.engine.name == "host" else "NCCL + cuBLAS"
+
+    def _numbers(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        random = self._shared if self._name == "all_scatter" and not hasattr(self, "x") else self._random
+        out = self._empty(shape, dtype)
+        self._ctx.engine.from_host(out, random.standard_normal(shape, dtype=np.float32).astype(dtype))
+        return out
+
+    def _empty(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        return self._ctx.engine.empty(shape, dtype, "C", max(1, shape[1]))
+
+    def gemm(self) -> None:
+        """Multiply alone, all of x being here. Local."""
+        self._lane.gemm(1, self._lane.operand(self._gathered), self._lane.operand(self.w).T, 0, self._part)
+
+    def run(self) -> Array:
+        """Return the product, by a GEMM and a collective. Collective over the context."""
+        if self._name == "all_gather":
+            self._collective("gather", self.x, self._gathered)
+            self.gemm()
+            return self._part
+        self.gemm()
+        if self._name == "reduce_scatter":
+            self._collective("scatter", self._part, self._sent)
+            return self._sent
+        if self._name == "all_reduce":
+            self._collective("sum", self._part, self._part)
+            return self._part
+        assert self._panels is not None
+        assert self._y is not None
+        self._collective("gather", self._part, self._panels)
+        p, (t, n) = self._ctx.size, self._part.shape
+        self._y.reshape(t, p, n)[...] = self._panels.reshape(p, t, n).transpose(1, 0, 2)
+        return self._y
+
+    def _collective(self, name: str, source: Array, target: Array) -> None:
+        if self._ctx.engine.name == "host":
+            self._by_mpi(name, source, target)
+            return
+        import cupy
+        import nccl.core as nccl_core
+
+        stream, comm = cupy.cuda.get_current_stream().ptr, self._ctx.engine.nccl  # type: ignore[attr-defined]  # cublasmp has one
+        if name == "gather":
+            comm.allgather(source, target, stream=stream)
+        elif name == "scatter":
+            comm.reduce_scatter(source, target, nccl_core.SUM, stream=stream)
+        else:
+            comm.allreduce(source, target, nccl_core.SUM, stream=stream)
+
+    def _by_mpi(self, name: str, source: Array, target: Array) -> None:
+        if self._ctx.size == 1:
+            if source is not target:
+                target[...] = source
+            return
+        from mpi4py import MPI
+
+        if name == "gather":
+            MPI.COMM_WORLD.Allgather(source.view(np.uint8), target.view(np.uint8))
+        elif name == "scatter":
+            MPI.COMM_WORLD.Reduce_scatter_block(source, target)
+        else:
+            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, target)
+
+    def error(self, y: Array) -> float:
+        """Return how far ``y`` is from what ``run()`` returns, relative in the Frobenius norm. Collective."""
+        precise = np.dtype(np.float64 if y.dtype.itemsize == 8 else np.float32)
+        expected = self.run().astype(precise)
+        difference = y.astype(precise) - expected
+        squares = [float((each * each).sum()) for each in (difference, expected)]
+        return (squares[0] / squares[1]) ** 0.5 if squares[1] else squares[0]
