@@ -51,6 +51,10 @@ DRAWN = (
     "nvidia-allgather",
     "nvidia-reduce-scatter",
     "nvidia-allreduce",
+    *(
+        f"docs/pictures/tensor-parallel-{form}.toml"
+        for form in ("allgather", "reduce-scatter", "allreduce", "output")
+    ),
 )
 """Descriptor files, as ``pblasmp show`` is given them, of which the pages have pictures."""
 

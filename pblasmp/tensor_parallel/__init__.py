@@ -19,7 +19,7 @@ from ..errors import LayoutError
 from ..layout.axis import Axis
 from ..layout.grid import integer
 from .operands import Arrays, Asked
-from .plan import Plan, planned, run_once
+from .plan import ParallelPlan, planned, run_once
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..context import Context
 
 __all__ = [
+    "ParallelPlan",
     "Plan",
     "allgather_matmul",
     "matmul_allgather",
@@ -38,6 +39,8 @@ __all__ = [
     "plan_matmul_reduce_scatter",
     "shard",
 ]
+
+Plan = ParallelPlan
 
 
 def shard(n: int, ranks: int, rank: int) -> slice:
@@ -242,7 +245,7 @@ def matmul_allgather(
 
 def plan_allgather_matmul(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
-) -> Plan:
+) -> ParallelPlan:
     """Prepare ``allgather_matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Args:
@@ -257,20 +260,20 @@ def plan_allgather_matmul(
 
 def plan_matmul_reduce_scatter(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
-) -> Plan:
+) -> ParallelPlan:
     """Prepare ``matmul_reduce_scatter``: as ``plan_allgather_matmul``. Collective over the context."""
     return planned(ctx, Asked("matmul_reduce_scatter", **how), Arrays(x, w, c, out, bias))
 
 
 def plan_matmul_allreduce(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
-) -> Plan:
+) -> ParallelPlan:
     """Prepare ``matmul_allreduce``: as ``plan_allgather_matmul``. Collective over the context."""
     return planned(ctx, Asked("matmul_allreduce", **how), Arrays(x, w, c, out, bias))
 
 
 def plan_matmul_allgather(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
-) -> Plan:
+) -> ParallelPlan:
     """Prepare ``matmul_allgather``: as ``plan_allgather_matmul``. Collective over the context."""
     return planned(ctx, Asked("matmul_allgather", **how), Arrays(x, w, c, out, bias))

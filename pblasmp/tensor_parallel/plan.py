@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan: a tensor-parallel product prepared once; and how the plain functions keep theirs."""
+"""ParallelPlan: a tensor-parallel product prepared once; and how the plain functions keep theirs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from ..context import Context
 
-__all__ = ["Plan", "planned", "run_once"]
+__all__ = ["ParallelPlan", "planned", "run_once"]
 
 
-class Plan:
+class ParallelPlan:
     """A prepared product; a context manager. Made by ``plan_allgather_matmul`` and its siblings."""
 
     def __init__(self, ctx: Context, spec: Specification, operands: Operands) -> None:
@@ -233,7 +233,7 @@ def agreed(ctx: Context, asked: Asked, given: Arrays) -> tuple[Specification, Op
     return spec, operands
 
 
-def planned(ctx: Context, asked: Asked, given: Arrays) -> Plan:
+def planned(ctx: Context, asked: Asked, given: Arrays) -> ParallelPlan:
     """Return a plan of the user's own. Collective over the context."""
     with _stream(given):
         spec, operands = agreed(ctx, asked, given)
@@ -242,7 +242,7 @@ def planned(ctx: Context, asked: Asked, given: Arrays) -> Plan:
             buffer = made_buffer(ctx, spec, operands)
             operands.given = given._replace(x=buffer)
             operands.x = folded(adopted(ctx.engine, buffer, "x"), "x")
-        plan = Plan(ctx, spec, operands)
+        plan = ParallelPlan(ctx, spec, operands)
         plan.remember(operands)
         plan._buffer = buffer
         return plan
@@ -252,7 +252,7 @@ def run_once(ctx: Context, asked: Asked, given: Arrays) -> Any:
     """Return the product, by a plan that the context keeps for the next time. Collective over the context."""
     with _stream(given):
         spec, operands = agreed(ctx, asked, given)
-        plan = ctx.kept(spec, lambda: Plan(ctx, spec, operands))
+        plan = ctx.kept(spec, lambda: ParallelPlan(ctx, spec, operands))
         return plan.run_and_forget(operands)
 
 

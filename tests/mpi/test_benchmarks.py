@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pblasmp.launch import find_launcher
 from tests.helpers.mpi import starts_ranks
 from tests.helpers.scalapack import locate
 
@@ -57,3 +58,20 @@ def test_host_gemm_beside_scalapack(tmp_path, flavour):
     results = run_quick("host_gemm.py", tmp_path, "--only", flavour)[flavour]
     assert all({"ours", "pdgemm"} <= set(case["seconds"]) for case in results)
     assert all(min(case["ratios"].values()) > 0 for case in results)
+
+
+def test_communication_type():
+    script = [
+        sys.executable,
+        str(ROOT / "benchmarks/communication_type.py"),
+        "--engine=host",
+        "--shape=16,8,32",
+    ]
+    done = subprocess.run(
+        [str(find_launcher().path), "-n", "2", *script],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "16, 8, 32" in line]
+    assert [row[:2] for row in rows[::2]] == [[t, f] for t in ("bfloat16", "float16") for f in ("RS", "AR")]
+    assert all(0 < float(row[4]) < 3e-3 for row in rows)  # half a unit in the last place of 8 bits

@@ -361,7 +361,7 @@ def test_bench(pblasmp, tmp_path):
 
 
 def test_bench_of_what_does_not_divide(pblasmp):
-    done = pblasmp(*["bench", "-n", "2", "--engine", "host", "-c", "all_reduce", "--shape", "64,32,47"])
+    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
     assert done.returncode == 2
     assert "--shape 64,32,47: T and K are split over the ranks here, expected multiples of 2" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -372,23 +372,8 @@ def test_bench_tells_a_wrong_product(pblasmp, patched):
         "import pblasmp.cli.rivals as r; f = r.Separate.error; "
         "r.Separate.error = lambda self, y: f(self, y + (self._ctx.rank == 1))"
     )
-    done = pblasmp(
-        *[
-            "bench",
-            "-n",
-            "2",
-            "--engine",
-            "host",
-            "-c",
-            "reduce_scatter",
-            "--shape",
-            "8,6,4",
-            "--samples",
-            "1",
-            "--dtype",
-            "bfloat16",
-        ]
-    )
+    how = ("--shape=8,6,4", "--samples=1", "--dtype=bfloat16")
+    done = pblasmp("bench", "-n2", "--engine=host", "-creduce_scatter", *how)
     assert (done.returncode, "WRONG" in done.stdout, "a product is wrong" in done.stderr) == (
         1,
         True,
