@@ -17,7 +17,7 @@ import click
 import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
-from pblasmp.drawing import draw
+from pblasmp.drawing import draw, draw_parts
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem
 from pblasmp.layout.level3 import ROUTINES
@@ -57,6 +57,22 @@ DRAWN = (
     ),
 )
 """Descriptor files, as ``pblasmp show`` is given them, of which the pages have pictures."""
+
+
+def parts_drawn() -> dict[str, pb.Level3Problem]:
+    """Return by file name the routines of which the pages have pictures of what is read and written."""
+    grid = pb.Grid(2, 2)
+
+    def matrix(rows: int, cols: int) -> pb.MatrixDescriptor:
+        return pb.MatrixDescriptor((rows, cols), (2, 2), grid)
+
+    square, tall, wide = matrix(12, 12), matrix(12, 7), matrix(7, 12)
+    return {
+        "trsm": pb.Level3Problem("trsm", square, tall, tall, side="L", uplo="L", diag="U"),
+        "symm": pb.Level3Problem("symm", square, wide, wide, wide, side="R", uplo="U"),
+        "syrk": pb.Level3Problem("syrk", tall, square, None, square, uplo="L", op_a="N"),
+        "tradd": pb.Level3Problem("tradd", wide, tall, None, tall, uplo="L", op_a="T"),
+    }
 
 
 class Call(NamedTuple):
@@ -149,10 +165,25 @@ def routines() -> str:
     return "\n".join(["| PBLAS | here | cuBLASMp | since |", "| --- | --- | --- | --- |", *rows, ""])
 
 
+def flips() -> str:
+    """Return the table of what flips where a matrix lies in C order."""
+    said = {
+        "side": "`side`", "uplo": "`uplo`", "op": "`op_a`", "conj": "A is conjugated", "alpha": "alpha is conjugated",
+        "swap": "A and B change places",
+    }  # fmt: skip
+    rows = []
+    for name, traits in ROUTINES.items():
+        cells = (", ".join(said[x] for x in said if x in each) for each in (traits.d_flips, traits.a_flips))
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(["| routine | D in C order | A in C order |", "| --- | --- | --- |", *rows, ""])
+
+
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line, routines):
+    for function in (collectives, errors, command_line, routines, flips):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     for file in DRAWN:
         draw(load_problem(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
+    for name, problem in parts_drawn().items():
+        draw_parts(problem, directory / f"{name}.svg")

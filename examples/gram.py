@@ -20,7 +20,9 @@ with pb.Context() as ctx:
 
     # A file to begin with, and what it is to be fitted to.
     layout = pb.MatrixDescriptor((samples, features), (500, features), rows)
-    ctx.from_function(lambda i, j: np.sin((i + 1) * (j + 1) * 0.7) + (i % features == j), layout).save("X.npy")
+    ctx.from_function(lambda i, j: np.sin((i + 1) * (j + 1) * 0.7) + (i % features == j), layout).save(
+        "X.npy"
+    )
     wanted = np.arange(features) - 10.0
 
     x = ctx.load("X.npy", grid=rows, block=(500, features))

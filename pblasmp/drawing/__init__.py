@@ -6,7 +6,8 @@ Charts of times are in ``bars``.
 
 from __future__ import annotations
 
+from .parts import draw_parts
 from .picture import draw, figure
 from .terminal import show
 
-__all__ = ["draw", "figure", "show"]
+__all__ = ["draw", "draw_parts", "figure", "show"]

@@ -15,7 +15,7 @@ from ..errors import UnsupportedError
 from .words import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from os import PathLike
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..layout.descriptor import MatrixDescriptor
     from ..layout.files import ProblemFile
 
-__all__ = ["draw", "figure", "picture_format", "settings"]
+__all__ = ["draw", "figure", "picture_format", "save", "settings"]
 
 FORMATS = (".pdf", ".png", ".svg")
 
@@ -63,9 +63,18 @@ def draw(file: ProblemFile, output: str | PathLike[str], *, dpi: int = 160) -> N
     Raises:
         UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.
     """
+    save(lambda: _figure(file), output, dpi)
+
+
+def save(make: Callable[[], Figure], output: str | PathLike[str], dpi: int) -> None:
+    """Write the figure that ``make`` returns into ``output``. Local.
+
+    Raises:
+        UnsupportedError: as ``draw``.
+    """
     kind = picture_format(output)
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same picture is the same file
-    picture = figure(file)
+    picture = _made(make)
     with settings():
         picture.savefig(output, dpi=dpi, format=kind, facecolor="white", metadata=dates.get(kind))
 
@@ -90,9 +99,13 @@ def figure(file: ProblemFile) -> Figure:
     Raises:
         UnsupportedError: matplotlib is missing.
     """
+    return _made(lambda: _figure(file))
+
+
+def _made(make: Callable[[], Figure]) -> Figure:
     try:
         with settings():
-            return _figure(file)
+            return make()
     except ImportError as error:
         raise UnsupportedError("pictures need matplotlib: pip install 'pblasmp[plot]'") from error
 

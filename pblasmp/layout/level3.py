@@ -206,6 +206,17 @@ class Level3Problem:
         """The part of D that the routine writes; None for all of it."""
         return Trapezoid(self.uplo) if self.traits.triangle == "d" else None
 
+    def touched(self, name: str) -> Trapezoid | None:
+        """Return the part of "a", "b", "c" or "d" that is read or written at most; None for all of it. Local."""
+        if name in ("c", "d"):
+            return self.written
+        if name == "a" and self.traits.triangle == "a":
+            inward = int(self.diag == "U")
+            return Trapezoid(self.uplo, -inward if self.uplo == "L" else inward)
+        if name == "a" and self.traits.shape == "added" and self.written is not None:
+            return self.written if self.op_a == "N" else self.written.T
+        return None
+
     def __str__(self) -> str:
         options = " ".join(f"{name}={getattr(self, name)}" for name in self.traits.options)
         sizes = f"{self.m} x {self.n}" + ("" if self.traits.shape != "updated" else f" x {self.k}")

@@ -178,6 +178,21 @@ def test_what_is_written():
     assert pb.Level3Problem("geadd", A, A, None, A).written is None
 
 
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_what_is_touched(routine):
+    for flags in legal_flags(routine, "complex128"):
+        sizes = shapes(routine, flags, M, N, K)
+        names = [*ROUTINES[routine].operands, "d"]
+        descriptors = {name: described(sizes[name], "C", "complex128") for name in names}
+        problem = pb.Level3Problem(routine, **descriptors, **flags)
+        for name in names:
+            part, expected = problem.touched(name), np.ones(sizes[name], bool)
+            if name != "b":
+                expected = reads(routine, name, flags, sizes[name])
+            found = np.ones_like(expected) if part is None else part.mask(*map(np.arange, sizes[name]))
+            assert np.array_equal(found, expected), (name, flags)
+
+
 def test_as_text():
     text = str(pb.Level3Problem("syrk", B, A, op_a="N", uplo="U"))
     assert text == "float64 syrk uplo=U op_a=N of 6 x 6 x 4 on 1x1 processes in row order"
