@@ -21,7 +21,7 @@ from pblasmp.drawing import draw, draw_parts
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.plans import Plan
+from pblasmp.plans import RoutinePlan
 from pblasmp.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ INTERNAL = {
 }
 """Methods without an underscore that are for other modules of pblasmp only."""
 
-RETURNED = {"Plan": Plan, "Report": Report, "Workspace": Workspace}
+RETURNED = {"RoutinePlan": RoutinePlan, "Report": Report, "Workspace": Workspace}
 """Classes that public calls return, under no public name of their own."""
 
 OPERATORS = {
@@ -42,7 +42,7 @@ OPERATORS = {
     "__matmul__": "{} @ B",
     "__call__": "{}()",
 }
-VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan"}
+VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "RoutinePlan": "plan"}
 """Names of instances in the tables."""
 
 DRAWN = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .layout.level3 import Diag, Side, Uplo
     from .layout.problem import Op
-    from .plans import Plan
+    from .plans import RoutinePlan
 
 __all__ = [
     "geadd",
@@ -472,7 +472,9 @@ def tradd(
     return run("tradd", **locals())
 
 
-def plan(routine: Callable[Parameters, Matrix], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Plan:
+def plan(
+    routine: Callable[Parameters, Matrix], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> RoutinePlan:
     """Prepare ``routine(*args, **kwargs)``, to run it any number of times. Collective over the context.
 
     ``pb.plan(pb.syrk, a, c, uplo="U", beta=1, out=c)``, say; ``plan_matmul`` is ``plan`` of ``matmul``.

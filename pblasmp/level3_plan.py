@@ -12,7 +12,7 @@ from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.level3 import ROUTINES
 from .matrix import DistributedMatrix
-from .plans import Plan, check_operands, check_overlap, context_of, stand_ins
+from .plans import RoutinePlan, check_operands, check_overlap, context_of, stand_ins
 
 __all__ = ["planned", "run"]
 
@@ -43,7 +43,7 @@ def planned(
     redistribute: bool,
     algo: str,
     **flags: Any,
-) -> Plan:
+) -> RoutinePlan:
     """Return the plan of a routine, given all its arguments by name. Collective over the context."""
     traits = ROUTINES[routine]
     ctx = context_of(routine, a, b, c, out)
@@ -77,7 +77,7 @@ def planned(
         seeded = out is None and c is not None and asked.written is not None
         if out is None and c is None and asked.written is not None:
             result.local[...] = 0
-    return Plan(
+    return RoutinePlan(
         ctx, routine, asked, problem, matrices, moved, options, reasons, in_place=in_place, seeded=seeded
     )
 

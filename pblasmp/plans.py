@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .context import Context
 
-__all__ = ["Graph", "Matrices", "Plan", "check_operands", "check_overlap", "context_of", "stand_ins"]
+__all__ = ["Graph", "Matrices", "RoutinePlan", "check_operands", "check_overlap", "context_of", "stand_ins"]
 
 Matrices = dict[str, DistributedMatrix | None]
 
@@ -96,7 +96,7 @@ class Graph:
         return self._result
 
 
-class Plan:
+class RoutinePlan:
     """A prepared routine; a context manager. Made by ``plan_matmul`` and ``plan``.
 
     Attributes:

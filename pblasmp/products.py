@@ -14,7 +14,7 @@ from .layout import MatmulProblem, MatrixDescriptor
 from .layout.legal import legalised
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
-from .plans import Plan, check_operands, check_overlap, context_of, stand_ins
+from .plans import RoutinePlan, check_operands, check_overlap, context_of, stand_ins
 from .scales import Scales
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def plan_matmul(
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
-) -> Plan:
+) -> RoutinePlan:
     """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Returns:
@@ -149,7 +149,7 @@ def plan_matmul(
         )
         check_overlap(ctx, matrices, "c")
         moved = stand_ins(ctx, asked, problem)
-    return Plan(ctx, "matmul", asked, problem, matrices, moved, options, reasons)
+    return RoutinePlan(ctx, "matmul", asked, problem, matrices, moved, options, reasons)
 
 
 def _untransposed(x: DistributedMatrix, op: Op) -> tuple[DistributedMatrix, Op]:
