@@ -53,7 +53,7 @@ class Separate:
     def _numbers(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
         random = self._shared if self._name == "all_scatter" and not hasattr(self, "x") else self._random
         out = self._empty(shape, dtype)
-        self._ctx.engine.from_host(out, random.standard_normal(shape, dtype=np.float32).astype(dtype))
+        self._ctx.engine.from_host(out, (random.random(shape, dtype=np.float32) - 0.5).astype(dtype))
         return out
 
     def _empty(self, shape: tuple[int, int], dtype: np.dtype) -> Array:

@@ -40,8 +40,16 @@ class Lane(Protocol):
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
 
-    def gemm(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> None:
-        """Compute ``d = alpha a b + beta d`` on 2D arrays with one contiguous dimension each. Local."""
+    def check(self, dtype: np.dtype, compute: str | None) -> None:
+        """Raise UnsupportedError where ``gemm`` cannot sum products of ``dtype`` in ``compute``. Local."""
+
+    def gemm(
+        self, alpha: complex, a: Array, b: Array, beta: complex, d: Array, compute: str | None = None
+    ) -> None:
+        """Compute ``d = alpha a b + beta d`` on 2D arrays with one contiguous dimension each. Local.
+
+        ``compute`` is what products are summed in, as in ``Options``.
+        """
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Any:
         """Start messages, each a contiguous array and the other rank; they begin after what was computed so far.

@@ -97,7 +97,7 @@ class PiecewiseProduct:
         elif c is not target:
             target[...] = c
         if alpha != 0 and x.size and w.size:
-            self._lane.gemm(alpha, x, w, beta, target)
+            self._lane.gemm(alpha, x, w, beta, target, self._options.compute)
         elif beta == 0:
             target[...] = 0
         else:
@@ -221,7 +221,7 @@ class SummedOutput(PiecewiseProduct):
         self._sum(x[mine], w, c, target)
         for arrived, message in messages:
             lane.wait(message)
-            target += arrived
+            target += arrived if arrived.dtype == target.dtype else arrived.astype(target.dtype)
         self._finish(target, slice(0, width))
         if target is not own:
             own[...] = target

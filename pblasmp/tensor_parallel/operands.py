@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from ..arrays import adopted, folded, in_c_order, new_like, same_memory
-from ..dtypes import as_dtype, scalar
+from ..dtypes import as_dtype, is_float8, scalar
 from ..engines.base import Options
 from ..epilogue import Epilogue
 from ..errors import LayoutError, UnsupportedError
@@ -232,6 +232,8 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
     if w.ndim != 2:
         raise LayoutError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")
     dtype = as_dtype(w.dtype)
+    if is_float8(dtype):
+        raise UnsupportedError(f"w: {dtype.name} needs scales: see matmul(..., scheme=..., scales=...)")
     inputs, outputs = w.shape if asked.transposed else w.shape[::-1]
     any_order = in_c_order(w) and in_c_order(w.T)
     turned = not in_c_order(w) and in_c_order(w.T)

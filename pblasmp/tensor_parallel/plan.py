@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arrays import adopted, folded, on_stream_of, shown_like
+from ..context import Context
 from ..engines.base import Workspace
 from ..engines.pieces import GatheredInput
 from ..errors import ClosedError, LayoutError
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ..context import Context
-
 __all__ = ["ParallelPlan", "planned", "run_once"]
 
 
@@ -33,6 +32,7 @@ class ParallelPlan:
     def __init__(self, ctx: Context, spec: Specification, operands: Operands) -> None:
         self._ctx, self._spec = ctx, spec
         self._last: Operands | None = None
+        self._followed: Operands | None = None  # whose epilogue the product has
         self._buffer: Any = None
         self._open = True
         with ctx.agreement(f"{spec.asked.form}: preparing"):
@@ -96,9 +96,11 @@ class ParallelPlan:
     def run(self, operands: Operands) -> Any:
         """Multiply what the ranks have agreed on. Collective over the context."""
         product = self._product
-        epilogue = operands.epilogue(self._spec)
-        if epilogue is not None:
-            product.follow(epilogue)
+        if operands is not self._followed:
+            epilogue = operands.epilogue(self._spec)
+            if epilogue is not None:
+                product.follow(epilogue)
+            self._followed = operands
         if isinstance(product, GatheredInput):
             product.gathered = operands.gathered
         product.run(operands.x, operands.w, operands.c, operands.out)
@@ -111,6 +113,7 @@ class ParallelPlan:
         try:
             return self.run(operands)
         finally:
+            self._followed = None
             self._product.release()
 
     def remember(self, operands: Operands) -> None:
@@ -164,7 +167,7 @@ class ParallelPlan:
         """Give back what only this plan holds. Collective over the context; idempotent."""
         if self._open:
             self._open = False
-            self._last = self._buffer = None
+            self._last = self._followed = self._buffer = None
             self._ctx.release(self)
             self._product.close()
 
@@ -197,6 +200,8 @@ def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> Any:
 
 def agreed(ctx: Context, asked: Asked, given: Arrays) -> tuple[Specification, Operands]:
     """Return what the ranks ask for together, and this rank's operands. Collective over the context."""
+    if not isinstance(ctx, Context):
+        raise TypeError(f"ctx: expected a Context, got {type(ctx).__name__}")
     with ctx.agreement(asked.form) as facts:
         operands = understood(ctx, asked, given)
         options = asked.options(operands.out_dtype)

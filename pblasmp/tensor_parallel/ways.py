@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..engines.pieces import GatheredInput, GatheredOutput, SummedOutput
+from ..errors import UnsupportedError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
 from .operands import shares
 
@@ -28,7 +29,11 @@ def prepared(ctx: Context, spec: Specification, operands: Operands) -> Product:
     how: dict[str, Any] = {
         "dtype": spec.dtype, "out_dtype": spec.out_dtype, "transposed": spec.outputs_first, "notes": notes,
     }  # fmt: skip
+    if options.algo != "auto":
+        why = notes[0] if notes else "that is the only way"
+        raise UnsupportedError(f"algo {options.algo!r}: this product runs piece by piece, {why}")
     lane, form = engine.lane(), spec.asked.form
+    lane.check(spec.dtype, options.compute)
     if form == "allgather_matmul":
         return GatheredInput(lane, options, spec.tokens, spec.inputs[0], **how)
     if form == "matmul_allgather":

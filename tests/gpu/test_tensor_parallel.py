@@ -186,6 +186,21 @@ def test_pytorch_tensors(ctx, form):
         assert everywhere(ctx, "" if worst <= limit else f"{dtype} {side=}: {worst}") == ""
 
 
+def test_bench(ctx):
+    """What ``pblasmp bench`` does on each rank: ours as NCCL + cuBLAS, and a time for each."""
+    from pblasmp.cli.bench import COLLECTIVES, BenchOptions, _work
+    from pblasmp.cli.progress import Reporter
+
+    shapes = ((256, 128, 512), (1024, 512, 1024))
+    result = _work(BenchOptions(tuple(COLLECTIVES), shapes, None, 3, "cublasmp", None), Reporter())
+    assert (result["rival"], result["dtype"]) == ("NCCL + cuBLAS", "bfloat16")
+    for name, rows in result["sections"].items():
+        for row in rows:
+            assert row["good"], f"{name} {row}"
+            assert {"ours", "NCCL + cuBLAS", "GEMM alone"} <= set(row["us"])
+            assert min(row["us"].values()) > 0
+
+
 @pytest.fixture(scope="module")
 def rival(ctx):
     """PyTorch's NCCL backend over the same ranks."""

@@ -8,6 +8,7 @@ import itertools
 import tracemalloc
 import weakref
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -115,8 +116,24 @@ def misuse(comm):
             ("bias", ["bias: shape (5,)", "expected contiguous (3,)"], (x, w), {"bias": np.zeros(5, np.float32)}),
             ("activation", ["activation: expected None, 'relu' or 'gelu', got 'tanh'"], (x, w), {"activation": "tanh"}),
             ("alpha", ["alpha:", "complex"], (x, w), {"alpha": 1j}),
+            ("no rows", ["x: shape", "expected C order"], (np.broadcast_to(x[:1], (2, 4)), w), {}),
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
+        eights = [each.astype(ml_dtypes.float8_e4m3fn) for each in (x, w)]
+        halves = [each.astype(np.complex64) for each in (x, w)]
+        pieces = {"return_gathered": True}
+        for name, words, args, how in (
+            ("8 bits", ["w: float8_e4m3fn needs scales"], eights, {}),
+            ("complex bias", ["bias: for real types"], halves, {"bias": np.zeros(3, np.complex64)}),
+            ("complex activation", ["activation: for real types"], halves, {"activation": "relu"}),
+            ("algo", ["algo 'shared': this product runs piece by piece"], (x, w), {**pieces, "algo": "shared"}),
+            ("compute", ["compute: the host engine has only None"], (x, w), {**pieces, "compute": "tf32"}),
+        ):  # fmt: skip
+            yield name, agreed_error(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)
+        yield (
+            "no context",
+            agreed_error(ctx, TypeError, ["ctx: expected a Context"], pb.allgather_matmul, x, w, None),
+        )
         room = np.zeros(8 * p * p, np.float32)
         x2, out = room[: 4 * p].reshape(p, 4), room[p : p + 3 * p * p].reshape(p, 3 * p)
         words = ["out: shares memory with x"]

@@ -62,7 +62,13 @@ class CublasmpLane:
         """Return the type asked for, by default the result's. Local."""
         return asked or dtype
 
-    def gemm(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> None:
+    def check(self, dtype: np.dtype, compute: str | None) -> None:
+        """Raise UnsupportedError where there is no such way to sum. Local."""
+        compute_type(dtype, compute)
+
+    def gemm(
+        self, alpha: complex, a: Array, b: Array, beta: complex, d: Array, compute: str | None = None
+    ) -> None:
         """Queue ``d = alpha a b + beta d``. Local."""
         flag, ldd = blas_operand(d)
         if flag == "T":  # d is in C order: compute its transpose
@@ -80,7 +86,7 @@ class CublasmpLane:
             self._handle, int(Operation[trans_a]), int(Operation[trans_b]), m, n, k,
             at, a.data.ptr, int(kind), lda, b.data.ptr, int(kind), ldb,
             at + scalars.itemsize, d.data.ptr, int(result), ldd,
-            int(compute_type(a.dtype, None)), _DEFAULT_ALGO,
+            int(compute_type(a.dtype, compute)), _DEFAULT_ALGO,
         )  # fmt: skip
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Any:

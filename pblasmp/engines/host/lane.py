@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...comm import Communicator
 from ...dtypes import accumulation_dtype
+from ...errors import UnsupportedError
 from ..base import Workspace
 from .blas import LocalBlas
 from .memory import Buffers
@@ -48,7 +49,20 @@ class HostLane:
         """Return the type that products are summed in: sums never travel in less here. Local."""
         return accumulation_dtype(dtype)
 
-    def gemm(self, alpha: complex, a: Array, b: Array, beta: complex, d: Array) -> None:
+    def check(self, dtype: np.dtype, compute: str | None) -> None:  # noqa: ARG002
+        """Raise UnsupportedError unless ``compute`` is None. Local."""
+        if compute is not None:
+            raise UnsupportedError(f"compute: the host engine has only None, got {compute!r}")
+
+    def gemm(
+        self,
+        alpha: complex,
+        a: Array,
+        b: Array,
+        beta: complex,
+        d: Array,
+        compute: str | None = None,  # noqa: ARG002
+    ) -> None:
         """Compute ``d = alpha a b + beta d``. Local."""
         exact = accumulation_dtype(d.dtype)
         target = d if exact == d.dtype else self.scratch("exact", d.shape, exact)
