@@ -151,6 +151,9 @@ class Engine(Protocol):
     ) -> LocalArray:
         """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
+    def recycle(self, array: LocalArray) -> None:
+        """Let the next symmetric array have the memory of this one, which nobody uses any more. Collective."""
+
     def stored(self, dtype: np.dtype) -> np.dtype:
         """Return the type of local arrays of ``dtype``: itself, or bytes for what the array library does not know."""
 

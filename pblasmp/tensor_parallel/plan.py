@@ -34,6 +34,7 @@ class ParallelPlan:
         self._last: Operands | None = None
         self._followed: Operands | None = None  # whose epilogue the product has
         self._buffer: Any = None
+        self._memory: Any = None  # the buffer's, where it is symmetric
         self._open = True
         with ctx.agreement(f"{spec.asked.form}: preparing"):
             self._product = prepared(ctx, spec, operands)
@@ -116,15 +117,15 @@ class ParallelPlan:
             self._followed = None
             self._product.release()
 
-    def remember(self, operands: Operands) -> None:
-        """Take operands for those of the last run; a buffer is made where x is only a shape. Collective."""
-        self._last = operands
+    def remember(self, operands: Operands, buffer: Any, memory: Any) -> None:
+        """Take operands for those of the last run, and ``buffer`` for the plan's own x. Local."""
+        self._last, self._buffer, self._memory = operands, buffer, memory
 
     def input_buffer(self) -> Any:
         """Return the plan's own array for x, which it then reads: fill it, and call ``plan()``. Collective.
 
         Collective over the context. For AllGather + GEMM it lies in memory that other GPUs reach (cublasmp), from where
-        it is gathered without a copy. It is the plan's until the context closes, of the library that the planned ``x``
+        it is gathered without a copy. It is yours until the plan is closed, and of the library that the planned ``x``
         or else ``w`` is of.
 
         Raises:
@@ -135,7 +136,7 @@ class ParallelPlan:
             if not self._open or last is None:
                 raise ClosedError("this plan is closed")
         if self._buffer is None:
-            self._buffer = made_buffer(self._ctx, self._spec, last)
+            self._buffer, self._memory = made_buffer(self._ctx, self._spec, last)
         if last.given.x is not self._buffer:
             operands = self._fitting(Arrays(self._buffer, None), last)
             with self._ctx.agreement("plan.input_buffer: preparing"):
@@ -167,7 +168,9 @@ class ParallelPlan:
         """Give back what only this plan holds. Collective over the context; idempotent."""
         if self._open:
             self._open = False
-            self._last = self._followed = self._buffer = None
+            if self._memory is not None:
+                self._ctx.engine.recycle(self._memory)
+            self._last = self._followed = self._buffer = self._memory = None
             self._ctx.release(self)
             self._product.close()
 
@@ -185,8 +188,8 @@ _SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of o
           "w: which dimension comes first in memory")  # fmt: skip
 
 
-def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> Any:
-    """Return a new array for x, symmetric where it is gathered. Collective over the context."""
+def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> tuple[Any, Any]:
+    """Return a new array for x, and its memory if that is symmetric: where x is gathered. Collective."""
     rows, width = spec.tokens[ctx.rank], operands.inputs
     symmetric = spec.asked.form == "allgather_matmul"
     if symmetric:
@@ -195,7 +198,7 @@ def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> Any:
         with ctx.agreement("input buffer"):
             local = ctx.engine.empty((rows, width), operands.dtype, "C", max(1, width))
     like = operands.given.w if isinstance(operands.given.x, tuple) else operands.given.x
-    return shown_like(like, local.reshape(*operands.lead, width))
+    return shown_like(like, local.reshape(*operands.lead, width)), local if symmetric else None
 
 
 def agreed(ctx: Context, asked: Asked, given: Arrays) -> tuple[Specification, Operands]:
@@ -242,14 +245,13 @@ def planned(ctx: Context, asked: Asked, given: Arrays) -> ParallelPlan:
     """Return a plan of the user's own. Collective over the context."""
     with _stream(given):
         spec, operands = agreed(ctx, asked, given)
-        buffer = None
+        buffer = memory = None
         if operands.x is None:
-            buffer = made_buffer(ctx, spec, operands)
+            buffer, memory = made_buffer(ctx, spec, operands)
             operands.given = given._replace(x=buffer)
             operands.x = folded(adopted(ctx.engine, buffer, "x"), "x")
         plan = ParallelPlan(ctx, spec, operands)
-        plan.remember(operands)
-        plan._buffer = buffer
+        plan.remember(operands, buffer, memory)
         return plan
 
 

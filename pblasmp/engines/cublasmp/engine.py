@@ -65,6 +65,8 @@ class CublasmpEngine:
         self._grids: dict[Grid, int] = {}
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._lane: CublasmpLane | None = None
+        self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
+        self._recycled: list[tuple[int, int]] = []
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
             before = cupy.cuda.runtime.getDevice()
             cupy.cuda.Device(device.index).use()
@@ -207,15 +209,30 @@ class CublasmpEngine:
         """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
         rows, cols = shape
         padded = (rows, ld) if order == "C" else (ld, cols)
-        memory = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None
+        block = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None
+        memory = None
+        if block is not None:
+            memory = self._cupy.cuda.MemoryPointer(
+                self._cupy.cuda.UnownedMemory(*block, self, self.device.index), 0
+            )
         array = self._cupy.ndarray(padded, self.stored(dtype), memory, order=order)
-        return array[:, :cols] if order == "C" else array[:rows]
+        array = array[:, :cols] if order == "C" else array[:rows]
+        if block is not None:
+            self._blocks[id(array)] = block
+        return array
 
-    def _symmetric(self, nbytes: int) -> Any:
+    def _symmetric(self, nbytes: int) -> tuple[int, int]:
+        """Return address and size of symmetric memory: what was recycled, where it fits, or new. Collective."""
         nbytes = max(self._comm.allgather(max(1, nbytes)))
-        address = self._new_memory(nbytes)
-        memory = self._cupy.cuda.UnownedMemory(address, nbytes, self, self.device.index)
-        return self._cupy.cuda.MemoryPointer(memory, 0)
+        fitting = [block for block in self._recycled if nbytes <= block[1] <= 2 * nbytes]
+        if fitting:
+            self._recycled.remove(fitting[0])
+            return fitting[0]
+        return self._new_memory(nbytes), nbytes
+
+    def recycle(self, array: Any) -> None:
+        """Let the next symmetric array have the memory of this one, which nobody uses any more. Collective."""
+        self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
         """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""

@@ -81,6 +81,9 @@ class HostEngine:
             comm, tuple(self._nodes), self._buffers, self._blas, staging, self._fits, why_not_shared
         )
 
+    def recycle(self, array: NDArray[Any]) -> None:
+        """Memory is the garbage collector's here. Local."""
+
     def empty(
         self,
         shape: tuple[int, int],

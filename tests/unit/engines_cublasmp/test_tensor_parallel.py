@@ -188,3 +188,11 @@ def test_symmetric_input(alone, stand_in):
             assert np.array_equal(np.asarray(plan(2 * case.local_x)), 2 * expected)
             assert plan.input_buffer() is buffer
             assert np.array_equal(np.asarray(plan()), expected)
+        made = len(lib.gpu.did("window"))
+        for rows in (4, 3):  # the memory of a plan that was closed is used again
+            with plan_allgather_matmul((rows, 8), case.local_w, ctx) as plan:
+                plan.input_buffer()[...] = case.local_x[:rows]
+                assert np.array_equal(np.asarray(plan()), expected[:rows])
+        assert len(lib.gpu.did("window")) == made
+        with plan_allgather_matmul((9, 8), case.local_w, ctx):
+            assert len(lib.gpu.did("window")) == made + 1
