@@ -38,29 +38,37 @@ def is_torch(array: Any) -> bool:
     )
 
 
-def adopted(engine: Engine, array: Any, name: str) -> Any:
+def adopted(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:
     """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
+
+    Args:
+        engine: whose array it shall be.
+        array: NumPy's, CuPy's, PyTorch's, or anything that shares its memory.
+        name: what messages call it.
+        dtype: the element type that is expected, where it matters: 8-bit floats may be bytes.
 
     Raises:
         LayoutError: the engine cannot use it in place; the message begins with ``name``.
     """
     try:
         if not is_torch(array):
-            return engine.adopt(array)
+            return engine.adopt(array, dtype)
         tensor = array.detach()
         if tensor.is_conj() or tensor.is_neg():
             raise LayoutError("a conjugate that PyTorch has not written yet: call resolve_conj() first")
         kind = str(tensor.dtype).removeprefix("torch.")
-        foreign = kind not in _EVERYWHERE  # NumPy and DLPack's readers do not have it
-        if foreign:
-            import torch
+        if dtype is not None and kind.startswith("float8") and kind != dtype.name:
+            raise LayoutError(f"dtype is {kind}, expected {dtype.name}")
+        on_host = tensor.device.type == "cpu"
+        if kind in _EVERYWHERE:
+            return engine.adopt(tensor.numpy() if on_host else tensor, dtype)
+        import torch  # NumPy and DLPack's readers do not have the type
 
-            dtype = as_dtype(kind)
-            tensor = tensor.view(getattr(torch, _RAW[dtype.itemsize]))
-        local = engine.adopt(tensor.numpy() if tensor.device.type == "cpu" else tensor)
-        return local.view(engine.stored(dtype)) if foreign else local
+        own = as_dtype(kind)
+        raw = tensor.view(getattr(torch, _RAW[own.itemsize]))
+        return engine.adopt(raw.numpy() if on_host else raw).view(engine.stored(own))
     except LayoutError as error:
-        raise LayoutError(f"{name}: {error}") from None
+        raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import npy
+from .arrays import adopted
 from .comm import CLOSING, Agreement, Cell, Communicator, Exchange, Side, is_agreed, leave, watch, wrap
 from .dtypes import DTYPES, FLOAT8, as_dtype
 from .engines.base import Engine
@@ -385,7 +386,7 @@ class Context:
             self.check_descriptor(descriptor)
             if self.rank >= descriptor.grid.size:
                 return self.allocate(descriptor)
-            array = self.engine.adopt(local, descriptor.dtype)
+            array = adopted(self.engine, local, "local array", descriptor.dtype)
             expected = descriptor.local_shape(self.rank)
             if array.shape != expected:
                 raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")

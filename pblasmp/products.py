@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from .arrays import adopted
 from .dtypes import as_dtype, result_dtype, scalar
 from .engines.base import Options
 from .epilogue import Epilogue
@@ -145,7 +147,7 @@ def plan_matmul(
         options = replace(
             options,
             epilogue=_epilogue(ctx, epilogue, asked, problem, matrices),
-            scales=scales and scales.adopted(ctx.engine.adopt, problem, ctx.rank),
+            scales=scales and scales.adopted(partial(adopted, ctx.engine, name="scales"), problem, ctx.rank),
         )
         check_overlap(ctx, matrices, "c")
         moved = stand_ins(ctx, asked, problem)
@@ -204,7 +206,7 @@ def _epilogue(
         return None
     if problem.d != asked.d:
         raise LayoutError("epilogue: D is moved after the product; expected a D that is legal as it lies")
-    fitted = epilogue.adopted(ctx.engine.adopt, problem, ctx.rank)
+    fitted = epilogue.adopted(partial(adopted, ctx.engine, name="epilogue"), problem, ctx.rank)
     for name in fitted.outputs:
         for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):

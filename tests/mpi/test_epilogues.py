@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,24 @@ def training(comm):
                     )
 
 
+def sums_of_moved_operands(comm):
+    """Operands that are not multiplied, for alpha is 0, are moved where they are summed."""
+    with pb.Context(comm, engine="host") as ctx:
+        p = pb.MatmulProblem.gemm(10, 12, 8, pb.Grid(1, ctx.size), 2)
+        a, b = ctx.zeros(replace(p.a, block=(3, 1))), ctx.zeros(replace(p.b, block=(1, 3)))
+        for name, x in (("bias_grad_a", a), ("bias_grad_b", b)):
+            axis = 0 if x is a else 1
+            sums = np.empty(p.d.local_shape(ctx.rank)[axis])
+            epilogue = pb.Epilogue(**{name: sums})
+            with pb.plan_matmul(
+                a, b, out=ctx.empty(p.d), alpha=0, redistribute=True, epilogue=epilogue
+            ) as plan:
+                for value in (1.0, 3.0):
+                    x.local[...] = value
+                    plan()
+                    yield f"{name} {value}", None if (sums == value * p.k).all() else f"{sums}"
+
+
 def refused(comm):
     with pb.Context(comm, engine="host") as ctx:
         p = pb.MatmulProblem.gemm(24, 40, 8, pb.Grid(1, ctx.size), 8, dtype="float32")
@@ -200,6 +219,11 @@ def test_epilogues_of_empty_products(nranks):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_what_a_forward_product_writes_the_backward_one_reads(nranks):
     run_mpi(training, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_sums_of_moved_operands(nranks):
+    run_mpi(sums_of_moved_operands, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

@@ -91,6 +91,32 @@ def plan_reads_scales(comm):
                 yield f"{value}", wrong or (None if d.dtype == ml_dtypes.bfloat16 else f"{d.dtype}")
 
 
+def tensors(comm):
+    """PyTorch's, of types that NumPy does not know: in place, as matrices, biases and scales."""
+    torch = pytest.importorskip("torch")
+    with pb.Context(comm, engine="host") as ctx:
+        p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
+        ones = [torch.ones(x.local_shape(ctx.rank)).to(torch.float8_e4m3fn) for x in (p.a, p.b)]
+        a, b = (ctx.from_local(tensor, x) for tensor, x in zip(ones, (p.a, p.b), strict=True))
+        bias = torch.full(p.d.local_shape(ctx.rank)[1:], 3.0).to(torch.bfloat16)
+        scales = pb.Scales(a=torch.full((1,), 0.5))
+        out = ctx.empty(p.d)
+        with pb.plan_matmul(a, b, op_b="T", out=out, epilogue=pb.Epilogue(bias=bias), scales=scales) as plan:
+            for value in (3.0, -1.0):
+                bias.fill_(value)
+                wrong = (plan().local.astype(float) != 0.5 * p.k + value).any()
+                yield f"{value}", f"{out.local}" if wrong else None
+        other = [torch.float8_e5m2, "local array: dtype is float8_e5m2, expected float8_e4m3fn"]
+        yield (
+            "another type",
+            agreed_error(ctx, pb.LayoutError, other[1:], ctx.from_local, ones[0].view(other[0]), p.a),
+        )
+
+
+def test_tensors_of_pytorch():
+    run_mpi(tensors, 2)
+
+
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_every_combination_of_types(nranks):
     run_mpi(everything, nranks)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -254,13 +253,9 @@ class CublasmpEngine:
         """Return ``dtype``, or bytes for 8-bit floats, which CuPy does not know. Local."""
         return np.dtype(np.uint8) if is_float8(dtype) else dtype
 
-    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:  # noqa: ARG002 - bytes stay bytes
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
-        cupy, kind = self._cupy, str(getattr(array, "dtype", ""))
-        if kind.startswith("torch.float8"):  # neither does DLPack, everywhere
-            if dtype is not None and kind != f"torch.{dtype.name}":
-                raise LayoutError(f"local array: dtype is {kind}, expected {dtype.name}")
-            array = array.view(sys.modules["torch"].uint8)
+        cupy = self._cupy
         try:
             if not isinstance(array, cupy.ndarray):
                 array = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)

@@ -192,7 +192,13 @@ def test_tensors_of_pytorch_are_taken_as_bytes(ctx, lib, monkeypatch):
     memory = ctx.engine.empty((4, 6), np.dtype(np.uint8), "C", 6)
 
     class Tensor:
-        dtype = "torch.float8_e4m3fn"
+        """One on a GPU."""
+
+        dtype, device = "torch.float8_e4m3fn", SimpleNamespace(type="cuda")
+        is_conj = is_neg = staticmethod(lambda: False)
+
+        def detach(self) -> Any:
+            return self
 
         def view(self, dtype: str) -> Any:
             assert dtype == "torch.uint8"
@@ -201,9 +207,10 @@ def test_tensors_of_pytorch_are_taken_as_bytes(ctx, lib, monkeypatch):
         def __dlpack__(self) -> None:
             raise BufferError("float8 types are not supported")
 
+    Tensor.__module__ = "torch"
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="torch.uint8"))
     d = pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype=E4)
     assert ctx.from_local(Tensor(), d).local is memory
     other = pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype=E5)
-    with pytest.raises(pb.LayoutError, match=r"dtype is torch\.float8_e4m3fn, expected float8_e5m2"):
+    with pytest.raises(pb.LayoutError, match="local array: dtype is float8_e4m3fn, expected float8_e5m2"):
         ctx.from_local(Tensor(), other)
