@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Trapezoid", "copy_part"]
 
-_WIDTH = 128  # columns (or rows) at a time: what is masked stays small, what is not stays long
+_WIDTH, _FINEST = 256, 64  # columns at a time: wide where all belongs, narrow where the diagonal is
 
 Indices = NDArray[np.int64]
 Part = tuple[slice, slice, "NDArray[np.bool_] | None"]
@@ -63,15 +63,19 @@ class Trapezoid:
         apart = cols[None, :] - rows[:, None]
         return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
 
-    def parts(self, rows: Indices, cols: Indices, width: int = _WIDTH) -> Iterator[Part]:
+    def parts(
+        self, rows: Indices, cols: Indices, width: int = _WIDTH, finest: int = _FINEST
+    ) -> Iterator[Part]:
         """Yield what a local array has of it: ``(row slice, column slice, mask)``, ``width`` columns at a time.
 
-        A mask of None means that all of it belongs. Masked parts hold all of the diagonal.
+        A mask of None means that all of it belongs. Masked parts hold all of the diagonal, and are ``finest`` columns
+        wide at most. Of some columns what is not masked comes first.
 
         Args:
             rows: global index of each local row, ascending.
             cols: global index of each local column, ascending.
-            width: columns of a part.
+            width: columns of the largest parts.
+            finest: columns of those that are masked.
         """
         if len(rows) == 0:
             return
@@ -84,9 +88,18 @@ class Trapezoid:
             whole = slice(high, len(rows)) if self.uplo == "L" else slice(0, low)
             if whole.stop > whole.start:
                 yield whole, across, None
-            if high > low:
-                crossed = slice(low, high)
-                yield crossed, across, self.mask(rows[crossed], here)
+            if high == low:
+                continue
+            crossed = rows[low:high]
+            if len(here) <= finest:
+                yield slice(low, high), across, self.mask(crossed, here)
+                continue
+            for down, along, mask in self.parts(crossed, here, max(finest, len(here) // 4), finest):
+                yield _within(down, low), _within(along, at), mask
+
+
+def _within(part: slice, start: int) -> slice:
+    return slice(start + part.start, start + part.stop)
 
 
 def copy_part(

@@ -59,6 +59,17 @@ def extents(comm):
                     yield f"{routine} {sizes} {flags} {dtype} {algo}", wrong
 
 
+def large(comm):
+    """Larger than the parts that triangles are cut into."""
+    rng = np.random.default_rng(53)
+    with pb.Context(comm, engine="host") as ctx:
+        for routine, dtype in itertools.product(ROUTINES, ("float64", "complex128")):
+            for flags in legal_flags(routine, dtype)[:: 5 if dtype == "float64" else 7]:
+                sizes = [int(x) for x in rng.integers(250, 400, 3)]
+                wrong = called(ctx, rng, routine, flags, dtype, "auto", sizes)
+                yield f"{routine} {flags} {dtype} {sizes}", wrong
+
+
 SIDED = [routine for routine, traits in ROUTINES.items() if traits.shape == "sided"]
 OTHERS = [routine for routine in ROUTINES if routine not in SIDED]
 
@@ -72,6 +83,11 @@ def test_every_option_of_every_routine(nranks, parts, routines):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_extents(nranks):
     run_mpi(extents, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_large_matrices(nranks):
+    run_mpi(large, nranks)
 
 
 @pytest.mark.parametrize(("nranks", "per_node"), [(4, 2), (6, 4), (3, 1)])

@@ -159,8 +159,12 @@ def paths(comm):
             report = plan.report()
         wrong = wrong or (None if report.path == "summed" else str(report))
         yield "long", wrong or (None if report.copied_bytes == 0 else "A was moved, though it is dealt out")
+        spread = ctx.zeros(pb.MatrixDescriptor((400, 40), (50, 5), pb.Grid(2, 2)))
+        for c, path in ((square(ctx, 40, 5), "shared"), (square(ctx, 40, 64), "summed")):
+            with pb.plan(pb.syrk, spread, op_a="T", out=ctx.zeros(c)) as plan:
+                report = plan.report()
+            yield f"long, {c}", None if report.path == path else str(report)
         d = square(ctx, 256, 64)
-        a, b = ctx.zeros(d), ctx.zeros(d)
         available = host_engine.available_bytes
         for nbytes, path in ((1 << 30, "shared"), (10_000, "panels")):
             host_engine.available_bytes = lambda nbytes=nbytes: nbytes

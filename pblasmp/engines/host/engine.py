@@ -32,7 +32,7 @@ from .memory import Buffers
 from .operand import Staging
 from .product import ALGORITHMS, AllReduceProduct, SlabProduct, choose, matmul_slabs
 from .solve import SolveProduct
-from .summed import SummedUpdate, is_long
+from .summed import SummedUpdate, is_better
 from .sums import SumProduct
 
 __all__ = ["HostEngine"]
@@ -217,7 +217,7 @@ class HostEngine:
         self._check_algo(algo, (*ALGORITHMS, "summed") if shape == "updated" else ALGORITHMS)
         if problem.routine == "trsm":
             return SolveProduct(problem, options, self._means)
-        if algo == "summed" or (algo == "auto" and is_long(problem, size)):
+        if algo == "summed" or (algo == "auto" and is_better(problem, size)):
             return SummedUpdate(problem, options, self._means)
         slabs = level3_slabs(problem, options, self._comm.rank, size)
         path, notes = choose(slabs.operands, slabs.k, algo, self._means)

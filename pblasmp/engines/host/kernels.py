@@ -19,7 +19,7 @@ from .blas import LocalBlas, scale
 
 __all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
 
-_ROWS = 128  # of a triangular slab at a time: of its tip half is multiplied in vain
+_ROWS = 256  # of a triangular slab at a time
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -68,15 +68,18 @@ class LeftPart:
         ks = np.arange(start, start + left.shape[1])
         for at in range(0, len(self.rows), _ROWS):
             down = slice(at, min(at + _ROWS, len(self.rows)))
-            here, factor = self.rows[down], beta
-            for along, _, mask in self.part.T.parts(ks, here, len(here)):
-                factors = left[down, along]
+            here, panel, factor = self.rows[down], target[down], beta
+            for along, across, mask in self.part.T.parts(ks, here, len(here)):
+                if factor != 1 and len(here) > across.stop - across.start:
+                    scale(panel, factor)  # the parts that follow have some of the rows each
+                    factor = 1
+                factors = left[down][across, along]
                 if mask is not None:
-                    factors = self._tip(factors, mask.T, here[:, None] == ks[along])
-                blas.gemm(alpha, factors, right[along], factor, target[down])
+                    factors = self._tip(factors, mask.T, here[across, None] == ks[along])
+                blas.gemm(alpha, factors, right[along], factor, panel[across])
                 factor = 1
-            if factor == beta:
-                scale(target[down], beta)
+            if factor != 1:
+                scale(panel, factor)
 
     def _tip(self, factors: Array, mask: NDArray[np.bool_], on_diagonal: NDArray[np.bool_]) -> Array:
         tip = np.where(mask, factors, factors.dtype.type(0))

@@ -16,16 +16,30 @@ from ..base import Options, Workspace
 from .common import HostProduct, Means
 from .kernels import ResultPart, update
 
-__all__ = ["SummedUpdate", "is_long"]
+__all__ = ["SummedUpdate", "is_better"]
 
-_LONG = 8  # times as much is summed over as there are rows: then this beats slabs
+_LONG = 8  # times as much is summed over as the result has rows: then its sum costs little
 
 Array = NDArray[Any]
 
 
-def is_long(p: Level3Problem, size: int) -> bool:
-    """Return whether k is dealt out on ``size`` ranks."""
-    return p.traits.shape == "updated" and size > 1 and p.k >= _LONG * p.n
+def is_better(p: Level3Problem, size: int) -> bool:
+    """Return whether k should be dealt out on ``size`` ranks rather than slabs be made. Local.
+
+    That is where k is long and already dealt out, so that nothing moves, or most of the result is on one rank.
+    """
+    if p.traits.shape != "updated" or size == 1 or p.k < _LONG * p.n:
+        return False
+    sides = _sides(p)
+    still = sides[0].rows.nprocs == 1 and len(sides[0].cells) == size and all(x == sides[0] for x in sides)
+    largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
+    return still or 2 * largest > p.n * p.n
+
+
+def _sides(p: Level3Problem) -> list[Side]:
+    """Return A, and B where there is one, as n × k."""
+    sides = [Side.of(x) for x in (p.a, p.b) if x is not None]
+    return [side.T for side in sides] if p.op_a != "N" else sides
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class SummedUpdate(HostProduct):
         self._flip, self._conjugate = p.op_a != "N", p.op_a == "C" and p.is_hermitian
         self._size = order
         matrices = [p.a] if p.b is None else [p.a, p.b]
-        sides = [Side.of(x).T if self._flip else Side.of(x) for x in matrices]
+        sides = _sides(p)
         like = sides[0] if sides[0].rows.nprocs == 1 and len(sides[0].cells) == comm.size else None
         cells = tuple(Cell((0, rank), (rank,)) for rank in range(comm.size))
         self._dealt = []

@@ -210,7 +210,9 @@ def test_trapezoid_parts_are_the_elements(uplo, diagonal):
         triangle = np.tril if uplo == "L" else np.triu
         expected = triangle(np.ones((14, 14)), diagonal)[np.ix_(rows, cols)]
         count = np.zeros((m, n))
-        for down, across, mask in part.parts(rows, cols, width=3):
+        finest = int(rng.integers(1, 4))
+        for down, across, mask in part.parts(rows, cols, int(rng.integers(finest, 9)), finest):
+            assert mask is None or mask.shape[1] <= finest
             count[down, across] += 1 if mask is None else mask
         assert np.array_equal(count, expected)
         assert np.array_equal(part.mask(rows, cols), expected)
