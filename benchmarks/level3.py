@@ -157,7 +157,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     context = slk.grid(*grid)
     contenders = {"ours": m.ours}
     if (theirs := rival(slk, context, m)) is not None:
-        contenders["theirs"] = theirs
+        contenders |= _theirs(slk, theirs)
         rows, cols = m.out.descriptor.global_indices(comm.rank)
         everything = case.routine in ("trsm", "trmm", "symm", "hemm", "geadd")
         counts = np.ones((len(rows), len(cols)), bool) if everything else rows[:, None] >= cols
@@ -166,8 +166,20 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
             raise SystemExit(f"{case}: the results differ on rank {comm.rank}")
     seconds = interleaved(comm, contenders, options.pairs, check=lambda *_: None)
     slk.gridexit(context)
-    ratio = None if theirs is None else paired(seconds, "theirs", "ours")
-    return {**case._asdict(), "n": n, "flops": m.flops(), "seconds": seconds, "ratio": ratio}
+    ratios = {name: paired(seconds, name, "ours") for name in contenders if name != "ours"}
+    return {**case._asdict(), "n": n, "flops": m.flops(), "seconds": seconds, "ratios": ratios}
+
+
+def _theirs(slk: ScaLAPACK, call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """Return what a call of ScaLAPACK contends as: Debian's as shipped, and with PBLAS's logical block raised."""
+    if slk.flavour == "mkl":
+        return {"mkl": call}
+
+    def with_block(block: int) -> Any:
+        slk.logical_block = block
+        return call()
+
+    return {"debian": lambda: with_block(32), "debian-256": lambda: with_block(256)}
 
 
 def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -176,11 +188,12 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
 
     results: list[dict[str, Any]] = []
     slk = ScaLAPACK(flavour, comm)
+    names = ["mkl"] if flavour == "mkl" else ["debian", "debian-256"]
     if comm.rank == 0:
         print(
-            f"\nScaLAPACK ({flavour}) beside ours, {options.grid}, blocks of {options.block}, {options.pairs} pairs"
+            f"\n{options.grid}, blocks of {options.block}; their time / ours, median of {options.pairs} pairs"
         )
-        print("routine           n   ours ms  GFLOP/s  theirs/ours")
+        print("routine               n   ours ms  GFLOP/s" + "".join(f"{name:>12}" for name in names))
     with pb.Context(comm, engine="host") as ctx:
         for case in CASES:
             if options.only and case.routine not in options.only:
@@ -188,16 +201,15 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
             result = time_case(comm, ctx, slk, case, options)
             if comm.rank == 0:
                 ours = median(result["seconds"]["ours"])
-                ratio = "          -" if result["ratio"] is None else f"{result['ratio']:11.2f}"
-                print(
-                    f"{case} {result['n']:5d} {ours * 1e3:9.1f} {result['flops'] / ours / 1e9:8.1f} {ratio}"
-                )
+                ratios = "".join(f"{ratio:12.2f}" for ratio in result["ratios"].values())
+                speed = result["flops"] / ours / 1e9
+                print(f"{case} {result['n']:7d} {ours * 1e3:9.1f} {speed:8.1f}{ratios}")
             results.append(result)
-    if comm.rank == 0:
-        ratios = [r["ratio"] for r in results if r["ratio"] is not None]
-        print(
-            f"ours ahead in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)}, median {median(ratios):.2f}"
-        )
+    for name in names:
+        found = [result["ratios"][name] for result in results if result["ratios"]]
+        if comm.rank == 0 and found:
+            ahead = sum(ratio > 1 for ratio in found)
+            print(f"{name}: ours ahead in {ahead} of {len(found)}, median {median(found):.2f}")
     return results
 
 

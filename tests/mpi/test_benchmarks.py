@@ -93,3 +93,15 @@ def test_communication_type():
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "16, 8, 32" in line]
     assert [row[:2] for row in rows[::2]] == [[t, f] for t in ("bfloat16", "float16") for f in ("RS", "AR")]
     assert all(0 < float(row[4]) < 3e-3 for row in rows)  # half a unit in the last place of 8 bits
+
+
+@pytest.mark.parametrize("flavour", ["mkl", "debian"])
+def test_level3_beside_scalapack(tmp_path, flavour):
+    if locate(flavour) is None:
+        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.rivals fetches it")
+    results = run_quick("level3.py", tmp_path, "--rivals", flavour, "--only", "trsm", "herk", "syrkx")[
+        flavour
+    ]
+    assert {case["routine"] for case in results} == {"trsm", "herk", "syrkx"}
+    assert all(bool(case["ratios"]) == (case["routine"] != "syrkx") for case in results)
+    assert all(ratio > 0 for case in results for ratio in case["ratios"].values())

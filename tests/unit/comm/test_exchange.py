@@ -39,6 +39,19 @@ def test_every_element_is_moved_once_for_each_copy():
     assert all(received[:4]), "the ranks of a group share the work of writing"
 
 
+def test_what_several_ranks_reach_is_read_by_the_one_that_writes():
+    """Two copies, each reached by two ranks, go to four ranks: nothing crosses ranks but for the fifth."""
+    whole = Axis(6, 6), Axis(4, 4)
+    shared = Side(Axis(6, 3, 0, 2), whole[1], (Cell((0, 0), (0, 1)), Cell((1, 0), (2, 3))), "C")
+    targets = Side(*whole, tuple(Cell((0, 0), (rank,)) for rank in range(5)), "C")
+    exchanges = [
+        Exchange(SimpleNamespace(rank=rank), shared, targets, np.dtype(np.float64)) for rank in range(5)
+    ]
+    half = 8 * 3 * 4
+    assert [exchange.copied_bytes for exchange in exchanges] == [half] * 4 + [0]
+    assert [exchange.sent_bytes for exchange in exchanges] == [3 * half, 0, 3 * half, 0, 0]
+
+
 @pytest.mark.parametrize("slots", [None, 1, 4])
 @pytest.mark.parametrize("conjugate", [False, True])
 def test_one_rank(slots, conjugate):
