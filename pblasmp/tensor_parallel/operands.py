@@ -98,6 +98,7 @@ class Operands:
         lead: x's dimensions but the last.
         w: in C order, outputs × inputs or, unless ``outputs_first``, inputs × outputs.
         any_order: w is in C order either way.
+        ld_w: leading dimension of w as it was given.
         x, c, out, bias: the other arrays; None where there is none.
         shapes: of c and out before they were folded.
         result: what the user gets.
@@ -113,6 +114,7 @@ class Operands:
     w: Any
     outputs_first: bool
     any_order: bool
+    ld_w: int
     x: Any = None
     c: Any = None
     out: Any = None
@@ -127,8 +129,8 @@ class Operands:
         """The sizes that other ranks must know."""
         first = self.lead[0] if self.lead else 1
         memory = 0 if self.any_order else 1 if self.outputs_first else 2
-        ld_x, ld_w, ld_c, ld_out = map(_ld, (self.x, self.w, self.c, self.out))
-        return Local(first, self.inputs, self.outputs, ld_x, ld_w, ld_c, ld_out, memory)
+        ld_x, ld_c, ld_out = map(_ld, (self.x, self.c, self.out))
+        return Local(first, self.inputs, self.outputs, ld_x, self.ld_w, ld_c, ld_out, memory)
 
     def epilogue(self, spec: Specification) -> Epilogue | None:
         """Return what follows the product. Local."""
@@ -260,7 +262,7 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
             f"({outputs},): one for each of w's outputs"
         )
     return Operands(
-        given, tuple(shape[:-1]), inputs, outputs, dtype, out_dtype, w, outputs_first, any_order,
+        given, tuple(shape[:-1]), inputs, outputs, dtype, out_dtype, w, outputs_first, any_order, _ld(w),
         x=None if x is None else folded(x, "x"),
         bias=bias,
         shapes={name: tuple(array.shape) for name, array in arrays.items()},

@@ -7,6 +7,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
+from tests.helpers.epilogues import tanh_gelu
 from tests.mpi.cases import exact, numbers
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
@@ -84,3 +85,11 @@ def sizes(comm):
     yield 3, 0, 2
     yield 3, 2, 0
     yield 5, 600 * p + 1, 3  # several panels
+
+
+def gelu(ctx, case):
+    """What is wrong with bias and GELU after a product of small numbers, None if nothing is."""
+    found = np.asarray(case(ctx, alpha=0.1, bias=case.local_bias, activation="gelu"))
+    y = 0.1 * (case.x @ case.w.T) + case.bias
+    worst = np.abs(found - case.of(tanh_gelu(y))).max(initial=0)
+    return None if worst < 1e-13 else f"{worst} off"

@@ -15,7 +15,7 @@ import pytest
 import pblasmp as pb
 from tests.helpers.mpi import run_mpi
 from tests.mpi.cases import TYPES, agreed_error, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, other_split, sizes
+from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
 SIZES = (1, 2, 3, 4)
 
@@ -81,6 +81,8 @@ def layouts(comm):
                 yield f"{form}: bias, {dtype}", unlike(y, case.expected(bias=True))
                 y = case(ctx, bias=case.local_bias, activation="relu")
                 yield f"{form}: bias and relu, {dtype}", unlike(y, np.maximum(case.expected(bias=True), 0))
+            for t in (2 * p, 2 * p + 1):
+                yield f"{form}: gelu, {t}", gelu(ctx, Case(rng, comm, form, "float64", t, 3 * p, 4 * p))
         for t in (3 * p, 3 * p + 1):
             case = Case(rng, comm, "allgather_matmul", "float32", t, 3 * p, 5, lead=(2,))
             y, gathered = case(ctx, return_gathered=True)
@@ -224,6 +226,12 @@ def plans(comm):
             ) as plan:
                 plan.input_buffer()[...] = case.local_x
                 yield f"{form}, {t}: from a shape", unlike(plan(), case.expected(1, 1, bias=True))
+        for n in (p + 1, 2 * p - 1):  # one row of weights is in any order: those of the other ranks decide
+            case = Case(rng, comm, "allgather_matmul", "float32", 2 * p, n, 4)
+            weights = np.asfortranarray(case.local_w)
+            with pb.tensor_parallel.plan_allgather_matmul(case.local_x, weights, ctx) as plan:
+                y = plan(case.local_x, weights.copy(order="F"))
+                yield f"weights in Fortran order, {n}", unlike(y, case.expected())
         case = Case(rng, comm, "allgather_matmul", "float32", 2 * p + 1, 3 * p, 5)
         with pb.tensor_parallel.plan_allgather_matmul(
             case.local_x, case.local_w, ctx, return_gathered=True

@@ -13,7 +13,7 @@ import pblasmp as pb
 from pblasmp.tensor_parallel import plan_allgather_matmul, plan_matmul_allgather, plan_matmul_reduce_scatter
 from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.mpi.cases import TYPES, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, other_split, sizes
+from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
 from .machine import machine
 from .test_epilogues import Following
@@ -55,6 +55,9 @@ def every_product(comm: Any, path: str) -> Any:
                             expected = case.expected(bias=True)
                             expected = np.maximum(expected, 0) if activation else expected
                             yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
+            for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
+                case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
+                yield f"{form} gelu {t}", gelu(ctx, case)
             for t in (3 * comm.size, 3 * comm.size + 1):
                 case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", t, 3 * comm.size, 5))
                 y, gathered = case(ctx, return_gathered=True)
