@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -26,13 +26,11 @@ from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
-from .layout.grid import integer
+from .layout.grid import integer, one_of
 from .matrix import DistributedMatrix
 from .scalapack import column_major_view, described
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpi4py import MPI
     from numpy.typing import DTypeLike
     from torch.distributed import ProcessGroup
@@ -279,7 +277,7 @@ class Context:
         """
         self.check_open()
         self.check_descriptor(descriptor)
-        if activation not in ("relu", "gelu", "drelu", "dgelu"):
+        if not one_of(activation, ("relu", "gelu", "drelu", "dgelu")):
             raise LayoutError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
         if self.rank >= descriptor.grid.size:
             return self.engine.empty((0, 0), descriptor.dtype, descriptor.order, 1)
@@ -327,13 +325,11 @@ class Context:
     @staticmethod
     def _fitting(array: Any, descriptor: MatrixDescriptor) -> NDArray[Any]:
         """Return ``array`` as a NumPy array that has the descriptor's shape and converts to its dtype."""
-        values = np.asarray(array)
+        values = _numbers(array, "array")
         if values.shape != descriptor.shape:
             raise LayoutError(f"array: shape is {values.shape}, the descriptor's {descriptor.shape}")
         if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
             raise LayoutError(f"array: {values.dtype} does not convert to {descriptor.dtype.name}")
-        if values.dtype.kind not in "biufc" and values.dtype not in (DTYPES | FLOAT8).values():
-            raise LayoutError(f"array: expected numbers, got {values.dtype}")
         return values
 
     def from_function(
@@ -352,11 +348,13 @@ class Context:
         with self.agreement("from_function") as facts:
             facts["descriptor"] = descriptor
             self.check_descriptor(descriptor)
+            if not callable(function):
+                raise LayoutError(f"function: expected one of i and j, got {function!r}")
             out = self.allocate(descriptor)
             host = out.on_host()
             if self.rank < descriptor.grid.size:
                 rows, cols = descriptor.global_indices(self.rank)
-                values = np.asarray(function(rows[:, None], cols[None, :]))
+                values = _numbers(function(rows[:, None], cols[None, :]), "from_function")
                 if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
                     raise LayoutError(
                         f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
@@ -424,9 +422,13 @@ class Context:
         """
         with self.agreement("from_scalapack") as facts:
             facts["grid"] = grid
+            if not isinstance(grid, Grid):
+                raise LayoutError(f"grid: expected a Grid, got {grid!r}")
             inside = self.rank < grid.size
             if inside:
                 local = self.engine.adopt(local)
+                if not isinstance(desc, (Sequence, np.ndarray)):
+                    raise LayoutError(f"desc: expected nine integers, got {desc!r}")
             mine = (list(desc), str(local.dtype)) if inside else None
         first = self.comm.bcast(mine)
         with self.agreement("from_scalapack: descriptor"):
@@ -465,8 +467,8 @@ class Context:
             OSError: the file cannot be opened, on every rank.
             LayoutError: it is not a 2D .npy file, or does not fit the descriptor, on every rank.
         """
-        path = Path(path)
         with self.agreement("load") as facts:
+            path = Path(path)
             if descriptor is not None:
                 self.check_descriptor(descriptor)
             array = npy.map_file(path)
@@ -491,6 +493,17 @@ class Context:
                 npy.read(array, out.descriptor, coords, host, progress)
         self.engine.from_host(out.local, host)
         return out
+
+
+def _numbers(values: Any, name: str) -> NDArray[Any]:
+    """Return ``values`` as a NumPy array, or raise LayoutError where they are no numbers. Local."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of several lengths
+        raise LayoutError(f"{name}: {error}") from None
+    if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
+        raise LayoutError(f"{name}: expected numbers, got {array.dtype}")
+    return array
 
 
 def _whole(extent: int) -> Axis:

@@ -16,6 +16,7 @@ import numpy as np
 
 from .dtypes import DTYPES, is_float8
 from .errors import LayoutError, UnsupportedError
+from .layout.grid import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,8 +41,8 @@ class Epilogue:
     D that is contiguous in memory: with D in C order a bias has one value per column of D, in F order one per row.
 
     Args:
-        activation: "relu" or "gelu" (its tanh form) of the sum; "drelu" or "dgelu": the product is multiplied by the
-            derivative at what ``aux`` remembers. None leaves it as it is.
+        activation: for real types: "relu" or "gelu" (its tanh form) of the sum; "drelu" or "dgelu": the product is
+            multiplied by the derivative at what ``aux`` remembers. None leaves it as it is.
         bias: read: a vector along this rank's part of D, added before the activation.
         aux: from ``ctx.empty_aux(D's descriptor, activation)``: written by "relu" (a bit per entry of D) and "gelu"
             (what it was applied to), read by "drelu" and "dgelu".
@@ -64,7 +65,7 @@ class Epilogue:
     fused: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in (None, *_FORWARD, *_BACKWARD):
+        if self.activation is not None and not one_of(self.activation, _FORWARD + _BACKWARD):
             raise LayoutError(
                 f"epilogue: activation is {self.activation!r}, expected None, 'relu', 'gelu', 'drelu' or 'dgelu'"
             )
@@ -116,10 +117,10 @@ class Epilogue:
 
         Raises:
             LayoutError: an array has another shape, type or memory order.
-            UnsupportedError: the product is complex.
+            UnsupportedError: an activation of a complex product.
         """
-        if p.d.dtype.kind == "c":
-            raise UnsupportedError(f"epilogue: for real types, D is {p.d.dtype.name}")
+        if p.d.dtype.kind == "c" and self.activation is not None:
+            raise UnsupportedError(f"epilogue: {self.activation!r} is for real types, D is {p.d.dtype.name}")
         if rank >= p.d.grid.size:
             nothing: dict[str, Any] = dict.fromkeys(self.given, np.empty(0))
             return replace(self, **nothing)

@@ -17,6 +17,7 @@ from .comm import Cell, Exchange, Side
 from .errors import LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
+from .layout.grid import one_of
 from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
@@ -214,9 +215,9 @@ class DistributedMatrix:
             raise LayoutError("out: shares memory with the matrix; expected a matrix of its own")
 
     def _part(self, uplo: Uplo | None, diag: Diag) -> Trapezoid | None:
-        if uplo not in (None, "L", "U"):
+        if uplo is not None and not one_of(uplo, "LU"):
             raise LayoutError(f"uplo: expected 'L', 'U' or None, got {uplo!r}")
-        if diag not in ("N", "U") or (uplo is None and diag != "N"):
+        if not one_of(diag, "NU") or (uplo is None and diag != "N"):
             expected = "'N' or 'U'" if uplo else "'N' without uplo"
             raise LayoutError(f"diag: expected {expected}, got {diag!r}")
         return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
@@ -254,11 +255,11 @@ class DistributedMatrix:
             OSError: the file cannot be written, or the disk is full; nothing is left behind then.
         """
         ctx, d = self.context, self.descriptor
-        path = Path(path)
         order = d.order if order is None else order
         temporary = None
         try:
             with ctx.agreement("save") as facts:
+                path = Path(path)
                 facts.update(matrix=d, path=str(path), order=order)
                 if order not in ("C", "F"):
                     raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")

@@ -30,12 +30,12 @@ def context_of(call: str, *matrices: object) -> Context:
     """Return the context of the first distributed matrix. Local.
 
     Raises:
-        TypeError: there is none.
+        LayoutError: there is none.
     """
     for x in matrices:
         if isinstance(x, DistributedMatrix):
             return x.context
-    raise TypeError(
+    raise LayoutError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
     )
 

@@ -13,6 +13,7 @@ from .engines.base import Options
 from .epilogue import Epilogue
 from .errors import LayoutError
 from .layout import MatmulProblem, MatrixDescriptor
+from .layout.grid import integer
 from .layout.legal import legalised
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
@@ -127,7 +128,12 @@ def plan_matmul(
         )
         alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
         options = Options(
-            alpha, beta, algo, compute, None if comm_dtype is None else as_dtype(comm_dtype), comm_sms
+            alpha,
+            beta,
+            algo,
+            compute,
+            None if comm_dtype is None else as_dtype(comm_dtype),
+            None if comm_sms is None else integer(comm_sms, "comm_sms", 1),
         )
         facts.update(redistribute=redistribute, out="given" if out is not None else "new")
         facts.update(

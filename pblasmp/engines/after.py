@@ -75,6 +75,7 @@ class After:
             sums = None
             if self._rank < matrix.grid.size:
                 sums = array.astype(accumulation_dtype(matrix.dtype)).sum(axis=1 - stored)
+                sums = sums.conj() if op == "C" else sums
             self._write(getattr(e, name), sums, matrix, stored, axis)
         if self._scales.amax is not None:
             self._scales.amax[...] = abs(x).max() if x.size else 0

@@ -189,7 +189,10 @@ class MatrixDescriptor:
             raise LayoutError(f"a sub-matrix is [i0:i1, j0:j1], got {index!r}")
         out = []
         for which, extent in zip(index, self.shape, strict=True):
-            start, stop, step = which.indices(extent)
+            try:
+                start, stop, step = which.indices(extent)
+            except TypeError:
+                raise LayoutError(f"a sub-matrix begins and ends at integers, got {which!r}") from None
             if step != 1:
                 raise LayoutError(f"a sub-matrix has step 1, got {which!r}")
             out.append((start, max(start, stop)))
@@ -219,7 +222,7 @@ class MatrixDescriptor:
             raise LayoutError(
                 f"a ScaLAPACK descriptor starts at a block boundary, not {self.lead} inside a block"
             )
-        numbers = [1, context, *self.shape, *self.block, *self.source, self.lld(rank)]
+        numbers = [1, integer(context, "context", -1), *self.shape, *self.block, *self.source, self.lld(rank)]
         if max(numbers) > _INT32_MAX:
             raise LayoutError(f"a ScaLAPACK descriptor holds 32-bit integers, got {max(numbers)}")
         return np.array(numbers, dtype=np.int32)

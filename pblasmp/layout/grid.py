@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,11 @@ def integer(value: object, name: str, minimum: int) -> int:
     if number < minimum:
         raise LayoutError(f"{name}: expected at least {minimum}, got {number}")
     return number
+
+
+def one_of(value: object, legal: Iterable[str]) -> bool:
+    """Return whether ``value`` is one of some texts, whatever else it may be. Local."""
+    return isinstance(value, str) and value in (*legal,)
 
 
 @dataclass(frozen=True, slots=True)

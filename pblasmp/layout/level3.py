@@ -10,6 +10,7 @@ from typing import Literal
 from ..dtypes import DTYPES, is_float8
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
+from .grid import one_of
 from .problem import Op
 from .trapezoid import Trapezoid
 
@@ -158,11 +159,11 @@ class Level3Problem:
                 raise LayoutError(f"{name}: expected a MatrixDescriptor, got {value!r}")
         for name, legal in _LEGAL.items():
             value = getattr(self, name)
-            if name not in has.options and value != _DEFAULTS[name]:
-                raise LayoutError(f"{name}: {self.routine} has no such option")
-            if value not in legal:
+            if not one_of(value, legal):
                 expected = f"{', '.join(map(repr, legal[:-1]))} or {legal[-1]!r}"
                 raise LayoutError(f"{name}: expected {expected}, got {value!r}")
+            if name not in has.options and value != _DEFAULTS[name]:
+                raise LayoutError(f"{name}: {self.routine} has no such option")
 
     @property
     def traits(self) -> Routine:

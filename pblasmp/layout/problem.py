@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ..dtypes import as_dtype, result_dtype
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import Grid
+from .grid import Grid, one_of
 from .rules import faults
 from .schemes import Scheme, scheme_operands
 
@@ -77,9 +77,10 @@ class MatmulProblem:
             if not isinstance(value, MatrixDescriptor) and not (name == "c" and value is None):
                 raise LayoutError(f"{name}: expected a MatrixDescriptor, got {value!r}")
         for name in ("op_a", "op_b"):
-            if getattr(self, name) not in ("N", "T", "C"):
-                raise LayoutError(f"{name}: expected 'N', 'T' or 'C', got {getattr(self, name)!r}")
-        if self.scheme not in ("gemm", "ag", "rs", "ar"):
+            op = getattr(self, name)
+            if not one_of(op, "NTC"):
+                raise LayoutError(f"{name}: expected 'N', 'T' or 'C', got {op!r}")
+        if not one_of(self.scheme, ("gemm", "ag", "rs", "ar")):
             raise LayoutError(f"scheme: expected 'gemm', 'ag', 'rs' or 'ar', got {self.scheme!r}")
 
     @classmethod

@@ -13,6 +13,7 @@ docs/tensor-parallel.md derives the layouts.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import LayoutError
@@ -255,6 +256,7 @@ def plan_allgather_matmul(
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
+    inspect.signature(allgather_matmul).bind(x, w, ctx, **how)  # TypeError: there is no such argument
     return planned(ctx, Asked("allgather_matmul", **how), Arrays(x, w, c, out, bias))
 
 
@@ -262,6 +264,7 @@ def plan_matmul_reduce_scatter(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
 ) -> ParallelPlan:
     """Prepare ``matmul_reduce_scatter``: as ``plan_allgather_matmul``. Collective over the context."""
+    inspect.signature(matmul_reduce_scatter).bind(x, w, ctx, **how)  # TypeError: there is no such argument
     return planned(ctx, Asked("matmul_reduce_scatter", **how), Arrays(x, w, c, out, bias))
 
 
@@ -269,6 +272,7 @@ def plan_matmul_allreduce(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
 ) -> ParallelPlan:
     """Prepare ``matmul_allreduce``: as ``plan_allgather_matmul``. Collective over the context."""
+    inspect.signature(matmul_allreduce).bind(x, w, ctx, **how)  # TypeError: there is no such argument
     return planned(ctx, Asked("matmul_allreduce", **how), Arrays(x, w, c, out, bias))
 
 
@@ -276,4 +280,5 @@ def plan_matmul_allgather(
     x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
 ) -> ParallelPlan:
     """Prepare ``matmul_allgather``: as ``plan_allgather_matmul``. Collective over the context."""
+    inspect.signature(matmul_allgather).bind(x, w, ctx, **how)  # TypeError: there is no such argument
     return planned(ctx, Asked("matmul_allgather", **how), Arrays(x, w, c, out, bias))

@@ -15,6 +15,7 @@ from ..engines.base import Options
 from ..epilogue import Epilogue
 from ..errors import LayoutError, UnsupportedError
 from ..layout.axis import Axis
+from ..layout.grid import integer, one_of
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "shares", "understood"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
-_ACTIVATIONS = (None, "relu", "gelu")
+_ACTIVATIONS = ("relu", "gelu")
 
 
 class Arrays(NamedTuple):
@@ -57,17 +58,20 @@ class Asked:
         Raises:
             LayoutError, UnsupportedError: one of them is not to be had.
         """
-        if self.activation not in _ACTIVATIONS:
+        if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
             raise LayoutError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
         if self.activation and out_dtype.kind == "c":
             raise UnsupportedError(f"activation: for real types, the result is {out_dtype.name}")
+        for name, value in (("algo", self.algo), ("compute", self.compute or "")):
+            if not isinstance(value, str):
+                raise LayoutError(f"{name}: expected a text, got {value!r}")
         return Options(
             scalar(self.alpha, out_dtype, "alpha"),
             scalar(self.beta, out_dtype, "beta"),
             self.algo,
             self.compute,
             None if self.comm_dtype is None else as_dtype(self.comm_dtype),
-            self.comm_sms,
+            None if self.comm_sms is None else integer(self.comm_sms, "comm_sms", 1),
         )
 
     @property
@@ -242,7 +246,9 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
     outputs_first = asked.transposed == turned
     w = folded(w.T if turned else w, "w")
     x, shape = None, given.x
-    if not isinstance(shape, tuple):
+    if isinstance(shape, tuple):
+        shape = tuple(integer(extent, "x: a dimension of its shape", 0) for extent in shape)
+    else:
         x = adopted(engine, given.x, "x")
         shape = tuple(x.shape)
         if x.dtype != dtype:
@@ -254,8 +260,6 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
         raise LayoutError(f"x: the last dimension is {shape[-1]}, expected w's {inputs} inputs")
     out_dtype, arrays = _result_arrays(ctx, asked, given, dtype)
     bias = arrays.pop("bias", None)
-    if bias is not None and dtype.kind == "c":
-        raise UnsupportedError(f"bias: for real types, the operands are {dtype.name}")
     if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
         raise LayoutError(
             f"bias: shape {tuple(bias.shape)} with strides of {tuple(bias.strides)} bytes, expected contiguous "

@@ -201,11 +201,20 @@ def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> tuple[
     return shown_like(like, local.reshape(*operands.lead, width)), local if symmetric else None
 
 
-def agreed(ctx: Context, asked: Asked, given: Arrays) -> tuple[Specification, Operands]:
-    """Return what the ranks ask for together, and this rank's operands. Collective over the context."""
+def check_context(ctx: object, call: str) -> None:
+    """Raise LayoutError unless ``ctx`` is a context. Local."""
     if not isinstance(ctx, Context):
-        raise TypeError(f"ctx: expected a Context, got {type(ctx).__name__}")
+        raise LayoutError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
+
+
+def agreed(
+    ctx: Context, asked: Asked, given: Arrays, *, shape_will_do: bool = False
+) -> tuple[Specification, Operands]:
+    """Return what the ranks ask for together, and this rank's operands. Collective over the context."""
+    check_context(ctx, asked.form)
     with ctx.agreement(asked.form) as facts:
+        if isinstance(given.x, tuple) and not shape_will_do:
+            raise LayoutError(f"x: expected an array, got {given.x}: only a plan takes a shape")
         operands = understood(ctx, asked, given)
         options = asked.options(operands.out_dtype)
         lead = operands.lead[1:] if asked.splits_tokens else operands.lead
@@ -244,7 +253,7 @@ def agreed(ctx: Context, asked: Asked, given: Arrays) -> tuple[Specification, Op
 def planned(ctx: Context, asked: Asked, given: Arrays) -> ParallelPlan:
     """Return a plan of the user's own. Collective over the context."""
     with _stream(given):
-        spec, operands = agreed(ctx, asked, given)
+        spec, operands = agreed(ctx, asked, given, shape_will_do=True)
         buffer = memory = None
         if operands.x is None:
             buffer, memory = made_buffer(ctx, spec, operands)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import LayoutError
 from ..tensor_parallel import shard
+from ..tensor_parallel.plan import check_context
 from . import functions
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class _ParallelLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        check_context(ctx, type(self).__name__)
         self.ctx, self.sequence_parallel = ctx, sequence_parallel
         if device is None:
             gpu = getattr(ctx.engine, "device", None)

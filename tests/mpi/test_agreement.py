@@ -68,6 +68,8 @@ def bad_input_on_one_rank(comm, directory):
         array = np.ones((8, 7))
         words = [f"array: shape is (8, 7), the descriptor's (8, 6) {on}"]
         yield "scatter: another shape", error(pb.LayoutError, words, ctx.scatter, wrong(array, None), d, last)
+        words = ["array: setting an array element with a sequence", on]
+        yield "scatter: ragged", error(pb.LayoutError, words, ctx.scatter, [[1, 2], [3]], d, last)
         words = [f"array: expected numbers, got <U1 {on}"]
         yield "scatter: texts", error(pb.LayoutError, words, ctx.scatter, np.full((8, 6), "a"), d, last)
         for root in (-1, comm.size, 0.5):
@@ -104,6 +106,12 @@ def bad_input_on_one_rank(comm, directory):
                 d,
             ),
         )
+        for case, words, function in (
+            ("from_function: none", [f"function: expected one of i and j, got None {on}"], wrong(None, np.add)),
+            ("from_function: nothing returned", [f"from_function: expected numbers, got object {on}"],
+             lambda i, j: None if bad else i + j),
+        ):  # fmt: skip
+            yield case, error(pb.LayoutError, words, ctx.from_function, function, d)
         shape = d.local_shape(last)
         words = ["from_function", f"expected values of shape {shape}", on]
         yield (
@@ -128,6 +136,17 @@ def bad_input_on_one_rank(comm, directory):
         wide = pb.MatrixDescriptor((8, 7), (2, 3), d.grid)
         yield "redistribute: another shape", error(pb.LayoutError, [on], a.redistribute, wrong(wide, d))
         yield "redistribute: no descriptor", error(pb.LayoutError, [on], a.redistribute, wrong(None, d))
+        either = np.array(["L", "U"])
+        yield (
+            "redistribute: uplo",
+            error(pb.LayoutError, ["uplo", on], a.redistribute, d, uplo=wrong(either, None)),
+        )
+        yield (
+            "redistribute: diag",
+            error(pb.LayoutError, ["diag", on], a.redistribute, d, uplo="L", diag=wrong(either, "N")),
+        )
+        yield "load: no path", error(TypeError, ["NoneType", on], ctx.load, wrong(None, f"{directory}/0.npy"))
+        yield "save: no path", error(TypeError, ["NoneType", on], a.save, wrong(None, f"{directory}/x.npy"))
         yield "load: missing", error(FileNotFoundError, [on], ctx.load, f"{directory}/{comm.rank}.npy")
         yield "load: two ranks find two faults", error(
             (FileNotFoundError, pb.LayoutError),
@@ -169,6 +188,8 @@ def bad_operand_on_one_rank(comm):
             ("alpha", "2", pb.LayoutError, ["alpha: expected a number, got '2'"]),
             ("beta", 1j, pb.LayoutError, ["beta: 1j is complex"]),
             ("beta", 1, pb.LayoutError, ["c: beta is 1"]),
+            ("comm_sms", "all", pb.LayoutError, ["comm_sms: expected an integer, got 'all'"]),
+            ("op_a", np.array(["N", "T"]), pb.LayoutError, ["op_a: expected 'N', 'T' or 'C', got array("]),
             ("op_a", "X", pb.LayoutError, ["op_a: expected 'N', 'T' or 'C', got 'X'"]),
             ("scheme", "ss", pb.LayoutError, ["scheme"]),
             ("epilogue", "relu", pb.UnsupportedError, ["epilogue"]),
@@ -176,6 +197,11 @@ def bad_operand_on_one_rank(comm):
         ):
             options = {option: value} if bad else {}
             yield f"matmul: {option} {words[0]}", error(kind, [*words, on], pb.matmul, a, b, **options)
+        neither = values, values.T
+        yield (
+            "matmul: no matrices",
+            error(pb.LayoutError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
+        )
         plan = pb.plan_matmul(a, b)
         yield "plan: another layout", error(pb.LayoutError, ["b: lies as", on], plan, None, wrong(other, b))
         allocate = ctx.allocate

@@ -21,7 +21,7 @@ from tests.helpers.epilogues import (
     part_of_d,
 )
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, grids, layout, pick
+from tests.mpi.cases import agreed_error, first, grids, layout, numbers, pick, scattered, unlike
 
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
 MAKE = {
@@ -86,6 +86,32 @@ def extents(comm):
                 yield f"{kind}: {m}x{n}x{k} {order}", followed(ctx, rng, p, kind)
         p = pb.MatmulProblem.gemm(5, 6, 4, pick(rng, grids(ctx.size)), 2)
         yield "alpha is 0", followed(ctx, rng, p, "gelu bias", alpha=0.0, beta=2.0)
+
+
+def complex_types(comm):
+    """What needs no activation follows complex products, too."""
+    rng = np.random.default_rng(75)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype, order, (op_a, op_b) in itertools.product(
+            ("complex64", "complex128"), "CF", ("NC", "CN", "TT")
+        ):
+            p = pb.MatmulProblem.gemm(
+                13, 9, 7, pick(rng, grids(ctx.size)), (4, 3), op_a=op_a, op_b=op_b, dtype=dtype, order=order
+            )
+            x, y = (numbers(rng, each.shape, each.dtype) for each in (p.a, p.b))
+            a, b = scattered(ctx, p.a, x), scattered(ctx, p.b, y)
+            op = {"N": lambda v: v, "T": lambda v: v.T, "C": lambda v: v.conj().T}
+            left, right = op[op_a](x), op[op_b](y)
+            bias = numbers(rng, (p.n if order == "C" else p.m,), dtype)
+            mine = part("bias", bias, p, ctx.rank).copy()
+            d = pb.matmul(a, b, op_a=op_a, op_b=op_b, epilogue=pb.Epilogue(bias=mine))
+            expected = left @ right + (bias if order == "C" else bias[:, None])
+            yield f"bias {dtype} {order} {op_a}{op_b}", unlike(d.allgather(), expected.astype(dtype))
+            for name, sums in (("bias_grad_a", left.sum(1)), ("bias_grad_b", right.sum(0))):
+                expected = part(name, sums, p, ctx.rank)
+                vector = np.full_like(expected, 99)
+                pb.matmul(a, b, op_a=op_a, op_b=op_b, epilogue=pb.Epilogue(**{name: vector}))
+                yield f"{name} {dtype} {order} {op_a}{op_b}", unlike(vector, expected)
 
 
 def training(comm):
@@ -177,13 +203,10 @@ def refused(comm):
                 agreed_error(ctx, pb.LayoutError, [name], pb.matmul, x, y, out=result, epilogue=epilogue),
             )
         z = ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype="complex64"))
-        vector = pb.Epilogue(bias=np.zeros(8, np.complex64))
-        yield (
-            "complex",
-            agreed_error(
-                ctx, pb.UnsupportedError, ["epilogue: for real types"], pb.matmul, z, z, epilogue=vector
-            ),
-        )
+        for activation, array in (("relu", "bias"), ("gelu", "aux")):
+            there = pb.Epilogue(activation, **{array: np.zeros(8, np.complex64)})
+            words = [f"epilogue: '{activation}' is for real types, D is complex64"]
+            yield words[0], agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, z, z, epilogue=there)
         wide_a = ctx.zeros(pb.MatrixDescriptor((26, 8), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         part_of_out = ctx.empty(pb.MatrixDescriptor((27, 40), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         moved = part_of_out[1:27, :]
@@ -209,6 +232,11 @@ def test_every_epilogue_on_general_layouts(nranks, parts):
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_every_epilogue_in_every_scheme(nranks):
     run_mpi(schemes, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_complex_types(nranks):
+    run_mpi(complex_types, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])

@@ -197,6 +197,8 @@ def matrices(comm):
             ("eight", ["9 integers"], (x, desc[:8])),
             ("replicated", ["source"], (x, [*desc[:6], -1, 0, 6])),
             ("grid", ["needs 5 ranks"], (x, desc, pb.Grid(1, 5))),
+            ("no grid", ["grid: expected a Grid, got 4"], (x, desc, 4)),
+            ("no descriptor", ["desc: expected nine integers, got None"], (x, None)),
         ):
             yield case, agreed_error(ctx, pb.LayoutError, words, taken, *arguments)
         moved = [1, 0, 10, 9, 3, 2, 0, comm.rank // 3, 6]
@@ -210,6 +212,8 @@ def matrices(comm):
             None if back.local is not local and back.desc.tolist() == [1, 5, *desc[2:8], own] else str(back),
         )
         yield "place", None if (back.ia, back.ja) == (2, 3) else str(back)
+        words = ["context: expected an integer, got 'x'"]
+        yield "to: no context", agreed_error(ctx, pb.LayoutError, words, a.to_scalapack, "x")
         for case, descriptor, word in (
             ("C order", pb.MatrixDescriptor((4, 4), (2, 2), grid), "F order"),
             ("16 bits", pb.MatrixDescriptor((4, 4), (2, 2), grid, dtype="float16", order="F"), "float16"),

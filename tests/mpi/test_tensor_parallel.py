@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+import pblasmp.tensor_parallel as tp
 from tests.helpers.mpi import run_mpi
 from tests.mpi.cases import TYPES, agreed_error, first, pick, unlike
 from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
@@ -89,6 +90,16 @@ def layouts(comm):
             yield f"gathered, {t}", first(unlike(y, case.expected()), unlike(gathered, case.x))
 
 
+def complex_biases(comm):
+    rng = np.random.default_rng(67)
+    with pb.Context(comm, engine="host") as ctx:
+        for form, dtype in itertools.product(FORMS, ("complex64", "complex128")):
+            for t, n, k in sizes(comm):
+                case = Case(rng, comm, form, dtype, t, n, k)
+                wrong = unlike(case(ctx, bias=case.local_bias), case.expected(bias=True))
+                yield f"{form} {dtype} {t}x{n}x{k}", wrong
+
+
 def misuse(comm):
     rng = np.random.default_rng(63)
     p = comm.size
@@ -117,8 +128,12 @@ def misuse(comm):
             ("read-only out", ["out: is read-only"], (x, w), {"out": frozen}),
             ("bias", ["bias: shape (5,)", "expected contiguous (3,)"], (x, w), {"bias": np.zeros(5, np.float32)}),
             ("activation", ["activation: expected None, 'relu' or 'gelu', got 'tanh'"], (x, w), {"activation": "tanh"}),
+            ("two activations", ["activation: expected None"], (x, w), {"activation": np.array(["relu", "gelu"])}),
             ("alpha", ["alpha:", "complex"], (x, w), {"alpha": 1j}),
             ("no rows", ["x: shape", "expected C order"], (np.broadcast_to(x[:1], (2, 4)), w), {}),
+            ("algos", ["algo: expected a text, got ['auto']"], (x, w), {"algo": ["auto"]}),
+            ("comm_sms", ["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
+            ("a shape", ["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
         eights = [each.astype(ml_dtypes.float8_e4m3fn) for each in (x, w)]
@@ -126,16 +141,25 @@ def misuse(comm):
         pieces = {"return_gathered": True}
         for name, words, args, how in (
             ("8 bits", ["w: float8_e4m3fn needs scales"], eights, {}),
-            ("complex bias", ["bias: for real types"], halves, {"bias": np.zeros(3, np.complex64)}),
             ("complex activation", ["activation: for real types"], halves, {"activation": "relu"}),
             ("algo", ["algo 'shared': this product runs piece by piece"], (x, w), {**pieces, "algo": "shared"}),
             ("compute", ["compute: the host engine has only None"], (x, w), {**pieces, "compute": "tf32"}),
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)
-        yield (
-            "no context",
-            agreed_error(ctx, TypeError, ["ctx: expected a Context"], pb.allgather_matmul, x, w, None),
-        )
+        for shape in ((-2, 4), (2.0, 4)):
+            words = ["x: a dimension of its shape"]
+            yield (
+                f"{shape}",
+                agreed_error(ctx, pb.LayoutError, words, tp.plan_allgather_matmul, shape, w, ctx),
+            )
+        words = ["ctx: expected a pblasmp.Context, got NoneType"]
+        yield "no context", agreed_error(ctx, pb.LayoutError, words, pb.matmul_allreduce, x, w, None)
+        for product, name in (
+            (tp.plan_allgather_matmul, "comm_dtype"),
+            (tp.plan_matmul_allreduce, "return_gathered"),
+        ):
+            words = [f"unexpected keyword argument {name!r}"]
+            yield name, agreed_error(ctx, TypeError, words, product, x, w, ctx, **{name: True})
         room = np.zeros(8 * p * p, np.float32)
         x2, out = room[: 4 * p].reshape(p, 4), room[p : p + 3 * p * p].reshape(p, 3 * p)
         words = ["out: shares memory with x"]
@@ -347,6 +371,11 @@ def test_every_type_and_size(nranks):
 @pytest.mark.parametrize("nranks", SIZES)
 def test_layouts(nranks):
     run_mpi(layouts, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_complex_biases(nranks):
+    run_mpi(complex_biases, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])

@@ -351,6 +351,11 @@ def refused(ctx: pb.Context) -> None:
         "input_is_parallel",
         lambda: pt.RowParallelLinear(12, 16, **how, input_is_parallel=False, sequence_parallel=True),
     )
+    no_context = {**how, "ctx": None}
+    raises(
+        "RowParallelLinear: ctx: expected a pblasmp.Context",
+        lambda: pt.RowParallelLinear(16, 12, **no_context),
+    )
     raises("linear: 16x12 .*, expected 12x16", lambda: pt.ColumnParallelLinear(16, 12, **how, linear=linear))
     raises("expected .* without bias", lambda: pt.RowParallelLinear(12, 16, False, **how, linear=linear))
     w = torch.ones(4, 12, dtype=torch.complex64, device=device(ctx))

@@ -33,6 +33,7 @@ def test_every_epilogue_can_be_written_down(kind):
     ("activation", "arrays", "words"),
     [
         ("tanh", (), "activation is 'tanh', expected None, 'relu'"),
+        (["relu"], (), "activation is ['relu'], expected None"),
         (None, ("aux",), "aux belongs to an activation"),
         (None, ("bias", "aux"), "aux belongs to an activation"),
         ("drelu", (), "'drelu' needs the aux that 'relu' wrote"),

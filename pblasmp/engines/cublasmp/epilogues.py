@@ -37,6 +37,8 @@ def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
     since = _DRELU_SINCE if e.activation == "drelu" else _SINCE
     if sums and p.scheme == "rs":
         since = max(since, MatmulAttribute.BIAS_RESULT_SCHEME.since)
+    if p.d.dtype.kind == "c":
+        return "cuBLASMp has epilogues for real types"
     if p.scheme == "ar":
         return "GEMM + AllReduce would sum what follows each rank's partial product"
     if p.scheme == "gemm" and p.d.grid.size > 1:

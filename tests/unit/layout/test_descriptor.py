@@ -105,6 +105,13 @@ def test_a_sub_matrix_has_step_one(step):
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[::step, :]
 
 
+def test_a_sub_matrix_begins_at_integers():
+    with pytest.raises(
+        LayoutError, match=r"a sub-matrix begins and ends at integers, got slice\(0\.5, 2, None\)"
+    ):
+        MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[0.5:2, :]
+
+
 @given(st.data())
 def test_same_places(data):
     one = data.draw(descriptors(most=6))

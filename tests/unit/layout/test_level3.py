@@ -109,6 +109,10 @@ Z = square(dtype="complex128")
         ({"routine": "trsm", "a": A, "b": B, "d": B, "uplo": "l"}, ["uplo: expected 'L' or 'U', got 'l'"]),
         ({"routine": "trsm", "a": A, "b": B, "d": B, "op_a": "H"}, ["op_a: expected 'N', 'T' or 'C'"]),
         ({"routine": "trsm", "a": A, "b": B, "d": B, "diag": 1}, ["diag: expected 'N' or 'U', got 1"]),
+        (
+            {"routine": "syrk", "a": A, "d": A, "uplo": np.array(["L", "U"])},
+            ["uplo: expected 'L' or 'U', got array("],
+        ),
         ({"routine": "syrk", "a": A, "d": A, "side": "R"}, ["side: syrk has no such option"]),
         ({"routine": "symm", "a": A, "b": B, "d": B, "op_a": "T"}, ["op_a: symm has no such option"]),
         ({"routine": "syrk", "a": A, "b": A, "d": A}, ["b: syrk has no such operand"]),
