@@ -11,6 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.host import engine as host_engine
+from pblasmp.engines.host import product as host_product
 from pblasmp.layout import Trapezoid
 from tests.helpers.mpi import run_mpi
 from tests.mpi.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
@@ -61,6 +62,23 @@ def runs(comm):
                 getattr(wrong, "__name__", wrong),
                 agreed_error(ctx, pb.LayoutError, ["expected pb.matmul or a level-3"], pb.plan, wrong, a),
             )
+
+
+def both_sides(comm):
+    """The same slabs to the left and to the right, on every path."""
+    host_product._PANEL = 4
+    rng = np.random.default_rng(65)
+    with pb.Context(comm, engine="host") as ctx:
+        for algo, order, uplo in itertools.product(("shared", "gathered", "panels"), "CF", "LU"):
+            d = square(ctx, 17, 3, order=order)
+            x, y = numbers(rng, (17, 11), "float64"), numbers(rng, (17, 11), "float64")
+            a, b = (scattered(ctx, layout(rng, v.shape, ctx.size), v) for v in (x, y))
+            triangle = np.tril if uplo == "L" else np.triu
+            case = f"{algo} {order} {uplo}"
+            result = pb.syrk(a, uplo=uplo, out=ctx.zeros(d), algo=algo)
+            yield f"syrk {case}", misplaced(result, triangle(x @ x.T))
+            result = pb.syr2k(a, b, uplo=uplo, out=ctx.zeros(d), algo=algo)
+            yield f"syr2k {case}", misplaced(result, triangle(x @ y.T + y @ x.T))
 
 
 def moves(comm):
@@ -222,6 +240,11 @@ def triangles(comm):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_plans(nranks):
     run_mpi(runs, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_slabs_on_both_sides(nranks):
+    run_mpi(both_sides, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -7,6 +7,8 @@ the rank-k updates compute one triangle of the result. What stands to the right 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...layout import Level3Problem, Trapezoid
 from ..base import Options
 from .kernels import Kernel, LeftPart, ResultPart
@@ -84,4 +86,24 @@ def _updated(p: Level3Problem, alpha: complex, rank: int, size: int) -> Slabs:
         operands, pairs = [*lefts, *rights], [(alpha, 0, 3), (other, 1, 2)]
     else:
         operands, pairs = [lefts[0], rights[1]], [(alpha, 0, 1)]
-    return Slabs(d, p.k, tuple(operands), tuple(Term(*pair, multiply) for pair in pairs), part)
+    unique, number = _merged(operands)
+    terms = tuple(Term(factor, number[left], number[right], multiply) for factor, left, right in pairs)
+    return Slabs(d, p.k, unique, terms, part)
+
+
+def _merged(operands: list[Operand]) -> tuple[tuple[Operand, ...], list[int]]:
+    """Return the operands with those of the same slabs as one, and which of them each has become.
+
+    To the left and to the right of a product stand the same slabs where D's rows are dealt out as its columns are.
+    """
+    unique: list[Operand] = []
+    number = []
+    for x in operands:
+        like = next((i for i, y in enumerate(unique) if replace(x, needs=y.needs) == y), len(unique))
+        if like == len(unique):
+            unique.append(x)
+        else:
+            both = zip(unique[like].needs, x.needs, strict=True)
+            unique[like] = replace(x, needs=tuple(tuple(sorted({*here, *there})) for here, there in both))
+        number.append(like)
+    return tuple(unique), number

@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.base import Options
 from pblasmp.engines.host import product
 from pblasmp.engines.host.common import Means
+from pblasmp.engines.host.level3 import level3_slabs
 
 GRID = pb.Grid(2, 2)
 SQUARE = pb.MatmulProblem.gemm(80, 120, 40, GRID, 10)
@@ -142,3 +144,25 @@ def test_ranks_outside_the_grid_need_no_slab():
     assert b.needs[:4] == ((0,), (1,), (0,), (1,))
     assert a.slabs([3, 0, 1]) == [0, 1]
     assert (a.slab_bytes(0, 40), b.slab_bytes(1, 40)) == (SLAB_A, SLAB_B)
+
+
+@pytest.mark.parametrize(
+    ("routine", "block", "dtype", "count"),
+    [
+        ("syrk", (10, 10), "float64", 1),  # the same slabs to the left and to the right
+        ("syrk", (10, 20), "float64", 2),
+        ("herk", (10, 10), "complex64", 2),  # those to the right are conjugated
+        ("syr2k", (10, 10), "float64", 2),
+        ("her2k", (10, 10), "complex64", 4),
+        ("syrkx", (10, 10), "float64", 2),
+    ],
+)
+def test_slabs_that_stand_on_both_sides_are_one(routine, block, dtype, count):
+    a = pb.MatrixDescriptor((80, 40), (10, 10), GRID, dtype=dtype)
+    d = pb.MatrixDescriptor((80, 80), block, GRID, dtype=dtype)
+    b = a if routine in ("syr2k", "her2k", "syrkx") else None
+    slabs = level3_slabs(pb.Level3Problem(routine, a, d, b), Options(), 0, 4)
+    assert len(slabs.operands) == count
+    if routine == "syrk" and count == 1:
+        assert slabs.operands[0].needs == ((0,), (0, 1), (0, 1), (1,))
+        assert (slabs.terms[0].left, slabs.terms[0].right) == (0, 0)
