@@ -194,14 +194,14 @@ def test_run_compares_with_numpy(pblasmp, tmp_path):
 
 
 WRONG = """
-import pblasmp.products as m
-right = m.MatmulPlan.__call__
+import pblasmp.plans as m
+right = m.RoutinePlan.__call__
 def wrong(self, *rest):
     out = right(self, *rest)
     if out.context.rank == 1:
         out.local[0, 0] += 1
     return out
-m.MatmulPlan.__call__ = wrong
+m.RoutinePlan.__call__ = wrong
 """
 
 
@@ -218,12 +218,12 @@ def test_a_wrong_product_is_found_and_not_written(pblasmp, patched, tmp_path):
 
 ON_RANK_1 = """
 import os
-import pblasmp.products as m
+import pblasmp.plans as m
 def call(self, *rest):
     if self._ctx.rank == 1:
         {fault}
     self._ctx.comm.barrier()
-m.MatmulPlan.__call__ = call
+m.RoutinePlan.__call__ = call
 """
 
 
@@ -264,7 +264,7 @@ m.{name} = slow
 @pytest.mark.parametrize(
     ("module", "name", "number", "status", "said"),
     [
-        ("pblasmp.products", "MatmulPlan.__call__", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.plans", "RoutinePlan.__call__", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         ("pblasmp.npy", "write", signal.SIGINT, 130, "pblasmp: interrupted\n"),
         ("pblasmp.npy", "write", signal.SIGTERM, 143, ""),
         ("pblasmp.npy", "write", signal.SIGHUP, 129, ""),
@@ -285,7 +285,7 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
 
 
 def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
-    patched(SLOW.format(module="pblasmp.products", name="MatmulPlan.__call__", here=str(tmp_path)))
+    patched(SLOW.format(module="pblasmp.plans", name="RoutinePlan.__call__", here=str(tmp_path)))
     process = start("matmul", "--size", 64)
     wait_for((tmp_path / "slow").exists)
     assert len(processes(tmp_path)) > 4
