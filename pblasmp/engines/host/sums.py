@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...comm import Exchange, Side
-from ...layout import Level3Problem
+from ...comm import Cell, Exchange, Side
+from ...comm.shared import aligned, carve
+from ...layout import Level3Problem, MatrixDescriptor
 from ..base import Options, Workspace
 from .common import HostProduct, Means
 from .kernels import update
@@ -22,24 +23,52 @@ Array = NDArray[Any]
 
 
 class SumProduct(HostProduct):
-    """``D = alpha op(A) + beta C``. Making one is local, running one collective over the ranks."""
+    """``D = alpha op(A) + beta C``. Making and running one is collective over the ranks."""
 
     def __init__(self, p: Level3Problem, options: Options, means: Means) -> None:
-        self._p, self._rank = p, means.comm.rank
+        self._p, self._rank, self._means = p, means.comm.rank, means
+        self._node: tuple[int, ...] = ()
         self._alpha, self._beta, self._part = options.alpha, options.beta, p.written
         self._flip = p.op_a != "N"
         self._conjugate = p.op_a == "C" and p.d.dtype.kind == "c"
+        self._exchange, self._shared = None, 0
         source = p.a.T if self._flip else p.a
-        self._exchange = None
         if not source.same_places(p.d) and options.alpha != 0:
-            self._exchange = Exchange(means.comm, Side.of(source), Side.of(p.d), p.d.dtype)
+            self._share(source)
+            side = Side.of(source)
+            if self._shared:
+                nodes = {rank: node for node in means.nodes for rank in node}
+                cells = (Cell(c.coords, (*c.ranks, *nodes[c.ranks[0]])) for c in side.cells)
+                side = Side(side.rows, side.cols, tuple(cells), side.order)
+            self._exchange = Exchange(means.comm, side, Side.of(p.d), p.d.dtype)
             self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
-        self.path = "where it lies" if self._exchange is None else "moved"
+        self.path = "where it lies" if self._exchange is None else "shared" if self._shared else "moved"
         self._straight = p.written is None and options.alpha == 1 and options.beta == 0
         self._inside = self._rank < p.d.grid.size
         shape = p.d.local_shape(self._rank) if self._inside else (0, 0)
         room = 0 if self._exchange is None or self._straight else shape[0] * shape[1] * p.d.dtype.itemsize
-        self.workspace = Workspace(0, room)
+        self.workspace = Workspace(0, room + self._shared * len(self._node))
+
+    def _share(self, source: MatrixDescriptor) -> None:
+        """Find out whether each node has room for its ranks' parts of A: ``_shared`` bytes a rank. Collective."""
+        means = self._means
+        self._source = source
+        self._node = next(node for node in means.nodes if self._rank in node)
+        sizes = (rows * cols for rows, cols in map(source.local_shape, range(source.grid.size)))
+        nbytes = aligned(max(sizes) * source.dtype.itemsize)
+        most = max(map(len, means.nodes))
+        if most > 1 and not means.why_not_shared and means.fits(nbytes * most)[0]:
+            self._shared = nbytes
+
+    def _copies(self) -> dict[int, Array]:
+        """Return what the ranks of this node share of A, by rank."""
+        memory = self._means.buffers.get("x", self._shared * len(self._node), shared=True)
+        x = self._source
+        return {
+            rank: carve(memory, i * self._shared, x.local_shape(rank), x.dtype, x.order)
+            for i, rank in enumerate(self._node)
+            if rank < x.grid.size
+        }
 
     def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:  # noqa: ARG002 - there is no B
         """Compute D, which may be C. Collective over the ranks."""
@@ -67,8 +96,17 @@ class SumProduct(HostProduct):
     def _moved(self, x: Array, d: Array) -> Array:
         """Return op(A) as D lies: D itself where that is all there is to do. Collective over the ranks."""
         assert self._exchange is not None
-        there: Array = d if self._straight else np.empty_like(d)
-        of = [x if i == self._rank else None for i in range(self._p.a.grid.size)]
+        there: Array = d
+        if not self._straight:
+            memory = self._means.buffers.get("sum", d.size * d.itemsize, shared=False)
+            there = carve(memory, 0, d.shape, d.dtype, self._p.d.order)
+        known = {self._rank: x}
+        if self._shared:
+            known = self._copies()
+            if self._rank in known:
+                known[self._rank][...] = x
+            self._means.comm.barrier()  # every rank's part is there
+        of = [known.get(i) for i in range(self._p.a.grid.size)]
         to = [there if i == self._rank else None for i in range(self._p.d.grid.size)]
         self._exchange.run(of, to, conjugate=self._conjugate)
         return there
