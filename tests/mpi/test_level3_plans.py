@@ -142,8 +142,8 @@ def refusals(comm):
             yield "calls differ", agreed_error(ctx, pb.RankMismatchError, words, call, a)
         try:
             pb.trsm(1, 2)
-            yield "no matrix at all", "no TypeError"
-        except TypeError as error:
+            yield "no matrix at all", "no LayoutError"
+        except pb.LayoutError as error:
             yield "no matrix at all", None if "trsm: expected distributed" in str(error) else str(error)
 
 
