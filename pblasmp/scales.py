@@ -15,6 +15,7 @@ import numpy as np
 from .dtypes import is_float8
 from .errors import LayoutError
 from .layout import MatmulProblem
+from .layout.grid import one_of
 
 __all__ = ["BLOCK", "Scales", "block_scales"]
 
@@ -49,13 +50,15 @@ class Scales:
     mode: str = "tensor"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("tensor", "block"):
+        if not one_of(self.mode, ("tensor", "block")):
             raise LayoutError(f"scales: mode is {self.mode!r}, expected 'tensor' or 'block'")
         for name in ("a", "b", "d"):
             value = getattr(self, name)
             if isinstance(value, (int, float)) and not (self.mode == "tensor" and np.isfinite(value)):
                 expected = "a finite number" if self.mode == "tensor" else "an array of bytes"
                 raise LayoutError(f"scales: {name} is {value!r}, expected {expected}")
+        if isinstance(self.amax, (int, float)):
+            raise LayoutError(f"scales: amax is {self.amax!r}, expected an array to write it to")
         if self.mode == "block" and (self.a is None or self.b is None or self.d is not None):
             raise LayoutError("scales: mode 'block' needs a and b, and has no d")
 

@@ -298,4 +298,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
         raise LayoutError(
             f"comm: expected an mpi4py communicator or a process group of this rank's, got {comm!r}"
         )
-    return _Mpi(cast("MPI.Comm", comm).Dup())
+    mpi = cast("MPI.Comm", comm)
+    if not mpi or mpi.Is_inter():  # COMM_NULL is false
+        what = "an intercommunicator" if mpi else "COMM_NULL, as ranks outside a communicator have it"
+        raise LayoutError(f"comm: expected a communicator that this rank is in, got {what}")
+    return _Mpi(mpi.Dup())

@@ -17,6 +17,7 @@ Gradients of weights and biases are local: from the gathered input that was kept
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import tensor_parallel as product
 from ..errors import LayoutError
+from ..tensor_parallel.plan import check_context
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -55,7 +57,7 @@ def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         LayoutError: shapes or types do not fit, on every rank; or x needs a gradient and is not split as
             ``pblasmp.tensor_parallel.shard`` splits, on the ranks where it is not.
     """
-    _check(x, w)
+    _check(x, w, ctx)
     keep = torch.is_grad_enabled() and w.requires_grad
     y: Tensor = _AllGatherMatmul.apply(x, w, bias, ctx, keep)
     return y
@@ -76,7 +78,7 @@ def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | Non
     Raises:
         LayoutError: shapes or types do not fit, on every rank.
     """
-    _check(x, w)
+    _check(x, w, ctx)
     y: Tensor = _MatmulReduceScatter.apply(x, w, bias, ctx)
     return y
 
@@ -98,7 +100,7 @@ def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
     Raises:
         LayoutError: shapes or types do not fit, on every rank.
     """
-    _check(x, w)
+    _check(x, w, ctx)
     y: Tensor = _MatmulAllReduce.apply(x, w, bias, ctx)
     return y
 
@@ -121,7 +123,7 @@ def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         LayoutError: shapes or types do not fit, on every rank; or w is not split as
             ``pblasmp.tensor_parallel.shard`` splits, on the ranks where it is not.
     """
-    _check(x, w)
+    _check(x, w, ctx)
     y: Tensor = _MatmulAllGather.apply(x, w, bias, ctx)
     return y
 
@@ -131,7 +133,9 @@ def matmul_local(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None)
 
     As ``matmul_allgather`` without the gathering: communicates when it goes back.
     """
-    _check(x, w)
+    _check(x, w, ctx, agree=False)
+    if x.shape[-1] != w.shape[1]:
+        raise LayoutError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
     y: Tensor = _MatmulLocal.apply(x, w, bias, ctx)
     return y
 
@@ -141,7 +145,7 @@ def split_matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | No
 
     As ``matmul_allreduce`` of this rank's columns of x.
     """
-    _check(x, w)
+    _check(x, w, ctx)
     y: Tensor = _SplitMatmulAllReduce.apply(x, w, bias, ctx)
     return y
 
@@ -294,11 +298,29 @@ def _in_rows(tensor: Tensor) -> Tensor:
 # -- checks
 
 
-def _check(x: Tensor, w: Tensor) -> None:
-    """Raise LayoutError unless these are types that can have gradients here. Local."""
-    for name, tensor in (("x", x), ("w", w)):
-        if not tensor.is_floating_point():
-            raise LayoutError(f"{name}: dtype is {tensor.dtype}, expected a real floating-point type")
+def _check(x: Tensor, w: Tensor, ctx: Context, *, agree: bool = True) -> None:
+    """Raise LayoutError unless these are tensors that can have gradients here.
+
+    With ``agree`` on every rank: the others then are at what a product of theirs begins with. Collective, where it
+    fails, over the context.
+    """
+    check_context(ctx, "pblasmp.torch")
+    fault = _fault("x", x, 1) or _fault("w", w, 2)
+    if fault:
+        with ctx.agreement("pblasmp.torch") if agree else nullcontext():
+            raise LayoutError(fault)
+
+
+def _fault(name: str, value: object, dimensions: int) -> str:
+    if not isinstance(value, Tensor):
+        return f"{name}: expected a tensor, got {type(value).__name__}"
+    if not value.is_floating_point():
+        return f"{name}: dtype is {value.dtype}, expected a real floating-point type"
+    if value.ndim < dimensions:
+        return (
+            f"{name}: shape is {tuple(value.shape)}, expected {dimensions} dimension{'s' * (dimensions - 1)}"
+        )
+    return ""
 
 
 def _own_part(name: str, have: int, total: int, ctx: Context) -> slice:

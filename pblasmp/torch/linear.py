@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LayoutError
+from ..layout.grid import integer
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
 from . import functions
@@ -38,7 +39,8 @@ class _ParallelLinear(torch.nn.Module):
         linear: torch.nn.Linear | None,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features = in_features = integer(in_features, "in_features", 0)
+        self.out_features = out_features = integer(out_features, "out_features", 0)
         check_context(ctx, type(self).__name__)
         self.ctx, self.sequence_parallel = ctx, sequence_parallel
         if device is None:
@@ -81,6 +83,7 @@ class _ParallelLinear(torch.nn.Module):
         """
         with self.ctx.agreement("load_linear") as facts:
             facts["layer"] = repr(self)
+            _check_linear(linear)
             mine = (self.out_features, self.in_features), self.bias is not None, self.weight.dtype
             given = tuple(linear.weight.shape), linear.bias is not None, linear.weight.dtype
             if given != mine:
@@ -101,7 +104,7 @@ class _ParallelLinear(torch.nn.Module):
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return input, weight and bias in the type that autocast asks for. Local."""
-        if not torch.is_autocast_enabled(x.device.type):
+        if not (isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type)):
             return x, self.weight, self.bias
         dtype = torch.get_autocast_dtype(x.device.type)
         return x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
@@ -112,6 +115,12 @@ class _ParallelLinear(torch.nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
         )
+
+
+def _check_linear(linear: object) -> None:
+    """Raise LayoutError unless ``linear`` is a layer of PyTorch's. Local."""
+    if not isinstance(linear, torch.nn.Linear):
+        raise LayoutError(f"linear: expected a torch.nn.Linear, got {type(linear).__name__}")
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -170,6 +179,7 @@ class ColumnParallelLinear(_ParallelLinear):
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
             ctx, gather_output, sequence_parallel, device: as of the class.
         """
+        _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, gather_output=gather_output,
             sequence_parallel=sequence_parallel, device=device, dtype=linear.weight.dtype, linear=linear,
@@ -247,6 +257,7 @@ class RowParallelLinear(_ParallelLinear):
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
             ctx, input_is_parallel, sequence_parallel, device: as of the class.
         """
+        _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx,
             input_is_parallel=input_is_parallel, sequence_parallel=sequence_parallel, device=device,

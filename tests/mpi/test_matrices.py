@@ -175,6 +175,14 @@ def groups(comm):
                 ),
             )
         yield "outer contexts live on", unlike((a @ a.T).allgather(), values @ values.T)
+        null = type(comm)()
+        yield "none", agreed_error(world, pb.LayoutError, ["COMM_NULL"], pb.Context, null, engine="host")
+        if comm.size > 1:
+            leader = max(rank for rank in range(comm.size) if rank % 2 != comm.rank % 2)
+            between = halves.Create_intercomm(0, comm, leader, 5)
+            words = ["got an intercommunicator"]
+            yield "between", agreed_error(world, pb.LayoutError, words, pb.Context, between, engine="host")
+            between.Free()
     for c in (backwards, halves, alone):
         c.Free()
 

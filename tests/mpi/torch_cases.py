@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -362,6 +363,23 @@ def refused(ctx: pb.Context) -> None:
     raises("x: dtype is torch.complex64, expected a real", lambda: pt.matmul_allreduce(w, w, ctx))
     raises(
         "w: dtype is torch.int64, expected a real", lambda: pt.allgather_matmul(w.real, w.real.long(), ctx)
+    )
+    raises(
+        "w: expected a tensor, got ndarray", lambda: pt.matmul_reduce_scatter(w.real, np.ones((4, 12)), ctx)
+    )
+    raises("x: shape is .., expected 1 dim", lambda: pt.matmul_allgather(torch.tensor(1.0), w.real, ctx))
+    raises("x: expected a tensor, got list", lambda: pt.RowParallelLinear(12, 16, **how)([1.0]))
+    raises(
+        "x: the last .* is 3, expected w's 12", lambda: pt.ColumnParallelLinear(12, 16, **how)(w.real[:, :3])
+    )
+    raises("in_features: expected an integer, got '12'", lambda: pt.ColumnParallelLinear("12", 16, **how))  # type: ignore[arg-type]
+    raises("linear: expected a torch.nn.Linear", lambda: pt.ColumnParallelLinear.from_linear(w, ctx))  # type: ignore[arg-type]
+    raises("linear: expected a torch.nn.Linear", lambda: pt.RowParallelLinear(12, 16, **how).load_linear(w))  # type: ignore[arg-type]
+    raises("ctx: expected a pblasmp.Context", lambda: pt.matmul_allreduce(w.real, w.real, None))  # type: ignore[arg-type]
+    mine = w.real.long() if ctx.rank == ctx.size - 1 else w.real.contiguous()  # told on every rank
+    raises(
+        "x: dtype is torch.int64, expected a real",
+        lambda: pt.matmul_allreduce(mine, w.real.contiguous(), ctx),
     )
     if ctx.size == 2:
         x = torch.ones(1 + 2 * ctx.rank, 12, device=device(ctx), requires_grad=True)

@@ -115,6 +115,8 @@ def test_scales_are_numbers_or_arrays_of_one():
     ("scales", "words"),
     [
         ({"mode": "rows"}, "mode is 'rows', expected 'tensor' or 'block'"),
+        ({"mode": ["tensor"]}, "mode is ['tensor'], expected 'tensor' or 'block'"),
+        ({"amax": 0.0}, "amax is 0.0, expected an array to write it to"),
         ({"a": float("nan")}, "a is nan, expected a finite number"),
         ({"mode": "block", "a": 1.0, "b": np.ones(1)}, "a is 1.0, expected an array of bytes"),
         ({"mode": "block", "a": np.ones(1)}, "mode 'block' needs a and b, and has no d"),
