@@ -267,7 +267,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
         UnsupportedError: started by torchrun, but there is no process group yet.
         LayoutError: ``comm`` is something else, or a group that this rank is not in.
     """
-    if isinstance(comm, Communicator):
+    if not hasattr(comm, "Dup") and isinstance(comm, Communicator):  # that asks COMM_NULL for its size
         return comm.split([range(comm.size)])
     launched_by_mpi = any(name in os.environ for name in _LAUNCHER_VARIABLES)
     dist = sys.modules.get("torch.distributed")  # without it there is no process group either

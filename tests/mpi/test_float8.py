@@ -93,7 +93,8 @@ def plan_reads_scales(comm):
 
 def tensors(comm):
     """PyTorch's, of types that NumPy does not know: in place, as matrices, biases and scales."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     with pb.Context(comm, engine="host") as ctx:
         p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
         ones = [torch.ones(x.local_shape(ctx.rank)).to(torch.float8_e4m3fn) for x in (p.a, p.b)]
@@ -114,6 +115,7 @@ def tensors(comm):
 
 
 def test_tensors_of_pytorch():
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     run_mpi(tensors, 2)
 
 
