@@ -93,7 +93,8 @@ def test_errors_are_shown_once(name, last_line, tmp_path):
 )
 def test_exit_statuses_are_kept(name, status, shown, tmp_path):
     found, printed, _ = ends(name, tmp_path)
-    assert found == status, printed
+    # Where ranks are aborted, MPICH ends with the status of the first it sees end: its own, or 9 of one that it killed.
+    assert found in ((status, 9) if name == "exits_while_others_wait_in_mpi" else (status,)), printed
     if shown:
         assert printed.count(shown) == 1, printed
         assert printed.count("Traceback") == int("SystemExit" in shown), printed
