@@ -64,10 +64,9 @@ EDITS = st.lists(
 )
 
 
-@given(st.sampled_from(sorted(FILES)), EDITS)
-def test_loader_and_schema_agree_on_edited_files(name, edits):
-    """Keys set to whatever or taken out (None), at the top or in a table."""
-    data = copy.deepcopy(FILES[name])
+def edited(data, edits):
+    """Return a copy with keys set, or taken out (None), at the top or in a table."""
+    data = copy.deepcopy(data)
     for table, key, value in edits:
         target = data.get(table) if table else data
         if not isinstance(target, dict):
@@ -76,6 +75,12 @@ def test_loader_and_schema_agree_on_edited_files(name, edits):
             target.pop(key, None)
         else:
             target[key] = value
+    return data
+
+
+@given(st.sampled_from(sorted(FILES)), EDITS)
+def test_loader_and_schema_agree_on_edited_files(name, edits):
+    data = edited(FILES[name], edits)
     assert VALIDATOR.is_valid(data) == (problem_faults(data) == []), problem_faults(data)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 
@@ -17,6 +16,8 @@ from pblasmp.layout import files
 from pblasmp.layout.filekeys import sweep_faults
 from pblasmp.layout.sweeps import faults_of, load_sweep
 from tests.helpers.golden import read
+
+from .test_schema import edited
 
 SCHEMA = json.loads((files.root() / "sweep.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -108,13 +109,5 @@ VALUES = st.sampled_from(
 
 @given(st.lists(st.tuples(st.sampled_from(["", *"abc"]), st.sampled_from(KEYS), VALUES), max_size=4))
 def test_loader_and_schema_agree_on_edited_files(edits):
-    data = copy.deepcopy(BASE)
-    for table, key, value in edits:
-        target = data.get(table) if table else data
-        if not isinstance(target, dict):
-            continue
-        if value is None:
-            target.pop(key, None)
-        else:
-            target[key] = value
+    data = edited(BASE, edits)
     assert VALIDATOR.is_valid(data) == (sweep_faults(data) == []), sweep_faults(data)
