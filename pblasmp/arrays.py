@@ -100,10 +100,20 @@ def on_stream_of(array: Any) -> AbstractContextManager[Any]:
     import cupy
     import torch
 
-    stream: AbstractContextManager[Any] = cupy.cuda.ExternalStream(
-        torch.cuda.current_stream(array.device).cuda_stream, array.device.index
-    )
-    return stream
+    handle, device = torch.cuda.current_stream(array.device).cuda_stream, array.device.index
+    if not hasattr(cupy.cuda.Stream, "from_external"):  # before CuPy 14
+        return cupy.cuda.ExternalStream(handle, device)
+    return cupy.cuda.Stream.from_external(_Stream(handle))
+
+
+class _Stream:
+    """A CUDA stream as libraries show each other theirs."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
 
 
 def in_c_order(array: Any) -> bool:

@@ -37,11 +37,13 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A rank that fails a test leaves the others waiting: say what happened and end the job."""
+    """A rank that fails a test leaves the others waiting, if there are any: say what happened and end the job."""
     if surroundings() is None or not report.failed:
         return
     from mpi4py import MPI
 
+    if MPI.COMM_WORLD.size == 1:
+        return
     rank = MPI.COMM_WORLD.rank
     time.sleep(0.2 * rank)  # what fails on all ranks is told once
     print(f"\n[rank {rank}] {report.nodeid} FAILED\n{report.longreprtext}", file=sys.__stderr__, flush=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...bindings import MatmulAttribute, MatmulEpilogue, ResultScheme, version_text
 from ...dtypes import accumulation_dtype
 from ...epilogue import Epilogue, along, aux_layout, bias_dtype
@@ -45,6 +47,14 @@ def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
         return "cuBLASMp has epilogues for the schemes 'ag' and 'rs' and for one GPU"
     if 0 in (p.m, p.n, p.k):
         return "there is nothing to multiply"
+    if p.d.dtype == np.float64 and e.activation in ("gelu", "dgelu"):
+        return f"cuBLASLt's {e.activation} of float64 is right to 8 digits only"
+    if e.bias_grad_a is not None or e.bias_grad_b is not None:
+        form = p.column_major()
+        sums_b = _epilogue(e, swapped=form.swapped) is MatmulEpilogue.BGRADB
+        if (form.op_b == "N") if sums_b else (form.op_a != "N"):
+            name = "bias_grad_b" if e.bias_grad_b is not None else "bias_grad_a"
+            return f"cuBLASLt has no {name} for ops {p.op_a}{p.op_b} in {p.d.order} order"
     if p.k == 1 and e.activation in ("drelu", "dgelu"):
         return f"cuBLASLt has no {e.activation} for k = 1"
     if version < since:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,9 +48,7 @@ class CublasmpLevel3(PreparedCall):
         self._problem, self._options = problem, options
         self._form = problem.column_major()
         self._f_ordered = q = self._form.problem
-        for x in (q.a, q.b, q.d):
-            if x is not None:
-                engine.grid(x.grid)
+        engine.grid(q.d.grid)
         inside = engine.rank < q.d.grid.size
         self._symbol = symbol_of(problem)
         routine = self._symbol.removeprefix("cublasMp")
@@ -69,7 +68,7 @@ class CublasmpLevel3(PreparedCall):
     def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of the function, in the order of its prototype."""
         q, alpha = self._f_ordered, self._options.alpha
-        scale = scale_dtype(q.d.dtype)
+        scale = q.d.dtype if q.traits.shape == "added" else scale_dtype(q.d.dtype)  # sums have no compute type
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
         values: dict[str, Any] = {
@@ -84,7 +83,8 @@ class CublasmpLevel3(PreparedCall):
                 f"i{letter}": x.lead[0] + 1,
                 f"j{letter}": x.lead[1] + 1,
             }
-            values[f"desc{letter.upper()}"] = self._descriptor(x, self._lld(self._views[letter], x))
+            there = replace(x, grid=q.d.grid)  # the same processes; cuBLASMp wants the same grid
+            values[f"desc{letter.upper()}"] = self._descriptor(there, self._lld(self._views[letter], x))
         names = [argument.name for argument in FUNCTIONS[self._symbol].arguments]
         return tuple(values[name] for name in names[: names.index("d_work")]), ()
 

@@ -182,8 +182,9 @@ class CublasmpProduct(PreparedCall):
         if self._problem.scheme not in ("rs", "ar"):
             return None
         asked = self._options.comm_dtype
-        wanted = asked or bias_dtype(self._problem)
-        if wanted == scale_dtype(self._form.d.dtype):
+        kind = self._form.d.dtype
+        wanted = asked or (bias_dtype(self._problem) if is_float8(kind) else kind)
+        if wanted == scale_dtype(kind):
             return None
         if self._engine.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
             return wanted

@@ -117,18 +117,16 @@ class HostEngine:
     def _shared(array: Any) -> NDArray[Any]:
         if isinstance(array, np.ndarray):
             return array
+        why = ""
         try:
             if hasattr(array, "__array_interface__"):
                 return np.asarray(array)
             if hasattr(array, "__dlpack__"):
                 return np.from_dlpack(array)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            raise LayoutError(
-                f"local array: {type(array).__name__} does not share the host's memory: {error}"
-            ) from None
-        raise LayoutError(
-            f"local array: expected a NumPy array on the host engine, got {type(array).__name__}"
-        )
+            why = f", which does not share the host's memory: {error}"
+        kind = f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
+        raise LayoutError(f"local array: expected a NumPy array on the host engine, got {kind}{why}")
 
     def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return ``array``. Local."""

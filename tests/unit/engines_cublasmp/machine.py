@@ -107,16 +107,17 @@ class Multiplying(Witness):
         letters = [x for x in "abc" if x in told]
         self.faults += [f"{short}: {fault}" for fault in contract(self, short, told, flags)]
         values = {x: self._whole(told, x, extents[x]) for x in letters if (x, short) != ("c", "Trmm")}
-        alpha = self._scalar(told, "alpha", "a")
-        beta = self._scalar(told, "beta", "a") if "beta" in told else 0
+        sums = short in ("Geadd", "Tradd")
+        alpha = self._scalar(told, "alpha", "a", narrow=sums)
+        beta = self._scalar(told, "beta", "a", narrow=sums) if "beta" in told else 0
         if beta == 0:
             values.pop("c", None)
         whole = reference.dense(routine, values, flags, alpha, beta)
         self._put(told, result, whole, extents["d"], reference.reads(routine, "d", flags, whole.shape))
 
-    def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
+    def _scalar(self, told: dict[str, int], name: str, like: str, *, narrow: bool = False) -> Any:
         kind = self._dtype(self.made[told["desc" + like.upper()]])
-        kind = np.dtype(np.float32) if kind.itemsize <= 2 else kind
+        kind = np.dtype(np.float32) if kind.itemsize <= 2 and not narrow else kind
         return np.frombuffer(ctypes.string_at(told[name], kind.itemsize), kind)[0]
 
     @staticmethod
@@ -195,7 +196,7 @@ def contract(lib: Multiplying, short: str, told: dict[str, int], flags: dict[str
     """Say what the header of the library's version forbids in a call of a level-3 routine."""
     descs = {x: lib.made[told[f"desc{x.upper()}"]] for x in "abc" if x in told}
     made = [lib.made[desc["grid"]] for desc in descs.values()]
-    grids = {(g["nprow"], g["npcol"], g["layout"] * (1 not in (g["nprow"], g["npcol"]))) for g in made}
+    grids = {(g["nprow"], g["npcol"], g["layout"]) for g in made}  # also of a line of processes
     if len(grids) > 1:
         yield f"processes {grids}"
     if len({desc["type"] for desc in descs.values()}) > 1:

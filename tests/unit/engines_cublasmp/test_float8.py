@@ -100,10 +100,13 @@ def test_every_attribute(ctx, lib, order):
     assert lib.of("MatmulDescriptorCreate")[-1]["computeType"] == ComputeType.COMPUTE_32F
 
 
-def test_partial_sums_of_an_eight_bit_d_travel_in_bfloat16(ctx, lib):
-    planned(ctx, float8.problem("rs", 1, (E4, E4, E4), "C"), None)
+@pytest.mark.parametrize(
+    ("out", "travels"), [(E4, DataType.R_16BF), ("float16", DataType.R_16F), ("float32", None)]
+)
+def test_partial_sums_travel_in_no_less_than_the_type_of_d(ctx, lib, out, travels):
+    planned(ctx, float8.problem("rs", 1, (E4, E4, out), "C"), None)
     stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
-    assert stored[A.COMMUNICATION_TYPE] == DataType.R_16BF
+    assert stored.get(A.COMMUNICATION_TYPE) == travels
 
 
 def test_amax_of_a_wider_d_is_computed_after_the_product(ctx, lib):

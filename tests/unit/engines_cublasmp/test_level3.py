@@ -140,6 +140,16 @@ def test_real_hermitian_routines_are_the_symmetric_ones(ctx, lib):
     assert [lib.of(name)[0]["trans"] for name in ("Syrk", "Syr2k", "Syrkx")] == [0, 1, 1]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
+    """They have no compute type: alpha and beta are of the matrices' type."""
+    d = replace(SQUARE, dtype=dtype)
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, c = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), d) for _ in range(2))
+        assert (pb.geadd(a, c, alpha=2, beta=-3).on_host().astype(float) == -1).all()
+    lib.assert_clean()
+
+
 @pytest.mark.parametrize(("order", "expected"), [("F", 1 + 2j), ("C", 1 - 2j)])
 def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
     d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex128", order=order)
