@@ -100,10 +100,13 @@ def on_stream_of(array: Any) -> AbstractContextManager[Any]:
     import cupy
     import torch
 
-    handle, device = torch.cuda.current_stream(array.device).cuda_stream, array.device.index
-    if not hasattr(cupy.cuda.Stream, "from_external"):  # before CuPy 14
-        return cupy.cuda.ExternalStream(handle, device)
-    return cupy.cuda.Stream.from_external(_Stream(handle))
+    handle = torch.cuda.current_stream(array.device).cuda_stream
+    stream: AbstractContextManager[Any]
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        stream = cupy.cuda.Stream.from_external(_Stream(handle))
+    else:  # before CuPy 14
+        stream = cupy.cuda.ExternalStream(handle, array.device.index)
+    return stream
 
 
 class _Stream:

@@ -176,13 +176,18 @@ def one_case(ctx: pb.Context, case: Case, seed: int) -> str:
     call |= {**case.flags, "alpha": case.alpha, "out": None if case.new else out}
     if "c" in ROUTINES[case.routine].operands:
         call["beta"] = case.beta
-    with pb.plan(getattr(pb, case.routine), **call) as plan:
-        got = plan()
-        report = plan.report()
+    version = getattr(ctx.engine, "version", 0)
+    try:
+        with pb.plan(getattr(pb, case.routine), **call) as plan:
+            got = plan()
+            report = plan.report()
+    except pb.UnsupportedError as error:  # a known fault of older versions
+        if case.routine == "syr2k" and version < 1000 and "wrong for a complex alpha" in str(error):
+            return ""
+        raise
     fault = ""
-    if (
-        case.fits and report.moved and ROUTINES[case.routine].shape != "added"
-    ):  # sums are moved: faults.sums_may_hang
+    older = ROUTINES[case.routine].shape == "added" and version < 1000  # whose sums are not to move data
+    if case.fits and report.moved and not older:
         fault = f"moved {report.moved}"
     expected = expected_of(case, values)
     if (part := part_of(ctx, expected, got.descriptor)) is not None:

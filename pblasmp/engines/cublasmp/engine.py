@@ -308,14 +308,11 @@ class CublasmpEngine:
         """Return the problem as the library takes it and gets it right, and why operands are laid out otherwise. Local.
 
         Raises:
-            UnsupportedError: this version has no such routine, or gets it wrong.
+            UnsupportedError: this version has no such routine.
         """
         if isinstance(problem, MatmulProblem):
             return faults.avoided(problem, self.version)
         self.library.raw(symbol_of(problem))  # which this version may lack
-        why = faults.level3_is_wrong(problem, self.version)
-        if why:
-            raise UnsupportedError(why)
         return suited_level3(problem, self.version)
 
     def synchronize(self) -> None:
@@ -389,6 +386,9 @@ class CublasmpEngine:
             raise UnsupportedError(f"algo: {symbol_of(problem)} has only 'auto', got {options.algo!r}")
         if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
             return ScaledPart(problem, options.beta, self.rank)
+        why = faults.level3_is_wrong(problem, options.alpha, self.version)
+        if why:
+            raise UnsupportedError(why)
         return CublasmpLevel3(self, problem, options, arrays)
 
     def lane(self) -> CublasmpLane:

@@ -49,6 +49,8 @@ def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
         return "there is nothing to multiply"
     if p.d.dtype == np.float64 and e.activation in ("gelu", "dgelu"):
         return f"cuBLASLt's {e.activation} of float64 is right to 8 digits only"
+    if p.d.dtype == np.float64 and p.scheme == "rs" and e.bias_grad is not None:
+        return "cuBLASMp leaves it 0 for float64 in GEMM + ReduceScatter"
     if e.bias_grad_a is not None or e.bias_grad_b is not None:
         form = p.column_major()
         sums_b = _epilogue(e, swapped=form.swapped) is MatmulEpilogue.BGRADB

@@ -38,7 +38,7 @@ def prepare_move(
     alike = source.dtype == target.dtype or not (is_float8(source.dtype) or is_float8(target.dtype))
     if (source.same_places(target) and alike) or 0 in source.shape:
         return _Copy(part_writer(part, target, comm.rank))
-    why = faults.moves_through_host(engine.version, source, target)
+    why = faults.moves_through_host(engine.version, source.dtype)
     if why:
         return _ThroughHost(engine, comm, source, target, part, why)
     return _Gemr2D(engine, comm, source, target, arrays, part)

@@ -122,7 +122,8 @@ def follow_all(comm: Any, path: str) -> Any:
                 reports: list[Any] = []
                 wrong = epilogues.followed(ctx, rng, p, kind, reports=reports)
                 fused = scheme in ("ag", "rs") or (scheme == "gemm" and ctx.size == 1)
-                fused = fused and not (dtype == "float64" and "gelu" in kind)
+                lacking = "gelu" in kind or (scheme == "rs" and kind.endswith("bias_grad"))
+                fused = fused and not (dtype == "float64" and lacking)
                 if "bias_grad_" in kind:  # cuBLASLt sums a column-major A that is not transposed, a B that is
                     sums_a, form = (kind == "bias_grad_a") != (order == "C"), p.column_major()
                     fused = fused and (form.op_a == "N" if sums_a else form.op_b != "N")

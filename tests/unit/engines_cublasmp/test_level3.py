@@ -14,7 +14,6 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, Status
-from pblasmp.engines.cublasmp import faults
 from pblasmp.engines.cublasmp.contracts import suited_level3
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
@@ -268,9 +267,8 @@ def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
         (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "wants other blocks of it"),
     ],
 )  # fmt: skip
-def test_what_is_moved(monkeypatch, routine, layouts, moved, why):
+def test_what_is_moved(routine, layouts, moved, why):
     """Pure: layouts that cuBLASMp does not take, which it does, and why."""
-    monkeypatch.setattr(faults, "sums_may_hang", lambda *_: False)
     name = routine.__name__
     own = {x: replace(SQUARE, grid=pb.Grid(1, 2), **layouts.get(x, {})) if "grid" not in layouts.get(x, {})
            else replace(SQUARE, **layouts[x]) for x in (*ROUTINES[name].operands, "d")}  # fmt: skip
@@ -283,12 +281,12 @@ def test_what_is_moved(monkeypatch, routine, layouts, moved, why):
         assert suited_level3(mended, 1000) == (mended, ())
 
 
-def test_sums_that_may_hang_move_no_data(monkeypatch):
+def test_sums_that_may_hang_move_no_data():
     """Pure: A of a sum over several processes lies where the result does, and the call has no transpose."""
     for routine, order, op in itertools.product(("geadd", "tradd"), ("FF", "FC", "CF", "CC"), "NTC"):
         a, d = (pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(2, 1), (1, 0), "complex64", x) for x in order)
         problem = Level3Problem(routine, a, d, op_a=op)
-        mended, reasons = suited_level3(problem, 1000)
+        mended, reasons = suited_level3(problem, 901)
         form = mended.column_major()
         assert form.problem.op_a == "N"
         assert form.problem.a.same_places(form.problem.d)
@@ -296,9 +294,8 @@ def test_sums_that_may_hang_move_no_data(monkeypatch):
         assert len(reasons) == (mended.a != a) == (order[0] != order[1] or op != "N")
         one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
                             replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
-        assert suited_level3(one, 1000) == (one, ())
+        assert suited_level3(one, 901) == (one, ())
     assert "A is moved to lie like the result: cublasMpTradd may hang where it moves data" in reasons
-    monkeypatch.setattr(faults, "sums_may_hang", lambda *_: False)
     turned = Level3Problem("geadd", d, d, op_a="T")
     assert suited_level3(turned, 1000) == (turned, ())
 
@@ -335,13 +332,26 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
         lib.gpu.assert_clean()
 
 
-def test_what_is_refused(ctx, monkeypatch):
+def test_what_is_refused(ctx):
     a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
     with pytest.raises(pb.UnsupportedError, match=r"algo: cublasMpTrsm has only 'auto', got 'shared'"):
         pb.trsm(a, b, algo="shared")
-    monkeypatch.setattr(faults, "level3_is_wrong", lambda problem, version: f"{problem.routine} of {version}")
-    with pytest.raises(pb.UnsupportedError, match="trsm of 1000"):
-        pb.trsm(a, b)
+
+
+@pytest.mark.parametrize("version", [900, 1000])
+def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
+    """That of 0.9 takes a complex alpha for its conjugate in one of its products."""
+    with machine(stand_in(version), Multiplying), pb.Context(engine="cublasmp") as ctx:
+        a, b, d = (ctx.zeros(SQUARE) for _ in range(3))
+        pb.syr2k(a, b, alpha=2, out=d)
+        pb.her2k(a, b, alpha=2j, out=d)
+        if version == 1000:
+            pb.syr2k(a, b, alpha=2j, out=d)
+            return
+        with pytest.raises(
+            pb.UnsupportedError, match=r"Syr2k of cuBLASMp 0\.9\.0 is wrong for a complex alpha"
+        ):
+            pb.syr2k(a, b, alpha=2j, out=d)
 
 
 @pytest.mark.parametrize("order", "CF")

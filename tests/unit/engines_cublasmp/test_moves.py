@@ -22,16 +22,8 @@ from .test_failures import left_behind, lives, names
 D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F")
 
 
-@pytest.fixture(autouse=True)
-def _trusted(monkeypatch):
-    """Here the library moves what it is told to."""
-    monkeypatch.setattr(faults, "moves_through_host", lambda *_: "")
-
-
 def random_moves(comm: Any, path: str, seeds: int) -> Any:
-    """Moves on a machine whose library moves what it is told to."""
     ways: set[str] = set()
-    faults.moves_through_host = lambda *_: ""
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for seed in range(seeds):
