@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import as_dtype
+from .dtypes import as_dtype, is_float8
 from .errors import LayoutError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "on_stream_of",
     "same_memory",
     "shown_like",
+    "typed",
 ]
 
 _RAW = {1: "uint8", 2: "int16"}  # what types that only PyTorch and ml_dtypes have travel as
@@ -71,6 +72,22 @@ def adopted(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None
         raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
+def typed(engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None) -> tuple[Any, np.dtype]:
+    """Return ``array`` as ``adopted`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
+
+    Raises:
+        LayoutError: the engine cannot use it in place, or its type is none of ours; the message begins with ``name``.
+    """
+    local = adopted(engine, array, name)
+    kind = str(array.dtype).removeprefix("torch.") if is_torch(array) else local.dtype
+    if kind == "uint8" and bytes_are is not None and is_float8(bytes_are):
+        return local.view(engine.stored(bytes_are)), bytes_are
+    try:
+        return local, as_dtype(kind)
+    except LayoutError as error:
+        raise LayoutError(f"{name}: {error}") from None
+
+
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Return an uninitialised C-ordered array of the library that ``array`` is of, where it is. Local."""
     if is_torch(array):
@@ -81,13 +98,13 @@ def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype
     return flat.reshape(shape)
 
 
-def shown_like(array: Any, local: Any) -> Any:
-    """Return a C-ordered local array as the library of ``array`` shows it, without a copy. Local."""
+def shown_like(array: Any, local: Any, dtype: np.dtype) -> Any:
+    """Return a C-ordered local array of ``dtype`` as the library of ``array`` shows it, without a copy. Local."""
     if not is_torch(array):
         return local
     import torch
 
-    kind = local.dtype.name
+    kind = dtype.name
     raw = local if kind in _EVERYWHERE else local.view(_RAW[local.itemsize])
     shown = torch.from_dlpack(raw)
     return shown if raw is local else shown.view(getattr(torch, kind))

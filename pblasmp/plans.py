@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .engines.base import Options, Workspace
 from .errors import ClosedError, LayoutError, UnsupportedError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Graph", "Matrices", "RoutinePlan", "check_operands", "check_overlap", "context_of", "stand_ins"]
 
 Matrices = dict[str, DistributedMatrix | None]
+Result = TypeVar("Result")
 
 
 def context_of(call: str, *matrices: object) -> Context:
@@ -80,14 +81,14 @@ def stand_ins(
     }
 
 
-class Graph:
+class Graph(Generic[Result]):
     """A plan as a CUDA graph. Made by ``plan.graph()``."""
 
-    def __init__(self, replay: Callable[[], None], result: DistributedMatrix) -> None:
+    def __init__(self, replay: Callable[[], None], result: Result) -> None:
         self._replay, self._result = replay, result
 
-    def replay(self) -> DistributedMatrix:
-        """Queue the routine on CuPy's current stream and return its result. Collective over the context.
+    def replay(self) -> Result:
+        """Queue the routine on the current stream and return its result. Collective over the context.
 
         Raises:
             ClosedError: another plan has replaced the workspace since: make the graph again.
@@ -219,7 +220,7 @@ class RoutinePlan:
         self._product.run(*self._stand_ins.used(matrices).values())
         self._stand_ins.move_out(matrices)
 
-    def graph(self) -> Graph:
+    def graph(self) -> Graph[DistributedMatrix]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective.
 
         Collective over the context. A replay reads what the planned matrices then hold. The plan is run once first if

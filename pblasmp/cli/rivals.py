@@ -61,7 +61,8 @@ class Separate:
 
     def gemm(self) -> None:
         """Multiply alone, all of x being here. Local."""
-        self._lane.gemm(1, self._lane.operand(self._gathered), self._lane.operand(self.w).T, 0, self._part)
+        x, w = (self._lane.operand(array, array.dtype) for array in (self._gathered, self.w))
+        self._lane.gemm(1, x, w.T, 0, self._part)
 
     def run(self) -> Array:
         """Return the product, by a GEMM and a collective. Collective over the context."""

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..dtypes import accumulation_dtype, is_float8
 from ..epilogue import Epilogue, along, vector_axis
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..scales import Scales
 
-__all__ = ["After", "activate"]
+__all__ = ["After", "activate", "store"]
 
 Array = Any
 
@@ -43,14 +45,23 @@ class After:
         rank: int,
         sum_ranks: Callable[[Array], None],
     ) -> None:
-        self._xp, self._scales = xp, scales
-        self._p, self._rank, self._sum_ranks = p, rank, sum_ranks
-        self.epilogue: Epilogue | None = epilogue
+        self._xp, self._p, self._rank, self._sum_ranks = xp, p, rank, sum_ranks
+        self._epilogue: Epilogue | None = epilogue
+        self._scales: Scales | None = scales
         self._planned = bool(epilogue.name)
         self._inside = rank < p.d.grid.size
 
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
+        """Let these, made of the same parts, take the place of the planned ones. Local."""
+        self._epilogue, self._scales = epilogue, scales or Scales()
+
+    def release(self) -> None:
+        """Forget the arrays of both. Local."""
+        self._epilogue = self._scales = None
+
     def unit(self) -> float:
         """Return what a product of one unit of A and one of B stands for. Local."""
+        assert self._scales is not None, "scales count only while they are there"
         return _number(self._scales.a) * _number(self._scales.b)
 
     def __call__(self, x: Array, a: Array, b: Array) -> None:
@@ -59,8 +70,9 @@ class After:
         Args:
             a, b: this rank's part of A and B.
         """
-        e, p = self.epilogue if self._planned else Epilogue(), self._p
+        e, scales, p = self._epilogue if self._planned else Epilogue(), self._scales, self._p
         assert e is not None, "an epilogue follows only while it is there"
+        assert scales is not None, "scales count only while they are there"
         if self._inside:
             last = along(p.d)
             activate(self._xp, e, x if last else x.T, e.aux if e.aux is None or last else e.aux.T)
@@ -77,12 +89,9 @@ class After:
                 sums = array.astype(accumulation_dtype(matrix.dtype)).sum(axis=1 - stored)
                 sums = sums.conj() if op == "C" else sums
             self._write(getattr(e, name), sums, matrix, stored, axis)
-        if self._scales.amax is not None:
-            self._scales.amax[...] = abs(x).max() if x.size else 0
-        if is_float8(p.d.dtype):
-            largest = _LARGEST[p.d.dtype.name]
-            x *= _number(self._scales.d)
-            self._xp.clip(x, -largest, largest, out=x)
+        if scales.amax is not None:
+            scales.amax[...] = 0
+        store(self._xp, scales, p.d.dtype, x)
 
     def _write(
         self, out: Array, sums: Array | None, matrix: MatrixDescriptor, stored: int, axis: int
@@ -132,6 +141,23 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
         at = aux.astype(v.dtype)  # type: ignore[union-attr]  # Epilogue sees to it
         t = xp.tanh(_ROOT * (at + _CUBE * at * at * at))
         v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * at * at)
+
+
+def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
+    """Let ``amax`` see a part of D, and make it in place what is stored of a D of ``dtype``. Local.
+
+    Args:
+        xp: numpy or cupy.
+        scales: over arrays of that kind; ``amax`` holds the largest absolute value of the parts before.
+        dtype: D's; a D of 8 bits is NumPy's.
+        v: the part, in the type that it is summed in.
+    """
+    if scales.amax is not None and v.size:
+        scales.amax[...] = xp.maximum(scales.amax, abs(v).max())
+    if is_float8(dtype):
+        largest = _LARGEST[dtype.name]
+        v *= _number(scales.d)
+        xp.clip(v, -largest, largest, out=v)
 
 
 def _number(scale: Any) -> float:

@@ -80,11 +80,11 @@ class Product(Protocol):
     def run(self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray) -> None:
         """Compute D from the local arrays. Collective over the context."""
 
-    def follow(self, epilogue: Epilogue) -> None:
-        """Let ``epilogue``, made of the same parts, take the place of the planned one. Local."""
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
+        """Let these, made of the same parts, take the place of the planned epilogue and scales. Local."""
 
     def release(self) -> None:
-        """Forget the arrays of the last run: the next one is given others, and its epilogue by ``follow``. Local."""
+        """Forget the arrays of the last run: the next one is given others, what follows by ``follow``. Local."""
 
     def misfit(self, name: str, array: LocalArray) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""

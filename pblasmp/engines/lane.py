@@ -22,11 +22,13 @@ class Lane(Protocol):
     Attributes:
         rank, size: this rank's number, and how many there are.
         xp: numpy or cupy: whose arrays they are.
+        stores_float8: whether results may be 8-bit floats.
     """
 
     rank: int
     size: int
     xp: Any
+    stores_float8: bool
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` of scratch as a plan reports it. Local."""
@@ -34,8 +36,14 @@ class Lane(Protocol):
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Return a C-ordered array in the buffer ``name``, which all products of the engine use in turn. Local."""
 
-    def operand(self, array: Array) -> Array:
-        """Return ``array`` as it is multiplied: itself, or a copy in the type that products are summed in. Local."""
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which operands of ``dtype`` are multiplied: one that holds their values. Local."""
+
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
+        """Return ``array``, whose elements are ``dtype``, as it is multiplied: itself, or a copy. Local.
+
+        A copy may lie in a buffer that the next operand called ``name`` takes.
+        """
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""

@@ -7,6 +7,7 @@ inputs, W inputs × outputs. Every engine with a ``Lane`` has them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -14,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import accumulation_dtype
+from ..dtypes import accumulation_dtype, is_float8
 from ..epilogue import Epilogue
 from ..errors import UnsupportedError
-from .after import activate
+from ..scales import Scales
+from .after import activate, store
 from .base import Options, Workspace
 from .lane import Lane
 
@@ -33,9 +35,9 @@ class PiecewiseProduct:
 
     Args:
         lane: the engine's.
-        options: alpha, beta and the type in which partial sums travel.
-        dtype: type of X and W.
-        out_dtype: type of C and D.
+        options: alpha, beta, the type in which partial sums travel, what follows, scales.
+        dtype, w_dtype: types of X and W.
+        out_dtype: type of D.
         transposed: W is given as outputs × inputs.
         notes: why this way is taken.
     """
@@ -49,20 +51,30 @@ class PiecewiseProduct:
         options: Options,
         *,
         dtype: np.dtype,
+        w_dtype: np.dtype,
         out_dtype: np.dtype,
         transposed: bool,
         notes: tuple[str, ...] = (),
     ) -> None:
         self._lane, self._transposed = lane, transposed
-        self._options = replace(options, epilogue=None)
-        self._dtype, self._out_dtype = dtype, out_dtype
+        self._options = replace(options, epilogue=None, scales=None)
+        self._dtype, self._w_dtype, self._out_dtype = dtype, w_dtype, out_dtype
+        self._float8 = is_float8(dtype)
+        if self._float8:
+            wide = lane.multiplies(dtype).name
+            notes += (f"8-bit operands are multiplied in {wide}, which holds their values",)
         self.notes = notes
         self.workspace = Workspace(0, 0)
         self.sent_bytes = 0
-        self._epilogue = options.epilogue
+        self.follow(options.epilogue, options.scales)
 
     def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Compute D from the local arrays. Collective over the context."""
+        if self._scales.amax is not None:
+            self._scales.amax[...] = 0
+        self._run(a, b, c, d)
+
+    def _run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         raise NotImplementedError
 
     def _turns(self) -> list[tuple[int, int]]:
@@ -70,13 +82,18 @@ class PiecewiseProduct:
         me, size = self._lane.rank, self._lane.size
         return [((me + step) % size, (me - step) % size) for step in range(1, size)]
 
+    def _tokens(self, x: Array) -> Array:
+        return self._lane.operand(x, self._dtype, "x")
+
     def _weights(self, w: Array) -> Array:
-        return self._lane.operand(w.T if self._transposed else w)
+        w = self._lane.operand(w, self._w_dtype, "w")
+        return w.T if self._transposed else w
 
     def _multiply(self, x: Array, w: Array, c: Array | None, d: Array, columns: slice) -> None:
         """Compute a part of D from W's ``columns``, and what follows; ``c`` may be ``d``."""
         exact = accumulation_dtype(d.dtype)
-        late = self._epilogue is not None and exact != d.dtype  # it is rounded at the end
+        followed = self._epilogue is not None or self._float8
+        late = followed and exact != d.dtype  # it is rounded at the end
         target = self._lane.scratch("sum", d.shape, exact) if late else d
         self._sum(x, w, c, target)
         self._finish(target, columns)
@@ -84,14 +101,18 @@ class PiecewiseProduct:
             d[...] = target
 
     def _finish(self, target: Array, columns: slice) -> None:
-        """Add the bias of W's ``columns`` and apply the activation."""
+        """Add the bias of W's ``columns``, apply the activation and D's scale."""
         e = self._epilogue
         if e is not None:
             activate(self._lane.xp, e if e.bias is None else replace(e, bias=e.bias[columns]), target, None)
+        store(self._lane.xp, self._scales, self._out_dtype, target)
 
     def _sum(self, x: Array, w: Array, c: Array | None, target: Array) -> None:
         """Compute ``target = alpha x w + beta c``."""
         alpha, beta = self._options.alpha, self._options.beta
+        if self._float8:
+            self._sum_scaled(x, w, c, target)
+            return
         if beta == 0 or c is None:
             beta = 0
         elif c is not target:
@@ -103,17 +124,48 @@ class PiecewiseProduct:
         else:
             target *= beta
 
+    def _sum_scaled(self, x: Array, w: Array, c: Array | None, target: Array) -> None:
+        """Compute ``target = alpha (a x) (b w) + beta c`` in float32, with scales as they are then."""
+        options, exact = self._options, accumulation_dtype(self._dtype)
+        scales = [scale for scale in (self._scales.a, self._scales.b) if scale is not None]
+        numbers = [scale for scale in scales if isinstance(scale, (int, float))]
+        aside = target.dtype != exact or c is target
+        product = self._lane.scratch("product", target.shape, exact) if aside else target
+        if options.alpha != 0 and x.size and w.size:
+            self._lane.gemm(math.prod([options.alpha, *numbers]), x, w, 0, product, options.compute)
+            for scale in scales:
+                if not isinstance(scale, (int, float)):
+                    product *= scale.reshape(())
+        else:
+            product[...] = 0
+        if options.beta != 0 and c is not None:
+            product += options.beta * c.astype(exact)
+        if aside:
+            target[...] = product
+
+    def _share_amax(self) -> None:
+        """Replace amax by the largest of all ranks, each of which has all of D."""
+        lane, amax = self._lane, self._scales.amax
+        if amax is None or lane.size == 1:
+            return
+        found = lane.scratch("amax", (lane.size, 1), np.dtype(np.float32))
+        found[lane.rank] = amax.reshape(1)
+        turns = self._turns()
+        mine, others = found[lane.rank], [(found[source], source) for _, source in turns]
+        lane.wait(lane.start([(mine, to) for to, _ in turns], others))
+        amax[...] = found.max()
+
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned shape will do."""
         return ""
 
-    def follow(self, epilogue: Epilogue) -> None:
-        """Let ``epilogue`` take the place of the planned one."""
-        self._epilogue = epilogue
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
+        """Let these take the place of the planned ones."""
+        self._epilogue, self._scales = epilogue, scales or Scales()
 
     def release(self) -> None:
         """Forget the arrays of the last run."""
-        self._epilogue = None
+        self.follow(None, None)
 
     def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
         """Messages between pieces are not recorded."""
@@ -145,17 +197,14 @@ class GatheredInput(PiecewiseProduct):
         self.workspace = lane.workspace(sum(rows) * row if lane.size > 1 else 0)
         self.gathered: Array | None = None
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Compute D from the local arrays. Collective over the context."""
+    def _run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         lane, parts = self._lane, self._parts
         mine, x = parts[lane.rank], a
         whole, self.gathered = self.gathered, None
         if whole is not None:
             whole[mine] = x
         else:
-            whole = lane.scratch(
-                "gathered", (parts[-1].stop if lane.size > 1 else 0, self._inputs), self._dtype
-            )
+            whole = lane.scratch("gathered", (parts[-1].stop if lane.size > 1 else 0, self._inputs), x.dtype)
         if lane.size > 1 and not x.flags.c_contiguous:  # messages are
             whole[mine] = x
             x = whole[mine]
@@ -164,10 +213,10 @@ class GatheredInput(PiecewiseProduct):
             arriving = whole[parts[source]]
             messages.append((source, arriving, lane.start(_some(x, to), _some(arriving, source))))
         w, columns = self._weights(b), slice(0, d.shape[1])
-        self._multiply(lane.operand(x), w, *_parts_of(c, d, mine), columns)
+        self._multiply(self._tokens(x), w, *_parts_of(c, d, mine), columns)
         for source, arrived, message in messages:
             lane.wait(message)
-            self._multiply(lane.operand(arrived), w, *_parts_of(c, d, parts[source]), columns)
+            self._multiply(self._tokens(arrived), w, *_parts_of(c, d, parts[source]), columns)
 
 
 class SummedOutput(PiecewiseProduct):
@@ -201,12 +250,11 @@ class SummedOutput(PiecewiseProduct):
             self.sent_bytes += mine * outputs * self._out_dtype.itemsize * (lane.size - 1)
         self.workspace = lane.workspace((sum(rows) + (lane.size - 1) * mine) * row if lane.size > 1 else 0)
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Compute D from the local arrays. Collective over the context."""
+    def _run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         lane, parts = self._lane, self._parts
         mine = parts[lane.rank]
         count, width = mine.stop - mine.start, d.shape[1]
-        x, w = lane.operand(a), self._weights(b)
+        x, w = self._tokens(a), self._weights(b)
         messages = []
         if lane.size > 1:
             outgoing = lane.scratch("outgoing", (parts[-1].stop, width), self._travels)
@@ -227,6 +275,7 @@ class SummedOutput(PiecewiseProduct):
             own[...] = target
         if self._everywhere and lane.size > 1:
             self._gather(d)
+            self._share_amax()
 
     def _gather(self, d: Array) -> None:
         """Send this rank's rows of D to all, and receive theirs."""
@@ -264,10 +313,9 @@ class GatheredOutput(PiecewiseProduct):
         widest = -(-sum(columns) // self._panels) + lane.size
         self.workspace = lane.workspace(min(2, self._panels) * widest * column if lane.size > 1 else 0)
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Compute D from the local arrays. Collective over the context."""
+    def _run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         lane = self._lane
-        x, w = lane.operand(a), self._weights(b)
+        x, w = self._tokens(a), self._weights(b)
         if lane.size == 1:
             self._multiply(x, w, c, d, slice(0, d.shape[1]))
             return
@@ -286,6 +334,7 @@ class GatheredOutput(PiecewiseProduct):
             if panel:
                 self._place(*under_way.pop(0), d)
         self._place(*under_way.pop(), d)
+        self._share_amax()
 
     def _panel(self, rank: int, panel: int, d: Array) -> tuple[Array, slice]:
         """Return the buffer for what ``rank`` computes of a panel, and which columns of D these are."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..context import Context
+    from ..scales import Scales
 
 __all__ = [
     "ParallelPlan",
@@ -73,6 +74,9 @@ def allgather_matmul(
     c: Any = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
+    scales: Scales | None = None,
+    x_dtype: DTypeLike | None = None,
+    w_dtype: DTypeLike | None = None,
     return_gathered: bool = False,
     algo: str = "auto",
     compute: str | None = None,
@@ -92,7 +96,10 @@ def allgather_matmul(
         alpha, beta: numbers; with ``beta == 0`` C is never read.
         c: like the result, which it may be (``out=c``).
         out: where to write the result: (T, ..., N/P).
-        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits.
+        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits. With 8-bit floats
+            bfloat16 by default, float16, float32, or 8 bits: docs/low-precision.md.
+        scales: with 8-bit x and w, ``pblasmp.Scales`` (a: x's, b: w's, d: the result's, amax), the same on every rank.
+        x_dtype, w_dtype: the 8-bit floats that bytes (CuPy has no such type) stand for, by default e4m3 with scales.
         return_gathered: return X gathered, (T, ..., K), as well.
         algo, compute, comm_sms: as for ``pblasmp.matmul``.
 
@@ -107,9 +114,9 @@ def allgather_matmul(
     """
     asked = Asked(
         "allgather_matmul", transposed, dtype, alpha, beta, activation, return_gathered,
-        algo=algo, compute=compute, comm_sms=comm_sms,
+        algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
 
 
 def matmul_reduce_scatter(
@@ -125,6 +132,9 @@ def matmul_reduce_scatter(
     c: Any = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
+    scales: Scales | None = None,
+    x_dtype: DTypeLike | None = None,
+    w_dtype: DTypeLike | None = None,
     comm_dtype: DTypeLike | None = None,
     algo: str = "auto",
     compute: str | None = None,
@@ -143,7 +153,7 @@ def matmul_reduce_scatter(
         activation, alpha, beta, algo, compute, comm_sms: as for ``allgather_matmul``.
         c: like the result, which it may be (``out=c``).
         out: where to write the result: (T/P, ..., N).
-        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits.
+        dtype, scales, x_dtype, w_dtype: as for ``allgather_matmul``.
         comm_dtype: type in which partial sums travel (cublasmp), by default the result's.
 
     Returns:
@@ -154,9 +164,9 @@ def matmul_reduce_scatter(
     """
     asked = Asked(
         "matmul_reduce_scatter", transposed, dtype, alpha, beta, activation,
-        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms,
+        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
 
 
 def matmul_allreduce(
@@ -172,6 +182,9 @@ def matmul_allreduce(
     c: Any = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
+    scales: Scales | None = None,
+    x_dtype: DTypeLike | None = None,
+    w_dtype: DTypeLike | None = None,
     comm_dtype: DTypeLike | None = None,
     algo: str = "auto",
     compute: str | None = None,
@@ -190,7 +203,7 @@ def matmul_allreduce(
         activation, alpha, beta, algo, compute, comm_sms: as for ``allgather_matmul``.
         c: like the result, the same on every rank; it may be ``out``.
         out: where to write the result: (..., N).
-        dtype, comm_dtype: as for ``matmul_reduce_scatter``.
+        dtype, scales, x_dtype, w_dtype, comm_dtype: as for ``matmul_reduce_scatter``.
 
     Returns:
         (..., N), of the library that x is of.
@@ -200,9 +213,9 @@ def matmul_allreduce(
     """
     asked = Asked(
         "matmul_allreduce", transposed, dtype, alpha, beta, activation,
-        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms,
+        comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
 
 
 def matmul_allgather(
@@ -218,6 +231,9 @@ def matmul_allgather(
     c: Any = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
+    scales: Scales | None = None,
+    x_dtype: DTypeLike | None = None,
+    w_dtype: DTypeLike | None = None,
 ) -> Any:
     """Return ``activation(alpha X Wᵀ + beta C + bias)`` on every rank, each having computed the columns of its weights.
 
@@ -232,7 +248,7 @@ def matmul_allgather(
         activation, alpha, beta: as for ``allgather_matmul``.
         c: like the result, which it may be; each rank reads the columns that it computes.
         out: where to write the result: (..., N).
-        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits.
+        dtype, scales, x_dtype, w_dtype: as for ``allgather_matmul``.
 
     Returns:
         (..., N), of the library that x is of.
@@ -240,45 +256,79 @@ def matmul_allgather(
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Asked("matmul_allgather", transposed, dtype, alpha, beta, activation)
-    return run_once(ctx, asked, Arrays(x, w, c, out, bias))
+    asked = Asked(
+        "matmul_allgather", transposed, dtype, alpha, beta, activation, x_dtype=x_dtype, w_dtype=w_dtype
+    )
+    return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
 
 
 def plan_allgather_matmul(
-    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    out: Any = None,
+    scales: Scales | None = None,
+    **how: Any,
 ) -> ParallelPlan:
     """Prepare ``allgather_matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Args:
         x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs reach.
-        w, ctx, bias, c, out, **how: as for ``allgather_matmul``.
+        w, ctx, bias, c, out, scales, **how: as for ``allgather_matmul``.
 
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
     inspect.signature(allgather_matmul).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("allgather_matmul", **how), Arrays(x, w, c, out, bias))
+    return planned(ctx, Asked("allgather_matmul", **how), Arrays(x, w, c, out, bias, scales))
 
 
 def plan_matmul_reduce_scatter(
-    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    out: Any = None,
+    scales: Scales | None = None,
+    **how: Any,
 ) -> ParallelPlan:
     """Prepare ``matmul_reduce_scatter``: as ``plan_allgather_matmul``. Collective over the context."""
     inspect.signature(matmul_reduce_scatter).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("matmul_reduce_scatter", **how), Arrays(x, w, c, out, bias))
+    return planned(ctx, Asked("matmul_reduce_scatter", **how), Arrays(x, w, c, out, bias, scales))
 
 
 def plan_matmul_allreduce(
-    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    out: Any = None,
+    scales: Scales | None = None,
+    **how: Any,
 ) -> ParallelPlan:
     """Prepare ``matmul_allreduce``: as ``plan_allgather_matmul``. Collective over the context."""
     inspect.signature(matmul_allreduce).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("matmul_allreduce", **how), Arrays(x, w, c, out, bias))
+    return planned(ctx, Asked("matmul_allreduce", **how), Arrays(x, w, c, out, bias, scales))
 
 
 def plan_matmul_allgather(
-    x: Any, w: Any, ctx: Context, *, bias: Any = None, c: Any = None, out: Any = None, **how: Any
+    x: Any,
+    w: Any,
+    ctx: Context,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    out: Any = None,
+    scales: Scales | None = None,
+    **how: Any,
 ) -> ParallelPlan:
     """Prepare ``matmul_allgather``: as ``plan_allgather_matmul``. Collective over the context."""
     inspect.signature(matmul_allgather).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("matmul_allgather", **how), Arrays(x, w, c, out, bias))
+    return planned(ctx, Asked("matmul_allgather", **how), Arrays(x, w, c, out, bias, scales))

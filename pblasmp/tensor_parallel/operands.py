@@ -4,36 +4,42 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..arrays import adopted, folded, in_c_order, new_like, same_memory
-from ..dtypes import as_dtype, is_float8, scalar
+from ..arrays import adopted, folded, in_c_order, new_like, same_memory, typed
+from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype, scalar
 from ..engines.base import Options
-from ..epilogue import Epilogue
+from ..epilogue import Epilogue, bias_dtype
 from ..errors import LayoutError, UnsupportedError
+from ..layout import Grid, MatmulProblem
 from ..layout.axis import Axis
 from ..layout.grid import integer, one_of
+from ..scales import Scales
 
 if TYPE_CHECKING:
     from ..context import Context
+    from ..engines.base import Engine
 
-__all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "shares", "understood"]
+__all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "named", "shares", "understood"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 _ACTIVATIONS = ("relu", "gelu")
 
 
 class Arrays(NamedTuple):
-    """What a user passes. ``x`` may be a shape: then the plan makes the array."""
+    """What a user passes for each run. ``x`` may be a shape: then the plan makes the array."""
 
     x: Any
     w: Any
     c: Any = None
     out: Any = None
     bias: Any = None
+    scales: Scales | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Asked:
     algo: str = "auto"
     compute: str | None = None
     comm_sms: int | None = None
+    x_dtype: Any = None
+    w_dtype: Any = None
 
     def options(self, out_dtype: np.dtype) -> Options:
         """Return the engine's options. Local.
@@ -103,7 +111,9 @@ class Operands:
         w: in C order, outputs × inputs or, unless ``outputs_first``, inputs × outputs.
         any_order: w is in C order either way.
         ld_w: leading dimension of w as it was given.
+        dtype, w_dtype, c_dtype, out_dtype: types of x, w, c and the result; local arrays may be of bytes.
         x, c, out, bias: the other arrays; None where there is none.
+        scales: over local arrays.
         shapes: of c and out before they were folded.
         result: what the user gets.
         gathered, gathered_result: where X is gathered to, and what the user gets of it.
@@ -114,6 +124,8 @@ class Operands:
     inputs: int
     outputs: int
     dtype: np.dtype
+    w_dtype: np.dtype
+    c_dtype: np.dtype
     out_dtype: np.dtype
     w: Any
     outputs_first: bool
@@ -123,6 +135,7 @@ class Operands:
     c: Any = None
     out: Any = None
     bias: Any = None
+    scales: Scales | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     result: Any = None
     gathered: Any = None
@@ -176,10 +189,13 @@ class Specification:
     asked: Asked
     options: Options
     dtype: np.dtype
+    w_dtype: np.dtype
+    c_dtype: np.dtype
     out_dtype: np.dtype
     outputs_first: bool
     rest: tuple[int, ...]  # dimensions of x between the first and the last
     has_bias: bool
+    scales: tuple[str, ...]  # which there are
     ranks: tuple[Local, ...]
 
     @property
@@ -234,12 +250,11 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
         LayoutError: an array is not usable in place, or does not fit the others.
     """
     engine = ctx.engine
-    w = adopted(engine, given.w, "w")
+    if not isinstance(given.scales, (Scales, type(None))):
+        raise LayoutError(f"scales: expected Scales, got {type(given.scales).__name__}")
+    w, w_dtype = _operand(engine, given.w, "w", asked.w_dtype, given.scales)
     if w.ndim != 2:
         raise LayoutError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")
-    dtype = as_dtype(w.dtype)
-    if is_float8(dtype):
-        raise UnsupportedError(f"w: {dtype.name} needs scales: see matmul(..., scheme=..., scales=...)")
     inputs, outputs = w.shape if asked.transposed else w.shape[::-1]
     any_order = in_c_order(w) and in_c_order(w.T)
     turned = not in_c_order(w) and in_c_order(w.T)
@@ -248,17 +263,24 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
     x, shape = None, given.x
     if isinstance(shape, tuple):
         shape = tuple(integer(extent, "x: a dimension of its shape", 0) for extent in shape)
+        dtype = w_dtype if asked.x_dtype is None else as_dtype(asked.x_dtype)
     else:
-        x = adopted(engine, given.x, "x")
+        x, dtype = _operand(engine, given.x, "x", asked.x_dtype, given.scales)
         shape = tuple(x.shape)
-        if x.dtype != dtype:
-            raise LayoutError(f"x: dtype is {x.dtype}, expected {dtype.name} like w")
     if len(shape) < 1 + asked.splits_tokens:
         expected = "(tokens, ..., inputs)" if asked.splits_tokens else "(..., inputs)"
         raise LayoutError(f"x: shape is {shape}, expected {expected}")
     if shape[-1] != inputs:
         raise LayoutError(f"x: the last dimension is {shape[-1]}, expected w's {inputs} inputs")
-    out_dtype, arrays = _result_arrays(ctx, asked, given, dtype)
+    types, arrays = _result_arrays(ctx, asked, given, dtype, w_dtype)
+    scales = given.scales
+    if scales is not None:
+        if scales.mode != "tensor":
+            raise UnsupportedError(
+                f"scales: mode {scales.mode!r}: the tensor-parallel functions have one scale for an array, 'tensor'"
+            )
+        scales = scales.adopted(partial(adopted, engine, name="scales"), types, ctx.rank)
+        scales = scales if scales.given else None
     bias = arrays.pop("bias", None)
     if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
         raise LayoutError(
@@ -266,7 +288,10 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
             f"({outputs},): one for each of w's outputs"
         )
     return Operands(
-        given, tuple(shape[:-1]), inputs, outputs, dtype, out_dtype, w, outputs_first, any_order, _ld(w),
+        given, tuple(shape[:-1]), inputs, outputs,
+        dtype, w_dtype, types.d.dtype if types.c is None else types.c.dtype, types.d.dtype,
+        w, outputs_first, any_order, _ld(w),
+        scales=scales,
         x=None if x is None else folded(x, "x"),
         bias=bias,
         shapes={name: tuple(array.shape) for name, array in arrays.items()},
@@ -274,34 +299,67 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
     )  # fmt: skip
 
 
+def _operand(
+    engine: Engine, array: Any, name: str, asked: Any, scales: Scales | None
+) -> tuple[Any, np.dtype]:
+    """Return x or w as a local array and its element type, or raise LayoutError; with scales bytes are e4m3. Local."""
+    expected = None if asked is None else as_dtype(asked)
+    local, dtype = typed(
+        engine, array, name, expected or (None if scales is None else FLOAT8["float8_e4m3fn"])
+    )
+    if expected not in (None, dtype):
+        raise LayoutError(f"{name}: dtype is {dtype.name}, expected {name}_dtype, {expected}")
+    return local, dtype
+
+
 def _result_arrays(
-    ctx: Context, asked: Asked, given: Arrays, dtype: np.dtype
-) -> tuple[np.dtype, dict[str, Any]]:
-    """Return the result's type, and those of c, out and bias that are given and used, or raise LayoutError. Local."""
-    arrays = {
-        name: adopted(ctx.engine, array, name)
-        for name in ("c", "out", "bias")
-        if (array := getattr(given, name)) is not None
-    }
-    out_dtype = dtype if asked.dtype is None else as_dtype(asked.dtype)
-    if asked.dtype is None and "out" in arrays:
-        out_dtype = as_dtype(arrays["out"].dtype)
-    legal = [dtype.name] + (["float32"] if dtype.itemsize == 2 else [])
-    if out_dtype.name not in legal:
-        raise LayoutError(
-            f"dtype: {out_dtype.name}, expected {' or '.join(legal)} for operands of {dtype.name}"
-        )
-    beta = asked.options(out_dtype).beta
-    if beta == 0:
-        arrays.pop("c", None)
-    elif "c" not in arrays:
-        raise LayoutError(f"c: beta is {beta}, expected an array to scale by it")
-    for name, array in arrays.items():
-        if array.dtype != out_dtype:
-            raise LayoutError(f"{name}: dtype is {array.dtype}, expected {out_dtype.name}")
+    ctx: Context, asked: Asked, given: Arrays, dtype: np.dtype, w_dtype: np.dtype
+) -> tuple[MatmulProblem, dict[str, Any]]:
+    """Return a product of these types, and c, out and bias where they are given and used. Local.
+
+    Raises:
+        LayoutError: types do not go together, or an array is not usable in place.
+    """
+    engine = ctx.engine
+    out_dtype = result_dtype(dtype) if asked.dtype is None else as_dtype(asked.dtype)
+    if asked.dtype is None and given.out is not None:
+        out_dtype = typed(engine, given.out, "out")[1]
+    adds = asked.options(out_dtype).beta != 0
+    if adds and given.c is None:
+        raise LayoutError(f"c: beta is {asked.beta}, expected an array to scale by it")
+    c_dtype = None
+    if adds:
+        c_dtype = typed(engine, given.c, "c")[1] if is_float8(out_dtype) else out_dtype
+    types, faults = _types(dtype, w_dtype, out_dtype, c_dtype)
+    if faults:
+        raise LayoutError("; ".join(faults))
+    expected = {"c": c_dtype, "out": out_dtype, "bias": bias_dtype(types)}
+    arrays = {}
+    for name, kind in expected.items():
+        if kind is None or getattr(given, name) is None:
+            continue
+        arrays[name] = array = adopted(engine, getattr(given, name), name, kind)
+        if array.dtype != engine.stored(kind):
+            raise LayoutError(f"{name}: dtype is {array.dtype}, expected {kind.name}")
     if "out" in arrays and not getattr(arrays["out"].flags, "writeable", True):
         raise LayoutError("out: is read-only")
-    return out_dtype, arrays
+    return types, arrays
+
+
+@lru_cache
+def _types(
+    x: np.dtype, w: np.dtype, out: np.dtype, c: np.dtype | None
+) -> tuple[MatmulProblem, tuple[str, ...]]:
+    """Return a small product of these types, and what is wrong with them. Local."""
+    p = MatmulProblem.gemm(16, 16, 16, Grid(1, 1), 16, op_b="T", dtype=x, out_dtype=out)
+    p = replace(p, b=replace(p.b, dtype=w), c=None if c is None else replace(p.d, dtype=c))
+    return p, tuple(map(named, p.faults()))
+
+
+def named(fault: str) -> str:
+    """Return a fault of a product in the words of these functions: A is x, B is w, D the result. Local."""
+    names = {"a": "x", "b": "w", "d": "result"}
+    return re.sub(r"\b[abd](?=[:,]|$)", lambda found: names[found[0]], fault)
 
 
 def _new(ctx: Context, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:

@@ -11,10 +11,13 @@ import numpy as np
 
 from ..arrays import adopted, folded, on_stream_of, shown_like
 from ..context import Context
+from ..dtypes import is_float8
 from ..engines.base import Workspace
 from ..engines.pieces import GatheredInput
 from ..errors import ClosedError, LayoutError
+from ..plans import Graph
 from ..report import Report
+from ..scales import Scales
 from .operands import Arrays, Asked, Local, Operands, Specification, understood
 from .ways import prepared
 
@@ -46,12 +49,19 @@ class ParallelPlan:
         return self._product.workspace
 
     def __call__(
-        self, x: Any = None, w: Any = None, c: Any = None, *, out: Any = None, bias: Any = None
+        self,
+        x: Any = None,
+        w: Any = None,
+        c: Any = None,
+        *,
+        out: Any = None,
+        bias: Any = None,
+        scales: Scales | None = None,
     ) -> Any:
         """Multiply and return the result, which the next run without ``out`` writes again. Collective over the context.
 
         Args:
-            x, w, c, bias: arrays like the planned ones; by default those of the run before. Without any, nothing is
+            x, w, c, bias, scales: like the planned ones; by default those of the run before. Without any, nothing is
                 checked, and GPUs are only given work.
             out: where to write the result; by default where the run before wrote it.
 
@@ -59,7 +69,7 @@ class ParallelPlan:
             LayoutError: an array does not fit what was planned.
             ClosedError: the plan is closed.
         """
-        new = Arrays(x, w, c, out, bias)
+        new = Arrays(x, w, c, out, bias, scales)
         last = self._last
         with _stream(new if last is None else last.given):
             if last is not None and all(array is None for array in new) and not self._ctx.engine.agrees:
@@ -70,6 +80,7 @@ class ParallelPlan:
                 facts["plan"] = self._number
                 if any(array is not None for array in new):
                     last = self._fitting(new, last)
+                facts["scales"] = last.scales and last.scales.facts()
             self._last = last
             return self.run(last)
 
@@ -84,10 +95,13 @@ class ParallelPlan:
             for name, found, expected in (
                 *zip(_SIZES, operands.local, last.local, strict=True),
                 ("x: shape but for the last dimension", operands.lead, last.lead),
-                ("w: dtype", operands.dtype.name, last.dtype.name),
+                ("x: dtype", operands.dtype.name, last.dtype.name),
+                ("w: dtype", operands.w_dtype.name, last.w_dtype.name),
+                ("c: dtype", operands.c_dtype.name, last.c_dtype.name),
                 ("bias: its presence", operands.bias is not None, last.bias is not None),
+                ("scales", operands.scales, last.scales),
             )
-            if found != expected
+            if repr(found) != repr(expected)
         ]
         if faults:
             raise LayoutError("; ".join(faults))
@@ -97,17 +111,21 @@ class ParallelPlan:
     def run(self, operands: Operands) -> Any:
         """Multiply what the ranks have agreed on. Collective over the context."""
         product = self._product
-        if operands is not self._followed:
-            epilogue = operands.epilogue(self._spec)
-            if epilogue is not None:
-                product.follow(epilogue)
-            self._followed = operands
+        self._follow(operands)
         if isinstance(product, GatheredInput):
             product.gathered = operands.gathered
         product.run(operands.x, operands.w, operands.c, operands.out)
         if operands.gathered is None:
             return operands.result
         return operands.result, operands.gathered_result
+
+    def _follow(self, operands: Operands) -> None:
+        """Let the product have the epilogue and the scales of these operands. Local."""
+        if operands is not self._followed:
+            epilogue = operands.epilogue(self._spec)
+            if epilogue is not None or operands.scales is not None:
+                self._product.follow(epilogue, operands.scales)
+            self._followed = operands
 
     def run_and_forget(self, operands: Operands) -> Any:
         """Multiply, and hold no array afterwards. Collective over the context."""
@@ -145,15 +163,45 @@ class ParallelPlan:
             self._last = operands
         return self._buffer
 
+    def graph(self) -> Graph[Any]:
+        """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective over the context.
+
+        A replay reads what the arrays of the last run, or the planned ones, then hold, and writes the same result. The
+        plan is run once first.
+
+        Raises:
+            UnsupportedError: the plan is not a single call of cuBLASMp: it runs on the host, piece by piece, or
+                something is computed after the product.
+            ClosedError: the plan is closed.
+        """
+        last = self._last
+        with self._ctx.agreement("plan.graph") as facts:
+            if not self._open or last is None:
+                raise ClosedError("this plan is closed")
+            facts["plan"] = self._number
+        with _stream(last.given):
+            self._follow(last)
+            with self._ctx.agreement("plan.graph: capturing"):
+                launch = self._product.capture(last.x, last.w, last.c, last.out)
+
+        def replay() -> None:
+            with _stream(last.given):
+                launch()
+
+        return Graph(replay, last.result)
+
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""
         spec, product = self._spec, self._product
         asked, rank = spec.asked, self._ctx.rank
+        types = spec.dtype.name
+        if is_float8(spec.dtype):
+            types = f"{types} by {spec.w_dtype.name} to {spec.out_dtype.name}"
         w = f"{spec.outputs[rank]} x {spec.inputs[rank]}"
         if not spec.outputs_first:
             w = f"{spec.inputs[rank]} x {spec.outputs[rank]}"
         return Report(
-            call=f"{spec.dtype.name} {asked.form} on {self._ctx.size} ranks: "
+            call=f"{types} {asked.form} on {self._ctx.size} ranks: "
             f"x {spec.tokens[rank]} x {spec.inputs[rank]}, w {w} in C order on this one",
             engine=f"{self._ctx.engine.name} ({self._ctx.engine.why})",
             asked=asked.algo,
@@ -198,7 +246,8 @@ def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> tuple[
         with ctx.agreement("input buffer"):
             local = ctx.engine.empty((rows, width), operands.dtype, "C", max(1, width))
     like = operands.given.w if isinstance(operands.given.x, tuple) else operands.given.x
-    return shown_like(like, local.reshape(*operands.lead, width)), local if symmetric else None
+    shown = shown_like(like, local.reshape(*operands.lead, width), operands.dtype)
+    return shown, local if symmetric else None
 
 
 def check_context(ctx: object, call: str) -> None:
@@ -224,7 +273,8 @@ def agreed(
         if asked.form == "matmul_reduce_scatter":
             equal["tokens"] = operands.lead[0]
         facts.update(
-            dtype=operands.dtype.name, out=operands.out_dtype.name, options=options, activation=asked.activation,
+            dtype=operands.dtype.name, w=operands.w_dtype.name, c=operands.c_dtype.name, out=operands.out_dtype.name,
+            options=options, activation=asked.activation, scales=operands.scales and operands.scales.facts(),
             bias=operands.bias is not None, return_gathered=asked.return_gathered, **equal,
             **{"x's other dimensions": lead},
         )  # fmt: skip
@@ -234,17 +284,23 @@ def agreed(
     request = ctx.comm.imax(mine, every)
     if request is not None:
         ctx.comm.wait(request)
+    eight = is_float8(operands.dtype)
     resolved = replace(
-        asked, dtype=operands.out_dtype, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype
-    )
+        asked, dtype=operands.out_dtype, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype,
+        x_dtype=operands.dtype if eight else None, w_dtype=operands.w_dtype if eight else None,
+    )  # fmt: skip
     ranks = tuple(Local(*row) for row in every.tolist())
     memory = [rank.w_memory for rank in ranks if rank.w_memory]
-    outputs_first = memory[0] == 1 if memory else operands.outputs_first
+    outputs_first = memory[0] == 1 if memory else operands.outputs_first or eight
     spec = Specification(
-        resolved, options, operands.dtype, operands.out_dtype, outputs_first, operands.lead[1:],
-        operands.bias is not None, ranks,
+        resolved, options, operands.dtype, operands.w_dtype, operands.c_dtype, operands.out_dtype, outputs_first,
+        operands.lead[1:], operands.bias is not None, () if operands.scales is None else operands.scales.given, ranks,
     )  # fmt: skip
     with ctx.agreement(asked.form) as facts:
+        if eight and not outputs_first:
+            raise LayoutError(
+                "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
+            )
         operands.complete(ctx, spec)
         facts["w's outputs come first in memory"] = operands.outputs_first
     return spec, operands

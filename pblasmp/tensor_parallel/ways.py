@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..dtypes import is_float8
 from ..engines.pieces import GatheredInput, GatheredOutput, SummedOutput
 from ..errors import UnsupportedError
 from ..layout import Grid, MatmulProblem, MatrixDescriptor
-from .operands import shares
+from .operands import named, shares
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -19,20 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["prepared", "problem_of"]
 
+_ALIGNMENT = 16  # bytes
+
 
 def prepared(ctx: Context, spec: Specification, operands: Operands) -> Product:
     """Return the product, prepared for arrays like these. Collective over the context."""
-    engine, options = ctx.engine, replace(spec.options, epilogue=operands.epilogue(spec))
+    engine = ctx.engine
+    options = replace(spec.options, epilogue=operands.epilogue(spec), scales=operands.scales)
     problem, notes = problem_of(spec, uneven=engine.uneven)
     if problem is not None:
         return engine.prepare(problem, options, (operands.x, operands.w, operands.c, operands.out))
     how: dict[str, Any] = {
-        "dtype": spec.dtype, "out_dtype": spec.out_dtype, "transposed": spec.outputs_first, "notes": notes,
+        "dtype": spec.dtype, "w_dtype": spec.w_dtype, "out_dtype": spec.out_dtype,
+        "transposed": spec.outputs_first, "notes": notes,
     }  # fmt: skip
+    why = f"this product runs piece by piece, {notes[0] if notes else 'that is the only way'}"
     if options.algo != "auto":
-        why = notes[0] if notes else "that is the only way"
-        raise UnsupportedError(f"algo {options.algo!r}: this product runs piece by piece, {why}")
+        raise UnsupportedError(f"algo {options.algo!r}: {why}")
     lane, form = engine.lane(), spec.asked.form
+    if is_float8(spec.out_dtype) and not lane.stores_float8:
+        raise UnsupportedError(f"dtype {spec.out_dtype.name}: {why}, and CuPy has no 8-bit floats")
     lane.check(spec.dtype, options.compute)
     if form == "allgather_matmul":
         return GatheredInput(lane, options, spec.tokens, spec.inputs[0], **how)
@@ -59,7 +67,22 @@ def problem_of(spec: Specification, *, uneven: bool) -> tuple[MatmulProblem | No
     if problem is None:
         return None, (why,) if why else ()
     d = replace(problem.d, dtype=spec.out_dtype)
-    return replace(problem, d=d, c=d if spec.options.beta != 0 else None), ()
+    c = replace(d, dtype=spec.c_dtype) if spec.options.beta != 0 else None
+    problem = replace(problem, b=replace(problem.b, dtype=spec.w_dtype), d=d, c=c)
+    if is_float8(spec.dtype) and not uneven:
+        faults = [*map(named, problem.faults()), *_apart(spec)]
+        if faults:
+            return None, (f"cuBLASMp does not take it: {faults[0]}",)
+    return problem, ()
+
+
+def _apart(spec: Specification) -> Iterator[str]:
+    """Say which rows do not lie as 8-bit products want them. Source: cuBLASLt's documentation of FP8 kernels."""
+    types = {"x": spec.dtype, "w": spec.w_dtype, "c": spec.c_dtype, "out": spec.out_dtype}
+    for name, dtype in types.items():
+        apart = {getattr(rank, f"ld_{name}") * dtype.itemsize for rank in spec.ranks}
+        if any(nbytes % _ALIGNMENT for nbytes in apart):
+            yield f"{name}: rows are {max(apart)} bytes apart, expected a multiple of {_ALIGNMENT}"
 
 
 def _even(spec: Specification) -> tuple[MatmulProblem | None, str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,13 @@ import pytest
 import torch
 
 import pblasmp as pb
+import pblasmp.tensor_parallel as tp
 from tests.helpers import float8
 from tests.helpers.epilogues import difference, part_of_d, placed
+from tests.mpi.tensor_cases import FORMS
+from tests.mpi.tensor_float8 import TYPES, Case
 
+from .products import everywhere
 from .tables import Table
 
 TOLERANCE = (
@@ -106,3 +111,146 @@ def test_block_scales_need_blackwell(ctx):
     scales = pb.Scales(*bytes_, mode="block")
     with pytest.raises(pb.UnsupportedError, match="needs a Blackwell GPU"):
         pb.matmul(ctx.empty(p.a), ctx.empty(p.b), op_b="T", scales=scales)
+
+
+# -- the functions of tensor parallelism
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tensor_parallel_functions_are_right(ctx, form):
+    """Even shares in one call, with arrays and numbers as scales; any others piece by piece."""
+    rng, table, p = np.random.default_rng(55), Table(ctx), ctx.size
+    sums = form in ("matmul_reduce_scatter", "matmul_allreduce")  # which travel in 16 bits
+    tolerance = 2.0**-7 if sums else TOLERANCE
+    even, others = (
+        (64 * p, 128 * p, 256 * p),
+        ((7 * p + 1, 5 * p + 2, 9 * p + 1), (16 * p + 8, 64, 32 * p), (1, 1, 1)),
+    )
+    for types, arrays in itertools.product(TYPES, (False, True)):
+        eight = types[2].startswith("float8")
+        if eight and form == "matmul_allgather":
+            continue  # refused, as below
+        for activation in (None, "relu", "gelu"):
+            if eight and activation and form == "matmul_allreduce":
+                continue
+            case = Case(ctx, rng, form, types, *even, arrays=arrays, activation=activation)
+            name = f"{form} {types} {activation} {arrays=}"
+            table.add(name, lambda case=case: case.wrong(case(), tolerance=2 * tolerance))
+        for beta, sizes in ((-2.0, even), *((beta, sizes) for sizes in others for beta in (0.0, 1.0))):
+            if eight and (sizes != even or form == "matmul_allreduce"):
+                continue
+            case = Case(ctx, rng, form, types, *sizes, beta=beta, arrays=arrays)
+            table.add(
+                f"{form} {types} {sizes} {beta=} {arrays=}",
+                lambda case=case: case.wrong(case(), tolerance=tolerance),
+            )
+    assert not table.lines, str(table)
+
+
+def test_tensor_parallel_reports(ctx):
+    rng, p = np.random.default_rng(56), ctx.size
+    for form in FORMS:
+        for t, even in ((64 * p, True), (64 * p + 8, False)):
+            case = Case(ctx, rng, form, TYPES[0], t, 64 * p, 64 * p)
+            case.scales = pb.Scales(0.5, 0.25)
+            with case.plan() as plan:
+                plan()
+                in_pieces = any("multiplied in bfloat16" in note for note in plan.report().notes)
+            assert in_pieces == (form == "matmul_allgather" or not even), plan.report()
+    case = Case(ctx, rng, "matmul_allgather", TYPES[3], 64, 64 * p, 64)
+    with pytest.raises(pb.UnsupportedError, match="CuPy has no 8-bit floats"):
+        case()
+
+
+def test_gathered_bytes(ctx):
+    rng = np.random.default_rng(57)
+    for t in (64 * ctx.size, 64 * ctx.size + 8):
+        case = Case(ctx, rng, "allgather_matmul", TYPES[2], t, 64 * ctx.size, 64)
+        y, gathered = case(return_gathered=True)
+        same = np.array_equal(ctx.engine.to_host(gathered), case.whole_x.view(np.uint8))
+        fault = case.wrong(y, tolerance=TOLERANCE) or ("" if same else "X differs")
+        assert everywhere(ctx, fault) == ""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tensor_parallel_tensors_of_pytorch(ctx, form):
+    """A layer's: 8-bit tensors, scales that are tensors on the GPU, on PyTorch's current stream."""
+    device = torch.device("cuda", ctx.engine.device.index)
+    torch.cuda.set_device(device)
+    p = ctx.size
+    total = 64 * p if form in ("matmul_reduce_scatter", "matmul_allreduce") else 64
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.ones(64, 64, device=device).to(torch.float8_e4m3fn)
+        w = torch.ones(64, 64, device=device).to(torch.float8_e5m2)
+        half, amax = torch.full((1,), 0.5, device=device), torch.zeros(1, device=device)
+        for dtype in ("bfloat16", "float32", "float8_e4m3fn"):
+            eight = dtype.startswith("float8")
+            if eight and form == "matmul_allgather":
+                continue
+            for scales in (
+                pb.Scales(a=half, amax=amax),
+                pb.Scales(a=half, b=2.0, d=0.125 if eight else None),
+            ):
+                y = getattr(pb, form)(x, w, ctx, scales=scales, dtype=dtype)
+                value = total / 2 if scales.b is None else total / (8 if eight else 1)
+                values = y.float()
+                assert y.dtype == getattr(torch, dtype)
+                fault = (
+                    ""
+                    if bool((values == value).all())
+                    else f"{dtype}: {values.min()} {values.max()}, not {value}"
+                )
+                if scales.amax is not None and amax.item() != total / 2:
+                    fault = f"{dtype}: amax is {amax.item()}"
+                assert everywhere(ctx, fault) == ""
+
+
+@pytest.mark.parametrize("form", FORMS[:3])
+def test_tensor_parallel_graphs_read_scales_and_operands(ctx, form):
+    p = ctx.size
+    for types in ((float8.E4, float8.E4, "bfloat16"), (float8.E4, float8.E4, float8.E4)):
+        case = Case(ctx, np.random.default_rng(58), form, types, 64 * p, 64 * p, 64 * p, arrays=True)
+        if not types[2].startswith("float8"):  # whose amax is computed after the product
+            case.scales = pb.Scales(case.scales.a, case.scales.b)
+        with case.plan() as plan:
+            expected = plan().astype("f4") if types[2] == "bfloat16" else plan().copy()
+            graph = plan.graph()
+            case.x.view("i1")[...] ^= -128  # every sign
+            y = graph.replay()
+            if types[2] == "bfloat16":
+                fault = "" if bool((y.astype("f4") == -expected).all()) else "not the opposite"
+                assert everywhere(ctx, fault) == ""
+                case.scales.a[...] *= 4
+                y = graph.replay()
+                fault = "" if bool((y.astype("f4") == -4 * expected).all()) else "scales are not read"
+            else:
+                nonzero = (expected & 127) != 0
+                fault = "" if bool(((y ^ expected) == 128)[nonzero].all()) else "not the opposite"
+            assert everywhere(ctx, fault) == ""
+
+
+def test_tensor_parallel_graphs_on_a_stream_of_pytorch(ctx):
+    device = torch.device("cuda", ctx.engine.device.index)
+    torch.cuda.set_device(device)
+    p = ctx.size
+    x = torch.ones(8, 64, device=device)
+    w = torch.ones(16, 64, device=device)
+    for form, total in (
+        ("allgather_matmul", 64),
+        ("matmul_reduce_scatter", 64 * p),
+        ("matmul_allreduce", 64 * p),
+    ):
+        tokens = x if form == "allgather_matmul" else x.repeat(p, 1)
+        with getattr(tp, f"plan_{form}")(tokens, w, ctx) as plan:
+            graph = plan.graph()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for value in (1.0, 3.0):
+                    tokens.fill_(value)
+                    y = graph.replay() + 0
+                torch.cuda.current_stream().synchronize()
+            assert everywhere(ctx, "" if bool((y == 3 * total).all()) else f"{form}: {y}") == ""
+    with (
+        tp.plan_matmul_allgather(x, w, ctx) as plan,
+        pytest.raises(pb.UnsupportedError, match="piece by piece"),
+    ):
+        plan.graph()

@@ -214,7 +214,7 @@ class FakeGpu:
         return SimpleNamespace(
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
-            maximum=np.maximum, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
+            maximum=np.maximum, take=np.take, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
             zeros=lambda shape, dtype=float: np.zeros(shape, dtype).view(array_type),
             get_default_memory_pool=lambda: SimpleNamespace(
                 free_all_blocks=lambda: self.events.append(("pool emptied",))

@@ -128,6 +128,7 @@ class FollowedProduct:
         what = " and ".join([*([e.name] if e is not None else []), *scales.given])
         self._product, self._wide = product, accumulation_dtype(p.d.dtype)
         self._after = After(cupy, e or Epilogue(), scales, p, engine.rank, engine.sum_ranks)
+        self._activates, self._given = e is not None, scales.given
         self._note = f"{what} is computed after the product: {why}"
         self.workspace, self.sent_bytes = product.workspace, product.sent_bytes
         self.copied_bytes = product.copied_bytes
@@ -150,14 +151,16 @@ class FollowedProduct:
         if wide is not d:
             d[...] = wide
 
-    def follow(self, epilogue: Epilogue) -> None:
-        """Let ``epilogue`` take the place of the planned one. Local."""
-        self._after.epilogue = epilogue
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
+        """Let these take the place of the planned ones, here or in the product. Local."""
+        self._product.follow(None if self._activates else epilogue, scales)
+        amax = scales.amax if scales is not None and "amax" in self._given else None
+        self._after.follow(epilogue, Scales(amax=amax))
 
     def release(self) -> None:
         """Forget the arrays of the last run. Local."""
         self._product.release()
-        self._after.epilogue = None
+        self._after.release()
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""

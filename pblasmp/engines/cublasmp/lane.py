@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...bindings import Operation
+from ...dtypes import DTYPES, is_float8
 from ...errors import LayoutError
 from ..base import Workspace
 from ..lane import blas_operand
@@ -31,6 +32,8 @@ class CublasmpLane:
         nccl: nccl4py's communicator of all ranks.
     """
 
+    stores_float8 = False
+
     def __init__(self, rank: int, size: int, nccl: Any) -> None:
         import cupy
         import nccl.core as nccl_core
@@ -41,6 +44,7 @@ class CublasmpLane:
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._buffers: dict[str, Array] = {}
+        self._values: dict[np.dtype, Array] = {}  # of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` on the device. Local."""
@@ -54,9 +58,22 @@ class CublasmpLane:
             self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
         return buffer[:nbytes].view(dtype).reshape(shape)
 
-    def operand(self, array: Array) -> Array:
-        """Return ``array``. Local."""
-        return array
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``, of 8-bit floats bfloat16: cuBLAS has them in another interface. Local."""
+        return DTYPES["bfloat16"] if is_float8(dtype) else dtype
+
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
+        """Return ``array``, or in the buffer ``name`` the values that its bytes stand for. Local."""
+        wide = self.multiplies(dtype)
+        if wide == dtype:
+            return array
+        if dtype not in self._values:
+            bits = np.arange(256, dtype=np.uint8).view(dtype).astype(wide).view(np.uint16)
+            self._values[dtype] = self.xp.asarray(bits)
+        values = self.scratch(f"wide {name}", array.shape, wide)
+        if array.size:
+            self.xp.take(self._values[dtype], array, out=values.view(np.uint16))
+        return values
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type asked for, by default the result's. Local."""

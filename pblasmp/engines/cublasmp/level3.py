@@ -12,6 +12,7 @@ import numpy as np
 from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
 from ...epilogue import Epilogue
 from ...layout import Level3Problem, MatrixDescriptor
+from ...scales import Scales
 from ..base import Options
 from .call import PreparedCall, columns, same_memory
 from .contracts import symbol_of
@@ -100,7 +101,7 @@ class CublasmpLevel3(PreparedCall):
         """Record the routine as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
         return self._capture(a, b, c, d)
 
-    def follow(self, epilogue: Epilogue) -> None:
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
         """Nothing follows a level-3 routine."""
 
     def release(self) -> None:

@@ -15,6 +15,7 @@ from ...dtypes import is_float8
 from ...epilogue import Epilogue, bias_dtype
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
+from ...scales import Scales
 from ..base import Options, Workspace
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
@@ -60,7 +61,7 @@ class LocalProduct:
             d[...] = c
             d *= self._beta
 
-    def follow(self, epilogue: Epilogue) -> None:
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
         """Nothing follows it."""
 
     def release(self) -> None:
@@ -84,8 +85,8 @@ class CublasmpProduct(PreparedCall):
     def __init__(
         self, engine: CublasmpEngine, problem: MatmulProblem, options: Options, arrays: Sequence[Array | None]
     ) -> None:
-        self._problem, self._epilogue = problem, options.epilogue
-        self._options = replace(options, epilogue=None)
+        self._problem, self._epilogue, self._scales = problem, options.epilogue, options.scales
+        self._options = replace(options, epilogue=None, scales=None)
         self._form = form = problem.column_major()
         self._algo = automatic(problem, engine.version) if options.algo == "auto" else options.algo
         for x in (form.a, form.b, form.d):
@@ -148,9 +149,7 @@ class CublasmpProduct(PreparedCall):
         travels = self._communication_type()
         if travels is not None:
             attributes[MatmulAttribute.COMMUNICATION_TYPE] = DATA_TYPES[travels.name]
-        attributes |= self._following(self._epilogue)
-        if options.scales is not None:
-            attributes |= scales.attributes(options.scales, self._problem, self._place)
+        attributes |= self._following()
         assert out.value is not None
         self._descriptor_of_product = out.value
         self._set(attributes)
@@ -162,19 +161,25 @@ class CublasmpProduct(PreparedCall):
             size, at = ctypes.sizeof(buffer), ctypes.byref(buffer)
             self._lib.cublasMpMatmulDescriptorSetAttribute(self._descriptor_of_product, attribute, at, size)
 
-    def _following(self, epilogue: Epilogue | None) -> dict[MatmulAttribute, int]:
-        if epilogue is None:
-            return {}
-        engine = self._engine
-        return epilogues.attributes(epilogue, self._problem, engine.version, engine.rank, engine.address)
+    def _following(self) -> dict[MatmulAttribute, int]:
+        """Return the attributes of epilogue and scales."""
+        engine, problem, found = self._engine, self._problem, {}
+        if self._epilogue is not None:
+            found = epilogues.attributes(self._epilogue, problem, engine.version, engine.rank, engine.address)
+        if self._scales is not None:
+            found |= scales.attributes(self._scales, problem, self._place)
+        return found
 
-    def _place(self, value: Any) -> int:
-        """Return the device address of an array, or of a number, put where it stays as long as the product."""
+    def _place(self, name: str, value: Any) -> int:
+        """Return the device address of a scale: an array, or a number, put where it stays as long as the product."""
         import cupy
 
         if isinstance(value, (int, float)):
-            value = cupy.asarray(np.full(1, value, np.float32))
-            self._temporaries[f"number {len(self._temporaries)}"] = value
+            name = f"scale {name}"
+            if name not in self._temporaries:
+                self._temporaries[name] = cupy.empty(1, np.float32)
+            self._temporaries[name].fill(value)
+            value = self._temporaries[name]
         return self._engine.address(value)
 
     def _communication_type(self) -> np.dtype | None:
@@ -201,17 +206,17 @@ class CublasmpProduct(PreparedCall):
         """Queue the product on CuPy's current stream. Collective; the first run allocates and listens to the log."""
         self._run(a, b, c, d)
 
-    def follow(self, epilogue: Epilogue) -> None:
-        """Let ``epilogue`` take the place of the planned one."""
-        self._epilogue = epilogue
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
+        """Let these take the place of the planned ones."""
+        self._epilogue, self._scales = epilogue, scales
         if self._inside:
-            self._set(self._following(epilogue))
+            self._set(self._following())
 
     def release(self) -> None:
         """Forget the arrays of the last run; what is queued does without them."""
         super().release()
         self._sources: tuple[Any, ...] = ()
-        self._epilogue = None
+        self._epilogue = self._scales = None
 
     def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:
         """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""

@@ -52,12 +52,14 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
         )
 
 
-def attributes(scales: Scales, p: MatmulProblem, place: Callable[[Any], int]) -> dict[MatmulAttribute, int]:
+def attributes(
+    scales: Scales, p: MatmulProblem, place: Callable[[str, Any], int]
+) -> dict[MatmulAttribute, int]:
     """Return the attributes of a matmul descriptor that tell of scales. Local.
 
     Args:
         p: the caller's product; a column-major A is the caller's B where D is in C order.
-        place: the device address of an array, or of a number that is put there.
+        place: the device address of the scale of that name: an array, or a number that is put there.
     """
     letters = {"a": "B", "b": "A", "d": "D"} if p.d.order == "C" else {"a": "A", "b": "B", "d": "D"}
     found = {}
@@ -65,9 +67,9 @@ def attributes(scales: Scales, p: MatmulProblem, place: Callable[[Any], int]) ->
         value = getattr(scales, name)
         if value is None:
             continue
-        found[MatmulAttribute[f"{letter}_SCALE_POINTER"]] = place(value)
+        found[MatmulAttribute[f"{letter}_SCALE_POINTER"]] = place(name, value)
         if scales.mode == "block":
             found[MatmulAttribute[f"{letter}_SCALE_MODE"]] = int(MatrixScale.VEC32_UE8M0)
     if scales.amax is not None and is_float8(p.d.dtype):
-        found[MatmulAttribute.AMAX_D_POINTER] = place(scales.amax)
+        found[MatmulAttribute.AMAX_D_POINTER] = place("amax", scales.amax)
     return found

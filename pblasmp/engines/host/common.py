@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...comm import Communicator
 from ...epilogue import Epilogue
 from ...errors import UnsupportedError
+from ...scales import Scales
 from ..after import After
 from ..base import Workspace
 from .blas import LocalBlas
@@ -62,15 +63,15 @@ class HostProduct:
     sent_bytes = copied_bytes = 0
     _after: After | None = None
 
-    def follow(self, epilogue: Epilogue) -> None:
-        """Let ``epilogue`` take the place of the planned one."""
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
+        """Let these take the place of the planned ones."""
         assert self._after is not None
-        self._after.epilogue = epilogue
+        self._after.follow(epilogue, scales)
 
     def release(self) -> None:
         """Forget the arrays of the last run."""
         if self._after is not None:
-            self._after.epilogue = None
+            self._after.release()
 
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""

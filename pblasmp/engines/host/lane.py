@@ -26,6 +26,7 @@ class HostLane:
     """See ``engines.lane.Lane``. Local to make."""
 
     xp: Any = np
+    stores_float8 = True
 
     def __init__(self, comm: Communicator, local_blas: LocalBlas, buffers: Buffers) -> None:
         self.rank, self.size = comm.rank, comm.size
@@ -41,9 +42,13 @@ class HostLane:
         memory = self._buffers.get(f"lane {name}", nbytes, shared=False)
         return memory[:nbytes].view(dtype).reshape(shape)
 
-    def operand(self, array: Array) -> Array:
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return the type that BLAS multiplies. Local."""
+        return accumulation_dtype(dtype)
+
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:  # noqa: ARG002 - a new array
         """Return ``array`` in the type that BLAS multiplies. Local."""
-        return array.astype(accumulation_dtype(array.dtype), copy=False)
+        return array.astype(self.multiplies(dtype), copy=False)
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
         """Return the type that products are summed in: sums never travel in less here. Local."""
@@ -69,7 +74,7 @@ class HostLane:
         if target is not d and beta != 0:
             target[...] = d
         with self._blas.seated():
-            self._blas.gemm(alpha, self.operand(a), self.operand(b), beta, target)
+            self._blas.gemm(alpha, self.operand(a, a.dtype), self.operand(b, b.dtype), beta, target)
         if target is not d:
             d[...] = target
 

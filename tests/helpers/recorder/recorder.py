@@ -19,6 +19,7 @@ KINDS = {
     "cublasMpMatrixDescriptor_t": "matrix descriptor",
     "cublasMpMatmulDescriptor_t": "matmul descriptor",
 }
+FREE = {MatmulAttribute[f"{name}_POINTER"] for name in ("BIAS", "A_SCALE", "B_SCALE", "D_SCALE", "AMAX_D")}
 INDICES = {"ia", "ja", "ib", "jb", "ic", "jc", "id", "jd"}
 
 
@@ -170,8 +171,10 @@ class Recorder:
         device, host = arguments["workspaceSizeInBytesOnDevice"], arguments["workspaceSizeInBytesOnHost"]
         ignored = {"alpha", "beta", "a", "b", "c", "d", "d_work", "h_work"}
         same = {k: v for k, v in arguments.items() if k not in ignored and not k.startswith("workspace")}
-        attributes = dict(self._attributes.get(arguments.get("matmulDesc", 0), {}))
-        attributes.pop(MatmulAttribute.BIAS_POINTER, None)  # as with a to d, it is enough that there is one
+        attributes = {  # as with a to d, it is enough that there is an array
+            name: name not in FREE and data
+            for name, data in self._attributes.get(arguments.get("matmulDesc", 0), {}).items()
+        }
         key = (
             short.removesuffix("_bufferSize"),
             *same.items(),

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel products of 8-bit floats on the host engine, which emulates them; what is refused there."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pblasmp as pb
+import pblasmp.tensor_parallel as tp
+from tests.helpers.float8 import E4, E5
+from tests.helpers.mpi import run_mpi
+from tests.mpi.cases import agreed_error, first, unlike
+from tests.mpi.tensor_cases import FORMS, other_split
+from tests.mpi.tensor_float8 import TYPES, Case
+
+SIZES = (1, 2, 3, 4)
+
+
+def sizes(p):
+    return (16 * p, 32 * p, 48 * p), (7 * p + 1, 5 * p + 2, 3 * p + 1), (1, 1, 1), (0, 3, 2), (3, 2, 0)
+
+
+def every_product(comm):
+    rng = np.random.default_rng(71)
+    with pb.Context(comm, engine="host") as ctx:
+        for form, types, (t, n, k) in itertools.product(FORMS, TYPES, sizes(comm.size)):
+            case = Case(ctx, rng, form, types, t, n, k, arrays=bool(rng.integers(2)))
+            yield f"{form} {types} {t}x{n}x{k}", case.wrong(case())
+        for form, types in itertools.product(FORMS, TYPES):
+            for t, n, k in sizes(comm.size)[:2]:
+                case = Case(ctx, rng, form, types, t, n, k, beta=-2.0, activation="relu", arrays=True)
+                yield f"{form} {types} {t}x{n}x{k} with C, bias, relu", case.wrong(case())
+            case = Case(ctx, rng, form, types, 20, 24, 28, activation="gelu", split=other_split)
+            yield f"{form} {types} another split, gelu", case.wrong(case())
+            if types[2].startswith("float8"):
+                case = Case(ctx, rng, form, types, 16, 32, 48, overflow=True)
+                yield f"{form} {types} overflow", case.wrong(case())
+        for t in (16 * comm.size, 16 * comm.size + 1):
+            case = Case(ctx, rng, "allgather_matmul", TYPES[2], t, 16, 32)
+            y, gathered = case(return_gathered=True)
+            yield f"gathered {t}", case.wrong(y) or unlike(gathered, case.whole_x)
+
+
+def in_place(comm):
+    """C of the result's type may be the result; a call without scales has ones; out tells the type."""
+    rng = np.random.default_rng(72)
+    with pb.Context(comm, engine="host") as ctx:
+        for form, t in itertools.product(FORMS, (16 * comm.size, 16 * comm.size + 1)):
+            for types in TYPES[:3]:
+                case = Case(ctx, rng, form, types, t, 24, 32, beta=0.5)
+                y = case(out=case.arrays["c"])
+                yield (
+                    f"{form} {types} {t}",
+                    case.wrong(y) or (None if y is case.arrays["c"] else "another array"),
+                )
+            ones = [
+                np.ones((32, 16), as_type) for as_type in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+            ]
+            y = getattr(pb, form)(*ones, ctx)
+            total = 16 * comm.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 16
+            yield f"{form} {t} plain", unlike(y, np.full(y.shape, total, ml_dtypes.bfloat16))
+            out = np.zeros(y.shape, ml_dtypes.float8_e4m3fn)
+            scales = pb.Scales(d=1 / 8)
+            same = getattr(pb, form)(*ones, ctx, out=out, scales=scales) is out
+            yield f"{form} {t} out", None if same and (out == out.dtype.type(total / 8)).all() else f"{out}"
+
+
+def plans(comm):
+    """Each run reads scales in arrays; others take their place; a buffer has the planned type; there are no graphs."""
+    rng = np.random.default_rng(73)
+    with pb.Context(comm, engine="host") as ctx:
+        for form, t in itertools.product(FORMS, (16 * comm.size, 16 * comm.size + 1)):
+            case = Case(ctx, rng, form, TYPES[2], t, 32, 48, arrays=True)
+            with case.plan() as plan:
+                for factor in (1.0, 4.0):
+                    case.scales.a[...] = 0.5 * factor
+                    yield f"{form} {t} {factor}", case.wrong(plan(), factor=factor)
+                others = pb.Scales(a=case.scales.a, b=2.0, amax=case.amax[0])
+                yield f"{form} {t} other scales", case.wrong(plan(scales=others), factor=4 * 8)
+                yield f"{form} {t} which stay", case.wrong(plan(), factor=4 * 8)
+                buffer = plan.input_buffer()
+                wrong = None if buffer.dtype == ml_dtypes.float8_e5m2 else f"{buffer.dtype}"
+                buffer[...] = case.x
+                yield f"{form} {t} buffer", wrong or case.wrong(plan(), factor=4 * 8)
+                words = ["scales is Scales(a, tensor), the plan is for Scales(a, b, amax, tensor)"]
+                refused = agreed_error(ctx, pb.LayoutError, words, plan, scales=pb.Scales(a=case.scales.a))
+                yield f"{form} {t} fewer scales", refused
+                said = f"float8_e5m2 by float8_e4m3fn to float32 {form}"
+                yield f"{form} {t} report", None if said in str(plan.report()) else f"{plan.report()}"
+                words = [
+                    "a CUDA graph: this product runs piece by piece"
+                    if "piece" in plan.report().path
+                    or "panels" in plan.report().path
+                    or "arrives" in plan.report().path
+                    else "a CUDA graph: the host engine has none"
+                ]
+                yield f"{form} {t} graph", agreed_error(ctx, pb.UnsupportedError, words, plan.graph)
+            yield f"{form} {t} closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan.graph)
+        x, w = (np.ones((16, 32), dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+        with tp.plan_matmul_allgather((16, 32), w, ctx, x_dtype=E4) as plan:
+            plan.input_buffer()[...] = x
+            yield "from a shape", unlike(plan(), np.full((16, 16 * comm.size), 32, ml_dtypes.bfloat16))
+        made = []
+        prepare = ctx.engine.prepare
+        ctx.engine.prepare = lambda *a: made.append(a[0]) or prepare(*a)
+        case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48)
+        for value in (1.0, 2.0, 3.0):  # a new number each step
+            case.scales = pb.Scales(0.5 * value, 0.25, amax=case.amax[0])
+            yield f"number {value}", case.wrong(case(), factor=value)
+        yield "one plan", None if len(made) == 1 else f"{len(made)} plans"
+
+
+def bytes_(comm):
+    """What has no type of its own."""
+    with pb.Context(comm, engine="host") as ctx:
+        for form in FORMS:
+            x, w = (np.full((8, 4), 2, dtype) for dtype in (ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn))
+            product = getattr(pb, form)
+            expected = product(x, w, ctx)
+            raw = product(x.view(np.uint8), w.view(np.uint8), ctx, x_dtype=E5, scales=pb.Scales())
+            yield form, unlike(raw, expected)
+            out = np.zeros(expected.shape, np.uint8)
+            product(x, w, ctx, out=out, dtype=E5)
+            yield (
+                f"{form} out",
+                unlike(out.view(ml_dtypes.float8_e5m2), expected.astype(ml_dtypes.float8_e5m2)),
+            )
+
+
+def refused(comm):
+    p = comm.size
+    with pb.Context(comm, engine="host") as ctx:
+        last = comm.rank == p - 1
+        e4, e5 = (np.zeros((16, 32), dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+        raw, wide = e4.view(np.uint8), e4.astype(np.float32)
+        one, two = np.ones(1, np.float32), np.ones(2, np.float32)
+        room = np.zeros((16 * p, 16), np.float32)
+
+        def unless_last(value, otherwise):
+            return otherwise if last else value
+
+        for name, words, args, how in (
+            ("both e5m2", ["w: dtype is float8_e5m2 like x, expected float8_e4m3fn for one of them"], (e5, e5), {}),
+            ("16 bits", ["x: dtype is float32, expected an 8-bit float like the other operand"], (wide, e4), {}),
+            ("result", ["result: dtype is float64, expected bfloat16, float16"], (e4, e4), {"dtype": "float64"}),
+            ("e5m2 of e4m3", ["result: dtype is float8_e5m2, expected"], (e4, e4), {"dtype": E5}),
+            ("transposed", ["w: inputs are not contiguous", "as torch.nn has them"],
+             (e4, np.ascontiguousarray(e4.T)), {"transposed": True}),
+            ("no scales", ["w: dtype uint8 is not supported"], (raw, raw), {}),
+            ("x_dtype", ["x: dtype is float8_e4m3fn, expected x_dtype, float8_e5m2"], (e4, e4), {"x_dtype": E5}),
+            ("w_dtype", ["dtype", "is not supported"], (e4, raw), {"w_dtype": "float9"}),
+            ("no Scales", ["scales: expected Scales, got float"], (e4, e4), {"scales": unless_last(pb.Scales(), 2.0)}),
+            ("scales of float32", ["scales: for operands of 8 bits, A is float32"], (wide, wide),
+             {"scales": pb.Scales(a=2.0)}),
+            ("d", ["scales: d: for a D of 8 bits, it is bfloat16"], (e4, e4), {"scales": pb.Scales(d=2.0)}),
+            ("two", ["scales: a: expected 1 float32, got 2"], (e4, e4), {"scales": pb.Scales(a=unless_last(one, two))}),
+            ("c", ["c: dtype is float32, expected bfloat16 or float16 for a D of 8 bits"], (e4, e4),
+             {"dtype": E4, "beta": 1, "c": room}),
+            ("bias", ["bias: dtype is float32, expected bfloat16"], (e4, e4),
+             {"dtype": "float32", "bias": np.zeros(16, np.float32)}),
+            ("out", ["out: dtype is float32, expected bfloat16"], (e4, e4), {"out": room, "dtype": "bfloat16"}),
+        ):  # fmt: skip
+            yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
+        blocks = pb.Scales(a=np.zeros(512, np.uint8), b=np.zeros(512, np.uint8), mode="block")
+        words = ["scales: mode 'block': the tensor-parallel functions have one scale for an array"]
+        for form in FORMS:
+            product = getattr(pb, form)
+            yield form, agreed_error(ctx, pb.UnsupportedError, words, product, e4, e4, ctx, scales=blocks)
+            if p > 1:
+                unlike_ = pb.Scales(a=1.0 + comm.rank)
+                words_ = ["a: 1.0", "a: 2.0"]
+                yield (
+                    f"{form} by rank",
+                    agreed_error(ctx, pb.RankMismatchError, words_, product, e4, e4, ctx, scales=unlike_),
+                )
+        y = pb.allgather_matmul(e4[:, :16], e4[:, :16], ctx)
+        yield "and it still works", first(unlike(y, np.zeros((16 * p, 16), ml_dtypes.bfloat16)))
+
+
+def tensors(comm):
+    """PyTorch's 8-bit tensors in and out; scales in tensors."""
+    import torch
+
+    with pb.Context(comm, engine="host") as ctx:
+        for form in FORMS:
+            x, w = torch.ones(32, 16).to(torch.float8_e4m3fn), torch.ones(32, 16).to(torch.float8_e5m2)
+            amax, half = torch.zeros(1), torch.full((1,), 0.5)
+            total = 16 * comm.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 16
+            scales = pb.Scales(a=half, amax=amax)
+            for dtype in ("bfloat16", "float16", "float32", E4, E5):
+                y = getattr(pb, form)(x, w, ctx, dtype=dtype, scales=scales)
+                good = y.dtype == getattr(torch, dtype) and bool((y.float() == total / 2).all())
+                yield f"{form} {dtype}", None if good and amax.item() == total / 2 else f"{y} {amax}"
+                out = torch.zeros_like(y)
+                same = getattr(pb, form)(x, w, ctx, out=out, scales=scales) is out
+                yield (
+                    f"{form} out {dtype}",
+                    None if same and torch.equal(out.float(), y.float()) else f"{out}",
+                )
+            make = getattr(tp, f"plan_{form}")
+            with make(tuple(x.shape), w, ctx, x_dtype=E4, scales=scales) as plan:
+                buffer = plan.input_buffer()
+                buffer.copy_(x)
+                good = buffer.dtype == torch.float8_e4m3fn and bool((plan().float() == total / 2).all())
+                yield f"{form} plan", None if good else f"{buffer}"
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_every_form_and_type(nranks):
+    run_mpi(every_product, nranks, timeout=120)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_in_place(nranks):
+    run_mpi(in_place, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_plans(nranks):
+    run_mpi(plans, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_bytes(nranks):
+    run_mpi(bytes_, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_what_is_refused(nranks):
+    run_mpi(refused, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_tensors_of_pytorch(nranks):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+    run_mpi(tensors, nranks)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism in 8 bits on GPUs that are played: scales, bytes, pieces in bfloat16; and graphs of plans."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+import pblasmp.tensor_parallel as tp
+from pblasmp.bindings import DataType, MatmulAttribute
+from tests.helpers import epilogues
+from tests.helpers.float8 import E4, E5
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.mpi.cases import agreed_error, first
+from tests.mpi.tensor_cases import FORMS, other_split
+from tests.mpi.tensor_cases import Case as WideCase
+from tests.mpi.tensor_float8 import TYPES, Case
+
+from .machine import machine
+from .test_float8 import Scaling
+from .test_tensor_parallel import on_gpu
+
+A = MatmulAttribute
+WIDE = TYPES[:3]
+
+
+def every_product(comm: Any, path: str) -> Any:
+    rng = np.random.default_rng(81)
+    p = comm.size
+    with machine(path, Scaling, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for form, types in itertools.product(FORMS, TYPES):
+                pieces = form == "matmul_allgather"
+                if types not in WIDE and (pieces or form == "matmul_allreduce"):
+                    continue  # refused; the library played here stores a sum as it is
+                for activation, arrays in ((None, False), ("relu", True)):
+                    case = Case(
+                        ctx, rng, form, types, 16 * p, 32 * p, 48 * p, arrays=arrays, activation=activation
+                    )
+                    before = len(lib.of("Matmul"))
+                    wrong = case.wrong(case(), tolerance=2.0**-8)
+                    called = len(lib.of("Matmul")) > before
+                    how = None if called != pieces else f"{called=}"
+                    yield f"{form} {types} {activation}", first(wrong, how)
+                if types in WIDE:
+                    case = Case(ctx, rng, form, types, 16 * p, 32 * p, 48 * p, beta=-2.0, arrays=True)
+                    yield f"{form} {types} with C", case.wrong(case(), tolerance=2.0**-8)
+            for form, types in itertools.product(FORMS, WIDE):
+                for t, n, k in ((16 * p + 1, 7 * p, 9 * p + 2), (1, 1, 1), (0, 3, 2), (3, 2, 0)):
+                    arrays = bool(rng.integers(2))
+                    case = Case(ctx, rng, form, types, t, n, k, arrays=arrays, split=other_split)
+                    how = {"comm_dtype": "float32"} if form == "matmul_reduce_scatter" else {}
+                    yield f"{form} {types} {t}x{n}x{k}", case.wrong(case(**how), tolerance=2.0**-8)
+                case = Case(ctx, rng, form, types, 20, 24, 28, beta=1.0, activation="gelu", arrays=True)
+                yield f"{form} {types} uneven, gelu", case.wrong(case(), tolerance=2.0**-7)
+            for t in (16 * p, 16 * p + 1):
+                case = Case(ctx, rng, "allgather_matmul", TYPES[1], t, 16, 32)
+                y, gathered = case(return_gathered=True)
+                same = np.array_equal(np.asarray(gathered), case.whole_x.view(np.uint8))
+                yield f"gathered, {t}", case.wrong(y, tolerance=2.0**-8) or (None if same else "X")
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def refused(comm: Any, path: str) -> Any:
+    """What only the library can store in 8 bits, and why it was not asked; nor are pieces graphs."""
+    rng = np.random.default_rng(82)
+    p = comm.size
+    with machine(path, Scaling, comm=comm), pb.Context(comm, engine="cublasmp") as ctx:
+        words = ["dtype float8_e4m3fn: this product runs piece by piece", "CuPy has no 8-bit floats"]
+        for form in FORMS:
+            case = Case(ctx, rng, form, TYPES[3], 16 * p + 1, 16 * p, 16 * p)
+            yield f"{form} uneven", agreed_error(ctx, pb.UnsupportedError, words, case)
+            case = Case(ctx, rng, form, TYPES[0], 16 * p + 8, 16 * p, 16 * p)
+            pieces = ["a CUDA graph: this product runs piece by piece"]
+            with case.plan() as plan:
+                yield f"{form} graph", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
+                notes = " ".join(plan.report().notes)
+                said = "8-bit operands are multiplied in bfloat16" in notes
+                if form != "matmul_allgather":
+                    said = said and ("expected multiples of 16" in notes or "for equal shares" in notes)
+                yield f"{form} report", None if said else notes
+        case = Case(ctx, rng, "matmul_allgather", TYPES[3], 16, 16 * p, 16)
+        yield "gathered output", agreed_error(ctx, pb.UnsupportedError, [*words, "the only way"], case)
+        case = Case(ctx, rng, "matmul_allreduce", TYPES[3], 16, 16, 16 * p, activation="relu")
+        fused = ["epilogue: relu bias cannot be fused", "CuPy has no 8-bit floats"]
+        yield "relu of a sum", agreed_error(ctx, pb.UnsupportedError, fused, case)
+        case = WideCase(rng, comm, "matmul_allgather", "float32", 4, 6 * p, 8)
+        on_gpu(case)
+        with tp.plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
+            yield "wide", agreed_error(ctx, pb.UnsupportedError, pieces, plan.graph)
+
+
+def messages(comm: Any, path: str) -> Any:
+    """X travels in 8 bits and is widened where it arrives; partial sums in the result's type."""
+    rng = np.random.default_rng(83)
+    p = comm.size
+    with machine(path, Scaling, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+        for form, each in (("allgather_matmul", 5 * 32), ("matmul_reduce_scatter", 5 * 16 * 2)):
+            case = Case(ctx, rng, form, TYPES[0], 5 * p, 16, 32)
+            with case.plan() as plan:
+                lib.gpu.events.clear()
+                wrong = case.wrong(plan(), tolerance=2.0**-8)
+                sent = {event[3] for event in lib.gpu.events if event[0] == "send"}
+                yield form, wrong or (None if sent == {each} else f"{sent}")
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_what_is_told_is_enough(nranks, stand_in):
+    run_mpi(every_product, nranks, timeout=200, path=stand_in(1000))
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_what_is_refused(nranks, stand_in):
+    run_mpi(refused, nranks, path=stand_in(1000))
+
+
+@starts_ranks
+def test_messages(stand_in):
+    run_mpi(messages, 2, path=stand_in(1000))
+
+
+def stored(lib: Any) -> dict[MatmulAttribute, int]:
+    attributes: dict[MatmulAttribute, int] = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
+    return attributes
+
+
+@pytest.fixture
+def scaling(alone, stand_in):
+    with machine(stand_in(1000), Scaling) as lib:
+        yield lib
+        lib.assert_clean()
+
+
+@pytest.mark.parametrize("form", FORMS[:3])
+def test_every_run_is_told_its_scales(scaling, form):
+    """In C order the library's A is w. One plan serves other arrays and other numbers, on one descriptor."""
+    rng = np.random.default_rng(84)
+    with pb.Context(engine="cublasmp") as ctx:
+        case = Case(ctx, rng, form, (E5, E4, E5), 16, 32, 48, arrays=True)
+        for _ in range(2):
+            scales = pb.Scales(
+                *(epilogues.placed(ctx, np.ones(1, np.float32))[0] for _ in range(3)), amax=case.amax[0]
+            )
+            case.scales = scales
+            case()
+            told = stored(scaling)
+            assert told[A.A_SCALE_POINTER] == scales.b.ctypes.data
+            assert told[A.B_SCALE_POINTER] == scales.a.ctypes.data
+            assert told[A.D_SCALE_POINTER] == scales.d.ctypes.data
+            assert told[A.AMAX_D_POINTER] == case.amax.ctypes.data
+            call = scaling.of("Matmul")[-1]
+            types = {letter: scaling.made[call[f"desc{letter}"]]["type"] for letter in "ABD"}
+            assert types == {"A": DataType.R_8F_E4M3, "B": DataType.R_8F_E5M2, "D": DataType.R_8F_E5M2}
+        for factor in (1.0, 3.0):
+            scales = pb.Scales(0.5 * factor, 0.25, d=case.unit, amax=case.amax[0])
+            case.scales = scales
+            wrong = case.wrong(case(), factor=factor, tolerance=2.0**-8)
+            if form == "matmul_allreduce":  # the library played here stores the sum as it is
+                wrong = None if scaling._number(stored(scaling)[A.B_SCALE_POINTER]) == 0.5 * factor else wrong
+            assert wrong is None
+        assert len(scaling.of("MatmulDescriptorCreate")) == 1, "planned anew"
+
+
+def test_a_fused_bias_and_amax_after_it_are_those_of_each_run(scaling):
+    rng = np.random.default_rng(85)
+    with pb.Context(engine="cublasmp") as ctx:
+        case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48, activation="relu")
+        with case.plan() as plan:
+            assert any("amax is computed after the product" in note for note in plan.report().notes)
+            for turn in (1, 2):
+                other = Case(
+                    ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 48, activation="relu", arrays=turn == 2
+                )
+                y = plan(other.x, other.w, bias=other.arrays["bias"], scales=other.scales)
+                assert other.wrong(y, tolerance=2.0**-8) is None
+            with pytest.raises(pb.UnsupportedError, match="a CUDA graph: amax is computed after the product"):
+                plan.graph()
+
+
+@pytest.mark.parametrize("form", FORMS[:3])
+def test_a_graph_is_one_call_recorded_once(lib, ctx, form):
+    case = on_gpu(WideCase(np.random.default_rng(86), ctx.comm, form, "float32", 4, 6, 8))
+    make = getattr(tp, f"plan_{form}")
+    with make(case.local_x, case.local_w, ctx) as plan:
+        y = plan()
+        graph = plan.graph()
+        names = [event[0] for event in lib.gpu.events]
+        begin, end = names.index("capture begins"), names.index("capture ends")
+        assert names[begin + 1 : end] == ["SetStream", "Matmul"]
+        lib.clear()
+        for _ in range(2):
+            assert graph.replay() is y
+        assert names[end + 1 :] == []
+        assert [event[0] for event in lib.gpu.events[end + 1 :]] == ["graph launched"] * 2
+        other = case.local_x.copy()
+        mine = plan(other, out=y.copy())
+        graph = plan.graph()  # of the arrays of the run before
+        call = lib.of("Matmul")[-1]
+        assert (call["b"], call["d"]) == (other.ctypes.data, mine.ctypes.data)
+        assert graph.replay() is mine
+        lib.workspace = (8192, 512)
+        with make(case.local_x, case.local_w, ctx, alpha=2) as larger:
+            larger()
+        with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
+            graph.replay()
+    with pytest.raises(pb.ClosedError, match="this plan is closed"):
+        plan.graph()
+
+
+def test_a_graph_reads_the_scales(scaling):
+    with pb.Context(engine="cublasmp") as ctx:
+        case = Case(ctx, np.random.default_rng(87), "allgather_matmul", (E4, E4, E4), 16, 32, 48, arrays=True)
+        with case.plan() as plan:
+            plan.graph()
+            assert stored(scaling)[A.B_SCALE_POINTER] == case.scales.a.ctypes.data
+            assert stored(scaling)[A.AMAX_D_POINTER] == case.amax.ctypes.data
+
+
+def test_what_follows_a_product_is_in_no_graph(lib, ctx):
+    case = on_gpu(WideCase(np.random.default_rng(88), ctx.comm, "matmul_allreduce", "float32", 4, 6, 8))
+    with (
+        tp.plan_matmul_allreduce(case.local_x, case.local_w, ctx, activation="relu") as plan,
+        pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
+    ):
+        plan.graph()
+
+
+def test_rows_off_the_sixteen_bytes_are_multiplied_piece_by_piece(scaling):
+    rng = np.random.default_rng(89)
+    with pb.Context(engine="cublasmp") as ctx:
+        for name, apart in (("x", 40), ("w", 40), ("out", 72)):
+            case = Case(ctx, rng, "allgather_matmul", TYPES[0], 16, 32, 32)
+            array, how = getattr(case, name, None), {}
+            if name == "out":
+                how["out"] = ctx.engine.empty((16, 32), pb.dtypes.as_dtype("bfloat16"), "C", 36)
+            else:
+                padded = ctx.engine.empty((array.shape[0], 32), array.dtype, "C", 40)
+                padded[...] = array
+                setattr(case, name, padded)
+            with case.plan(**how) as plan:
+                assert case.wrong(plan(), tolerance=2.0**-8) is None
+                note = plan.report().notes[0]
+            assert note.endswith(f"{name}: rows are {apart} bytes apart, expected a multiple of 16")
