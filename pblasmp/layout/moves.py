@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from ..dtypes import is_float8
 from .axis import Axis
 
-__all__ = ["Piece", "Stretch", "common", "copy", "packed", "unpacked"]
+__all__ = ["Piece", "Stretch", "common", "copy", "copy_all", "packed", "unpacked"]
 
-_TILE = 128  # elements; a transposing copy goes tile by tile, which stays inside the caches
+# A transposing copy goes tile by tile: short along what it writes one after the other, so that of what it reads no
+# more rows are in the caches than these hold, even where rows are a power of two apart.
+_SHORT, _LONG = 16, 512
 
 
 class Stretch(NamedTuple):
@@ -216,11 +218,20 @@ def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> No
             shape = (rows.repeat, rows.length, cols.repeat, cols.length)
             to = _view(dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
             of = _view(src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
-            for tile in _tiles(to, of):
-                if conjugate:
-                    np.conjugate(of[tile], out=to[tile])
-                else:
-                    np.copyto(to[tile], of[tile], casting="unsafe")
+            _copy(to, of, conjugate)
+
+
+def copy_all(dst: Array, src: Array, *, conjugate: bool = False) -> None:
+    """Copy a 2D array to another one of its shape and type, which may have the other memory order. Local."""
+    _copy(dst[None, :, None, :], src[None, :, None, :], conjugate and src.dtype.kind == "c")
+
+
+def _copy(to: Array, of: Array, conjugate: bool) -> None:
+    for tile in _tiles(to, of):
+        if conjugate:
+            np.conjugate(of[tile], out=to[tile])
+        else:
+            np.copyto(to[tile], of[tile], casting="unsafe")
 
 
 def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
@@ -233,15 +244,18 @@ def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple
 
 def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
     """Return the index of each part to copy on its own: everything at once unless one side is transposed."""
-    if (to.strides[1] < to.strides[3]) == (of.strides[1] < of.strides[3]):
+    down = to.strides[1] < to.strides[3]
+    if down == (of.strides[1] < of.strides[3]):
         return [()]
-    return [(*row, *col) for row in _cuts(*to.shape[:2]) for col in _cuts(*to.shape[2:])]
+    count, length, columns, width = to.shape
+    rows = _cuts(count, length, _SHORT if down else _LONG)
+    return [(*row, *col) for row in rows for col in _cuts(columns, width, _LONG if down else _SHORT)]
 
 
-def _cuts(count: int, length: int) -> list[tuple[slice, slice]]:
-    """Cut ``count`` runs of ``length`` into parts of about a tile: within the runs, or several runs."""
-    if length >= _TILE:
-        parts = range(0, length, _TILE)
-        return [(slice(i, i + 1), slice(at, at + _TILE)) for i in range(count) for at in parts]
-    several = -(-_TILE // length)
+def _cuts(count: int, length: int, tile: int) -> list[tuple[slice, slice]]:
+    """Cut ``count`` runs of ``length`` into parts of about ``tile``: within the runs, or several runs."""
+    if length >= tile:
+        parts = range(0, length, tile)
+        return [(slice(i, i + 1), slice(at, at + tile)) for i in range(count) for at in parts]
+    several = -(-tile // length)
     return [(slice(i, i + several), slice(None)) for i in range(0, count, several)]

@@ -59,8 +59,8 @@ class Trapezoid:
         return Trapezoid("U", self.diagonal + 1) if self.uplo == "L" else Trapezoid("L", self.diagonal - 1)
 
     def mask(self, rows: Indices, cols: Indices) -> NDArray[np.bool_]:
-        """Return which of these elements belong to it, as a rows × cols array."""
-        apart = cols[None, :] - rows[:, None]
+        """Return which of these elements belong to it, as a rows × cols array in F order."""
+        apart: Indices = (cols[:, None] - rows).T
         return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
 
     def parts(

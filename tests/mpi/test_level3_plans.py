@@ -105,6 +105,36 @@ def moves(comm):
         yield "any offset is taken as it is", misplaced(result, np.tril(x @ x.T))
 
 
+def sums(comm, nodes):
+    """Sums of matrices that are dealt out alike: op(A) is read from the rank that has it, sent from other nodes."""
+    rng = np.random.default_rng(66)
+    with pb.Context(comm, engine="host") as ctx:
+        for order, dtype, uplo, op_a, alpha, beta in itertools.product(
+            "CF", ("float32", "complex128"), (None, "L", "U"), "NTC", (1, -2), (0, 1, 3)
+        ):
+            d = square(ctx, 400, 150, dtype, order=order, source=(0, 1) if ctx.size > 1 else (0, 0))
+            x, z = numbers(rng, d.shape, dtype), numbers(rng, d.shape, dtype)
+            counts = np.ones(d.shape, bool) if uplo is None else np.tri(400, dtype=bool)
+            counts = counts.T if uplo == "U" else counts
+            op = {"N": np.array, "T": np.transpose, "C": lambda v: v.conj().T}[op_a]
+            read = x if uplo is None else np.where(counts if op_a == "N" else counts.T, x, np.nan)
+            other = replace(d, order=pick(rng, "CF"), source=(d.source[1], d.source[0]))
+            a = scattered(ctx, d if op_a == "N" else other, read)
+            c = scattered(ctx, replace(d, order=pick(rng, "CF")), np.where(counts & (beta != 0), z, np.nan))
+            out = scattered(ctx, d, z)
+            call, flags = (pb.geadd, {}) if uplo is None else (pb.tradd, {"uplo": uplo})
+            with pb.plan(call, a, c, op_a=op_a, **flags, alpha=alpha, beta=beta, out=out) as plan:
+                wrong = misplaced(plan(), np.where(counts, alpha * op(x) + beta * z, z))
+                report = plan.report()
+            alone = op_a == "N" or ctx.size == 1
+            sent = sum(ctx.comm.allgather(report.sent_bytes)) > 0
+            told = report.path == ("where it lies" if alone else "shared") and sent == (
+                nodes > 1 and not alone
+            )
+            case = f"{call.__name__} {order} {dtype} {uplo} {op_a} {alpha} {beta}"
+            yield case, wrong or (None if told else str(report))
+
+
 def refusals(comm):
     with pb.Context(comm, engine="host") as ctx:
         d = square(ctx, 8, 2)
@@ -250,6 +280,12 @@ def test_slabs_on_both_sides(nranks):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_what_is_moved(nranks):
     run_mpi(moves, nranks)
+
+
+@pytest.mark.parametrize(("nranks", "nodes"), [(1, 1), (4, 1), (4, 2)])
+def test_sums(nranks, nodes, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(nranks // nodes))
+    run_mpi(sums, nranks, nodes=nodes)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
