@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ MemoryOrder = Literal["C", "F"]
 
 _INT32_MAX = 2**31 - 1
 _FLIPPED: dict[str, MemoryOrder] = {"C": "F", "F": "C"}
+_REMEMBERED = 1024  # axes and texts: every call asks for those of its matrices, several times
 
 
 def _pair(value: Sequence[int], name: str, minimum: int) -> tuple[int, int]:
@@ -35,7 +37,12 @@ def _pair(value: Sequence[int], name: str, minimum: int) -> tuple[int, int]:
     return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(_REMEMBERED)
+def _axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
+    return Axis(extent, block, source, nprocs, lead)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class MatrixDescriptor:
     """A matrix dealt out in blocks over a process grid (2D block-cyclic). Local.
 
@@ -109,12 +116,12 @@ class MatrixDescriptor:
     @property
     def rows(self) -> Axis:
         """The row dimension, over the process rows."""
-        return Axis(self.shape[0], self.block[0], self.source[0], self.grid.nprow, self.lead[0])
+        return _axis(self.shape[0], self.block[0], self.source[0], self.grid.nprow, self.lead[0])
 
     @property
     def cols(self) -> Axis:
         """The column dimension, over the process columns."""
-        return Axis(self.shape[1], self.block[1], self.source[1], self.grid.npcol, self.lead[1])
+        return _axis(self.shape[1], self.block[1], self.source[1], self.grid.npcol, self.lead[1])
 
     @property
     def nbytes(self) -> int:
@@ -252,8 +259,17 @@ class MatrixDescriptor:
             return tight
         return replace(tight, ld=lld)
 
+    def __repr__(self) -> str:
+        return _written(self)
+
     def __str__(self) -> str:
         return (
             f"{self.shape[0]}x{self.shape[1]} {self.dtype.name} in blocks of {self.block[0]}x{self.block[1]} "
             f"on {self.grid}{'' if self.source == (0, 0) else f' from {self.source}'}, {self.order} order"
         )
+
+
+@lru_cache(_REMEMBERED)
+def _written(d: MatrixDescriptor) -> str:
+    """Return a descriptor as what makes an equal one."""
+    return f"MatrixDescriptor({', '.join(f'{each.name}={getattr(d, each.name)!r}' for each in fields(d))})"

@@ -66,7 +66,7 @@ class Trapezoid:
     def parts(
         self, rows: Indices, cols: Indices, width: int = _WIDTH, finest: int = _FINEST
     ) -> Iterator[Part]:
-        """Yield what a local array has of it: ``(row slice, column slice, mask)``, ``width`` columns at a time.
+        """Return what a local array has of it: ``(row slice, column slice, mask)``, ``width`` columns at a time.
 
         A mask of None means that all of it belongs. Masked parts hold all of the diagonal, and are ``finest`` columns
         wide at most. Of some columns what is not masked comes first.
@@ -77,29 +77,25 @@ class Trapezoid:
             width: columns of the largest parts.
             finest: columns of those that are masked.
         """
-        if len(rows) == 0:
-            return
-        for at in range(0, len(cols), width):
-            across = slice(at, min(at + width, len(cols)))
-            here = cols[across]
-            # The rows of which the diagonal crosses these columns.
-            low = int(np.searchsorted(rows, here[0] - self.diagonal))
-            high = int(np.searchsorted(rows, here[-1] - self.diagonal, side="right"))
-            whole = slice(high, len(rows)) if self.uplo == "L" else slice(0, low)
-            if whole.stop > whole.start:
-                yield whole, across, None
-            if high == low:
-                continue
-            crossed = rows[low:high]
-            if len(here) <= finest:
-                yield slice(low, high), across, self.mask(crossed, here)
-                continue
-            for down, along, mask in self.parts(crossed, here, max(finest, len(here) // 4), finest):
-                yield _within(down, low), _within(along, at), mask
+        edges = cols - self.diagonal
+        first, after = (np.searchsorted(rows, edges, side) for side in ("left", "right"))
 
+        def crossed(down: slice, across: slice, width: int) -> Iterator[Part]:
+            """Yield the parts of rows that the diagonal crosses somewhere in these columns."""
+            for at in range(across.start, across.stop, width):
+                here = slice(at, min(at + width, across.stop))
+                low, high = int(first[at]), int(after[here.stop - 1])
+                whole = slice(high, down.stop) if self.uplo == "L" else slice(down.start, low)
+                if whole.stop > whole.start:
+                    yield whole, here, None
+                if high == low:
+                    continue
+                if here.stop - at <= finest:
+                    yield slice(low, high), here, self.mask(rows[low:high], cols[here])
+                else:
+                    yield from crossed(slice(low, high), here, max(finest, (here.stop - at) // 4))
 
-def _within(part: slice, start: int) -> slice:
-    return slice(start + part.start, start + part.stop)
+        return crossed(slice(0, len(rows)), slice(0, len(cols)), width)
 
 
 def copy_part(
