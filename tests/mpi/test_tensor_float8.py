@@ -82,6 +82,13 @@ def plans(comm):
                 others = pb.Scales(a=case.scales.a, b=2.0, amax=case.amax[0])
                 yield f"{form} {t} other scales", case.wrong(plan(scales=others), factor=4 * 8)
                 yield f"{form} {t} which stay", case.wrong(plan(), factor=4 * 8)
+                if ctx.size > 1:
+                    by_rank, words = (
+                        pb.Scales(case.scales.a, 1.0 + ctx.rank, amax=case.amax[0]),
+                        ["b: 1.0", "b: 2.0"],
+                    )
+                    refused = agreed_error(ctx, pb.RankMismatchError, words, plan, scales=by_rank)
+                    yield f"{form} {t} scales by rank", refused
                 buffer = plan.input_buffer()
                 wrong = None if buffer.dtype == ml_dtypes.float8_e5m2 else f"{buffer.dtype}"
                 buffer[...] = case.x

@@ -346,7 +346,7 @@ class CublasmpEngine:
         if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
             if is_float8(problem.d.dtype) and options.beta != 0:
                 raise UnsupportedError("an 8-bit D of beta C alone: cuBLASMp has nothing to multiply")
-            product = LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
+            product = LocalProduct(options.beta, "D = beta C: there is nothing to multiply", options.scales)
         else:
             product = CublasmpProduct(self, problem, options, arrays)
         return epilogues.FollowedProduct(self, product, *after) if after is not None else product

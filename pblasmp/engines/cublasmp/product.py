@@ -50,22 +50,26 @@ class LocalProduct:
     workspace = Workspace(0, 0)
     notes: tuple[str, ...] = ()
 
-    def __init__(self, beta: complex, path: str) -> None:
-        self._beta, self.path = beta, path
+    def __init__(self, beta: complex, path: str, scales: Scales | None = None) -> None:
+        self._beta, self.path, self._scales = beta, path, scales
 
     def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:  # noqa: ARG002 - neither is read
         """Write beta C into D."""
+        if self._scales is not None and self._scales.amax is not None:
+            self._scales.amax[...] = 0  # of an 8-bit D, which is 0; of any other it is computed afterwards
         if self._beta == 0 or c is None:
             d[...] = 0
         else:
             d[...] = c
             d *= self._beta
 
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
-        """Nothing follows it."""
+    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:  # noqa: ARG002
+        """Let these take the place of the planned ones; no epilogue follows it."""
+        self._scales = scales
 
     def release(self) -> None:
-        """No array of the last run is held."""
+        """Forget the arrays of the last run."""
+        self._scales = None
 
     def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""

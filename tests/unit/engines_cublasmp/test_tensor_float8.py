@@ -184,6 +184,16 @@ def test_a_fused_bias_and_amax_after_it_are_those_of_each_run(scaling):
                 plan.graph()
 
 
+def test_what_multiplies_nothing_has_an_amax(scaling):
+    with pb.Context(engine="cublasmp") as ctx:
+        case = Case(ctx, np.random.default_rng(90), "allgather_matmul", (E4, E4, E4), 16, 32, 48)
+        for turn in range(2):
+            case.amax[...] = np.nan
+            case.how["alpha"], case.y = 0, 0 * case.y
+            assert case.wrong(case()) is None, turn
+        assert not scaling.of("Matmul")
+
+
 @pytest.mark.parametrize("form", FORMS[:3])
 def test_a_graph_is_one_call_recorded_once(lib, ctx, form):
     case = on_gpu(WideCase(np.random.default_rng(86), ctx.comm, form, "float32", 4, 6, 8))
