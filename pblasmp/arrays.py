@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import as_dtype, is_float8
+from .engines.cublasmp import streams
 from .errors import LayoutError
 
 if TYPE_CHECKING:
@@ -114,26 +115,10 @@ def on_stream_of(array: Any) -> AbstractContextManager[Any]:
     """Return a context in which PyTorch's current stream is CuPy's too, where ``array`` is a tensor on a GPU. Local."""
     if not is_torch(array) or array.device.type != "cuda":
         return nullcontext()
-    import cupy
     import torch
 
     handle = torch.cuda.current_stream(array.device).cuda_stream
-    stream: AbstractContextManager[Any]
-    if hasattr(cupy.cuda.Stream, "from_external"):
-        stream = cupy.cuda.Stream.from_external(_Stream(handle))
-    else:  # before CuPy 14
-        stream = cupy.cuda.ExternalStream(handle, array.device.index)
-    return stream
-
-
-class _Stream:
-    """A CUDA stream as libraries show each other theirs."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
+    return streams.current(streams.external(handle, array.device.index))
 
 
 def in_c_order(array: Any) -> bool:

@@ -100,7 +100,7 @@ def test_biases_of_pytorch_are_taken_without_a_copy(ctx):
         (p.d.local_shape(ctx.rank)[1],), dtype=torch.bfloat16, device=f"cuda:{ctx.engine.device.index}"
     )
     with pb.plan_matmul(*ones, op_b="T", scheme="ag", epilogue=pb.Epilogue(bias=bias)) as plan:
-        for value in (4.0, -2.0):  # bfloat16 stores the sums
+        for value in (p.k, -p.k / 2):  # bfloat16 stores the sums
             bias.fill_(value)
             torch.cuda.synchronize()
             assert (plan().on_host().astype(np.float64) == p.k + value).all()

@@ -77,6 +77,24 @@ def test_work_follows_the_current_stream(ctx):
         assert everywhere(ctx, wrong(ctx, product, expected)) == ""
 
 
+def test_a_stream_that_was_chosen_by_use_stays_the_current_one(ctx):
+    """Also where a graph is recorded, and where PyTorch's stream is followed."""
+    d = square(ctx)
+    a = place(ctx, integers(d.shape, d.dtype, 1), d)
+    before, stream = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    try:
+        with pb.plan_matmul(a, a) as plan:
+            plan.graph().replay()
+            assert cupy.cuda.get_current_stream() == stream
+        x = torch.ones(8, 8, device=f"cuda:{ctx.engine.device.index}")
+        pb.allgather_matmul(x, x, ctx)
+        assert cupy.cuda.get_current_stream() == stream
+        stream.synchronize()
+    finally:
+        before.use()
+
+
 class Allocations(cupy.cuda.MemoryHook):
     """Counts what CuPy allocates while in the ``with`` block."""
 

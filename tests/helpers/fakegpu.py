@@ -108,7 +108,7 @@ class FakeGpu:
         self.free, self.fragmented = 1 << 40, False
         self.capability = capability
         self.current = self.callers = current
-        self.stream = 0
+        self.stream, self.entered = 0, [0]  # the current one, and those of ``with`` blocks
         self.nvshmem_ranks = nvshmem_ranks
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
@@ -279,11 +279,16 @@ class FakeGpu:
                 gpu._next += 1
                 self.ptr = gpu._next if ptr is None else ptr
 
+            def use(self) -> None:
+                gpu.stream = self.ptr
+
             def __enter__(self) -> None:
-                self.before, gpu.stream = gpu.stream, self.ptr
+                gpu.entered.append(self.ptr)
+                gpu.stream = self.ptr
 
             def __exit__(self, *exception: object) -> None:
-                gpu.stream = self.before
+                gpu.entered.pop()
+                gpu.stream = gpu.entered[-1]  # CuPy forgets what use() chose
 
             def wait_event(self, event: Event) -> None:
                 gpu.events.append(("wait", self.ptr, event.stream))

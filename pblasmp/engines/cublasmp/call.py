@@ -14,6 +14,7 @@ from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
 from ..base import Workspace
 from .log import Listening
+from .streams import current
 from .types import DATA_TYPES
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class PreparedCall(ABC):
         if not self._inside:
             return _nothing
         stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
+        with current(stream):
             stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
             try:
                 self._run(*arrays)

@@ -340,7 +340,7 @@ class CublasmpEngine:
             if self.version < algo.since:
                 needed, found = version_text(algo.since), version_text(self.version)
                 raise UnsupportedError(f"algo {options.algo!r} needs cuBLASMp {needed}, found {found}")
-        scales.check(problem, options.scales, self.version, self.capability)
+        scales.check(problem, options, self.version, self.capability)
         options, after = self._split(problem, options)
         product: Product
         if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:

@@ -14,6 +14,7 @@ from ...dtypes import is_float8
 from ...errors import UnsupportedError
 from ...layout import MatmulProblem
 from ...scales import Scales
+from ..base import Options
 
 __all__ = ["attributes", "check"]
 
@@ -21,12 +22,12 @@ _FLOAT8_SINCE, _BLOCK_SINCE = 89, 100  # compute capabilities
 _OUTPUT_SINCE = 800  # before, C may not be left out, and D cannot stand in for it
 
 
-def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int) -> None:
+def check(p: MatmulProblem, options: Options, version: int, capability: int) -> None:
     """Raise UnsupportedError where an 8-bit product cannot be computed. Local.
 
     Args:
         p: the product, of any type.
-        scales: its scales.
+        options: with its scales and beta.
         version: cuBLASMp's.
         capability: the GPU's compute capability, 90 for 9.0.
     """
@@ -39,6 +40,11 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
         raise UnsupportedError(
             f"an 8-bit D needs cuBLASMp {version_text(_OUTPUT_SINCE)}, found {version_text(version)}"
         )
+    if is_float8(p.d.dtype) and options.beta != 0 and p.scheme == "gemm" and p.d.grid.size > 1:
+        raise UnsupportedError(  # it says so on some ranks alone, while the others wait
+            "cuBLASMp has an 8-bit D with C on one GPU and in the schemes 'ag' and 'rs', not in other layouts"
+        )
+    scales = options.scales
     if scales is None or scales.mode == "tensor":
         return
     if capability < _BLOCK_SINCE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
 from pblasmp.dtypes import as_dtype
+from pblasmp.engines.base import Options
+from pblasmp.engines.cublasmp.scales import check
 from tests.helpers import float8
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -30,8 +33,8 @@ class Scaling(Following):
     def _number(self, address: int) -> float:
         return ctypes.c_float.from_address(address).value if address else 1.0
 
-    def _scalar(self, told: dict[str, int], name: str, like: str) -> Any:
-        value = super()._scalar(told, name, like)
+    def _scalar(self, told: dict[str, int], name: str, like: str, **how: bool) -> Any:
+        value = super()._scalar(told, name, like, **how)
         if name == "alpha":
             stored = self.attributes(told["matmulDesc"])
             for letter in "AB":
@@ -151,6 +154,23 @@ def test_what_is_refused(alone, stand_in, version, capability, types, words):
             with pytest.raises(pb.UnsupportedError, match=words):
                 planned(ctx, p, scales)
         lib.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks", "types", "beta", "refused"),
+    [
+        ("gemm", 2, (E4, E4, E4), 1, True),
+        ("gemm", 2, (E4, E4, E4), 0, False),
+        ("gemm", 2, (E4, E4, "bfloat16"), 1, False),
+        ("gemm", 1, (E4, E4, E4), 1, False),
+        ("ag", 2, (E4, E4, E4), 1, False),
+    ],
+)
+def test_what_only_some_ranks_would_refuse(scheme, ranks, types, beta, refused):
+    """Pure: cuBLASMp has no 8-bit D with C in general layouts, and says so too late."""
+    p = float8.problem(scheme, ranks, types, "C")
+    with pytest.raises(pb.UnsupportedError, match="an 8-bit D with C") if refused else nullcontext():
+        check(p, Options(beta=beta), 1000, 90)
 
 
 def test_block_scales_on_blackwell(alone, stand_in):

@@ -13,6 +13,7 @@ import pytest
 
 import pblasmp as pb
 from benchmarks.gpu_devices import c_call
+from pblasmp.engines.cublasmp.streams import current
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
 
@@ -47,6 +48,22 @@ def test_it_follows_the_current_stream(ctx, lib):
                 plan()
         told = [call.arguments.get("stream", "run") for call in lib.calls]
     assert told == ["run", first.ptr, "run", "run", second.ptr, "run", 0, "run"]
+
+
+def test_a_stream_that_was_chosen_by_use_stays_the_current_one(ctx, lib):
+    """CuPy's own ``with`` would forget it."""
+    cuda = sys.modules["cupy"].cuda
+    stream, outer = cuda.Stream(), cuda.Stream()
+    with outer, pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
+        stream.use()
+        plan.graph()
+        assert cuda.get_current_stream().ptr == stream.ptr
+        with pytest.raises(RuntimeError), current(cuda.Stream()):
+            raise RuntimeError
+        assert cuda.get_current_stream().ptr == stream.ptr
+        lib.clear()
+        plan()
+        assert lib.of("SetStream")[-1]["stream"] == stream.ptr
 
 
 def test_the_handle_is_made_on_the_current_stream(lib):
