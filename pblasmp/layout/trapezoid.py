@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 __all__ = ["Trapezoid", "copy_part"]
 
-_WIDTH, _FINEST = 256, 64  # columns at a time: wide where all belongs, narrow where the diagonal is
+_FINEST = (
+    64  # columns: where the diagonal is, what is computed in vain shrinks with them, and so does BLAS's speed
+)
 
 Indices = NDArray[np.int64]
 Part = tuple[slice, slice, "NDArray[np.bool_] | None"]
@@ -63,39 +65,36 @@ class Trapezoid:
         apart: Indices = (cols[:, None] - rows).T
         return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
 
-    def parts(
-        self, rows: Indices, cols: Indices, width: int = _WIDTH, finest: int = _FINEST
-    ) -> Iterator[Part]:
-        """Return what a local array has of it: ``(row slice, column slice, mask)``, ``width`` columns at a time.
+    def parts(self, rows: Indices, cols: Indices, finest: int = _FINEST) -> Iterator[Part]:
+        """Return what a local array has of it: ``(row slice, column slice, mask)``, as large parts as can be.
 
         A mask of None means that all of it belongs. Masked parts hold all of the diagonal, and are ``finest`` columns
-        wide at most. Of some columns what is not masked comes first.
+        wide at most. Of some columns what is not masked comes first. Columns are halved until nothing of them is cut
+        or they are that narrow.
 
         Args:
             rows: global index of each local row, ascending.
             cols: global index of each local column, ascending.
-            width: columns of the largest parts.
-            finest: columns of those that are masked.
+            finest: columns of the parts that are masked.
         """
         edges = cols - self.diagonal
         first, after = (np.searchsorted(rows, edges, side) for side in ("left", "right"))
 
-        def crossed(down: slice, across: slice, width: int) -> Iterator[Part]:
-            """Yield the parts of rows that the diagonal crosses somewhere in these columns."""
-            for at in range(across.start, across.stop, width):
-                here = slice(at, min(at + width, across.stop))
-                low, high = int(first[at]), int(after[here.stop - 1])
-                whole = slice(high, down.stop) if self.uplo == "L" else slice(down.start, low)
-                if whole.stop > whole.start:
-                    yield whole, here, None
-                if high == low:
-                    continue
-                if here.stop - at <= finest:
-                    yield slice(low, high), here, self.mask(rows[low:high], cols[here])
-                else:
-                    yield from crossed(slice(low, high), here, max(finest, (here.stop - at) // 4))
+        def cut(down: slice, across: slice) -> Iterator[Part]:
+            """Yield the parts of some columns; ``down`` are the rows that are not done yet."""
+            low, high = int(first[across.start]), int(after[across.stop - 1])  # the diagonal is between them
+            whole = slice(high, down.stop) if self.uplo == "L" else slice(down.start, low)
+            if whole.stop > whole.start:
+                yield whole, across, None
+            crossed = slice(low, high)
+            if low < high and across.stop - across.start <= finest:
+                yield crossed, across, self.mask(rows[crossed], cols[across])
+            elif low < high:
+                middle = (across.start + across.stop + 1) // 2
+                yield from cut(crossed, slice(across.start, middle))
+                yield from cut(crossed, slice(middle, across.stop))
 
-        return crossed(slice(0, len(rows)), slice(0, len(cols)), width)
+        return cut(slice(0, len(rows)), slice(0, len(cols))) if len(cols) else iter(())
 
 
 def copy_part(

@@ -19,8 +19,6 @@ from .blas import LocalBlas, scale
 
 __all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
 
-_ROWS = 256  # of a triangular slab at a time
-
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 Kernel = Callable[[LocalBlas, complex, Array, Array, complex, Array, int], None]
@@ -64,22 +62,19 @@ class LeftPart:
         target: Array,
         start: int,
     ) -> None:
-        """Multiply, some rows at a time, the k that count for all of them and the tip where the diagonal is."""
+        """Multiply what counts for all of some rows, and the tips where the diagonal is."""
         ks = np.arange(start, start + left.shape[1])
-        for at in range(0, len(self.rows), _ROWS):
-            down = slice(at, min(at + _ROWS, len(self.rows)))
-            here, panel, factor = self.rows[down], target[down], beta
-            for along, across, mask in self.part.T.parts(ks, here, len(here)):
-                if factor != 1 and len(here) > across.stop - across.start:
-                    scale(panel, factor)  # the parts that follow have some of the rows each
-                    factor = 1
-                factors = left[down][across, along]
-                if mask is not None:
-                    factors = self._tip(factors, mask.T, here[across, None] == ks[along])
-                blas.gemm(alpha, factors, right[along], factor, panel[across])
-                factor = 1
-            if factor != 1:
-                scale(panel, factor)
+        for along, across, mask in self.part.T.parts(ks, self.rows):
+            if beta != 1 and across.stop - across.start < len(self.rows):
+                scale(target, beta)  # the parts that follow have some of the rows each
+                beta = 1
+            factors = left[across, along]
+            if mask is not None:
+                factors = self._tip(factors, mask.T, self.rows[across, None] == ks[along])
+            blas.gemm(alpha, factors, right[along], beta, target[across])
+            beta = 1
+        if beta != 1:
+            scale(target, beta)
 
     def _tip(self, factors: Array, mask: NDArray[np.bool_], on_diagonal: NDArray[np.bool_]) -> Array:
         tip = np.where(mask, factors, factors.dtype.type(0))
@@ -115,7 +110,7 @@ class ResultPart:
         target: Array,
         start: int,  # noqa: ARG002
     ) -> None:
-        """Multiply, some columns at a time: what lies in the part, and aside what the diagonal crosses."""
+        """Multiply: what lies in the part, and aside what the diagonal crosses."""
         for down, across, mask in self.part.parts(self.rows, self.cols):
             view = target[down, across]
             if mask is None:

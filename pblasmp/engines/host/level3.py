@@ -74,8 +74,11 @@ def _updated(p: Level3Problem, alpha: complex, rank: int, size: int) -> Slabs:
     assert part is not None
     flip, conjugate = p.op_a != "N", p.op_a == "C" and hermitian
     x = [("a", p.a)] if p.b is None else [("a", p.a), ("b", p.b)]
-    lefts = [Operand(m, flip, conjugate, needs(d, size, 0), d.rows, name) for name, m in x]
-    rights = [Operand(m, flip, conjugate != hermitian, needs(d, size, 1), d.cols, name) for name, m in x]
+    # k contiguous, on both sides: BLAS is faster by a tenth then, with products as small as those of a triangle.
+    lefts = [Operand(m, flip, conjugate, needs(d, size, 0), d.rows, name, order="C") for name, m in x]
+    rights = [
+        Operand(m, flip, conjugate != hermitian, needs(d, size, 1), d.cols, name, order="C") for name, m in x
+    ]
     multiply: Kernel = (
         ResultPart(part, *d.global_indices(rank), hermitian) if rank < d.grid.size else Term.multiply
     )

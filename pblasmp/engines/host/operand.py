@@ -38,6 +38,7 @@ class Operand:
         outer: the dimension it shares with D, as D deals it out.
         source: "a" or "b": whose local arrays these are.
         stays: whether it may be multiplied where it lies; not where the result may overwrite it.
+        order: memory order of its slabs as outer × k; empty: as it lies.
     """
 
     matrix: MatrixDescriptor
@@ -47,6 +48,7 @@ class Operand:
     outer: Axis
     source: str = "a"
     stays: bool = True
+    order: str = ""
 
     @property
     def side(self) -> Side:
@@ -106,7 +108,7 @@ class Staging:
         self._width = stop - start
         cells = tuple(Cell((process, 0), domains[i]) for i, process in self._slabs)
         src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
-        dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, side.order)
+        dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
         self._exchange = Exchange(comm, src, dst, operand.matrix.dtype)
         me = next((i for i, cell in enumerate(side.cells) if cell.ranks[0] == comm.rank), None)
         self._me = me

@@ -215,7 +215,7 @@ def test_trapezoid_parts_are_the_elements(uplo, diagonal):
         expected = triangle(np.ones((14, 14)), diagonal)[np.ix_(rows, cols)]
         count = np.zeros((m, n))
         finest = int(rng.integers(1, 4))
-        for down, across, mask in part.parts(rows, cols, int(rng.integers(finest, 9)), finest):
+        for down, across, mask in part.parts(rows, cols, finest):
             assert mask is None or mask.shape[1] <= finest
             count[down, across] += 1 if mask is None else mask
         assert np.array_equal(count, expected)
