@@ -197,6 +197,14 @@ class PreparedCall(ABC):
     def _first(self) -> None:
         self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
+        try:
+            with self._engine.agreement(f"cublasMp{self._routine}: the first run"):
+                self._first_call()
+        except Exception:
+            self._call = None  # the next run is again a first one
+            raise
+
+    def _first_call(self) -> None:
         if not self._inside:
             self._call = _nothing
             return

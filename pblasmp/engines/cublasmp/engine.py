@@ -192,6 +192,10 @@ class CublasmpEngine:
                     f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
                 )
 
+    def agreement(self, what: str) -> Agreement:
+        """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""
+        return Agreement(self._comm, what)
+
     def largest(self, sizes: Callable[[], tuple[int, int]]) -> tuple[int, int]:
         """Return the largest of every rank's ``sizes()``, or raise what it raises on any rank. Collective."""
         mine: tuple[int, int] = (0, 0)
