@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import pblasmp as pb
-from benchmarks import gpu_accuracy
 from pblasmp.launch import find_launcher
-from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.mpi import starts_ranks
 from tests.helpers.scalapack import locate
 
 ROOT = Path(__file__).parents[2]
@@ -45,22 +43,6 @@ def test_redistribution(tmp_path):
     assert {"np.copyto", "scatter", "gather", "save", "load"} < set(seconds)
     assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
     assert list(tmp_path.iterdir()) == [tmp_path / "results.json"]
-
-
-def errors_of_schemes(comm):
-    with pb.Context(comm, engine="host") as ctx:
-        lines = gpu_accuracy.table(ctx, (32, 64, 128))
-        yield "rows", None if len(lines) == 4 + 8 else str(lines)
-        for scheme in ("rs", "ar"):
-            for dtype, rounding in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
-                found = gpu_accuracy.measure(ctx, scheme, dtype, dtype, (32, 64, 128))
-                right = 0 < found.typical < rounding and found.typical < found.largest < 8 * rounding
-                yield f"{scheme} {dtype}", None if right else f"{found}"
-
-
-def test_errors_of_schemes():
-    """On the host engine D alone is rounded: errors are half a unit of the last place, of values up to about 4."""
-    run_mpi(errors_of_schemes, 2)
 
 
 def test_host_gemm_memory(tmp_path):
