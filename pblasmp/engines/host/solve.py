@@ -62,8 +62,8 @@ class SolveProduct(HostProduct):
             Cell((0, rank), (rank, *(other for other in sharing[rank] if other != rank)))
             for rank in range(comm.size)
         )
-        slabs = target if self._in_d else Side(Axis(order, max(1, order)), dealt, cells, "F")
-        self._dtype, self._sizes = p.d.dtype, (p.b.grid.size, p.d.grid.size)
+        slabs = target if self._in_d else Side(Axis(order, max(1, order)), dealt, cells, source.order)
+        self._dtype, self._order, self._sizes = p.d.dtype, source.order, (p.b.grid.size, p.d.grid.size)
         self._in = Exchange(comm, source, slabs, p.d.dtype)
         self._out = None if self._in_d else Exchange(comm, slabs, target, p.d.dtype)
         self._panels = cut(order, self.path) if self._alpha != 0 else []
@@ -121,7 +121,7 @@ class SolveProduct(HostProduct):
         """Return the slabs of right-hand sides that this rank can write; None for those of other domains."""
         memory = self._means.buffers.get("x", self._bytes * len(self._domain), shared=self._shared)
         return [
-            carve(memory, self._bytes * self._domain.index(rank), shape, self._dtype, "F")
+            carve(memory, self._bytes * self._domain.index(rank), shape, self._dtype, self._order)
             if rank in self._domain
             else None
             for rank, shape in self._shape.items()

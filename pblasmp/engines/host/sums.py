@@ -36,15 +36,16 @@ class SumProduct(HostProduct):
         self._alpha, self._beta, self._part = options.alpha, options.beta, p.written
         self._flip = p.op_a != "N"
         self._conjugate = p.op_a == "C" and p.d.dtype.kind == "c"
-        self._exchange, self._shared, self._peer = None, 0, self._rank
+        self._exchange, self._shared = None, 0
+        self._peer = self._rank  # the rank that has what this one needs, unless it is moved
         self._inside = self._rank < p.d.grid.size
         source = self._source = p.a.T if self._flip else p.a
         if not source.same_places(p.d) and options.alpha != 0:
             self._share()
             if self._shared and self._reaches():
-                self.copied_bytes = self._shared
                 if self._inside:
                     self._peer = source.grid.rank(*p.d.grid.coords(self._rank))
+                self.copied_bytes = self._shared if self._peer != self._rank else 0
             else:
                 self._exchange = self._moves()
                 self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
@@ -87,7 +88,7 @@ class SumProduct(HostProduct):
         known = self._copies(x) if self._shared else {self._rank: x}
         if self._exchange is not None:
             x = self._moved(known, d)
-        elif self._inside and self._alpha != 0:
+        elif self._peer != self._rank:
             x = known[self._peer]
         if not self._inside or x is d:
             return
@@ -110,7 +111,7 @@ class SumProduct(HostProduct):
             for i, rank in enumerate(self._node)
             if rank < x.grid.size
         }
-        if self._rank in known:
+        if self._rank in known and (self._exchange is not None or self._peer != self._rank):
             copy, part = known[self._rank], self._part
             rows, cols = x.global_indices(self._rank)
             if x.order == "C":
