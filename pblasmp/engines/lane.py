@@ -23,12 +23,14 @@ class Lane(Protocol):
         rank, size: this rank's number, and how many there are.
         xp: numpy or cupy: whose arrays they are.
         stores_float8: whether results may be 8-bit floats.
+        panel_flops: operations of a product that hide what it costs to queue its messages.
     """
 
     rank: int
     size: int
     xp: Any
     stores_float8: bool
+    panel_flops: float
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` of scratch as a plan reports it. Local."""

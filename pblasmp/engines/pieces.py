@@ -300,13 +300,17 @@ class GatheredOutput(PiecewiseProduct):
     Args:
         columns: how many columns of D each rank computes.
         tokens: rows of D.
+        inputs: columns of X.
         **how: of every product here.
     """
 
-    def __init__(self, lane: Lane, options: Options, columns: Sequence[int], tokens: int, **how: Any) -> None:
+    def __init__(
+        self, lane: Lane, options: Options, columns: Sequence[int], tokens: int, inputs: int, **how: Any
+    ) -> None:
         super().__init__(lane, options, **how)
         self._parts = _slices(columns)
-        self._panels = min(_PANELS, max(1, max(columns) // _PANEL))
+        worth = int(2 * tokens * max(columns) * inputs / lane.panel_flops)
+        self._panels = max(1, min(_PANELS, max(columns) // _PANEL, worth))
         self.path = f"panels of columns, each gathered while the next one is multiplied: {self._panels}"
         column = tokens * self._out_dtype.itemsize
         self.sent_bytes = columns[lane.rank] * column * (lane.size - 1)

@@ -45,7 +45,7 @@ def prepared(ctx: Context, spec: Specification, operands: Operands) -> Product:
     if form == "allgather_matmul":
         return GatheredInput(lane, options, spec.tokens, spec.inputs[0], **how)
     if form == "matmul_allgather":
-        return GatheredOutput(lane, options, spec.outputs, spec.tokens[0], **how)
+        return GatheredOutput(lane, options, spec.outputs, spec.tokens[0], spec.inputs[0], **how)
     rows = spec.scattered if form == "matmul_reduce_scatter" else shares(spec.tokens[0], ctx.size)
     everywhere = form == "matmul_allreduce"
     return SummedOutput(lane, options, rows, spec.outputs[0], everywhere=everywhere, **how)

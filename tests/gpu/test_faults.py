@@ -69,6 +69,8 @@ def test_a_fault_is_avoided(ctx, fault):
 def test_a_fault_is_still_there_without_the_guard(ctx, fault, monkeypatch):
     """When this fails, the library has been mended: narrow the guard to the versions that need it."""
     needs_two(ctx)
+    if fault == "TT" and ctx.engine.version < 900:
+        pytest.skip("with 0.7 and 0.8 some of these products never end")
     monkeypatch.setattr(faults, "reads_a_transposed", lambda *_: False)
     monkeypatch.setattr(faults, "reads_b_transposed", lambda _: False)
     monkeypatch.setattr(faults, "is_shifted", lambda _: False)

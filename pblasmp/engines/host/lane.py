@@ -27,6 +27,7 @@ class HostLane:
 
     xp: Any = np
     stores_float8 = True
+    panel_flops = 1.0
 
     def __init__(self, comm: Communicator, local_blas: LocalBlas, buffers: Buffers) -> None:
         self.rank, self.size = comm.rank, comm.size
