@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.cublasmp import epilogues, faults
+from tests.helpers.epilogues import followed
 
+from .level3 import every_case, one_case
 from .products import everywhere, integers, place, poisoned, product_part, wrong_part
 
 
@@ -93,3 +96,27 @@ def test_c_and_d_of_other_alignment(ctx):
     p = pb.MatmulProblem(a, b, d, c=d)
     expected = product_part(ctx, p, {"a": factors[0], "b": factors[1], "c": values}, 1, 1)
     assert everywhere(ctx, wrong_part(ctx, out, expected, 2.0**-7)) == ""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"), [("ag", "gelu"), ("ag", "dgelu aux"), ("rs", "drelu aux bias_grad")]
+)
+def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
+    """When the second part fails, the library has been mended."""
+    if scheme == "rs":
+        needs_two(ctx)
+    make = {"ag": pb.MatmulProblem.allgather, "rs": pb.MatmulProblem.reduce_scatter}[scheme]
+    p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", order="C")
+    rng = np.random.default_rng(61)
+    assert everywhere(ctx, followed(ctx, rng, p, kind) or "") == ""
+    monkeypatch.setattr(epilogues, "why_not_fused", lambda *_: "")
+    assert everywhere(ctx, followed(ctx, rng, p, kind) or "") != "", f"cuBLASMp {ctx.engine.version}"
+
+
+def test_syr2k_of_a_complex_alpha(ctx, monkeypatch):
+    found = (case for case in every_case("syr2k", ctx.size, 20, 3) if case.flags["op_a"] == "N")
+    case = replace(next(case for case in found if case.dtype == "complex128"), alpha=1 + 1j)
+    assert one_case(ctx, case, 1) == ""  # right, or refused
+    if ctx.engine.version < 1000:
+        monkeypatch.setattr(faults, "level3_is_wrong", lambda *_: "")
+        assert one_case(ctx, case, 1) != "", f"cuBLASMp {ctx.engine.version}"
