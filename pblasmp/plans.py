@@ -82,7 +82,7 @@ def stand_ins(
 
 
 class Graph(Generic[Result]):
-    """A plan as a CUDA graph. Made by ``plan.graph()``."""
+    """A plan as a CUDA graph, until the plan is closed. Made by ``plan.graph()``."""
 
     def __init__(self, replay: Callable[[], None], result: Result) -> None:
         self._replay, self._result = replay, result
@@ -91,7 +91,7 @@ class Graph(Generic[Result]):
         """Queue the routine on the current stream and return its result. Collective over the context.
 
         Raises:
-            ClosedError: another plan has replaced the workspace since: make the graph again.
+            ClosedError: the plan is closed, or another plan has replaced the workspace since: make the graph again.
         """
         self._replay()
         return self._result

@@ -106,7 +106,7 @@ def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
     if scheme == "rs":
         needs_two(ctx)
     make = {"ag": pb.MatmulProblem.allgather, "rs": pb.MatmulProblem.reduce_scatter}[scheme]
-    p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", order="C")
+    p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", dtype="float64", order="C")
     rng = np.random.default_rng(61)
     assert everywhere(ctx, followed(ctx, rng, p, kind) or "") == ""
     monkeypatch.setattr(epilogues, "why_not_fused", lambda *_: "")

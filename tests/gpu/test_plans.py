@@ -59,6 +59,18 @@ def test_a_graph_sees_new_data_in_the_same_buffers(ctx):
                 assert everywhere(ctx, wrong(ctx, graph.replay(), expected)) == ""
 
 
+def test_a_graph_that_is_kept_does_not_hold_up_its_context(ctx):
+    """NCCL destroys no communicator while a graph holds work of it."""
+    d = square(ctx, 256)
+    with pb.Context(engine="cublasmp") as own:
+        a, b = (place(own, integers(d.shape, d.dtype, s), d) for s in (1, 2))
+        graph = pb.plan_matmul(a, b).graph()
+        expected = integers(d.shape, d.dtype, 1) @ integers(d.shape, d.dtype, 2)
+        assert everywhere(own, wrong(own, graph.replay(), expected)) == ""
+    with pytest.raises(pb.ClosedError):
+        graph.replay()
+
+
 def test_work_follows_the_current_stream(ctx):
     d = square(ctx, 1024)
     a, b = (place(ctx, integers(d.shape, d.dtype, s), d) for s in (1, 2))

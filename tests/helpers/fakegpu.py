@@ -300,7 +300,14 @@ class FakeGpu:
 
             def end_capture(self) -> Any:
                 gpu.events.append(("capture ends", self.ptr))
-                return SimpleNamespace(launch=lambda: gpu.events.append(("graph launched",)))
+                return Graph()
+
+        class Graph:
+            def launch(self) -> None:
+                gpu.events.append(("graph launched",))
+
+            def __del__(self) -> None:
+                gpu.events.append(("graph destroyed",))
 
         return Stream, Event
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from ...errors import ClosedError
 from ...layout import Grid, MatrixDescriptor
@@ -49,6 +50,7 @@ class PreparedCall(ABC):
     ) -> None:
         self._engine, self._lib, self._routine = engine, engine.library, routine
         self._closing = ExitStack()
+        self._recorded: WeakSet[_Recorded] = WeakSet()
         self._bound, self._names = arrays, [*map(id, arrays)]
         self._strides = tuple(None if x is None else x.strides for x in arrays)
         self._inside = inside
@@ -243,12 +245,16 @@ class PreparedCall(ABC):
                 self._run(*arrays)
             finally:
                 graph = stream.end_capture()
-        generation = self._workspace.generation
+        recorded = _Recorded(graph, self._workspace.generation)
+        self._recorded.add(recorded)
+        workspace = self._workspace
 
         def replay() -> None:
-            if generation != self._workspace.generation:
+            if recorded.graph is None:
+                raise ClosedError("the plan of this graph is closed, or was prepared anew: make the graph again")
+            if recorded.generation != workspace.generation:
                 raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-            graph.launch()
+            recorded.graph.launch()
 
         return replay
 
@@ -265,8 +271,17 @@ class PreparedCall(ABC):
         return f"the local array has strides {array.strides}, the plan is for {planned}"
 
     def close(self) -> None:
-        """Destroy the descriptors, last made first."""
+        """Destroy the graphs and the descriptors, last made first."""
+        for recorded in self._recorded:
+            recorded.graph = None
         self._closing.close()
+
+
+class _Recorded:
+    """A CUDA graph, until its call is closed: NCCL destroys no communicator while a graph holds work of it."""
+
+    def __init__(self, graph: Any, generation: int) -> None:
+        self.graph, self.generation = graph, generation
 
 
 def _nothing() -> None:

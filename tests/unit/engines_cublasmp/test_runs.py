@@ -190,3 +190,24 @@ def test_a_graph_is_one_call_recorded_once(ctx, lib):
             larger()
         with pytest.raises(pb.ClosedError, match="the workspace has been replaced"):
             graph.replay()
+
+
+def test_a_graph_ends_with_its_plan(lib):
+    """NCCL waits for every graph that holds its work before it destroys a communicator."""
+    with pb.Context(engine="cublasmp") as ctx:
+        plans = [pb.plan_matmul(ctx.empty(D), ctx.empty(D)) for _ in range(2)]
+        graphs = [plan.graph() for plan in plans]
+        events = lib.gpu.events
+        events.clear()
+        plans[0].close()
+        assert events[0] == ("graph destroyed",)
+        assert ("graph destroyed",) not in events[1:]
+        with pytest.raises(pb.ClosedError, match="the plan of this graph is closed"):
+            graphs[0].replay()
+        graphs[1].replay()
+        events.clear()
+    names = [event[0] for event in events]
+    assert names.count("graph destroyed") == 1
+    assert names.index("graph destroyed") < names.index("GridDestroy"), names
+    with pytest.raises(pb.ClosedError, match="the plan of this graph is closed"):
+        graphs[1].replay()
