@@ -37,12 +37,14 @@ def tolerance(ctx: pb.Context, scheme: str, out: str) -> float:
 def test_products_are_right(ctx, scheme, order):
     rng, table = np.random.default_rng(51), Table(ctx)
     for types in float8.TYPES:
+        if scheme == "gemm" and ctx.size > 1 and types[2].startswith("float8"):
+            continue  # refused, as below
         p = float8.problem(scheme, ctx.size, types, order, unit=64)
         names = " x ".join(types[:2]) + " to " + types[2]
         within = tolerance(ctx, scheme, types[2])
         table.add(f"{scheme} {order} {names}", lambda p=p, t=within: float8.scaled(ctx, rng, p, tolerance=t))
-        if scheme == "ar" or (scheme == "gemm" and ctx.size > 1 and types[2].startswith("float8")):
-            continue  # there is no beta; it is refused, as below
+        if scheme == "ar":
+            continue  # there is no beta
         table.add(
             f"{scheme} {order} {names} with C",
             lambda p=p, t=within: float8.scaled(ctx, rng, p, beta=-2.0, tolerance=t),
@@ -50,12 +52,12 @@ def test_products_are_right(ctx, scheme, order):
     assert not table.lines, str(table)
 
 
-def test_what_only_some_ranks_would_refuse(ctx):
+def test_an_eight_bit_result_in_general_layouts_is_refused(ctx):
     if ctx.size == 1:
         pytest.skip("of several processes")
     p = float8.problem("gemm", ctx.size, (float8.E4,) * 3, "C", unit=64)
-    with pytest.raises(pb.UnsupportedError, match="an 8-bit D with C on one GPU"):
-        float8.scaled(ctx, np.random.default_rng(1), p, beta=1.0)
+    with pytest.raises(pb.UnsupportedError, match="an 8-bit D on one GPU"):
+        float8.scaled(ctx, np.random.default_rng(1), p)
 
 
 @pytest.mark.parametrize("scheme", ["ag", "rs"])

@@ -25,6 +25,17 @@ from ml_dtypes import bfloat16
 _TAG = 4711  # of NCCL's messages, which MPI carries
 
 
+class _Graph:
+    def __init__(self, events: list[tuple[Any, ...]]) -> None:
+        self._events = events
+
+    def launch(self) -> None:
+        self._events.append(("graph launched",))
+
+    def __del__(self) -> None:
+        self._events.append(("graph destroyed",))
+
+
 class CUDARuntimeError(RuntimeError):
     """As cupy.cuda.runtime has it."""
 
@@ -300,14 +311,7 @@ class FakeGpu:
 
             def end_capture(self) -> Any:
                 gpu.events.append(("capture ends", self.ptr))
-                return Graph()
-
-        class Graph:
-            def launch(self) -> None:
-                gpu.events.append(("graph launched",))
-
-            def __del__(self) -> None:
-                gpu.events.append(("graph destroyed",))
+                return _Graph(gpu.events)
 
         return Stream, Event
 

@@ -251,7 +251,7 @@ class PreparedCall(ABC):
 
         def replay() -> None:
             if recorded.graph is None:
-                raise ClosedError("the plan of this graph is closed, or was prepared anew: make the graph again")
+                raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
             if recorded.generation != workspace.generation:
                 raise ClosedError("the workspace has been replaced since this graph was made: make it again")
             recorded.graph.launch()

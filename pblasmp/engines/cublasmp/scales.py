@@ -40,9 +40,9 @@ def check(p: MatmulProblem, options: Options, version: int, capability: int) -> 
         raise UnsupportedError(
             f"an 8-bit D needs cuBLASMp {version_text(_OUTPUT_SINCE)}, found {version_text(version)}"
         )
-    if is_float8(p.d.dtype) and options.beta != 0 and p.scheme == "gemm" and p.d.grid.size > 1:
-        raise UnsupportedError(  # it says so on some ranks alone, while the others wait
-            "cuBLASMp has an 8-bit D with C on one GPU and in the schemes 'ag' and 'rs', not in other layouts"
+    if is_float8(p.d.dtype) and p.scheme == "gemm" and p.d.grid.size > 1:
+        raise UnsupportedError(  # it says so in the run, when some GPUs wait already for what others send
+            "cuBLASMp has an 8-bit D on one GPU and in the schemes 'ag', 'rs' and 'ar', not in other layouts"
         )
     scales = options.scales
     if scales is None or scales.mode == "tensor":
