@@ -60,12 +60,13 @@ def test_host_gemm_beside_scalapack(tmp_path, flavour):
     assert all(min(case["ratios"].values()) > 0 for case in results)
 
 
-def test_communication_type():
+def test_rounding():
     script = [
         sys.executable,
-        str(ROOT / "benchmarks/communication_type.py"),
+        str(ROOT / "benchmarks/rounding.py"),
         "--engine=host",
         "--shape=16,8,32",
+        "-n=200",
     ]
     done = subprocess.run(
         [str(find_launcher().path), "-n", "2", *script],
@@ -75,6 +76,9 @@ def test_communication_type():
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "16, 8, 32" in line]
     assert [row[:2] for row in rows[::2]] == [[t, f] for t in ("bfloat16", "float16") for f in ("RS", "AR")]
     assert all(0 < float(row[4]) < 3e-3 for row in rows)  # half a unit in the last place of 8 bits
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "| 200 | 64 |" in line]
+    assert [row[3] for row in rows] == ["bfloat16", "float32", "float16", "float32"]
+    assert all(0 < float(row[4]) < (1e-6 if row[3] == "float32" else 3e-3) for row in rows)
 
 
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])

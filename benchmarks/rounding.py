@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure where 16-bit sums are rounded: ``mpirun -n 4 python3 benchmarks/rounding.py``.
+
+GEMM + ReduceScatter and GEMM + AllReduce by the type that sums travel in, and general products by the size of their
+blocks; of normally distributed numbers, beside float64. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+import pblasmp as pb
+from pblasmp.dtypes import as_dtype
+
+FORMS = {"RS": pb.matmul_reduce_scatter, "AR": pb.matmul_allreduce}
+SHAPES = ((4096, 1792, 4096), (4096, 3584, 8192), (4096, 6656, 16384))
+ORDERS = (4096,)
+BLOCKS = (64, 256, 1024)
+TYPES = ("bfloat16", "float16")
+
+
+def normal(ctx: Any, array: Any) -> Any:
+    """Fill this rank's local array with normally distributed numbers and return it. Local."""
+    random = np.random.default_rng([11, ctx.rank])
+    ctx.engine.from_host(array, random.standard_normal(array.shape, dtype=np.float32).astype(array.dtype))
+    return array
+
+
+def errors(ctx: Any, got: Any, exact: Any) -> tuple[float, float]:
+    """Return the error in the Frobenius norm, and the largest one relative to the largest element. Collective."""
+    difference = got.astype(np.float64) - exact
+    sums = [float((each * each).sum()) for each in (difference, exact)]
+    largest = [float(abs(each).max()) for each in (difference, exact)]
+    every = ctx.comm.allgather((sums, largest))
+    total = [sum(each[0][i] for each in every) for i in (0, 1)]
+    most = [max(each[1][i] for each in every) for i in (0, 1)]
+    return (total[0] / total[1]) ** 0.5, most[0] / most[1]
+
+
+def by_travelling_type(ctx: Any, shapes: Sequence[tuple[int, int, int]], say: Any) -> None:
+    """Print the errors of sums over ranks. Collective over the context."""
+    say("| type of x, w and y | form | T, N, K | travels in | relative error | largest |")
+    say("| --- | --- | --- | --- | ---: | ---: |")
+    for dtype, (t, n, k) in itertools.product(TYPES, shapes):
+        inputs = k // ctx.size
+        x, w = (
+            normal(ctx, ctx.engine.empty((rows, inputs), as_dtype(dtype), "C", inputs)) for rows in (t, n)
+        )
+        for form, function in FORMS.items():
+            exact = function(x.astype(np.float64), w.astype(np.float64), ctx)
+            for travels in (dtype, "float32"):
+                relative, largest = errors(ctx, function(x, w, ctx, comm_dtype=travels), exact)
+                say(f"| {dtype} | {form} | {t}, {n}, {k} | {travels} | {relative:.2e} | {largest:.2e} |")
+
+
+def by_block(ctx: Any, orders: Sequence[int], say: Any) -> None:
+    """Print the errors of general products. Collective over the context."""
+    grid = pb.Grid.squarest(ctx.size)
+    say(
+        f"| type of a and b | n, on {grid.nprow}x{grid.npcol} | block | type of d | relative error | largest |"
+    )
+    say("| --- | --- | ---: | --- | ---: | ---: |")
+    for dtype, n, block in itertools.product(TYPES, orders, BLOCKS):
+        if block * max(grid.shape) > n:
+            continue  # some ranks would have nothing
+        lies = pb.MatrixDescriptor((n, n), (block, block), grid, dtype=dtype)
+        a, b = ctx.empty(lies), ctx.empty(lies)
+        wide = [ctx.empty(replace(lies, dtype="float64")) for _ in "ab"]
+        for x, exact in zip((a, b), wide, strict=True):
+            exact.local[...] = normal(ctx, x.local)
+        exact = pb.matmul(*wide)
+        for kind in (dtype, "float32"):
+            d = pb.matmul(a, b, out=ctx.empty(replace(lies, dtype=kind)))
+            relative, largest = errors(ctx, d.local, exact.local)
+            say(f"| {dtype} | {n} | {block} | {kind} | {relative:.2e} | {largest:.2e} |")
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Return T, N, K."""
+    numbers = [int(number) for number in text.split(",")]
+    if len(numbers) != 3 or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected T,N,K")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", type=shape, action="append", help="T,N,K; K summed over ranks")
+    parser.add_argument("-n", type=int, action="append", help="order of the general products")
+    parser.add_argument("--engine", default="auto", choices=("auto", "host", "cublasmp"))
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    arguments = parse()
+    with pb.Context(engine=arguments.engine) as ctx:
+        say = print if ctx.rank == 0 else lambda *_: None
+        say(f"{ctx.size} ranks, {ctx.engine.name}\n")
+        by_travelling_type(ctx, arguments.shape or SHAPES, say)
+        say("")
+        by_block(ctx, arguments.n or ORDERS, say)
+
+
+if __name__ == "__main__":
+    main()
