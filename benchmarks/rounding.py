@@ -8,10 +8,10 @@ blocks; of normally distributed numbers, beside float64. Prints Markdown.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,13 @@ BLOCKS = (64, 256, 1024)
 TYPES = ("bfloat16", "float16")
 
 
-def normal(ctx: Any, array: Any) -> Any:
-    """Fill this rank's local array with normally distributed numbers and return it. Local."""
-    random = np.random.default_rng([11, ctx.rank])
+def normal(ctx: Any, array: Any, which: int) -> Any:
+    """Fill this rank's local array with normally distributed numbers and return it. Local.
+
+    Args:
+        which: 0 or 1, for numbers that have nothing to do with each other.
+    """
+    random = np.random.default_rng([11, which, ctx.rank])
     ctx.engine.from_host(array, random.standard_normal(array.shape, dtype=np.float32).astype(array.dtype))
     return array
 
@@ -55,7 +59,8 @@ def by_travelling_type(ctx: Any, shapes: Sequence[tuple[int, int, int]], say: An
     for dtype, (t, n, k) in itertools.product(TYPES, shapes):
         inputs = k // ctx.size
         x, w = (
-            normal(ctx, ctx.engine.empty((rows, inputs), as_dtype(dtype), "C", inputs)) for rows in (t, n)
+            normal(ctx, ctx.engine.empty((rows, inputs), as_dtype(dtype), "C", inputs), which)
+            for which, rows in enumerate((t, n))
         )
         for form, function in FORMS.items():
             exact = function(x.astype(np.float64), w.astype(np.float64), ctx)
@@ -64,7 +69,7 @@ def by_travelling_type(ctx: Any, shapes: Sequence[tuple[int, int, int]], say: An
                 say(f"| {dtype} | {form} | {t}, {n}, {k} | {travels} | {relative:.2e} | {largest:.2e} |")
 
 
-def by_block(ctx: Any, orders: Sequence[int], say: Any) -> None:
+def by_block(ctx: pb.Context, orders: Sequence[int], say: Any) -> None:
     """Print the errors of general products. Collective over the context."""
     grid = pb.Grid.squarest(ctx.size)
     say(
@@ -74,16 +79,19 @@ def by_block(ctx: Any, orders: Sequence[int], say: Any) -> None:
     for dtype, n, block in itertools.product(TYPES, orders, BLOCKS):
         if block * max(grid.shape) > n:
             continue  # some ranks would have nothing
-        lies = pb.MatrixDescriptor((n, n), (block, block), grid, dtype=dtype)
-        a, b = ctx.empty(lies), ctx.empty(lies)
-        wide = [ctx.empty(replace(lies, dtype="float64")) for _ in "ab"]
-        for x, exact in zip((a, b), wide, strict=True):
-            exact.local[...] = normal(ctx, x.local)
-        exact = pb.matmul(*wide)
+        empty = functools.partial(_empty, ctx, n, block, grid)
+        given, wide = ([empty(kind) for _ in "ab"] for kind in (dtype, "float64"))
+        for which, (x, exact) in enumerate(zip(given, wide, strict=True)):
+            exact.local[...] = normal(ctx, x.local, which)
+        expected = pb.matmul(*wide)
         for kind in (dtype, "float32"):
-            d = pb.matmul(a, b, out=ctx.empty(replace(lies, dtype=kind)))
-            relative, largest = errors(ctx, d.local, exact.local)
+            d = pb.matmul(*given, out=empty(kind))
+            relative, largest = errors(ctx, d.local, expected.local)
             say(f"| {dtype} | {n} | {block} | {kind} | {relative:.2e} | {largest:.2e} |")
+
+
+def _empty(ctx: pb.Context, n: int, block: int, grid: pb.Grid, dtype: str) -> pb.DistributedMatrix:
+    return ctx.empty(pb.MatrixDescriptor((n, n), (block, block), grid, dtype=dtype))
 
 
 def shape(text: str) -> tuple[int, int, int]:
