@@ -151,9 +151,9 @@ class Bench:
         self.save()
 
     def matrix(self, descriptor: Any, seed: int, *, symmetric: bool = False) -> Any:
-        """Return a matrix of random numbers. Collective."""
+        """Return a matrix of random numbers, or of ones. Collective."""
         out = self.ctx.empty(descriptor, symmetric=symmetric)
-        self.device.fill(out.local, 1000 * seed + self.comm.rank)
+        self.device.fill(out.local, None if self.arguments.ones else 1000 * seed + self.comm.rank)
         return out
 
     def ours(self, problem: Any, a: Any, b: Any, out: Any, **options: Any) -> Contender:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_PERIOD = 4194301  # random numbers until they repeat; a prime, so that rows and blocks never look alike
+_PERIOD = 4194301  # numbers until they repeat; a prime, so that rows and blocks never look alike
 _PACKAGES = (
     *("cupy-cuda13x", "cupy-cuda12x", "torch", "nvmath-python", "nccl4py", "mpi4py", "numpy"),
     *("nvidia-cublas", "nvidia-cublasmp-cu13", "nvidia-nccl-cu13"),
@@ -21,18 +21,20 @@ _PACKAGES = (
 
 
 @lru_cache(8)
-def random_bits(dtype: np.dtype, seed: int, count: int) -> np.ndarray:
-    """Return normally distributed numbers of ``dtype`` as integers of its size."""
-    values = np.random.default_rng(seed).standard_normal(count, dtype=np.float32).astype(dtype)
-    return values.view(f"i{dtype.itemsize}")
+def bits(dtype: np.dtype, seed: int | None, count: int) -> np.ndarray:
+    """Return normally distributed numbers of ``dtype``, ones without a seed, as integers of its size."""
+    values = (
+        np.ones(count) if seed is None else np.random.default_rng(seed).standard_normal(count, np.float32)
+    )
+    return values.astype(dtype).view(f"i{dtype.itemsize}")
 
 
-def fill(array: Any, seed: int, to_device: Callable[[np.ndarray], Any]) -> None:
-    """Write random numbers into a contiguous local array."""
+def fill(array: Any, seed: int | None, to_device: Callable[[np.ndarray], Any]) -> None:
+    """Write random numbers into a contiguous local array, ones without a seed."""
     if array.size == 0:
         return
     flat = array.view(f"i{array.itemsize}").reshape(-1)
-    base = to_device(random_bits(array.dtype, seed, min(_PERIOD, array.size)))
+    base = to_device(bits(array.dtype, seed, min(_PERIOD, array.size)))
     for start in range(0, array.size, base.size):
         part = flat[start : start + base.size]
         part[...] = base[: part.size]
@@ -52,8 +54,8 @@ class Gpu:
         self.stream.use()
         self.stream_address = int(self.stream.ptr)
 
-    def fill(self, array: Any, seed: int) -> None:
-        """Write random numbers."""
+    def fill(self, array: Any, seed: int | None) -> None:
+        """Write random numbers, ones without a seed."""
         fill(array, seed, self.cupy.asarray)
 
     def poison(self, array: Any) -> None:
@@ -85,8 +87,8 @@ class Rehearsal:
 
     index = stream_address = 0
 
-    def fill(self, array: Any, seed: int) -> None:
-        """Write random numbers."""
+    def fill(self, array: Any, seed: int | None) -> None:
+        """Write random numbers, ones without a seed."""
         fill(array, seed, np.asarray)
 
     def poison(self, array: Any) -> None:

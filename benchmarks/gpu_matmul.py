@@ -158,6 +158,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=20, help="timed calls per contender")
     parser.add_argument("--limit", type=float, default=125, help="seconds after which no case is started")
     parser.add_argument("--null-stream", action="store_true", help="work on CUDA's default stream")
+    parser.add_argument("--ones", action="store_true", help="operands of ones, which cost a GPU less power")
     parser.add_argument("--no-nvmath", action="store_true", help="leave nvmath-python out")
     parser.add_argument("--json", type=Path, default=HERE / "gpu_matmul.json", help="where the results go")
     parser.add_argument("--plot", type=Path, help="where the picture goes (PNG, SVG)")
@@ -193,7 +194,8 @@ def main() -> None:
     with pb.Context(comm, engine="host" if arguments.rehearse else "cublasmp") as ctx:
         device = Rehearsal() if arguments.rehearse else Gpu(ctx, null_stream=arguments.null_stream)
         bench = Bench(comm, ctx, device, arguments, started)
-        about = machine(ctx, device) if comm.rank == 0 else None
+        data = {"data": "ones" if arguments.ones else "normally distributed"}
+        about = machine(ctx, device) | data if comm.rank == 0 else None
         bench.results["date"] = datetime.now(timezone.utc).isoformat(timespec="minutes")
         bench.results["machine"] = {"date": bench.results["date"], **comm.bcast(about)}
         measure_all(bench)

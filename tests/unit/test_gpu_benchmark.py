@@ -167,3 +167,5 @@ def test_random_numbers_fill_an_array(monkeypatch):
     assert np.isfinite(flat).all()
     assert (flat[:13] == flat[7:]).all()
     assert len(set(flat)) == 7
+    gpu_devices.fill(array, None, np.asarray)
+    assert (array == 1).all()
