@@ -81,6 +81,26 @@ def both_sides(comm):
             yield f"syr2k {case}", misplaced(result, triangle(x @ y.T + y @ x.T))
 
 
+def neighbours(comm):
+    """Right-hand sides and the result are parts of one matrix, and local arrays of theirs begin at one address."""
+    rng = np.random.default_rng(67)
+    with pb.Context(comm, engine="host") as ctx:
+        t = np.tril(numbers(rng, (5, 5), "float64"), -1) // 4 + 2 * np.eye(5)
+        x = numbers(rng, (5, 4 * ctx.size), "float64")
+        for order, side, width in itertools.product("CF", "LR", (1, 2)):
+            seen = [v if side == "L" else v.T for v in (t, np.hstack([t @ x, x]))]
+            grid = pb.Grid(1, ctx.size) if side == "L" else pb.Grid(ctx.size, 1)
+            parts = [slice(i * width, (i + 1) * width) for i in (0, ctx.size // 2)]
+            of, to = ((slice(None), part)[:: 1 if side == "L" else -1] for part in parts)
+            a, whole = (
+                scattered(ctx, pb.MatrixDescriptor(v.shape, (1, 1), grid, order=order), v) for v in seen
+            )
+            pb.trsm(a, whole[of], side=side, uplo="L" if side == "L" else "U", out=whole[to])
+            expected = seen[1].copy()
+            expected[to] = (x if side == "L" else x.T)[of]
+            yield f"{order} {side} {width}", misplaced(whole, expected)
+
+
 def moves(comm):
     """C that does not lie like the result is moved, and the report says so; or refused."""
     rng = np.random.default_rng(62)
@@ -275,6 +295,11 @@ def test_plans(nranks):
 @pytest.mark.parametrize("nranks", [1, 4])
 def test_slabs_on_both_sides(nranks):
     run_mpi(both_sides, nranks)
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_solutions_beside_their_right_hand_sides(nranks):
+    run_mpi(neighbours, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

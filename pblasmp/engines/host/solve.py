@@ -46,6 +46,7 @@ class SolveProduct(HostProduct):
 
         columns = [target.cols.count(cell.coords[1]) for cell in target.cells]
         self._in_d = target.rows.nprocs == 1 and max(columns) * comm.size <= _EVEN * free + comm.size
+        self._may_stay = self._in_d and p.b.same_places(p.d)
         share = -(-free // comm.size)
         self._bytes = 0 if self._in_d else aligned(order * share * p.d.dtype.itemsize)
         self.path, self.notes = choose([self._a], order, options.algo, means, self._bytes)
@@ -92,7 +93,7 @@ class SolveProduct(HostProduct):
             for x, size in zip((b, d), self._sizes, strict=True)
         )
         slabs: list[Array | None] = wanted if self._in_d else self._carved()
-        if not (self._in_d and b.ctypes.data == d.ctypes.data and b.strides == d.strides):
+        if not (self._may_stay and b.ctypes.data == d.ctypes.data and b.strides == d.strides):
             self._in.run(given, slabs)
         mine = slabs[rank] if rank < len(slabs) else None
         coming = self._stage(0, a)
