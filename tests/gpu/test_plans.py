@@ -89,6 +89,25 @@ def test_work_follows_the_current_stream(ctx):
         assert everywhere(ctx, wrong(ctx, product, expected)) == ""
 
 
+def test_products_on_several_streams_take_turns(ctx):
+    """They share a workspace."""
+    d = square(ctx, 2048)
+    factors = [integers(d.shape, d.dtype, seed) for seed in (1, 2, 3)]
+    a, b, c = (place(ctx, values, d) for values in factors)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    with pb.plan_matmul(a, b) as first, pb.plan_matmul(b, c, op_a="T") as second:
+        graph = second.graph()
+        cupy.cuda.runtime.deviceSynchronize()
+        for _ in range(6):
+            for stream, run in zip(streams, (first, graph.replay), strict=True):
+                with stream:
+                    run()
+        results = first(), second()
+        expected = factors[0] @ factors[1], factors[1].T @ factors[2]
+        for result, values in zip(results, expected, strict=True):
+            assert everywhere(ctx, wrong(ctx, result, values)) == ""
+
+
 def test_a_stream_that_was_chosen_by_use_stays_the_current_one(ctx):
     """Also where a graph is recorded, and where PyTorch's stream is followed."""
     d = square(ctx)

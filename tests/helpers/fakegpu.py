@@ -120,6 +120,7 @@ class FakeGpu:
         self.capability = capability
         self.current = self.callers = current
         self.stream, self.entered = 0, [0]  # the current one, and those of ``with`` blocks
+        self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
@@ -308,9 +309,14 @@ class FakeGpu:
 
             def begin_capture(self, mode: str) -> None:
                 gpu.events.append(("capture begins", self.ptr, gpu.stream, mode))
+                gpu.capturing.add(self.ptr)
+
+            def is_capturing(self) -> bool:
+                return self.ptr in gpu.capturing
 
             def end_capture(self) -> Any:
                 gpu.events.append(("capture ends", self.ptr))
+                gpu.capturing.remove(self.ptr)
                 return _Graph(gpu.events)
 
         return Stream, Event

@@ -245,15 +245,17 @@ class PreparedCall(ABC):
                 self._run(*arrays)
             finally:
                 graph = stream.end_capture()
+        self._engine.follow_stream()  # again, off the stream of the recording
         recorded = _Recorded(graph, self._workspace.generation)
         self._recorded.add(recorded)
-        workspace = self._workspace
+        engine, workspace = self._engine, self._workspace
 
         def replay() -> None:
             if recorded.graph is None:
                 raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
             if recorded.generation != workspace.generation:
                 raise ClosedError("the workspace has been replaced since this graph was made: make it again")
+            engine.follow_stream()
             recorded.graph.launch()
 
         return replay

@@ -234,7 +234,8 @@ class CublasmpEngine:
         return self._new_memory(nbytes), nbytes
 
     def recycle(self, array: Any) -> None:
-        """Let the next symmetric array have the memory of this one, which nobody uses any more. Collective."""
+        """Let the next symmetric array have the memory of this one, when queued work is done. Collective."""
+        self.synchronize()
         self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
@@ -294,11 +295,19 @@ class CublasmpEngine:
             return True
 
     def follow_stream(self) -> None:
-        """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local."""
+        """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
+
+        Behind what was queued on another stream before: all products share workspaces and buffers.
+        """
         stream = self._cupy.cuda.get_current_stream()
-        if stream.ptr != self._stream.ptr:
-            self.library.cublasMpSetStream(self.handle, stream.ptr)
-            self._stream = stream
+        if stream.ptr == self._stream.ptr:
+            return
+        if not stream.is_capturing() and not self._stream.is_capturing():  # a graph knows only its own work
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._stream)
+            stream.wait_event(event)
+        self.library.cublasMpSetStream(self.handle, stream.ptr)
+        self._stream = stream
 
     def sum_ranks(self, array: Any) -> None:
         """Replace an array by its sum over the ranks, on the host. Collective over the context."""
@@ -398,7 +407,7 @@ class CublasmpEngine:
     def lane(self) -> CublasmpLane:
         """Return cuBLAS and NCCL's messages; one lane for all products. Local."""
         if self._lane is None:
-            self._lane = CublasmpLane(self._comm.rank, self._comm.size, self._nccl)
+            self._lane = CublasmpLane(self._comm.rank, self._comm.size, self._nccl, self.follow_stream)
         return self._lane
 
     def close(self) -> None:

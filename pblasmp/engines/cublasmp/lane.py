@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,17 +30,18 @@ class CublasmpLane:
     Args:
         rank, size: of the context.
         nccl: nccl4py's communicator of all ranks.
+        follow_stream: makes CuPy's current stream wait for what was queued on another one before.
     """
 
     stores_float8 = False
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
 
-    def __init__(self, rank: int, size: int, nccl: Any) -> None:
+    def __init__(self, rank: int, size: int, nccl: Any, follow_stream: Callable[[], None]) -> None:
         import cupy
         import nccl.core as nccl_core
         from cupy_backends.cuda.libs import cublas
 
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._follow_stream = rank, size, follow_stream
         self.xp, self._cublas, self._nccl, self._nccl_core = cupy, cublas, nccl, nccl_core
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -52,7 +53,8 @@ class CublasmpLane:
         return Workspace(nbytes, 0)
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        """Return a C-ordered array in the buffer ``name``. Local."""
+        """Return a C-ordered array in the buffer ``name``, which all products share. Local."""
+        self._follow_stream()
         nbytes = math.prod(shape) * dtype.itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:

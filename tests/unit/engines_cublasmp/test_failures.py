@@ -51,7 +51,7 @@ LIFE = [
     "GetVersion", "Create",
     "GridCreate", "GridCreate", *made(6), "synchronize", "window", "BufferRegister", "pinned", *HEARD,
     "window", "BufferRegister", *made(3),
-    "SetStream", "Matmul",
+    "wait", "SetStream", "Matmul",
     *made(4), "synchronize", "BufferDeregister", "window released", "window", "BufferRegister", "pinned", *HEARD,
     *GONE, *GONE, *GONE,
     "synchronize", "BufferDeregister", "window released", "GridDestroy", "BufferDeregister", "GridDestroy",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,13 @@ def in_order(comm: Any, path: str) -> Any:
                 "the first is waited for after the second product",
                 None if arrived[0] > second else "before",
             )
+            gpu.events.clear()
+            with (other := sys.modules["cupy"].cuda.Stream()):
+                plan()
+            yield (
+                "another stream waits: the buffers are the same",
+                None if ("wait", other.ptr, gpu.stream) == gpu.events[0] else f"{gpu.events[:3]}",
+            )
 
 
 def shards(n: int, p: int) -> list[range]:
@@ -196,6 +204,8 @@ def test_symmetric_input(alone, stand_in):
             assert np.array_equal(np.asarray(plan(2 * case.local_x)), 2 * expected)
             assert plan.input_buffer() is buffer
             assert np.array_equal(np.asarray(plan()), expected)
+            lib.gpu.events.clear()
+        assert ("synchronize",) in lib.gpu.events  # work may still use the memory
         made = len(lib.gpu.did("window"))
         for rows in (4, 3):  # the memory of a plan that was closed is used again
             with plan_allgather_matmul((rows, 8), case.local_w, ctx) as plan:
