@@ -99,10 +99,11 @@ def test_products_on_several_streams_take_turns(ctx):
         graph = second.graph()
         cupy.cuda.runtime.deviceSynchronize()
         for _ in range(6):
+            results = []
             for stream, run in zip(streams, (first, graph.replay), strict=True):
                 with stream:
-                    run()
-        results = first(), second()
+                    results.append(run())
+        cupy.cuda.runtime.deviceSynchronize()
         expected = factors[0] @ factors[1], factors[1].T @ factors[2]
         for result, values in zip(results, expected, strict=True):
             assert everywhere(ctx, wrong(ctx, result, values)) == ""
