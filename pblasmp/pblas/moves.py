@@ -114,7 +114,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
             grid = of_number(operand.desc[1]) if operand and operand.desc else None
             if not operand or grid is None:
                 continue
-            operand.check(faults, grid.grid)
+            operand.check(faults, grid)
             matrix = None if faults else operand.matrix(faults, grid, dtype, written=name == "b")
             if matrix is not None:
                 mine[name] = matrix

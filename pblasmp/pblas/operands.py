@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +40,7 @@ class Operand:
     desc: tuple[int, ...]
     shape: tuple[int, int]
 
-    def check(self, faults: Faults, grid: Grid) -> None:
+    def check(self, faults: Faults, on: ProcessGrid) -> None:
         """Note what is wrong with A's descriptor and with the place of sub(A) in it. Local.
 
         Source: PBLAS, PB_Cchkmat.
@@ -46,14 +48,28 @@ class Operand:
         what = f"desc{self.name}"
         if len(self.desc) != 9:
             return  # noted before
-        _, _, m, n, mb, nb, rsrc, csrc, _ = self.desc
-        for entry, value, minimum in ((3, m, 0), (4, n, 0), (5, mb, 1), (6, nb, 1)):
-            if value < minimum:
-                faults.add(what, f"expected at least {minimum}, got {value}", entry)
-        for entry, value, extent in ((7, rsrc, grid.nprow), (8, csrc, grid.npcol)):
-            if not 0 <= value < extent:
-                faults.add(what, f"expected 0 to {extent - 1}, got {value}", entry)
-        if min(m, n) < 0 or 0 in self.shape:
+        _, _, m, n, mb, nb, rsrc, csrc, lld = self.desc
+        empty, any_size = 0 in self.shape, math.inf
+        least = 0 if empty else 1
+        legal = (
+            (3, m, least, any_size),
+            (4, n, least, any_size),
+            (5, mb, 1, any_size),
+            (6, nb, 1, any_size),
+            (7, rsrc, 0, on.grid.nprow - 1),
+            (8, csrc, 0, on.grid.npcol - 1),
+        )
+        wrong = [(entry, value, low, high) for entry, value, low, high in legal if not low <= value <= high]
+        for entry, value, low, high in wrong:
+            expected = f"at least {low}" if high == any_size else f"{low} to {high}"
+            faults.add(what, f"expected {expected}, got {value}", entry)
+        rows = 1
+        if not (wrong or empty):
+            here, cols = self.descriptor(on.grid, np.dtype("f8")).local_shape(on.context.rank)
+            rows = max(1, here) if cols else 1
+        if lld < rows:
+            faults.add(what, f"expected at least {rows}, the rows of this process, got {lld}", 9)
+        if empty or min(m, n) < least:
             return
         for index, start, extent, whole, axis in (
             (f"i{self.name}", self.i, self.shape[0], m, "rows"),
@@ -73,14 +89,6 @@ class Operand:
 
     def view(self, faults: Faults, descriptor: MatrixDescriptor, rank: int, *, written: bool) -> Any:
         """Return this process's part of A as an array with its true leading dimension, not a copy. Local."""
-        lld, shape = self.desc[8], descriptor.local_shape(rank)
-        if lld < 1 or (shape[1] > 0 and lld < shape[0]):
-            faults.add(
-                f"desc{self.name}",
-                f"expected at least {max(1, shape[0])}, the rows of this process, got {lld}",
-                9,
-            )
-            return None
         array = self.local
         if not all(hasattr(array, name) for name in ("dtype", "strides", "ndim", "itemsize")):
             faults.add(self.name, f"expected a NumPy or CuPy array, got {type(array).__name__}")
@@ -90,8 +98,10 @@ class Operand:
             return None
         if written and not getattr(array.flags, "writeable", True):
             faults.add(self.name, "the local array is read-only")
+        if 0 in self.shape:
+            return array  # nothing of it is read or written
         try:
-            return column_major_view(array, shape, lld)
+            return column_major_view(array, descriptor.local_shape(rank), self.desc[8])
         except PblasmpError as error:
             faults.add(self.name, f"the {error}")
             return None
@@ -108,14 +118,14 @@ class Operand:
         array = self.view(faults, whole, ctx.rank, written=written)
         if array is None:
             return None
+        if 0 in self.shape:  # it may begin anywhere
+            return ctx.allocate(replace(whole, shape=self.shape))
         if not _is_for_staging(ctx.engine.name, array):
             try:
                 array = ctx.engine.adopt(array)
             except PblasmpError as error:
                 faults.add(self.name, f"the {error}")
                 return None
-        if 0 in self.shape:  # it may begin anywhere
-            return ctx.allocate(replace(whole, shape=self.shape))
         rows = slice(self.i - 1, self.i - 1 + self.shape[0])
         cols = slice(self.j - 1, self.j - 1 + self.shape[1])
         return DistributedMatrix(ctx, whole, array)[rows, cols]
@@ -128,7 +138,7 @@ def _is_for_staging(engine: str, array: Any) -> bool:
 def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
     """Return a descriptor's nine integers; note what is wrong with it. Local."""
     try:
-        values = tuple(int(value) for value in desc)
+        values = tuple(operator.index(value) for value in desc)
     except (TypeError, ValueError):
         faults.add(name, f"expected nine integers, got {desc!r}")
         return ()

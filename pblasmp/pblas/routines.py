@@ -173,7 +173,8 @@ def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
             operand = values[name] = _operand(routine, faults, name, given, values)
             if operand.desc and grid_of([operand.desc]) is not grid:
                 faults.add(f"desc{name}", f"{operand.desc[1]} is not the context of the other matrices", 2)
-            operand.check(faults, grid.grid)
+                continue
+            operand.check(faults, grid)
         if not faults:
             for name in routine.shapes:
                 matrix = values[name].matrix(faults, grid, dtype, written=name == routine.written)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,7 +204,7 @@ def infog2l(
 def _layout(faults: Faults, desc: Sequence[int]) -> tuple[int, int, int, int]:
     """Return MB, NB, RSRC and CSRC of a descriptor; note what is wrong with them."""
     try:
-        mb, nb, rsrc, csrc = (int(value) for value in list(desc)[4:8])
+        mb, nb, rsrc, csrc = (operator.index(value) for value in list(desc)[4:8])
     except (TypeError, ValueError):
         faults.add("desc", f"expected nine integers, got {desc!r}")
         return 1, 1, 0, 0

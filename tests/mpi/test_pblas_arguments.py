@@ -64,6 +64,15 @@ def variations(name, ictxt):
                 desc[entry - 1] = value
                 word = f"entry {entry} (" if entry != 2 or moves or other else ""
                 yield f"{each}[{entry}]", {**known, each: desc}, -(100 * number + entry), [word]
+            desc = known[each].copy()
+            desc[2:4] = 0
+            yield (
+                f"{each} of nothing",
+                {**known, each: desc},
+                -(100 * number + 3),
+                ["entry 3 (M_)", "entry 4 (N_)"],
+            )
+            yield f"{each} of floats", {**known, each: known[each] + 0.5}, -number, ["nine integers"]
             yield f"{each} of 8", {**known, each: known[each][:8]}, -number, ["nine integers"]
         elif each[0] in "ij" and each[1:] in known:
             for value in (0, 3):
@@ -97,6 +106,22 @@ def refused(comm):
         if comm.rank == 3:
             known["descb"][8] = 1
         yield "on one rank", raised(comm, "pdgemm", known, -1409, ["(on rank 3)", "entry 9 (LLD_)"])
+        known = legal("pdgemm", ictxt)
+        known |= {"desca": [*known["desca"][:8], 1], "jc": 9}
+        yield "LLD_ before jc", raised(comm, "pdgemm", known, -1009, ["2 faults", "argument 18 (jc)"])
+        known = legal("pdgemm", ictxt)
+        known |= {"descb": [1, -1, *known["descb"][2:]], "jb": 9}
+        yield "another context before all else", raised(comm, "pdgemm", known, -1402, ["argument 14 (descb)"])
+        known = legal("pdgemm", ictxt)
+        known |= {"k": 0, "a": np.zeros(1), "desca": [*known["desca"][:8], 1], "ib": 99, "beta": 3.0}
+        c, (_, _, *place) = known["c"], pblas.gridinfo(ictxt)
+        inside = (
+            [pblas.indxl2g(i + 1, 2, at, 0, 2) > 1 for i in range(n)]
+            for n, at in zip(c.shape, place, strict=True)
+        )
+        expected = 1 + 2 * np.logical_and.outer(*inside)
+        pblas.pdgemm(*known.values())
+        yield "A and B without elements", None if np.array_equal(c, expected) else f"{c}"
         known = legal("pdsyrk", ictxt)
         known["c"].flags.writeable = False
         yield "read-only", raised(comm, "pdsyrk", known, -11, ["read-only"])
