@@ -18,6 +18,7 @@ n, nrhs, nb = 400, 90, 32
 
 ictxt = pblas.gridinit(None, "Row", 2, 2)
 nprow, npcol, myrow, mycol = pblas.gridinfo(ictxt)
+worst = 0.0
 if myrow >= 0:
     np_ = numroc(n, nb, myrow, 0, nprow)
     nq = numroc(n, nb, mycol, 0, npcol)
@@ -36,7 +37,8 @@ if myrow >= 0:
     pblas.pdtrsm("L", "L", "N", "N", n, nrhs, 1.0, a, 1, 1, desca, x, 1, 1, descb)
     pblas.pdtrmm("L", "L", "N", "N", n, nrhs, 1.0, a, 1, 1, desca, x, 1, 1, descb)
     pblas.pdgeadd("N", n, nrhs, -1.0, b, 1, 1, descb, 1.0, x, 1, 1, descb)
-    worst = MPI.COMM_WORLD.allreduce(np.abs(x).max(), op=MPI.MAX)
-    if MPI.COMM_WORLD.rank == 0:
-        print("L X = B holds" if worst < 1e-12 else "L X /= B")
+    worst = np.abs(x).max()
     pblas.gridexit(ictxt)
+worst = MPI.COMM_WORLD.allreduce(worst, op=MPI.MAX)
+if MPI.COMM_WORLD.rank == 0:
+    print("L X = B holds" if worst < 1e-12 else "L X /= B")

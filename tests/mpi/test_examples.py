@@ -40,8 +40,8 @@ def promised(path):
     return lines
 
 
-def run(path, directory):
-    """Run the example in a directory of its own; return its exit status and what it printed."""
+def run(path, directory, more=0):
+    """Run the example in a directory of its own, on ``more`` ranks than it says; return its status and output."""
     header = header_of(path)
     command = [sys.executable, "-W", "error", *(header["pytest"] or "").split(), str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -52,7 +52,7 @@ def run(path, directory):
         )  # fmt: skip
         return done.returncode, done.stdout
     command = ["env", "-C", str(directory), *command]
-    with Job(command, int(header["ranks"]), directory / "output", environ=environment) as job:
+    with Job(command, int(header["ranks"]) + more, directory / "output", environ=environment) as job:
         return job.wait(60), job.output.read_text()
 
 
@@ -60,7 +60,16 @@ def run(path, directory):
 def test_example(path, tmp_path):
     if "import torch" in path.read_text():
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
-    status, output = run(path, tmp_path)
+    check(path, *run(path, tmp_path))
+
+
+def test_ranks_outside_the_grid_end_too(tmp_path):
+    path = ROOT / "examples" / "scalapack_port.py"
+    check(path, *run(path, tmp_path, more=1))
+
+
+def check(path, status, output):
+    """Fail unless the example ended well and printed what it promises."""
     assert status == 0, f"ended with {status}:\n{output}"
     printed = iter(output.splitlines())
     for line in promised(path):
