@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from .errors import LayoutError
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
 __all__ = ["DTYPES", "FLOAT8", "accumulation_dtype", "as_dtype", "is_float8", "result_dtype", "scalar"]
 
@@ -34,16 +31,17 @@ FLOAT8: dict[str, np.dtype] = {
 _ALL = DTYPES | FLOAT8
 
 
-def as_dtype(dtype: DTypeLike) -> np.dtype:
-    """Return the NumPy dtype meant by ``dtype``: a name ("bfloat16" too), a NumPy type or a dtype. Local.
+def as_dtype(dtype: Any) -> np.dtype:
+    """Return the NumPy dtype meant by ``dtype``: a name ("bfloat16" too), a type or dtype of NumPy, PyTorch's. Local.
 
     Raises:
         LayoutError: ``dtype`` is none of the supported element types in native byte order.
     """
-    if isinstance(dtype, str) and dtype in _ALL:
-        return _ALL[dtype]
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    if isinstance(name, str) and name in _ALL:
+        return _ALL[name]
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):  # NumPy parses what it is given
         found = None
     if found is None or found not in _ALL.values():

@@ -59,6 +59,7 @@ class Asked:
     comm_sms: int | None = None
     x_dtype: Any = None
     w_dtype: Any = None
+    by_rule: bool = False  # gathered x, or the weights of gathered outputs, must be split as ``shard`` does
 
     def options(self, out_dtype: np.dtype) -> Options:
         """Return the engine's options. Local.
@@ -223,6 +224,18 @@ class Specification:
         """Rows of Y on each rank, where each sums a part of it."""
         return [n * self.inner for n in shares(self.ranks[0].first, len(self.ranks))]
 
+    def check_rule(self) -> None:
+        """Raise LayoutError unless what the ranks hold is split by the library's rule. Local."""
+        name, held = "w", self.outputs
+        if self.asked.form == "allgather_matmul":
+            name, held = "x", [rank.first for rank in self.ranks]
+        expected = shares(sum(held), len(held))
+        if held != expected:
+            raise LayoutError(
+                f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "
+                "pblasmp.tensor_parallel.shard splits them"
+            )
+
     def result_shape(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a rank's result. Local."""
         form, outputs = self.asked.form, self.outputs
@@ -258,7 +271,7 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
     inputs, outputs = w.shape if asked.transposed else w.shape[::-1]
     any_order = in_c_order(w) and in_c_order(w.T)
     turned = not in_c_order(w) and in_c_order(w.T)
-    outputs_first = asked.transposed == turned
+    outputs_first = bool(asked.transposed) == turned
     w = folded(w.T if turned else w, "w")
     x, shape = None, given.x
     if isinstance(shape, tuple):

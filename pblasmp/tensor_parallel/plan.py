@@ -287,7 +287,7 @@ def agreed(
     eight = is_float8(operands.dtype)
     resolved = replace(
         asked, dtype=operands.out_dtype, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype,
-        x_dtype=operands.dtype if eight else None, w_dtype=operands.w_dtype if eight else None,
+        x_dtype=operands.dtype if eight else None, w_dtype=operands.w_dtype if eight else None, by_rule=False,
     )  # fmt: skip
     ranks = tuple(Local(*row) for row in every.tolist())
     memory = [rank.w_memory for rank in ranks if rank.w_memory]
@@ -301,6 +301,8 @@ def agreed(
             raise LayoutError(
                 "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
             )
+        if asked.by_rule:
+            spec.check_rule()
         operands.complete(ctx, spec)
         facts["w's outputs come first in memory"] = operands.outputs_first
     return spec, operands

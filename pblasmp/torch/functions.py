@@ -26,7 +26,8 @@ from torch.autograd.function import once_differentiable
 
 from .. import tensor_parallel as product
 from ..errors import LayoutError
-from ..tensor_parallel.plan import check_context
+from ..tensor_parallel.operands import Arrays, Asked
+from ..tensor_parallel.plan import check_context, run_once
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -55,7 +56,7 @@ def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
 
     Raises:
         LayoutError: shapes or types do not fit, on every rank; or x needs a gradient and is not split as
-            ``pblasmp.tensor_parallel.shard`` splits, on the ranks where it is not.
+            ``pblasmp.tensor_parallel.shard`` splits.
     """
     _check(x, w, ctx)
     keep = torch.is_grad_enabled() and w.requires_grad
@@ -121,7 +122,7 @@ def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
 
     Raises:
         LayoutError: shapes or types do not fit, on every rank; or w is not split as
-            ``pblasmp.tensor_parallel.shard`` splits, on the ranks where it is not.
+            ``pblasmp.tensor_parallel.shard`` splits.
     """
     _check(x, w, ctx)
     y: Tensor = _MatmulAllGather.apply(x, w, bias, ctx)
@@ -158,13 +159,9 @@ Gradients: TypeAlias = "tuple[Tensor | None, ...]"
 class _AllGatherMatmul(torch.autograd.Function):
     @staticmethod
     def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context, keep: bool) -> Tensor:
-        gathered = None
-        if keep:
-            y, gathered = product.allgather_matmul(_in_rows(x), w, ctx, bias=bias, return_gathered=True)
-        else:
-            y = product.allgather_matmul(_in_rows(x), w, ctx, bias=bias)
-        if node.needs_input_grad[0]:
-            _own_part("x", x.shape[0], y.shape[0], ctx)
+        asked = Asked("allgather_matmul", return_gathered=keep, by_rule=node.needs_input_grad[0])
+        y = run_once(ctx, asked, Arrays(_in_rows(x), w, bias=bias))
+        y, gathered = y if keep else (y, None)
         node.save_for_backward(gathered, w)
         node.ctx = ctx
         out: Tensor = y
@@ -218,9 +215,10 @@ class _MatmulAllReduce(torch.autograd.Function):
 class _MatmulAllGather(torch.autograd.Function):
     @staticmethod
     def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        y: Tensor = product.matmul_allgather(_in_rows(x), w, ctx, bias=bias)
+        asked = Asked("matmul_allgather", by_rule=True)
+        y: Tensor = run_once(ctx, asked, Arrays(_in_rows(x), w, bias=bias))
         node.save_for_backward(x, w)
-        node.ctx, node.mine = ctx, _own_part("w", w.shape[0], y.shape[-1], ctx)
+        node.ctx, node.mine = ctx, _own(y.shape[-1], ctx)
         return y
 
     @staticmethod
@@ -253,7 +251,7 @@ class _MatmulLocal(torch.autograd.Function):
 class _SplitMatmulAllReduce(torch.autograd.Function):
     @staticmethod
     def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        mine = _in_rows(x)[..., _own_part("w", w.shape[1], x.shape[-1], ctx)]
+        mine = _in_rows(x)[..., _own(x.shape[-1], ctx)]
         node.save_for_backward(mine, w)
         node.ctx = ctx
         y: Tensor = product.matmul_allreduce(mine, w, ctx, bias=bias)
@@ -323,12 +321,6 @@ def _fault(name: str, value: object, dimensions: int) -> str:
     return ""
 
 
-def _own_part(name: str, have: int, total: int, ctx: Context) -> slice:
-    """Return which of ``total`` indices this rank has, or raise LayoutError where it has another number. Local."""
-    part = product.shard(total, ctx.size, ctx.rank)
-    if part.stop - part.start != have:
-        raise LayoutError(
-            f"{name}: rank {ctx.rank} of {ctx.size} holds {have} of {total}, expected {part.stop - part.start}, "
-            "as pblasmp.tensor_parallel.shard splits them"
-        )
-    return part
+def _own(total: int, ctx: Context) -> slice:
+    """Return which of ``total`` indices this rank has. Local."""
+    return product.shard(total, ctx.size, ctx.rank)

@@ -75,6 +75,9 @@ def layouts(comm):
             y = case(ctx, out=room[:, :-2])
             wrong = first(unlike(y, case.expected()), None if not room[:, -2:].any() else "wrote beside out")
             yield f"{form}: padded rows, Fortran-ordered weights", wrong
+            case = Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p, transposed="T")  # as good as True
+            case.local_w = np.asfortranarray(case.local_w)
+            yield f"{form}: Fortran-ordered transposed weights", unlike(case(ctx), case.expected())
             for dtype in ("float32", "bfloat16"):
                 case = Case(rng, comm, form, dtype, 2 * p + 1, 3 * p + 1, 4 * p)
                 y = case(ctx, bias=case.local_bias)
@@ -333,6 +336,10 @@ def tensors(comm):
             back = y.view(torch.int16).numpy().view(case.dtype) if dtype == "bfloat16" else y.numpy()
             yield f"{form} {dtype}", wrong or unlike(back, expected)
             out = torch.empty_like(y)
+            if dtype in ("float16", "bfloat16"):
+                wide = case(ctx, dtype=torch.float32)
+                wrong = unlike(wide.numpy(), case.expected().astype(np.float32))
+                yield f"{form} {dtype} to PyTorch's float32", wrong
             same = case(ctx, out=out, **how) is out
             yield f"{form} {dtype} into out", None if same and torch.equal(out, y) else "not there"
             plan = getattr(pb.tensor_parallel, f"plan_{form}")(

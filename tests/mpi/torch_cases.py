@@ -381,14 +381,21 @@ def refused(ctx: pb.Context) -> None:
         "x: dtype is torch.int64, expected a real",
         lambda: pt.matmul_allreduce(mine, w.real.contiguous(), ctx),
     )
-    if ctx.size == 2:
-        x = torch.ones(1 + 2 * ctx.rank, 12, device=device(ctx), requires_grad=True)
+    if ctx.size > 1:  # told on every rank, on those too that hold what they should
+        held = torch.ones(1 if ctx.rank == 0 else 3, 12, device=device(ctx))
+        words = r": the ranks hold \[1, 3.*, expected \["
+        needs = held.clone().requires_grad_()
+        raises("x" + words, lambda: pt.allgather_matmul(needs, w.real.contiguous(), ctx))
+        raises("w" + words, lambda: pt.matmul_allgather(w.real.contiguous(), held, ctx))
+        last = ctx.rank == ctx.size - 1
+        x = torch.ones(4, 13 if last else 12, device=device(ctx))
         raises(
-            "x: rank . of 2 holds . of 4, expected 2",
-            lambda: pt.allgather_matmul(x, w.real.contiguous(), ctx),
+            r"x: shape is \(4, 13\), expected 12",
+            lambda: pt.RowParallelLinear(12, 16, **how, input_is_parallel=False)(x),
         )
-        outputs = torch.ones(1 + 2 * ctx.rank, 12, device=device(ctx))
-        raises("w: rank . of 2 holds . of 4", lambda: pt.matmul_allgather(w.real.contiguous(), outputs, ctx))
+        dtype = torch.float64 if last else torch.float32
+        with pytest.raises(pb.RankMismatchError, match=r"dtype:\n +torch.float32 on rank"):
+            pt.ColumnParallelLinear(12, 16, **how, dtype=dtype)
 
 
 LAYERS = (partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, refused)
