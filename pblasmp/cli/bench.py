@@ -84,7 +84,9 @@ def _validate(options: BenchOptions) -> None:
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        shapes = options.shapes or SHAPES[ctx.engine.name]
+        shapes = options.shapes or [
+            (_up(t, ctx.size), n, _up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]
+        ]
         with ctx.agreement("pblasmp bench"):
             _validate(options)
             for t, n, k in shapes:
@@ -106,6 +108,11 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
             "samples": options.samples,
             "sections": sections,
         }
+
+
+def _up(n: int, ranks: int) -> int:
+    """Return the next multiple of ``ranks``. Local."""
+    return -(-n // ranks) * ranks
 
 
 def _case(

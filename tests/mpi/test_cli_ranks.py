@@ -360,6 +360,16 @@ def test_bench(pblasmp, tmp_path):
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_chooses_shapes_that_divide(pblasmp):
+    done = pblasmp("bench", "-n3", "--engine=host", "-call_reduce", "--samples=1")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"\d+, \d+, \d+", done.stdout) == [
+        "513, 256, 513",
+        "1026, 512, 1026",
+        "2049, 512, 1026",
+    ]
+
+
 def test_bench_of_what_does_not_divide(pblasmp):
     done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
     assert done.returncode == 2
