@@ -17,7 +17,7 @@ from ..layout.trapezoid import copy_part
 from ..matrix import DistributedMatrix
 from .arguments import Faults
 from .grids import of_number
-from .operands import Operand, entries, staged
+from .operands import Operand, check_sharing, entries, staged
 from .routines import DTYPE, PblasFunction
 
 __all__ = ["mover"]
@@ -119,8 +119,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
             if matrix is not None:
                 mine[name] = matrix
                 described[name] = (grid.grid, operand.desc[2:8], operand.i, operand.j)
-        if len(mine) == 2 and _share_memory(*(x.local for x in mine.values())):
-            faults.add("b", "its local array shares memory with that of A")
+        check_sharing(faults, mine, "b")
         faults.check()
         facts.update(m=m, n=n, trapezoid=trapezoid)
     if 0 in (m, n):
@@ -177,10 +176,6 @@ def _side(
     part = whole[i - 1 : i - 1 + shape[0], j - 1 : j - 1 + shape[1]]
     cells = tuple(Cell(coords, (found[coords],)) for coords in map(grid.coords, range(grid.size)))
     return replace(Side.of(part), cells=cells)
-
-
-def _share_memory(a: Any, b: Any) -> bool:
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.shares_memory(a, b)
 
 
 def _in_cells(side: Side, rank: int, array: NDArray[Any] | None) -> list[NDArray[Any] | None]:

@@ -19,7 +19,7 @@ from ..scalapack import column_major_view
 from .arguments import Faults
 from .grids import ProcessGrid, of_number
 
-__all__ = ["Operand", "entries", "grid_of", "staged"]
+__all__ = ["Operand", "check_sharing", "entries", "grid_of", "staged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,14 @@ def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
         faults.add(name, f"expected nine integers, got {len(values)}")
         return ()
     return values
+
+
+def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], written: str) -> None:
+    """Note with which others the matrix that is written has an element in common, of NumPy's arrays. Local."""
+    arrays = {name: x.local for name, x in matrices.items() if isinstance(x.local, np.ndarray)}
+    for name, array in arrays.items():
+        if name != written and written in arrays and np.shares_memory(array, arrays[written]):
+            faults.add(written, f"its local array shares memory with that of {name.upper()}")
 
 
 def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:

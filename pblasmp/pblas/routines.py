@@ -17,7 +17,7 @@ from ..errors import LayoutError
 from ..matrix import DistributedMatrix
 from ..products import matmul
 from .arguments import Faults
-from .operands import Operand, entries, grid_of, staged
+from .operands import Operand, check_sharing, entries, grid_of, staged
 
 __all__ = ["DTYPE", "ROUTINES", "PblasFunction", "Routine", "variant"]
 
@@ -180,6 +180,7 @@ def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
                 matrix = values[name].matrix(faults, grid, dtype, written=name == routine.written)
                 if matrix is not None:
                     matrices[name] = matrix
+            check_sharing(faults, matrices, routine.written)
         faults.check()
         facts.update({name: _fact(value) for name, value in values.items()})
     adds_nothing = values["alpha"] == 0 or values.get("k") == 0

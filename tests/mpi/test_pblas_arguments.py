@@ -130,6 +130,10 @@ def refused(comm):
         yield "T of her2k", raised(comm, "pzher2k", {**known, "trans": "T"}, -2, ["N, C"])
         known = legal("pdgemr2d", ictxt)
         yield "moved onto itself", raised(comm, "pdgemr2d", {**known, "b": known["a"]}, -7, ["shares memory"])
+        for name, info in (("pdsyrk", -11), ("pdtrsm", -12), ("pdgemm", -16)):
+            known = legal(name, ictxt)
+            known["c" if "c" in known else "b"] = known["a"]
+            yield f"{name} onto an operand", raised(comm, name, known, info, ["shares memory with that of A"])
         other = pblas.gridinit(ctx, "c", 1, 4)
         known = legal("pdgemm", ictxt)
         known["descb"][1] = other
