@@ -239,12 +239,15 @@ _SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of o
 def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> tuple[Any, Any]:
     """Return a new array for x, and its memory if that is symmetric: where x is gathered. Collective."""
     rows, width = spec.tokens[ctx.rank], operands.inputs
+    ld = max(
+        1, width, spec.ranks[ctx.rank].ld_x
+    )  # like the planned x, which other arrays may take the place of again
     symmetric = spec.asked.form == "allgather_matmul"
     if symmetric:
-        local = ctx.engine.empty((rows, width), operands.dtype, "C", max(1, width), symmetric=True)
+        local = ctx.engine.empty((rows, width), operands.dtype, "C", ld, symmetric=True)
     else:
         with ctx.agreement("input buffer"):
-            local = ctx.engine.empty((rows, width), operands.dtype, "C", max(1, width))
+            local = ctx.engine.empty((rows, width), operands.dtype, "C", ld)
     like = operands.given.w if isinstance(operands.given.x, tuple) else operands.given.x
     shown = shown_like(like, local.reshape(*operands.lead, width), operands.dtype)
     return shown, local if symmetric else None

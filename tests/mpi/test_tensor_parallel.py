@@ -244,6 +244,12 @@ def plans(comm):
                     f"{form}, {t}: report",
                     None if form in report and "engine     host" in report else report,
                 )
+            wide = np.zeros((*case.local_x.shape[:-1], k + 3), np.float32)
+            wide[..., 1 : case.local_x.shape[-1] + 1] = case.local_x
+            with make(wide[..., 1 : case.local_x.shape[-1] + 1], case.local_w, ctx) as plan:
+                yield f"{form}, {t}: rows of a wider x", unlike(plan(), case.expected())
+                plan.input_buffer()[...] = other.local_x
+                yield f"{form}, {t}: and its buffer", unlike(plan(w=other.local_w), other.expected())
             yield f"{form}, {t}: closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
             with make(
                 case.local_x.shape, case.local_w, ctx, bias=case.local_bias, beta=1, c=case.local_c
