@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
-from ..errors import UnsupportedError
 from .picture import picture_format, settings
 
 __all__ = ["Panel", "draw_bars"]
@@ -46,11 +45,9 @@ def draw_bars(
     ]
     if not drawn:
         return
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnsupportedError("pictures need matplotlib: pip install 'pblasmp[plot]'") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     with settings():
         figure = Figure(figsize=(12, 3.6 * len(drawn)), layout="constrained")
         FigureCanvasAgg(figure)

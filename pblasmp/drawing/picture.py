@@ -7,6 +7,7 @@ All coordinates are inches from the upper left corner of the picture.
 from __future__ import annotations
 
 import textwrap
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "figure", "picture_format", "save", "settings"]
 
 FORMATS = (".pdf", ".png", ".svg")
+_MISSING = "pictures need matplotlib: pip install 'pblasmp[plot]'"
 
 _SIDE = 3.2  # the longest side of the largest matrix
 _ELEMENT = 0.4  # the largest side of an element
@@ -83,8 +85,10 @@ def picture_format(output: str | PathLike[str]) -> str:
     """Return the format that a picture's file name asks for: "pdf", "png" or "svg". Local.
 
     Raises:
-        UnsupportedError: pictures of this kind cannot be made.
+        UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.
     """
+    if find_spec("matplotlib") is None:
+        raise UnsupportedError(_MISSING)
     suffix = Path(output).suffix.lower()
     if suffix not in FORMATS:
         raise UnsupportedError(
@@ -107,7 +111,7 @@ def _made(make: Callable[[], Figure]) -> Figure:
         with settings():
             return make()
     except ImportError as error:
-        raise UnsupportedError("pictures need matplotlib: pip install 'pblasmp[plot]'") from error
+        raise UnsupportedError(_MISSING) from error
 
 
 def settings() -> AbstractContextManager[None]:

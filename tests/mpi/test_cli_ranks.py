@@ -377,6 +377,13 @@ def test_bench_of_what_does_not_divide(pblasmp):
     assert done.stderr.count("\n") == 1
 
 
+def test_bench_needs_matplotlib_before_it_begins(pblasmp, patched):
+    patched("import sys; sys.modules['matplotlib'] = None")
+    done = pblasmp("bench", "-n2", "--engine=host", "--shape=8,6,4", "--samples=1", "-o", "chart.png")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "pblasmp: pictures need matplotlib: pip install 'pblasmp[plot]'\n"
+
+
 def test_bench_tells_a_wrong_product(pblasmp, patched):
     patched(
         "import pblasmp.cli.rivals as r; f = r.Separate.error; "
