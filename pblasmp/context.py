@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,9 @@ class Context:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a layer works with the same ranks
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Context cannot be pickled, it is of these processes: of a layer save state_dict()")
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and self.size > 1:

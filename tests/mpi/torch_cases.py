@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -268,6 +269,8 @@ def values_of_rank_0(ctx: pb.Context) -> None:
     copied = copy.deepcopy(column)
     assert copied.ctx is ctx
     assert copied.weight.data_ptr() != column.weight.data_ptr() or not column.weight.numel()
+    with pytest.raises(TypeError, match=r"a Context cannot be pickled.*state_dict\(\)"):
+        pickle.dumps(column)
     assert "out_features=10" in repr(column)
     assert f"ranks={ctx.size}" in repr(column)
 
