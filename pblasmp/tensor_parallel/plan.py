@@ -239,9 +239,7 @@ _SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of o
 def made_buffer(ctx: Context, spec: Specification, operands: Operands) -> tuple[Any, Any]:
     """Return a new array for x, and its memory if that is symmetric: where x is gathered. Collective."""
     rows, width = spec.tokens[ctx.rank], operands.inputs
-    ld = max(
-        1, width, spec.ranks[ctx.rank].ld_x
-    )  # like the planned x, which other arrays may take the place of again
+    ld = max(1, width, spec.ranks[ctx.rank].ld_x)  # the planned x's: others like it may take its place again
     symmetric = spec.asked.form == "allgather_matmul"
     if symmetric:
         local = ctx.engine.empty((rows, width), operands.dtype, "C", ld, symmetric=True)
