@@ -18,7 +18,7 @@ from ..scales import Scales
 if TYPE_CHECKING:
     from .lane import Lane
 
-__all__ = ["Engine", "Move", "Options", "Problem", "Product", "Workspace"]
+__all__ = ["Engine", "Move", "Options", "Problem", "Product", "Workspace", "overlap"]
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 Problem = TypeVar("Problem", MatmulProblem, Level3Problem)
@@ -224,3 +224,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give everything back. Collective over the context."""
+
+
+def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return whether two NumPy arrays have an element in common; also where that takes too long to tell. Local."""
+    try:
+        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True

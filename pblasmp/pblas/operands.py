@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.base import overlap
 from ..errors import PblasmpError
 from ..layout import Grid, MatrixDescriptor
 from ..matrix import DistributedMatrix
@@ -154,8 +155,9 @@ def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
 def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], written: str) -> None:
     """Note with which others the matrix that is written has an element in common, of NumPy's arrays. Local."""
     arrays = {name: x.local for name, x in matrices.items() if isinstance(x.local, np.ndarray)}
+    out = arrays.pop(written, None)
     for name, array in arrays.items():
-        if name != written and written in arrays and np.shares_memory(array, arrays[written]):
+        if out is not None and overlap(array, out):
             faults.add(written, f"its local array shares memory with that of {name.upper()}")
 
 

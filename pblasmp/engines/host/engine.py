@@ -21,7 +21,7 @@ from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ...scales import Scales
 from ..after import After
-from ..base import Options, Problem, Product
+from ..base import Options, Problem, Product, overlap
 from ..exchange import ExchangeMove
 from . import blas
 from .blas import LocalBlas
@@ -139,10 +139,7 @@ class HostEngine:
 
     def overlap(self, a: NDArray[Any], b: NDArray[Any]) -> bool:
         """Return whether two local arrays have an element in common. Local."""
-        try:
-            return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
-        except np.exceptions.TooHardError:
-            return True
+        return overlap(a, b)
 
     def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
         """Return ``problem``: every legal one can be run here. Local."""
