@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues and scales computed on this rank's part of D, with NumPy or CuPy: on GPUs where they are not fused.
+"""Epilogues and scales computed on this rank's part of D, where the product itself does not include them.
 
 Source: cuBLASLt's documentation of its epilogues; GELU is the tanh form, as there.
 """
@@ -7,85 +7,70 @@ Source: cuBLASLt's documentation of its epilogues; GELU is the tanh form, as the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import accumulation_dtype, is_float8
+from ..dtypes import accumulation_dtype, element_type, is_float8
 from ..epilogue import Epilogue, along, vector_axis
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..scales import Scales
+from .base import Engine, Operands
 
-__all__ = ["After", "activate", "store"]
+__all__ = ["Finish", "activate", "number", "store"]
 
 Array = Any
 
-_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # what is larger is stored as this
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
-class After:
-    """What follows a product. Making one is local, calling it collective over the context.
+class Finish:
+    """What follows a product on this rank. Local to make.
 
     Args:
-        xp: numpy or cupy.
-        epilogue, scales: over arrays of that kind: see their ``adopted``.
+        engine: whose arrays they are.
         p: the product.
-        rank: this rank.
-        sum_ranks: replaces a contiguous array by its sum over all ranks. Collective.
     """
 
-    def __init__(
-        self,
-        xp: Any,
-        epilogue: Epilogue,
-        scales: Scales,
-        p: MatmulProblem,
-        rank: int,
-        sum_ranks: Callable[[Array], None],
-    ) -> None:
-        self._xp, self._p, self._rank, self._sum_ranks = xp, p, rank, sum_ranks
-        self._epilogue: Epilogue | None = epilogue
-        self._scales: Scales | None = scales
-        self._planned = bool(epilogue.name)
-        self._inside = rank < p.d.grid.size
+    def __init__(self, engine: Engine, p: MatmulProblem) -> None:
+        self._xp, self._p, self._transport = engine.xp, p, engine.transport
+        self._rank = engine.transport.rank
+        self._inside = self._rank < p.d.grid.size
 
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
-        """Let these, made of the same parts, take the place of the planned ones. Local."""
-        self._epilogue, self._scales = epilogue, scales or Scales()
+    @staticmethod
+    def needed(p: MatmulProblem, operands: Operands | None) -> bool:
+        """Return whether anything follows a product. Local."""
+        given = operands is not None and (operands.epilogue is not None or operands.scales is not None)
+        return given or is_float8(p.d.dtype)
 
-    def release(self) -> None:
-        """Forget the arrays of both. Local."""
-        self._epilogue = self._scales = None
-
-    def unit(self) -> float:
-        """Return what a product of one unit of A and one of B stands for. Local."""
-        assert self._scales is not None, "scales count only while they are there"
-        return _number(self._scales.a) * _number(self._scales.b)
-
-    def __call__(self, x: Array, a: Array, b: Array) -> None:
+    def __call__(self, x: Array, operands: Operands, *, epilogue: bool = True) -> None:
         """Finish ``x``, this rank's part of the product in the type that it is summed in, in place.
 
+        Collective over the context.
+
         Args:
-            a, b: this rank's part of A and B.
+            x: the part, in the memory order of D.
+            operands: those of the run.
+            epilogue: without, only scales are applied.
         """
-        e, scales, p = self._epilogue if self._planned else Epilogue(), self._scales, self._p
-        assert e is not None, "an epilogue follows only while it is there"
-        assert scales is not None, "scales count only while they are there"
+        e = (operands.epilogue if epilogue else None) or Epilogue()
+        scales, p = operands.scales or Scales(), self._p
         if self._inside:
             last = along(p.d)
             activate(self._xp, e, x if last else x.T, e.aux if e.aux is None or last else e.aux.T)
         if e.bias_grad is not None:
             sums = x.sum(axis=1 - along(p.d), dtype=x.dtype) if self._inside else None
             self._write(e.bias_grad, sums, p.d, along(p.d), along(p.d))
-        for name, matrix, array, op in (("bias_grad_a", p.a, a, p.op_a), ("bias_grad_b", p.b, b, p.op_b)):
+        for name, matrix, array, op in (
+            ("bias_grad_a", p.a, operands.a, p.op_a),
+            ("bias_grad_b", p.b, operands.b, p.op_b),
+        ):
             if getattr(e, name) is None:
                 continue
             axis = vector_axis(name, p.d)
             stored = axis if op == "N" else 1 - axis
             sums = None
-            if self._rank < matrix.grid.size:
+            if self._rank < matrix.grid.size and array is not None:
                 sums = array.astype(accumulation_dtype(matrix.dtype)).sum(axis=1 - stored)
                 sums = sums.conj() if op == "C" else sums
             self._write(getattr(e, name), sums, matrix, stored, axis)
@@ -106,14 +91,14 @@ class After:
             if self._inside:
                 out[...] = sums
             return
-        whole = xp.zeros(matrix.shape[stored], accumulation_dtype(p.d.dtype))
+        total = xp.zeros(matrix.shape[stored], accumulation_dtype(p.d.dtype))
         if sums is not None:
-            whole[xp.asarray(matrix.global_indices(self._rank)[stored])] = sums
-        self._sum_ranks(whole)
+            total[xp.asarray(matrix.global_indices(self._rank)[stored])] = sums
+        self._transport.sum_ranks(total)
         if self._inside:
-            if out.size < whole.size:
-                whole = whole[xp.asarray(p.d.global_indices(self._rank)[axis])]
-            out[...] = whole
+            if out.size < total.size:
+                total = total[xp.asarray(p.d.global_indices(self._rank)[axis])]
+            out[...] = total
 
 
 def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
@@ -123,7 +108,7 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
         xp: numpy or cupy.
         e: says which; its arrays are of that kind.
         v: a part of D in the type that it is summed in, its contiguous dimension last.
-        aux: the epilogue's auxiliary array, turned like ``v``.
+        aux: the epilogue's auxiliary array, transposed like ``v``.
     """
     if e.bias is not None:
         v += e.bias.astype(v.dtype)
@@ -144,7 +129,7 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
 
 
 def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
-    """Let ``amax`` see a part of D, and make it in place what is stored of a D of ``dtype``. Local.
+    """Include a part of D in ``amax``, and scale and clip it in place to what a D of ``dtype`` stores. Local.
 
     Args:
         xp: numpy or cupy.
@@ -155,13 +140,13 @@ def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
     if scales.amax is not None and v.size:
         scales.amax[...] = xp.maximum(scales.amax, abs(v).max())
     if is_float8(dtype):
-        largest = _LARGEST[dtype.name]
-        v *= _number(scales.d)
+        largest = element_type(dtype).largest
+        v *= number(scales.d)
         xp.clip(v, -largest, largest, out=v)
 
 
-def _number(scale: Any) -> float:
-    """Return a scale: a number, or what an array of one number holds; 1 where there is none."""
+def number(scale: Any) -> float:
+    """Return a scale: a number, or what an array of one number holds; 1 where there is none. Local."""
     return 1.0 if scale is None else float(scale.item() if hasattr(scale, "item") else scale)
 
 

@@ -12,18 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...comm import Cell, Communicator, Exchange, Side
-from ...comm.exchange import SLOTS
-from ...comm.shared import aligned, carve
-from ...dtypes import accumulation_dtype
-from ...layout import MatrixDescriptor
-from ...layout.axis import Axis
+from ..comm import Cell, Side
+from ..comm.exchange import SLOTS
+from ..comm.shared import aligned, carve
+from ..layout import MatrixDescriptor
+from ..layout.axis import Axis
+from .base import Engine, Transfer
 
-__all__ = ["Operand", "Staging"]
+__all__ = ["Operand", "Staging", "needs"]
 
-Array = NDArray[Any]
+Array = Any
+
+
+def needs(d: MatrixDescriptor, size: int, axis: int) -> tuple[tuple[int, ...], ...]:
+    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, or nothing. Local."""
+    return tuple((d.grid.coords(rank)[axis],) if rank < d.grid.size else () for rank in range(size))
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,10 @@ class Operand:
         conjugate: whether its values are conjugated on the way.
         needs: for every rank, which slabs (processes of ``outer``) it multiplies; none for ranks without a part of D.
         outer: the dimension it shares with D, as D deals it out.
+        dtype: the type of its slabs.
         source: "a" or "b": whose local arrays these are.
-        stays: whether it may be multiplied where it lies; not where the result may overwrite it.
-        order: memory order of its slabs as outer × k; empty: as it lies.
+        stays: whether it may be multiplied in place; not where the result may overwrite it.
+        order: memory order of its slabs as outer × k; empty: that of the matrix.
     """
 
     matrix: MatrixDescriptor
@@ -46,24 +51,20 @@ class Operand:
     conjugate: bool
     needs: tuple[tuple[int, ...], ...]
     outer: Axis
+    dtype: np.dtype
     source: str = "a"
     stays: bool = True
     order: str = ""
 
     @property
     def side(self) -> Side:
-        """The operand as it lies, as outer × k."""
+        """The operand as it is distributed, as outer × k."""
         side = Side.of(self.matrix)
         return side.T if self.flip else side
 
     def local(self, array: Array) -> Array:
         """Return a local array as outer × k."""
         return array.T if self.flip else array
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type that is multiplied."""
-        return accumulation_dtype(self.matrix.dtype)
 
     def in_place(self) -> bool:
         """Return whether every rank already holds the slab that it multiplies, ready for BLAS."""
@@ -99,30 +100,32 @@ class Staging:
     """
 
     def __init__(
-        self, comm: Communicator, operand: Operand, domains: Sequence[tuple[int, ...]], start: int, stop: int
+        self, engine: Engine, operand: Operand, domains: Sequence[tuple[int, ...]], start: int, stop: int
     ) -> None:
-        side = operand.side
+        self._engine = engine
+        rank, side = engine.transport.rank, operand.side
         self._operand = operand
-        self._mine = next(i for i, ranks in enumerate(domains) if comm.rank in ranks)
+        self._mine = next(i for i, ranks in enumerate(domains) if rank in ranks)
         self._slabs = [(i, process) for i, ranks in enumerate(domains) for process in operand.slabs(ranks)]
         self._width = stop - start
         cells = tuple(Cell((process, 0), domains[i]) for i, process in self._slabs)
         src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
         dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
-        self._exchange = Exchange(comm, src, dst, operand.matrix.dtype)
-        me = next((i for i, cell in enumerate(side.cells) if cell.ranks[0] == comm.rank), None)
+        self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)
+        me = next((i for i, cell in enumerate(side.cells) if cell.ranks[0] == rank), None)
         self._me = me
         pcol = side.cells[me].coords[1] if me is not None else 0
         self._window = side.cols.local_window(pcol, start, stop)
         self.sent_bytes = self._exchange.sent_bytes
         self.copied_bytes = self._exchange.copied_bytes
 
-    def start(self, array: Array, memory: NDArray[np.uint8], *, ahead: bool) -> tuple[Any, dict[int, Array]]:
+    def start(self, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
         """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process).
 
         With ``ahead`` all messages are under way when this returns; without, they have arrived, a few MiB at a time.
         """
         operand, at = self._operand, 0
+        stored = self._engine.operations.stored(operand.dtype)
         slabs: list[Array | None] = []
         mine: dict[int, Array] = {}
         for domain, process in self._slabs:
@@ -130,14 +133,15 @@ class Staging:
                 slabs.append(None)
                 continue
             shape = (operand.outer.count(process), self._width)
-            mine[process] = carve(memory, at, shape, operand.dtype, self._exchange.order)
+            mine[process] = carve(memory, at, shape, stored, self._exchange.order)
             slabs.append(mine[process])
             at += operand.slab_bytes(process, self._width)
         sources: list[Array | None] = [None] * operand.matrix.grid.size
         if self._me is not None:
             sources[self._me] = operand.local(array)[:, self._window]
-        slots = None if ahead else SLOTS
-        transfer = self._exchange.start(sources, slabs, conjugate=operand.conjugate, slots=slots)
+        transfer = self._engine.transport.start_exchange(
+            self._exchange, sources, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
+        )
         if not ahead:
             transfer.finish()
         return transfer, mine
