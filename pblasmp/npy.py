@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import DTYPES, is_float8
+from .dtypes import DTYPES, element_type
 from .errors import LayoutError
 from .layout import MatrixDescriptor
 from .layout.axis import Axis
@@ -46,7 +46,7 @@ def map_file(path: Path) -> NDArray[Any]:
 
 def _is_raw(dtype: np.dtype) -> bool:
     """Return whether .npy files hold ``dtype`` as bytes without a type."""
-    return dtype == DTYPES["bfloat16"] or is_float8(dtype)
+    return element_type(dtype).storage != ""
 
 
 def as_element_type(path: Path, array: NDArray[Any], dtype: np.dtype | None) -> tuple[NDArray[Any], np.dtype]:

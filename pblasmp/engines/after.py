@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import accumulation_dtype, is_float8
+from ..dtypes import accumulation_dtype, element_type, is_float8
 from ..epilogue import Epilogue, along, vector_axis
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..scales import Scales
@@ -21,7 +21,6 @@ __all__ = ["After", "activate", "store"]
 
 Array = Any
 
-_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # what is larger is stored as this
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -155,7 +154,7 @@ def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
     if scales.amax is not None and v.size:
         scales.amax[...] = xp.maximum(scales.amax, abs(v).max())
     if is_float8(dtype):
-        largest = _LARGEST[dtype.name]
+        largest = element_type(dtype).largest
         v *= _number(scales.d)
         xp.clip(v, -largest, largest, out=v)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
+from ...dtypes import accumulation_dtype
 from ...epilogue import Epilogue
 from ...layout import Level3Problem, MatrixDescriptor
 from ...scales import Scales
@@ -18,7 +19,7 @@ from .call import PreparedCall, columns, same_memory
 from .contracts import symbol_of
 from .parts import part_writer, write_all
 from .product import LocalProduct
-from .types import compute_type, scale_dtype
+from .types import compute_type
 
 if TYPE_CHECKING:
     from .engine import CublasmpEngine
@@ -70,7 +71,7 @@ class CublasmpLevel3(PreparedCall):
         """Return the arguments of the function, in the order of its prototype."""
         q, alpha = self._f_ordered, self._options.alpha
         scale = (
-            q.d.dtype if q.traits.shape == "added" else scale_dtype(q.d.dtype)
+            q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
         )  # sums have no compute type
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
