@@ -123,14 +123,15 @@ class CublasmpLevel3(PreparedCall):
         if not self._fits(out, q.d):  # the rows before the first need room
             out = self._temporary("d", q.d)
             self._after.append(lambda: write_all(whole, out))
-        self._views = {"b" if p.routine == "trsm" else "c": out}
+        solves = p.traits.solves
+        self._views = {"b" if solves else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
-        begins = b if p.routine == "trsm" else c if self._options.beta != 0 else None
+        begins = b if solves else c if self._options.beta != 0 else None
         if begins is not None and (out is not whole or not same_memory(begins, d)):
-            self._start_from("B" if p.routine == "trsm" else "C", columns(begins, p.d.order), out)
+            self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         operands = {"A": columns(a, p.a.order)}
-        if b is not None and p.routine != "trsm":
+        if b is not None and not solves:
             operands["B"] = columns(b, like)
         for letter, name in zip("ab", sorted(operands, reverse=form.swapped), strict=False):
             x: MatrixDescriptor = getattr(q, letter)
@@ -147,7 +148,7 @@ class CublasmpLevel3(PreparedCall):
             return self._through(name, view, x, cupy.conjugate, "it is conjugated without a transpose")
         if name.lower() in self._form.relaid:
             return self._through(name, view, x, cupy.positive, "it is in another memory order")
-        if self._problem.routine == "trmm" and self._engine.overlap(view, d):
+        if self._problem.traits.triangular and self._engine.overlap(view, d):
             return self._through(name, view, x, cupy.positive, "it is where the result goes")
         if not self._fits(view, x):
             return self._through(name, view, x, cupy.positive, "it begins inside a block")

@@ -46,7 +46,7 @@ def _sided(p: Level3Problem, alpha: complex, rank: int, size: int) -> Slabs:
         assert outer_rows is not None
         return LeftPart(part, outer_rows, diagonal)  # type: ignore[arg-type]
 
-    product = p.routine == "trmm"
+    product = p.traits.triangular
     right = Operand(p.b, not turned, False, needs(d, size, 1), d.cols, "b", stays=not product)
     if product:  # D may be B: its slabs are always copies
         flip, conjugate, uplo = left_of(p)
@@ -84,7 +84,7 @@ def _updated(p: Level3Problem, alpha: complex, rank: int, size: int) -> Slabs:
     )
     if p.b is None:
         operands, pairs = [*lefts, *rights], [(alpha, 0, 1)]
-    elif "2" in p.routine:
+    elif p.traits.swept_twice:
         other = complex(alpha).conjugate() if hermitian else alpha
         operands, pairs = [*lefts, *rights], [(alpha, 0, 3), (other, 1, 2)]
     else:
