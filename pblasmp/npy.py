@@ -16,7 +16,7 @@ from .dtypes import DTYPES, element_type
 from .errors import LayoutError
 from .layout import MatrixDescriptor
 from .layout.axis import Axis
-from .layout.moves import Piece, common, copy
+from .layout.intersection import Piece, copy, intersect
 
 __all__ = ["Progress", "create", "errors_naming", "map_file", "read", "temporary_name", "write"]
 
@@ -75,7 +75,7 @@ def _piece(descriptor: MatrixDescriptor, coords: tuple[int, int], *, reading: bo
     parts = []
     for axis, process in zip((descriptor.rows, descriptor.cols), coords, strict=True):
         whole = Axis(axis.extent, max(1, axis.extent))
-        parts.append(common(whole, 0, axis, process) if reading else common(axis, process, whole, 0))
+        parts.append(intersect(whole, 0, axis, process) if reading else intersect(axis, process, whole, 0))
     return Piece(parts[0], parts[1])
 
 
