@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import as_dtype, is_float8
+from .dtypes import as_dtype, element_type, is_float8
 from .engines.cublasmp import streams
 from .errors import LayoutError
 
@@ -28,9 +28,6 @@ __all__ = [
     "shown_like",
     "typed",
 ]
-
-_RAW = {1: "uint8", 2: "int16"}  # what types that only PyTorch and ml_dtypes have travel as
-_EVERYWHERE = ("float64", "float32", "float16", "complex128", "complex64", "uint8")
 
 
 def is_torch(array: Any) -> bool:
@@ -62,12 +59,12 @@ def adopted(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None
         if dtype is not None and kind.startswith("float8") and kind != dtype.name:
             raise LayoutError(f"dtype is {kind}, expected {dtype.name}")
         on_host = tensor.device.type == "cpu"
-        if kind in _EVERYWHERE:
+        own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
+        if own is None or not element_type(own).storage:
             return engine.adopt(tensor.numpy() if on_host else tensor, dtype)
         import torch  # NumPy and DLPack's readers do not have the type
 
-        own = as_dtype(kind)
-        raw = tensor.view(getattr(torch, _RAW[own.itemsize]))
+        raw = tensor.view(getattr(torch, element_type(own).storage))
         return engine.adopt(raw.numpy() if on_host else raw).view(engine.stored(own))
     except LayoutError as error:
         raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
@@ -105,10 +102,9 @@ def shown_like(array: Any, local: Any, dtype: np.dtype) -> Any:
         return local
     import torch
 
-    kind = dtype.name
-    raw = local if kind in _EVERYWHERE else local.view(_RAW[local.itemsize])
-    shown = torch.from_dlpack(raw)
-    return shown if raw is local else shown.view(getattr(torch, kind))
+    storage = element_type(dtype).storage
+    shown = torch.from_dlpack(local.view(storage) if storage else local)
+    return shown.view(getattr(torch, dtype.name)) if storage else shown
 
 
 def on_stream_of(array: Any) -> AbstractContextManager[Any]:

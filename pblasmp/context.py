@@ -28,7 +28,7 @@ from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
 from .layout.grid import integer, one_of
 from .matrix import DistributedMatrix
-from .scalapack import column_major_view, described
+from .scalapack import column_major_view, read_descriptor
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -436,7 +436,7 @@ class Context:
         first = self.comm.bcast(mine)
         with self.agreement("from_scalapack: descriptor"):
             numbers, kind = first if mine is None else mine
-            descriptor, lld = described(numbers, kind, grid)
+            descriptor, lld = read_descriptor(numbers, kind, grid)
             self.check_descriptor(descriptor)
             if inside:
                 local = column_major_view(local, descriptor.local_shape(self.rank), lld)

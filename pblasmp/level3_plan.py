@@ -18,9 +18,6 @@ __all__ = ["planned", "run"]
 
 Matrix = DistributedMatrix
 
-_REAL = {"herk": ("alpha", "beta"), "her2k": ("beta",), "herkx": ("beta",)}
-"""The scalars that would not leave a Hermitian matrix Hermitian if they were complex."""
-
 
 def run(routine: str, **arguments: Any) -> Matrix:
     """Plan, run and close. Collective over the context."""
@@ -65,8 +62,7 @@ def planned(
             reasons += ("c has to lie like the result",)
         result = ctx.allocate(d) if out is None else out
         matrices = {"a": a, "b": b, "c": c, "d": result}
-        in_place = "b" if "c" not in traits.operands else "c"
-        check_overlap(ctx, matrices, in_place)
+        check_overlap(ctx, matrices, traits.in_place)
         moved = stand_ins(ctx, asked, problem)
         if moved and not redistribute:
             names = " and ".join(moved)
@@ -78,13 +74,22 @@ def planned(
         if out is None and c is None and asked.written is not None:
             result.local[...] = 0
     return RoutinePlan(
-        ctx, routine, asked, problem, matrices, moved, options, reasons, in_place=in_place, seeded=seeded
+        ctx,
+        routine,
+        asked,
+        problem,
+        matrices,
+        moved,
+        options,
+        reasons,
+        in_place=traits.in_place,
+        seeded=seeded,
     )
 
 
 def _scalar(value: complex, problem: Level3Problem, name: str) -> complex:
     number = scalar(value, problem.d.dtype, name)
-    if name in _REAL.get(problem.routine, ()):
+    if name in problem.traits.real:
         if number.imag != 0:
             raise LayoutError(f"{name}: {value!r} is complex, but {problem.routine} takes a real one")
         return number.real

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dtypes import DTYPES, is_float8
+from .dtypes import DTYPES, element_type
 from .errors import LayoutError
 from .layout import MatrixDescriptor
 from .layout.axis import Axis
-from .layout.moves import Piece, common, copy
+from .layout.intersection import Piece, copy, intersect
 
 __all__ = ["Progress", "create", "errors_naming", "map_file", "read", "temporary_name", "write"]
 
@@ -46,7 +46,7 @@ def map_file(path: Path) -> NDArray[Any]:
 
 def _is_raw(dtype: np.dtype) -> bool:
     """Return whether .npy files hold ``dtype`` as bytes without a type."""
-    return dtype == DTYPES["bfloat16"] or is_float8(dtype)
+    return element_type(dtype).storage != ""
 
 
 def as_element_type(path: Path, array: NDArray[Any], dtype: np.dtype | None) -> tuple[NDArray[Any], np.dtype]:
@@ -75,7 +75,7 @@ def _piece(descriptor: MatrixDescriptor, coords: tuple[int, int], *, reading: bo
     parts = []
     for axis, process in zip((descriptor.rows, descriptor.cols), coords, strict=True):
         whole = Axis(axis.extent, max(1, axis.extent))
-        parts.append(common(whole, 0, axis, process) if reading else common(axis, process, whole, 0))
+        parts.append(intersect(whole, 0, axis, process) if reading else intersect(axis, process, whole, 0))
     return Piece(parts[0], parts[1])
 
 

@@ -14,7 +14,7 @@ from .epilogue import Epilogue
 from .errors import LayoutError
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.grid import integer
-from .layout.legal import legalised
+from .layout.redistribution import nearest_legal
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
 from .plans import RoutinePlan, check_operands, check_overlap, context_of, stand_ins
@@ -144,7 +144,7 @@ def plan_matmul(
         if not isinstance(scales, (Scales, type(None))):
             raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
         facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
-        problem = legalised(asked) if redistribute and scheme == "gemm" else asked
+        problem = nearest_legal(asked) if redistribute and scheme == "gemm" else asked
         _validate(problem, asked, redistribute)
         problem, reasons = ctx.engine.suited(problem)
         if beta != 0 and c is None:
@@ -193,7 +193,7 @@ def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool) 
     try:
         problem.validate()
     except LayoutError as error:
-        if not redistribute and problem.scheme == "gemm" and not legalised(asked).faults():
+        if not redistribute and problem.scheme == "gemm" and not nearest_legal(asked).faults():
             raise LayoutError(
                 f"{error}\n  redistribute=True moves the operands to legal layouts first"
             ) from None

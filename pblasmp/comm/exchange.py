@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
-from ..layout.moves import Piece, common, copy
+from ..layout.intersection import Piece, copy, intersect
 from .communicator import Communicator, Request
 
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
@@ -155,7 +155,7 @@ def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
 
 
 class _Commons:
-    """common() between two axes, each pair of processes once."""
+    """``intersect`` between two axes, each pair of processes once."""
 
     def __init__(self, src: Axis, dst: Axis) -> None:
         self._axes = src, dst
@@ -164,7 +164,7 @@ class _Commons:
     def __call__(self, p: int, q: int) -> Any:
         if (p, q) not in self._known:
             src, dst = self._axes
-            self._known[p, q] = common(src, p, dst, q)
+            self._known[p, q] = intersect(src, p, dst, q)
         return self._known[p, q]
 
 

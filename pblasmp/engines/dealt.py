@@ -71,7 +71,7 @@ class SummedUpdate(HostProduct):
         for side, matrix in zip(sides, matrices, strict=True):
             target = like or Side(
                 Axis(order, max(1, order)),
-                Axis(p.k, max(1, -(-p.k // comm.size)), 0, comm.size),
+                Axis.even(p.k, comm.size),
                 cells,
                 side.order,
             )
@@ -127,7 +127,7 @@ class SummedUpdate(HostProduct):
             return z.conj().T if p.is_hermitian else z.T
 
         pairs = [(alpha, x, x if y is None else y)]
-        if y is not None and "2" in p.routine:
+        if y is not None and p.traits.swept_twice:
             pairs.append((complex(alpha).conjugate() if p.is_hermitian else alpha, y, x))
         with blas.seated():
             for i, (factor, left, right) in enumerate(pairs):

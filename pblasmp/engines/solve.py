@@ -47,8 +47,8 @@ class SolveProduct(HostProduct):
         columns = [target.cols.count(cell.coords[1]) for cell in target.cells]
         self._in_d = target.rows.nprocs == 1 and max(columns) * comm.size <= _EVEN * free + comm.size
         self._may_stay = self._in_d and p.b.same_places(p.d)
-        share = -(-free // comm.size)
-        self._bytes = 0 if self._in_d else aligned(order * share * p.d.dtype.itemsize)
+        dealt = Axis.even(free, comm.size)
+        self._bytes = 0 if self._in_d else aligned(order * max(dealt.counts()) * p.d.dtype.itemsize)
         self.path, self.notes = choose([self._a], order, options.algo, means, self._bytes)
         if self._in_d:
             self.notes = tuple(note for note in self.notes if "where they lie" not in note)
@@ -57,7 +57,6 @@ class SolveProduct(HostProduct):
         domains = means.domains(self.path)
         self._domain = next(ranks for ranks in domains if comm.rank in ranks)
         sharing = {rank: ranks for ranks in domains for rank in ranks}
-        dealt = Axis(free, max(1, share), 0, comm.size)
         self._shape = {rank: (order, dealt.count(rank)) for rank in range(comm.size)}
         cells = tuple(
             Cell((0, rank), (rank, *(other for other in sharing[rank] if other != rank)))

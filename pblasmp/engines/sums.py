@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...comm import Cell, Exchange, Side
 from ...comm.shared import aligned, carve
 from ...layout import Level3Problem
-from ...layout.moves import copy_all
+from ...layout.intersection import copy_all
 from ..base import Options, Workspace
 from .common import HostProduct, Means
 

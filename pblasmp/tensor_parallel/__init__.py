@@ -54,7 +54,7 @@ def shard(n: int, ranks: int, rank: int) -> slice:
     Raises:
         LayoutError: an argument is out of range.
     """
-    axis = Axis(n, max(1, -(-integer(n, "n", 0) // integer(ranks, "ranks", 1))), 0, ranks)
+    axis = Axis.even(integer(n, "n", 0), integer(ranks, "ranks", 1))
     if integer(rank, "rank", 0) >= ranks:
         raise LayoutError(f"rank: expected 0 to {ranks - 1}, got {rank}")
     start = min(n, rank * axis.block)

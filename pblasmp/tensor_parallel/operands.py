@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..context import Context
     from ..engines.base import Engine
 
-__all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "named", "shares", "understood"]
+__all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "named", "understood"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 _ACTIVATIONS = ("relu", "gelu")
@@ -222,14 +222,14 @@ class Specification:
     @property
     def scattered(self) -> list[int]:
         """Rows of Y on each rank, where each sums a part of it."""
-        return [n * self.inner for n in shares(self.ranks[0].first, len(self.ranks))]
+        return [n * self.inner for n in Axis.even(self.ranks[0].first, len(self.ranks)).counts()]
 
     def check_rule(self) -> None:
         """Raise LayoutError unless what the ranks hold is split by the library's rule. Local."""
         name, held = "w", self.outputs
         if self.asked.form == "allgather_matmul":
             name, held = "x", [rank.first for rank in self.ranks]
-        expected = shares(sum(held), len(held))
+        expected = Axis.even(sum(held), len(held)).counts()
         if held != expected:
             raise LayoutError(
                 f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "
@@ -242,18 +242,12 @@ class Specification:
         if form == "allgather_matmul":
             return (sum(each.first for each in self.ranks), *self.rest, outputs[rank])
         if form == "matmul_reduce_scatter":
-            return (shares(self.ranks[0].first, len(self.ranks))[rank], *self.rest, outputs[rank])
+            return (Axis.even(self.ranks[0].first, len(self.ranks)).counts()[rank], *self.rest, outputs[rank])
         return (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
 
     def gathered_shape(self) -> tuple[int, ...]:
         """Return the shape of X gathered. Local."""
         return (sum(each.first for each in self.ranks), *self.rest, self.inputs[0])
-
-
-def shares(n: int, ranks: int) -> list[int]:
-    """Return how many of ``n`` indices each rank has: blocks of ceil(n / ranks), the last shorter or empty. Local."""
-    axis = Axis(n, max(1, -(-n // ranks)), 0, ranks)
-    return [axis.count(rank) for rank in range(ranks)]
 
 
 def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import is_float8
 from ..engines.pieces import GatheredInput, GatheredOutput, SummedOutput
 from ..errors import UnsupportedError
-from ..layout import Grid, MatmulProblem, MatrixDescriptor
-from .operands import named, shares
+from ..layout import Axis, Grid, MatmulProblem, MatrixDescriptor
+from .operands import named
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -46,7 +46,7 @@ def prepared(ctx: Context, spec: Specification, operands: Operands) -> Product:
         return GatheredInput(lane, options, spec.tokens, spec.inputs[0], **how)
     if form == "matmul_allgather":
         return GatheredOutput(lane, options, spec.outputs, spec.tokens[0], spec.inputs[0], **how)
-    rows = spec.scattered if form == "matmul_reduce_scatter" else shares(spec.tokens[0], ctx.size)
+    rows = spec.scattered if form == "matmul_reduce_scatter" else Axis.even(spec.tokens[0], ctx.size).counts()
     everywhere = form == "matmul_allreduce"
     return SummedOutput(lane, options, rows, spec.outputs[0], everywhere=everywhere, **how)
 
@@ -128,11 +128,12 @@ def _by_rule(spec: Specification) -> tuple[MatmulProblem | None, str]:
         else {"inputs": spec.inputs}
     )
     for name, shards in split.items():
-        if shards != shares(sum(shards), size):
+        even = Axis.even(sum(shards), size).counts()
+        if shards != even:
             what = "tokens" if name == "first" else name
             return (
                 None,
-                f"{what} are {shards} on the ranks, by the rule they would be {shares(sum(shards), size)}",
+                f"{what} are {shards} on the ranks, by the rule they would be {even}",
             )
     blocks = {name: max(1, shards[0]) for name, shards in split.items()}
     down, across = Grid(size, 1), Grid(1, size)

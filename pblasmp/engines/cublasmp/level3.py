@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
+from ...dtypes import accumulation_dtype
 from ...epilogue import Epilogue
 from ...layout import Level3Problem, MatrixDescriptor
 from ...scales import Scales
@@ -18,7 +19,7 @@ from .call import PreparedCall, columns, same_memory
 from .contracts import symbol_of
 from .parts import part_writer, write_all
 from .product import LocalProduct
-from .types import compute_type, scale_dtype
+from .types import compute_type
 
 if TYPE_CHECKING:
     from .engine import CublasmpEngine
@@ -70,7 +71,7 @@ class CublasmpLevel3(PreparedCall):
         """Return the arguments of the function, in the order of its prototype."""
         q, alpha = self._f_ordered, self._options.alpha
         scale = (
-            q.d.dtype if q.traits.shape == "added" else scale_dtype(q.d.dtype)
+            q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
         )  # sums have no compute type
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
@@ -122,14 +123,15 @@ class CublasmpLevel3(PreparedCall):
         if not self._fits(out, q.d):  # the rows before the first need room
             out = self._temporary("d", q.d)
             self._after.append(lambda: write_all(whole, out))
-        self._views = {"b" if p.routine == "trsm" else "c": out}
+        solves = p.traits.solves
+        self._views = {"b" if solves else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
-        begins = b if p.routine == "trsm" else c if self._options.beta != 0 else None
+        begins = b if solves else c if self._options.beta != 0 else None
         if begins is not None and (out is not whole or not same_memory(begins, d)):
-            self._start_from("B" if p.routine == "trsm" else "C", columns(begins, p.d.order), out)
+            self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         operands = {"A": columns(a, p.a.order)}
-        if b is not None and p.routine != "trsm":
+        if b is not None and not solves:
             operands["B"] = columns(b, like)
         for letter, name in zip("ab", sorted(operands, reverse=form.swapped), strict=False):
             x: MatrixDescriptor = getattr(q, letter)
@@ -146,7 +148,7 @@ class CublasmpLevel3(PreparedCall):
             return self._through(name, view, x, cupy.conjugate, "it is conjugated without a transpose")
         if name.lower() in self._form.relaid:
             return self._through(name, view, x, cupy.positive, "it is in another memory order")
-        if self._problem.routine == "trmm" and self._engine.overlap(view, d):
+        if self._problem.traits.triangular and self._engine.overlap(view, d):
             return self._through(name, view, x, cupy.positive, "it is where the result goes")
         if not self._fits(view, x):
             return self._through(name, view, x, cupy.positive, "it begins inside a block")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ...bindings import Operation
-from ...dtypes import DTYPES, is_float8
+from ...dtypes import DTYPES, accumulation_dtype, is_float8
 from ...errors import LayoutError
 from ..base import Workspace
 from ..lane import blas_operand
-from .types import DATA_TYPES, compute_type, scale_dtype
+from .types import DATA_TYPES, compute_type
 
 __all__ = ["CublasmpLane"]
 
@@ -100,7 +100,7 @@ class CublasmpLane:
                 f"a local product of {m} x {n} x {k} does not fit the 32-bit integers of cuBLAS"
             )
         kind, result = DATA_TYPES[a.dtype.name], DATA_TYPES[d.dtype.name]
-        scalars = np.array([alpha, beta], dtype=scale_dtype(a.dtype))
+        scalars = np.array([alpha, beta], dtype=accumulation_dtype(a.dtype))
         at = scalars.ctypes.data
         self._cublas.gemmEx(
             self._handle, int(Operation[trans_a]), int(Operation[trans_b]), m, n, k,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operation, ctype, version_text
-from ...dtypes import is_float8
+from ...dtypes import accumulation_dtype, is_float8
 from ...epilogue import Epilogue, bias_dtype
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
@@ -19,7 +19,7 @@ from ...scales import Scales
 from ..base import Options, Workspace
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
-from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
+from .types import ALGORITHMS, DATA_TYPES, compute_type
 
 if TYPE_CHECKING:
     from .engine import CublasmpEngine
@@ -115,7 +115,7 @@ class CublasmpProduct(PreparedCall):
     def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of cublasMpMatmul."""
         form, options, problem = self._form, self._options, self._problem
-        scale = scale_dtype(form.d.dtype)
+        scale = accumulation_dtype(form.d.dtype)
         self._alpha, self._beta = np.array(options.alpha, dtype=scale), np.array(options.beta, dtype=scale)
         descriptors = {
             name: self._descriptor(x, self._lld(array, x))
@@ -193,7 +193,7 @@ class CublasmpProduct(PreparedCall):
         asked = self._options.comm_dtype
         kind = self._form.d.dtype
         wanted = asked or (bias_dtype(self._problem) if is_float8(kind) else kind)
-        if wanted == scale_dtype(kind):
+        if wanted == accumulation_dtype(kind):
             return None
         if self._engine.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
             return wanted

@@ -210,7 +210,7 @@ class HostEngine:
             self._check_algo(algo, ("auto",))
             return SumProduct(problem, options, self._means)
         self._check_algo(algo, (*ALGORITHMS, "summed") if shape == "updated" else ALGORITHMS)
-        if problem.routine == "trsm":
+        if problem.traits.solves:
             return SolveProduct(problem, options, self._means)
         if algo == "summed" or (algo == "auto" and is_better(problem, size)):
             return SummedUpdate(problem, options, self._means)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
-from pblasmp.layout.moves import Piece, Stretch, common, copy, extent, packed, unpacked
+from pblasmp.layout.intersection import Piece, Stretch, copy, extent, intersect, packed, unpacked
 
 from .oracle import axes, deal, descriptors, empty, number, read, views, write
 
@@ -36,7 +36,7 @@ def test_common_finds_every_index_that_two_processes_share_once(two):
     src, dst = two
     for p in range(src.nprocs):
         for q in range(dst.nprocs):
-            found = common(src, p, dst, q)
+            found = intersect(src, p, dst, q)
             assert sorted(pairs(found)) == expected(src, p, dst, q)
             assert extent(found) == len(pairs(found))
 
@@ -46,7 +46,7 @@ def test_common_of_many_rounds(n, data):
     src, dst = (Axis(n, data.draw(st.integers(1, 9)), 0, data.draw(st.integers(1, 4))) for _ in range(2))
     for p in range(src.nprocs):
         for q in range(dst.nprocs):
-            assert sorted(pairs(common(src, p, dst, q))) == expected(src, p, dst, q)
+            assert sorted(pairs(intersect(src, p, dst, q))) == expected(src, p, dst, q)
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,20 @@ def test_common_of_many_rounds(n, data):
 )
 def test_regular_runs_make_few_stretches(src, dst, most):
     """Each costs a copy from Python, so their number must not grow with the matrix."""
-    counts = [len(common(src, p, dst, q)) for p in range(src.nprocs) for q in range(dst.nprocs)]
+    counts = [len(intersect(src, p, dst, q)) for p in range(src.nprocs) for q in range(dst.nprocs)]
     assert 0 < max(counts) <= most
 
 
 def test_blocks_that_lie_end_to_end_on_both_sides_are_one_run():
     axis = Axis(1000, 7, 1, 3, lead=2)
     for p in range(3):
-        assert common(axis, p, axis, p) == (Stretch(1, axis.count(p), 0, 0, 0, 0),)
+        assert intersect(axis, p, axis, p) == (Stretch(1, axis.count(p), 0, 0, 0, 0),)
 
 
 def test_layouts_whose_rounds_have_no_small_common_multiple():
     src, dst = Axis(7, 2**62 - 1, 1, 2), Axis(7, 2**61 - 1, 0, 3, lead=2)
-    assert pairs(common(src, 1, dst, 0)) == [(i, i) for i in range(7)]
-    assert common(src, 0, dst, 0) == ()
+    assert pairs(intersect(src, 1, dst, 0)) == [(i, i) for i in range(7)]
+    assert intersect(src, 0, dst, 0) == ()
 
 
 @given(two_axes)
@@ -84,7 +84,7 @@ def test_sender_and_receiver_see_the_same_order(two):
     src, dst = two
     for p in range(src.nprocs):
         for q in range(dst.nprocs):
-            found = common(src, p, dst, q)
+            found = intersect(src, p, dst, q)
             sent, received = pairs(packed(found)), pairs(unpacked(found))
             assert [at for _, at in sent] == [at for at, _ in received] == list(range(extent(found)))
             assert [(of, to) for (of, _), (_, to) in zip(sent, received, strict=True)] == pairs(found)
@@ -97,7 +97,7 @@ def pieces(src, dst):
             yield (
                 rank,
                 other,
-                Piece(common(src.rows, prow, dst.rows, qrow), common(src.cols, pcol, dst.cols, qcol)),
+                Piece(intersect(src.rows, prow, dst.rows, qrow), intersect(src.cols, pcol, dst.cols, qcol)),
             )
 
 
@@ -175,7 +175,7 @@ def test_a_contiguous_piece_is_its_own_message(two, order):
 def test_the_whole_of_a_tight_array_is_contiguous():
     d = MatrixDescriptor((10, 12), (2, 3), Grid(2, 2))
     array = np.zeros(d.local_shape(0))
-    rows, cols = common(d.rows, 0, d.rows, 0), common(d.cols, 0, d.cols, 0)
+    rows, cols = intersect(d.rows, 0, d.rows, 0), intersect(d.cols, 0, d.cols, 0)
     for order, contiguous in (("C", array), ("F", array.T.copy().T)):
         for source in (True, False):
             region = Piece(rows, cols).region(contiguous, order, source=source)
@@ -224,6 +224,6 @@ def test_types_are_converted_and_conjugated(src, dst, order, options):
     values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
     of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
     axis = Axis(3, 2), Axis(4, 3)
-    copy(to, of, Piece(common(axis[0], 0, axis[0], 0), common(axis[1], 0, axis[1], 0)), **options)
+    copy(to, of, Piece(intersect(axis[0], 0, axis[0], 0), intersect(axis[1], 0, axis[1], 0)), **options)
     assert to.dtype == dst
     assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
-from pblasmp.layout.legal import legalised
+from pblasmp.layout.redistribution import nearest_legal
 
 from .oracle import descriptors
 
@@ -27,7 +27,7 @@ def problems(draw):
 
 @given(problems())
 def test_every_product_has_a_legal_one_near_it(p):
-    q = legalised(p)
+    q = nearest_legal(p)
     assert q.faults() == []
     assert (q.op_a, q.op_b, q.scheme) == (p.op_a, p.op_b, p.scheme)
     for before, after in ((p.a, q.a), (p.b, q.b), (p.d, q.d), (p.c, q.c)):
@@ -38,8 +38,8 @@ def test_every_product_has_a_legal_one_near_it(p):
 
 @given(problems())
 def test_what_is_legal_stays_as_it_is(p):
-    q = legalised(p)
-    assert legalised(q) == q
+    q = nearest_legal(p)
+    assert nearest_legal(q) == q
     if not p.faults():
         assert q == p
 
@@ -47,11 +47,11 @@ def test_what_is_legal_stays_as_it_is(p):
 def test_only_what_breaks_a_rule_moves():
     p = MatmulProblem.gemm(40, 30, 20, Grid(2, 3), (4, 5, 6), op_b="T", with_c=True)
     other = MatrixDescriptor((30, 20), (7, 7), Grid(3, 2), (1, 1), order="F", ld=30)
-    assert legalised(replace(p, b=other)) == replace(p, b=replace(p.b, order="F"))
+    assert nearest_legal(replace(p, b=other)) == replace(p, b=replace(p.b, order="F"))
     shifted = replace(p.c, source=(1, 0), order="F")
-    assert legalised(replace(p, c=shifted)) == replace(p, c=replace(p.c, order="F"))
+    assert nearest_legal(replace(p, c=shifted)) == replace(p, c=replace(p.c, order="F"))
     inside = MatrixDescriptor((44, 30), (4, 5), Grid(2, 3))[3:43, :]
-    assert legalised(replace(p, d=inside)) == p
+    assert nearest_legal(replace(p, d=inside)) == p
 
 
 def test_sizes_and_types_are_beyond_moving():
@@ -61,4 +61,4 @@ def test_sizes_and_types_are_beyond_moving():
         replace(p, a=replace(p.a, dtype="float32")),
         replace(p, c=replace(p.c, shape=(40, 31))),
     ):
-        assert legalised(broken).faults() == broken.faults() != []
+        assert nearest_legal(broken).faults() == broken.faults() != []

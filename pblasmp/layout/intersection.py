@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..dtypes import is_float8
 from .axis import Axis
 
-__all__ = ["Piece", "Stretch", "common", "copy", "copy_all", "packed", "unpacked"]
+__all__ = ["Piece", "Stretch", "copy", "copy_all", "intersect", "packed", "unpacked"]
 
 # A transposing copy goes tile by tile: short along what it writes one after the other, so that of what it reads no
 # more rows are in the caches than these hold, even where rows are a power of two apart.
@@ -42,7 +42,7 @@ Stretches = tuple[Stretch, ...]
 Array = NDArray[Any]
 
 
-def common(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
+def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 
     Both axes have the same extent: they are two ways to deal out the same indices.

@@ -11,10 +11,10 @@ from .descriptor import MatrixDescriptor
 if TYPE_CHECKING:
     from .problem import MatmulProblem
 
-__all__ = ["legalised"]
+__all__ = ["nearest_legal"]
 
 
-def legalised(p: MatmulProblem) -> MatmulProblem:
+def nearest_legal(p: MatmulProblem) -> MatmulProblem:
     """Return ``p`` with the operands that break a rule laid out afresh, on D's grid from process (0, 0). Local.
 
     D keeps its blocks, k those of A. What no move can mend (sizes, types) stays a fault.
