@@ -38,7 +38,10 @@ __all__ = [
     "Transfer",
     "Transport",
     "Workspace",
+    "blas_operand",
     "overlap",
+    "same_memory",
+    "scale",
 ]
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
@@ -257,8 +260,8 @@ class Operations(Protocol):
     def multiplies(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which operands of ``dtype`` are multiplied: one that holds their values."""
 
-    def check(self, dtype: np.dtype, compute: str | None) -> None:
-        """Raise UnsupportedError where ``gemm`` cannot sum products of ``dtype`` in ``compute``."""
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:
+        """Return why ``gemm`` cannot sum products of ``dtype`` in ``compute``, or an empty string."""
 
     def computing(self) -> AbstractContextManager[None]:
         """Return a context for a few products in a row."""
@@ -443,3 +446,33 @@ def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def same_memory(a: LocalArray, b: LocalArray) -> bool:
+    """Return whether two local arrays have the same elements at the same addresses. Local."""
+    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
+        return False
+    return a is b or bool(a.size > 0 and _address(a) == _address(b))
+
+
+def _address(array: LocalArray) -> int:
+    at = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return int(at)
+
+
+def scale(array: LocalArray, beta: complex) -> None:
+    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
+    if beta == 0:
+        array[...] = 0
+    elif beta != 1:
+        array *= beta
+
+
+def blas_operand(array: LocalArray) -> tuple[str, int]:
+    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local."""
+    rows, cols = array.shape
+    item = array.itemsize
+    if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
+        return "N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
+    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
+    return "T", max(1, cols, array.strides[0] // item if rows > 1 else 1)

@@ -7,33 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...comm import Cell, Communicator, Exchange, Side
-from ...layout import Level3Problem, MatrixDescriptor
-from ...layout.axis import Axis
-from ..base import Options, Workspace
-from .common import HostProduct, Means
-from .kernels import ResultPart, update
+from ..comm import Cell, Exchange, Side
+from ..comm.exchange import SLOTS
+from ..layout import Level3Problem, MatrixDescriptor
+from ..layout.axis import Axis
+from .algorithms import Algorithm
+from .base import Engine, Operands, Options, Problem, Product
+from .slabs import type_refusal
+from .triangles import ResultPart, update
 
-__all__ = ["SummedUpdate", "is_better"]
+__all__ = ["ALGORITHMS", "SummedUpdate"]
 
 _LONG = 8  # times as much is summed over as the result has rows: then its sum costs little
 
-Array = NDArray[Any]
-
-
-def is_better(p: Level3Problem, size: int) -> bool:
-    """Return whether k should be dealt out on ``size`` ranks rather than slabs be made. Local.
-
-    That is where k is long and already dealt out, so that nothing moves, or most of the result is on one rank.
-    """
-    if p.traits.shape != "updated" or size == 1 or p.k < _LONG * p.n:
-        return False
-    sides = _sides(p)
-    still = sides[0].rows.nprocs == 1 and len(sides[0].cells) == size and all(x == sides[0] for x in sides)
-    largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
-    return still or 2 * largest > p.n * p.n
+Array = Any
 
 
 def _sides(p: Level3Problem) -> list[Side]:
@@ -44,63 +32,63 @@ def _sides(p: Level3Problem) -> list[Side]:
 
 @dataclass(frozen=True)
 class _Dealt:
-    """An operand as n × k with k dealt out: how it comes to lie so, and what a rank then has."""
+    """An operand as n × k with k dealt out: how it gets there, and what a rank then has."""
 
     exchange: Exchange | None
     shape: tuple[int, int]
     cells: tuple[int, int]
 
 
-class SummedUpdate(HostProduct):
+class SummedUpdate(Product):
     """A triangle from partial triangles. Making and running one is collective over the ranks."""
 
     path = "summed"
 
-    def __init__(self, p: Level3Problem, options: Options, means: Means) -> None:
+    def __init__(self, engine: Engine, p: Level3Problem, options: Options) -> None:
         assert p.written is not None
-        self._p, self._part, self._means = p, p.written, means
-        self._alpha, self._beta = options.alpha, options.beta
-        comm, order = means.comm, p.d.shape[0]
+        self._engine, self._p, self._part, self._options = engine, p, p.written, options
+        self._order = order = p.d.shape[0]
         self._flip, self._conjugate = p.op_a != "N", p.op_a == "C" and p.is_hermitian
-        self._size = order
         matrices = [p.a] if p.b is None else [p.a, p.b]
-        sides = _sides(p)
-        like = sides[0] if sides[0].rows.nprocs == 1 and len(sides[0].cells) == comm.size else None
-        cells = tuple(Cell((0, rank), (rank,)) for rank in range(comm.size))
+        sides, size = _sides(p), engine.transport.size
+        like = sides[0] if sides[0].rows.nprocs == 1 and len(sides[0].cells) == size else None
+        cells = tuple(Cell((0, rank), (rank,)) for rank in range(size))
         self._dealt = []
         for side, matrix in zip(sides, matrices, strict=True):
-            target = like or Side(
-                Axis(order, max(1, order)),
-                Axis.even(p.k, comm.size),
-                cells,
-                side.order,
-            )
-            self._dealt.append(_dealt(comm, side, target, matrix))
+            target = like or Side(Axis(order, max(1, order)), Axis.even(p.k, size), cells, side.order)
+            self._dealt.append(_dealt(engine, side, target, matrix))
+        indices = np.arange(order)
+        self._multiply = ResultPart(self._part, indices, indices, hermitian=p.is_hermitian)
+        self._places = None
+        if engine.transport.rank < p.d.grid.size:
+            self._places = p.d.global_indices(engine.transport.rank)
+            self._result = ResultPart(self._part, *self._places, hermitian=p.is_hermitian)
         moves = [x.exchange for x in self._dealt if x.exchange is not None]
         itemsize = p.d.dtype.itemsize
         self.sent_bytes = sum(x.sent_bytes for x in moves) + order * order * itemsize
         self.copied_bytes = sum(x.copied_bytes for x in moves)
-        pieces = sum(x.shape[0] * x.shape[1] for x in self._dealt if x.exchange is not None)
-        self.workspace = Workspace(0, (order * order + pieces) * itemsize)
+        parts = sum(x.shape[0] * x.shape[1] for x in self._dealt if x.exchange is not None)
+        self.workspace = engine.operations.workspace((order * order + parts) * itemsize)
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+    def run(self, operands: Operands) -> None:
         """Compute D's triangle. Collective over the ranks."""
-        p, rank = self._p, self._means.comm.rank
-        partial = np.zeros((self._size, self._size), p.d.dtype, order="F")
-        if self._alpha != 0:
-            self._add_up(
-                partial, *(self._mine(x, each) for x, each in zip((a, b), self._dealt, strict=False))
-            )
-            self._means.comm.sum_into(partial)
-        if rank >= p.d.grid.size:
+        engine, options, c, d = self._engine, self._options, operands.c, operands.d
+        xp, operations = engine.xp, engine.operations
+        partial = xp.zeros((self._order, self._order), self._p.d.dtype, order="F")
+        if options.alpha != 0:
+            given = (operands.a, operands.b)
+            factors = [self._mine(x, each) for x, each in zip(given, self._dealt, strict=False)]
+            self._add_up(partial, *factors)
+            engine.transport.sum_ranks(partial)
+        if self._places is None:
             return
-        rows, cols = p.d.global_indices(rank)
-        for down, across, mask in self._part.parts(rows, cols):
+        rows, cols = (xp.asarray(each) for each in self._places)
+        for down, across, mask, real in self._result.cut(operations):
             view = d[down, across]
-            if self._beta != 0 and c is not None and c is not d:
-                np.copyto(view, c[down, across], where=True if mask is None else mask)
-            real = rows[down][:, None] == cols[across] if mask is not None and p.is_hermitian else None
-            update(view, partial[np.ix_(rows[down], cols[across])], self._beta, mask, real)
+            if options.beta != 0 and c is not None and c is not d:
+                operations.copy_where(view, c[down, across], mask)
+            total = partial[rows[down][:, None], cols[across][None, :]]
+            update(operations, view, total, options.beta, mask, real)
 
     def _mine(self, local: Array, dealt: _Dealt) -> Array:
         """Return this rank's part of k of an operand, as n × k."""
@@ -108,20 +96,18 @@ class SummedUpdate(HostProduct):
             local = local.T
         if dealt.exchange is None:
             return local.conj() if self._conjugate else local
-        rank = self._means.comm.rank
-        mine: Array = np.empty(dealt.shape, self._p.d.dtype, order=dealt.exchange.order)  # type: ignore[call-overload]
+        transport = self._engine.transport
+        mine: Array = self._engine.xp.empty(dealt.shape, self._p.d.dtype, order=dealt.exchange.order)
         arrays = [
-            [x if i == rank else None for i in range(n)]
+            [x if i == transport.rank else None for i in range(n)]
             for x, n in zip((local, mine), dealt.cells, strict=True)
         ]
-        dealt.exchange.run(*arrays, conjugate=self._conjugate)
+        transport.start_exchange(dealt.exchange, *arrays, conjugate=self._conjugate, slots=SLOTS).finish()
         return mine
 
     def _add_up(self, partial: Array, x: Array, y: Array | None = None) -> None:
         """Add this rank's products to ``partial``, of which only the triangle is computed."""
-        p, blas, alpha = self._p, self._means.blas, self._alpha
-        everything = np.arange(self._size)
-        multiply = ResultPart(self._part, everything, everything, p.is_hermitian)
+        p, operations, alpha = self._p, self._engine.operations, self._options.alpha
 
         def adjoint(z: Array) -> Any:
             return z.conj().T if p.is_hermitian else z.T
@@ -129,15 +115,40 @@ class SummedUpdate(HostProduct):
         pairs = [(alpha, x, x if y is None else y)]
         if y is not None and p.traits.swept_twice:
             pairs.append((complex(alpha).conjugate() if p.is_hermitian else alpha, y, x))
-        with blas.seated():
+        with operations.computing():
             for i, (factor, left, right) in enumerate(pairs):
-                multiply(blas, factor, left, adjoint(right), min(i, 1), partial, 0)
+                self._multiply(operations, factor, left, adjoint(right), min(i, 1), partial, 0)
 
 
-def _dealt(comm: Communicator, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:
-    """Return how an operand on ``side`` comes to lie as ``target`` says; no exchange where it does already."""
-    here = next((cell for cell in target.cells if cell.ranks[0] == comm.rank), None)
+def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:
+    """Return how an operand on ``side`` gets to where ``target`` says; no exchange where it is there already."""
+    here = next((cell for cell in target.cells if cell.ranks[0] == engine.transport.rank), None)
     shape = (target.rows.extent, target.cols.count(here.coords[1]) if here is not None else 0)
     same = (side.rows, side.cols, side.cells) == (target.rows, target.cols, target.cells)
-    exchange = None if same else Exchange(comm, side, target, matrix.dtype)
+    exchange = None if same else engine.transport.exchange(side, target, matrix.dtype)
     return _Dealt(exchange, shape, (len(side.cells), len(target.cells)))
+
+
+# -- the row of the registry
+
+
+def _serves(problem: Problem) -> bool:
+    return isinstance(problem, Level3Problem) and problem.traits.shape == "updated"
+
+
+def _cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
+    """Return less than slabs cost where k is long and already dealt out, or most of the result is on one rank."""
+    size = engine.transport.size
+    if size == 1 or p.k < _LONG * p.n:
+        return 10.0
+    sides = _sides(p)
+    still = sides[0].rows.nprocs == 1 and len(sides[0].cells) == size and all(x == sides[0] for x in sides)
+    largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
+    return 1.0 if still or 2 * largest > p.n * p.n else 10.0
+
+
+def _prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SummedUpdate:  # noqa: ARG001
+    return SummedUpdate(engine, p, options)
+
+
+ALGORITHMS = (Algorithm("summed", _prepare, _serves, refusal=type_refusal, cost=_cost),)

@@ -13,7 +13,7 @@ An operand that is already where it is multiplied stays there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..dtypes import accumulation_dtype, is_float8
@@ -90,6 +90,7 @@ class Panels:
         panels: (start, stop) of each.
         sent_bytes, copied_bytes: what this rank sends and copies to bring all of them.
         nbytes: memory of the slabs on this rank.
+        fenced: whether the ranks of a node wait for each other before they use a panel.
     """
 
     def __init__(
@@ -110,26 +111,23 @@ class Panels:
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)
         # Whether the ranks meet after writing slabs: the same on every rank, also on idle ones.
-        self._fenced = self._shared and not all(in_place)
+        self.fenced = self._shared and not all(in_place)
         width = max((stop - start for start, stop in self.panels), default=0)
         self._bytes = [
             0 if still else x.memory_bytes(domain, width) for x, still in zip(operands, in_place, strict=True)
         ]
         self.nbytes = sum(self._bytes) * (2 if len(self.panels) > 1 else 1) if made else 0
 
-    def __iter__(self) -> Any:
-        raise TypeError("panels arrive by arrive(arrays)")
-
-    def arrive(self, arrays: dict[str, Array]) -> Any:
+    def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
 
-        Each operand is a function that returns the slab of a process as outer × k. The ranks have agreed since the last
+        An operand is its slabs by process, each as outer × k, or this rank's own array where it stays in place. The ranks have agreed since the last
         run, so that nobody still multiplies what is overwritten here.
         """
         coming = self._start(0, arrays) if self.panels else []
         for i, (start, stop) in enumerate(self.panels):
             slabs = [self._arrived(part) for part in coming]
-            if self._fenced:
+            if self.fenced:
                 self._engine.transport.fence()  # every slab of the node is written
             coming = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
             yield (

@@ -14,22 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import Trapezoid
-from .base import Operations
+from .base import Operations, scale
 
-__all__ = ["Kernel", "LeftPart", "ResultPart", "scale", "update", "whole"]
+__all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
 Kernel = Callable[[Operations, complex, Array, Array, complex, Array, int, "str | None"], None]
 """``kernel(operations, alpha, left, right, beta, target, start, compute)``: k begins at global index ``start``."""
-
-
-def scale(array: Array, beta: complex) -> None:
-    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
-    if beta == 0:
-        array[...] = 0
-    elif beta != 1:
-        array *= beta
 
 
 def whole(

@@ -199,6 +199,24 @@ class ParallelProblem:
             d = matrix(tokens, outputs, self.rows[0], outputs, down)
         return self._typed(MatmulProblem(a, b, d, "N", op_b))
 
+    def as_allreduce(self) -> MatmulProblem | str:
+        """Return GEMM + AllReduce with K dealt out in equal blocks, the last ones shorter, or why it is none. Local."""
+        if self.form != "matmul_allreduce":
+            return "its result is not the same on every rank"
+        even = Axis.even(sum(self.inputs), self.size).counts()
+        if list(self.inputs) != even:
+            return f"inputs are {list(self.inputs)} on the ranks, by the rule they would be {even}"
+        tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)
+        block, across = max(1, even[0]), Grid(1, self.size)
+        a = MatrixDescriptor((tokens, inputs), (max(1, tokens), block), across, dtype=self.dtype, order="C")
+        b = MatrixDescriptor((outputs, inputs), (max(1, outputs), block), across, dtype=self.dtype, order="C")
+        if not self.outputs_first:
+            b = replace(b.T, order="C")
+        down = Grid(self.size, 1)
+        d = MatrixDescriptor((tokens * self.size, outputs), (max(1, tokens), max(1, outputs)), down, order="C")
+        op_b: Op = "T" if self.outputs_first else "N"
+        return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="ar"))
+
     def _typed(self, p: MatmulProblem) -> MatmulProblem:
         """Return a product of these operands' types, with C where there is one."""
         d = replace(p.d, dtype=self.out_dtype)
