@@ -109,7 +109,13 @@ def as_dtype(dtype: Any) -> np.dtype:
         return ELEMENT_TYPES[name].dtype
     try:
         found = np.dtype(name)
-    except (TypeError, ValueError, SyntaxError):  # NumPy parses what it is given
+    except (
+        TypeError,
+        ValueError,
+        SyntaxError,
+        OverflowError,
+        RecursionError,
+    ):  # NumPy parses what it is given
         found = None
     if found is None or found not in _BY_DTYPE:
         raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .axis import Axis, numroc
 from .descriptor import MatrixDescriptor
-from .grid import Grid
+from .grid import Grid, as_block, as_grid
 from .level3 import ColumnMajorLevel3, Level3Problem
 from .parallel import ParallelProblem
 from .problem import ColumnMajorProduct, MatmulProblem
@@ -21,5 +21,7 @@ __all__ = [
     "MatrixDescriptor",
     "ParallelProblem",
     "Trapezoid",
+    "as_block",
+    "as_grid",
     "numroc",
 ]
