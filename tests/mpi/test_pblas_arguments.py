@@ -7,8 +7,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
+from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error
 from tests.unit.test_pblas import PROTOTYPES
 
 TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pblasmp as pb
+from tests.helpers.machine import Witness, machine
 from tests.unit.bindings.conftest import stand_in  # noqa: F401 - the same fixture
-
-from .machine import Witness, machine
 
 
 @pytest.fixture

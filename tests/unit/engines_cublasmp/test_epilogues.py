@@ -15,9 +15,8 @@ from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, ResultSc
 from pblasmp.dtypes import as_dtype
 from pblasmp.engines.cublasmp.types import DATA_TYPES
 from tests.helpers import epilogues
+from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, Witness, machine
 
 MAKE = {
     "ag": pb.MatmulProblem.allgather,

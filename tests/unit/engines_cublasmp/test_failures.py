@@ -10,9 +10,8 @@ from typing import Any
 
 import pblasmp as pb
 from pblasmp.bindings import Status
+from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Witness, machine
 
 
 def life(lib: Witness, comm: Any = None) -> None:

@@ -18,9 +18,9 @@ from pblasmp.dtypes import as_dtype
 from pblasmp.engines.base import Options
 from pblasmp.engines.cublasmp.scales import check
 from tests.helpers import float8
+from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
-from .machine import machine
 from .test_epilogues import Following
 
 A = MatmulAttribute

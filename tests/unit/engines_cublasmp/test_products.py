@@ -17,11 +17,10 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.layout import files
-from tests.gpu.products import OPS, everywhere, integers, part_of, poisoned, wrong
+from tests.helpers.gpu.products import OPS, everywhere, integers, part_of, poisoned, wrong
+from tests.helpers.library_calls import misfits
+from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, machine
-from .told import misfits
 
 SCALARS = [
     (1, 0, None),

@@ -13,11 +13,11 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.cublasmp.lane import CublasmpLane
 from pblasmp.tensor_parallel import plan_allgather_matmul, plan_matmul_allgather, plan_matmul_reduce_scatter
+from tests.helpers.cases import TYPES, first, pick, unlike
+from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.mpi.cases import TYPES, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
+from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
-from .machine import machine
 from .test_epilogues import Following
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid
-
-from .oracle import grids, number
+from tests.helpers.oracle import grids, number
 
 
 @given(grids)

@@ -7,8 +7,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
+from tests.helpers.cases import exact, numbers
 from tests.helpers.epilogues import tanh_gelu
-from tests.mpi.cases import exact, numbers
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 SPLITS = {  # what is split over the ranks: x, w and the result, as (tokens, outputs, inputs)
