@@ -206,7 +206,7 @@ def rival(ctx):
     pytest.importorskip("torch")
     from mpi4py import MPI
 
-    from benchmarks.gpu_rivals import Torch
+    from reference.gpu import Torch
 
     torch = Torch(MPI.COMM_WORLD, ctx.engine.device.index, 0, lambda step: step())
     yield torch

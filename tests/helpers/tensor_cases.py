@@ -93,3 +93,12 @@ def gelu(ctx, case):
     y = 0.1 * (case.x @ case.w.T) + case.bias
     worst = np.abs(found - case.of(tanh_gelu(y))).max(initial=0)
     return None if worst < 1e-13 else f"{worst} off"
+
+
+def on_gpu(case: Case) -> Case:
+    """Move a case's arrays to the GPU that is played."""
+    import cupy
+
+    for name in ("local_x", "local_w", "local_c", "local_bias"):
+        setattr(case, name, cupy.asarray(getattr(case, name)))
+    return case
