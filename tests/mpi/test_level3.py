@@ -11,10 +11,10 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.host import product as host_product
 from pblasmp.layout.level3 import ROUTINES
+from tests.helpers.cases import pick, short_messages
 from tests.helpers.level3 import legal_flags
+from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import pick, short_messages
-from tests.mpi.level3 import DTYPES, called
 
 PATHS = ("auto", "shared", "gathered", "panels")
 

@@ -13,8 +13,8 @@ import pblasmp as pb
 from pblasmp.engines.host import engine as host_engine
 from pblasmp.engines.host import product as host_product
 from pblasmp.layout import Trapezoid
+from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
 
 
 def square(ctx, extent, block, dtype="float64", **more):

@@ -12,8 +12,18 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.host import engine as host_engine
 from pblasmp.engines.host import product as host_product
+from tests.helpers.cases import (
+    agreed_error,
+    first,
+    grids,
+    layout,
+    misplaced,
+    numbers,
+    pick,
+    product,
+    scattered,
+)
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, grids, layout, misplaced, numbers, pick, product, scattered
 
 PATHS = ("shared", "gathered", "panels")
 

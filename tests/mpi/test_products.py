@@ -11,8 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.host import product as host_product
-from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import (
+from tests.helpers.cases import (
     OPS,
     TYPES,
     exact,
@@ -27,6 +26,7 @@ from tests.mpi.cases import (
     scattered,
     short_messages,
 )
+from tests.helpers.mpi import run_mpi
 
 PATHS = ("shared", "gathered", "panels")
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))

@@ -17,12 +17,11 @@ from pblasmp.bindings import ComputeType, Status
 from pblasmp.engines.cublasmp.contracts import suited_level3
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
-from tests.gpu.level3 import cases, one_case
 from tests.helpers import level3 as reference
+from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.gpu.level3 import cases, one_case
+from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, machine
-from .test_failures import left_behind, lives, names
 
 
 def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:

@@ -13,21 +13,11 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.cublasmp.lane import CublasmpLane
 from pblasmp.tensor_parallel import plan_allgather_matmul, plan_matmul_allgather, plan_matmul_reduce_scatter
+from tests.helpers.cases import TYPES, first, pick, unlike
+from tests.helpers.fused_machines import Following
+from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.mpi.cases import TYPES, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
-
-from .machine import machine
-from .test_epilogues import Following
-
-
-def on_gpu(case: Case) -> Case:
-    """Move a case's arrays to the GPU that is played."""
-    import cupy
-
-    for name in ("local_x", "local_w", "local_c", "local_bias"):
-        setattr(case, name, cupy.asarray(getattr(case, name)))
-    return case
+from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
 
 
 def every_product(comm: Any, path: str) -> Any:

@@ -14,10 +14,9 @@ import pblasmp as pb
 from pblasmp.bindings import MatmulAttribute, Operation
 from pblasmp.engines.cublasmp import faults
 from pblasmp.layout import Grid
+from tests.helpers.gpu.multiply import multiply
+from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, machine
-from .test_products import multiply
 
 VERSIONS = [500, 700, 800, 900, 1000]
 

@@ -7,8 +7,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
+from tests.helpers.cases import exact, numbers
 from tests.helpers.epilogues import tanh_gelu
-from tests.mpi.cases import exact, numbers
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 SPLITS = {  # what is split over the ranks: x, w and the result, as (tokens, outputs, inputs)
@@ -93,3 +93,12 @@ def gelu(ctx, case):
     y = 0.1 * (case.x @ case.w.T) + case.bias
     worst = np.abs(found - case.of(tanh_gelu(y))).max(initial=0)
     return None if worst < 1e-13 else f"{worst} off"
+
+
+def on_gpu(case: Case) -> Case:
+    """Move a case's arrays to the GPU that is played."""
+    import cupy
+
+    for name in ("local_x", "local_w", "local_c", "local_bias"):
+        setattr(case, name, cupy.asarray(getattr(case, name)))
+    return case

@@ -9,8 +9,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
+from tests.helpers.cases import first, layout, numbers, pick, scattered
 from tests.helpers.level3 import OPS, dense, reads, shapes
-from tests.mpi.cases import first, layout, numbers, pick, scattered
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that end badly: ``python -m tests.mpi.faults NAME`` on each rank. test_faults.py says what must follow."""
+"""Programs that end badly: ``python -m tests.helpers.faults NAME`` on each rank; tests/mpi/test_faults.py runs them."""
 
 from __future__ import annotations
 

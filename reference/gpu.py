@@ -11,8 +11,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_report import owner_blocks
-
 _TIMEOUT = timedelta(seconds=60)
 
 
@@ -215,3 +213,16 @@ class Nvmath:
     def close(self) -> None:
         """End nvmath's runtime. Collective."""
         self._nvd.finalize()
+
+
+def owner_blocks(p: int, q: int, column: int) -> tuple[int, slice]:
+    """Return which of B's blocks of rows multiply what process column ``column`` holds of A, on a p × q grid.
+
+    A's columns and B's rows are cut into the same blocks, dealt to q process columns and p process rows.
+
+    Returns:
+        The process row that has them, and the slice of its blocks. q must be a multiple of p.
+    """
+    if q % p:
+        raise ValueError(f"a grid of {p} x {q}: expected columns that are a multiple of rows")
+    return column % p, slice(column // p, None, q // p)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.mpi.cases import numbers, pick
+from tests.helpers.cases import numbers, pick
 
 PAD = -77  # what padding holds
 SCALARS = {"f": (0, 1, -1, 2), "c": (0, 1, -1, 2 - 1j)}

@@ -12,7 +12,7 @@ import pblasmp.tensor_parallel as tp
 from pblasmp.dtypes import as_dtype, is_float8
 from tests.helpers import epilogues
 from tests.helpers.float8 import E4, E5, LARGEST, ROUNDING
-from tests.mpi.tensor_cases import SPLITS, shard
+from tests.helpers.tensor_cases import SPLITS, shard
 
 TYPES = ((E4, E4, "bfloat16"), (E4, E5, "float16"), (E5, E4, "float32"), (E4, E4, E4), (E5, E4, E5))
 """Of x, w and the result."""

@@ -12,8 +12,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.bindings import DataType, GridLayout, MatmulAttribute, Operation
 from pblasmp.engines.cublasmp import faults
-
-from .machine import Witness
+from tests.helpers.machine import Witness
 
 TYPES = {"float64": DataType.R_64F, "float32": DataType.R_32F, "float16": DataType.R_16F,
          "bfloat16": DataType.R_16BF, "complex64": DataType.C_32F, "complex128": DataType.C_64F}  # fmt: skip
