@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import npy
-from .arrays import adopted
+from .interop import as_local
 from .comm import CLOSING, Agreement, Cell, Communicator, Exchange, Side, is_agreed, leave, watch, wrap
 from .dtypes import DTYPES, FLOAT8, as_dtype
 from .engines.base import Engine
@@ -387,11 +387,11 @@ class Context:
             self.check_descriptor(descriptor)
             if self.rank >= descriptor.grid.size:
                 return self.allocate(descriptor)
-            array = adopted(self.engine, local, "local array", descriptor.dtype)
+            array = as_local(self.engine, local, "local array", descriptor.dtype)
             expected = descriptor.local_shape(self.rank)
             if array.shape != expected:
                 raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
-            if array.dtype != self.engine.stored(descriptor.dtype):
+            if array.dtype != self.engine.operations.stored(descriptor.dtype):
                 raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
             contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
             item, apart = array.itemsize, array.strides[other]

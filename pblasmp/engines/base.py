@@ -418,8 +418,8 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
-    def on_stream_of(self, array: Any) -> AbstractContextManager[Any]:
-        """Return a context in which work is queued on the stream that ``array``'s library uses."""
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
+        """Return a context in which work is queued on another library's stream of that GPU."""
 
     def synchronize(self) -> None:
         """Wait until the work that was queued is done."""

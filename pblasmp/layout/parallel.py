@@ -114,7 +114,7 @@ class ParallelProblem:
         turned = p.d.order == "F"
         q = p.T if turned else p
         size, (m, n, k) = q.d.grid.size, (q.m, q.n, q.k)
-        x_rows = q.op_a == "N" and q.a.order == "C" or q.op_a != "N" and q.a.order == "F"
+        x_rows = (q.op_a == "N" and q.a.order == "C") or (q.op_a != "N" and q.a.order == "F")
         if p.scheme == "ag" and not x_rows:
             return "X is gathered by rows, which are not contiguous in memory"
         outputs_first = (q.op_b != "N") == (q.b.order == "C")

@@ -124,7 +124,7 @@ class HostEngine:
         """Return whether two local arrays have an element in common. Local."""
         return overlap(a, b)
 
-    def on_stream_of(self, array: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:  # noqa: ARG002
         """There are no streams on the host. Local."""
         return nullcontext()
 

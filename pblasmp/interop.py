@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import as_dtype, element_type, is_float8
-from .engines.cublasmp import streams
 from .errors import LayoutError
 
 if TYPE_CHECKING:
@@ -18,15 +17,14 @@ if TYPE_CHECKING:
     from .engines.base import Engine
 
 __all__ = [
-    "adopted",
-    "folded",
+    "as_local",
+    "as_typed",
+    "fold",
     "in_c_order",
     "is_torch",
     "new_like",
     "on_stream_of",
-    "same_memory",
-    "shown_like",
-    "typed",
+    "view_like",
 ]
 
 
@@ -37,7 +35,7 @@ def is_torch(array: Any) -> bool:
     )
 
 
-def adopted(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:
+def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:
     """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
 
     Args:
@@ -65,21 +63,21 @@ def adopted(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None
         import torch  # NumPy and DLPack's readers do not have the type
 
         raw = tensor.view(getattr(torch, element_type(own).storage))
-        return engine.adopt(raw.numpy() if on_host else raw).view(engine.stored(own))
+        return engine.adopt(raw.numpy() if on_host else raw).view(engine.operations.stored(own))
     except LayoutError as error:
         raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
-def typed(engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None) -> tuple[Any, np.dtype]:
-    """Return ``array`` as ``adopted`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
+def as_typed(engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None) -> tuple[Any, np.dtype]:
+    """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
 
     Raises:
         LayoutError: the engine cannot use it in place, or its type is none of ours; the message begins with ``name``.
     """
-    local = adopted(engine, array, name)
+    local = as_local(engine, array, name)
     kind = str(array.dtype).removeprefix("torch.") if is_torch(array) else local.dtype
     if kind == "uint8" and bytes_are is not None and is_float8(bytes_are):
-        return local.view(engine.stored(bytes_are)), bytes_are
+        return local.view(engine.operations.stored(bytes_are)), bytes_are
     try:
         return local, as_dtype(kind)
     except LayoutError as error:
@@ -96,7 +94,7 @@ def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype
     return flat.reshape(shape)
 
 
-def shown_like(array: Any, local: Any, dtype: np.dtype) -> Any:
+def view_like(array: Any, local: Any, dtype: np.dtype) -> Any:
     """Return a C-ordered local array of ``dtype`` as the library of ``array`` shows it, without a copy. Local."""
     if not is_torch(array):
         return local
@@ -107,14 +105,13 @@ def shown_like(array: Any, local: Any, dtype: np.dtype) -> Any:
     return shown.view(getattr(torch, dtype.name)) if storage else shown
 
 
-def on_stream_of(array: Any) -> AbstractContextManager[Any]:
-    """Return a context in which PyTorch's current stream is CuPy's too, where ``array`` is a tensor on a GPU. Local."""
+def on_stream_of(engine: Engine, array: Any) -> AbstractContextManager[Any]:
+    """Return a context in which the engine queues on PyTorch's stream, where ``array`` is a tensor on a GPU. Local."""
     if not is_torch(array) or array.device.type != "cuda":
         return nullcontext()
     import torch
 
-    handle = torch.cuda.current_stream(array.device).cuda_stream
-    return streams.current(streams.external(handle, array.device.index))
+    return engine.on_stream(torch.cuda.current_stream(array.device).cuda_stream, array.device.index)
 
 
 def in_c_order(array: Any) -> bool:
@@ -130,7 +127,7 @@ def in_c_order(array: Any) -> bool:
     return fits
 
 
-def folded(array: Any, name: str) -> Any:
+def fold(array: Any, name: str) -> Any:
     """Return ``array`` with all dimensions but the last folded into one: a C-ordered view. Local.
 
     Raises:
@@ -142,15 +139,3 @@ def folded(array: Any, name: str) -> Any:
             "contiguous rows at equal distances"
         )
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
-
-
-def same_memory(a: Any, b: Any) -> bool:
-    """Return whether two local arrays have the same elements in the same places. Local."""
-    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
-        return False
-    return a is b or (a.size > 0 and _address(a) == _address(b))
-
-
-def _address(array: Any) -> int:
-    data = array.__array_interface__["data"][0] if hasattr(array, "__array_interface__") else array.data.ptr
-    return int(data)
