@@ -128,7 +128,12 @@ def _ask(script: str, topic: str) -> dict[str, Facts]:
     command = python_command(f"{script}\nimport json; print(json.dumps(answer))")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return {topic: {"problem": f"no answer in {_ANSWER_SECONDS} s"}}

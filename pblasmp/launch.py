@@ -144,16 +144,18 @@ def _terminate_with_parent() -> None:
 def _remove_shared_memory(since: float) -> None:
     """Remove what killed ranks of MPICH left in /dev/shm: this user's, made after ``since``, in nobody's hands."""
     directory = Path("/dev/shm")
-    files = {}
-    with contextlib.suppress(OSError):
-        for path in directory.glob("mpich*"):
+    files = []
+    for path in directory.glob("mpich*"):
+        with contextlib.suppress(OSError):
             facts = path.stat()
             if facts.st_uid == os.geteuid() and facts.st_ctime >= since:
-                files[str(path)] = path
-    if files:
-        for path in set(files) - _held(directory):
+                files.append(path)
+    held = _held(directory) if files else set()
+    for path in files:
+        if str(path) not in held:
             logger.debug("removing %s, left by killed ranks", path)
-            files[path].unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _held(directory: Path) -> set[str]:

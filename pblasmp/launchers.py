@@ -19,7 +19,16 @@ from typing import NamedTuple
 from .errors import LibraryNotFoundError
 from .extras import install
 
-__all__ = ["LAUNCHERS", "Launcher", "LauncherKind", "NoLauncher", "Surroundings", "find_launcher", "kind_of_library", "surroundings"]
+__all__ = [
+    "LAUNCHERS",
+    "Launcher",
+    "LauncherKind",
+    "NoLauncher",
+    "Surroundings",
+    "find_launcher",
+    "kind_of_library",
+    "surroundings",
+]
 
 _MPIRUN = "PBLASMP_MPIRUN"  # a launcher named by the user
 

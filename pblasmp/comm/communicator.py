@@ -265,7 +265,7 @@ def check_world(nranks: int, launcher: str) -> None:
     Raises:
         LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
     """
-    MPI = _mpi()  # noqa: N806 (as mpi4py calls it)
+    MPI = _mpi()
     if MPI.COMM_WORLD.size < nranks:
         library = " ".join(MPI.Get_library_version().strip("\0 ").split("\n")[0].split())
         raise LibraryNotFoundError(
