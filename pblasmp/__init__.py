@@ -15,8 +15,8 @@ Importing pblasmp loads neither MPI nor a GPU library: each name below is import
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
     from .context import Context as Context
     from .epilogue import Epilogue as Epilogue

@@ -27,6 +27,7 @@ from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
 from .layout.grid import integer, one_of
+from .logs import logger
 from .matrix import DistributedMatrix
 from .scalapack import column_major_view, read_descriptor
 
@@ -97,6 +98,7 @@ class Context:
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
+            logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
                 self.comm.free()

@@ -18,6 +18,7 @@ from ...comm import Agreement, Communicator
 from ...dtypes import is_float8
 from ...epilogue import Epilogue
 from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
+from ...extras import install
 from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
@@ -437,7 +438,7 @@ def open_library() -> Library | PblasmpError:
     try:
         import nccl.core  # noqa: F401
     except ImportError as error:
-        return LibraryNotFoundError(f"nccl4py is not installed ({error}): pip install 'pblasmp[cu13]'")
+        return LibraryNotFoundError(f"nccl4py is not installed ({error}): {install('cu13')}")
     try:
         library = Library()
         if library.version < _WINDOWS_SINCE:

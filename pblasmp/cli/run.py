@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp run`` and ``check``: the products of descriptor files, on integers, against NumPy on one rank."""
+"""``pblasmp run``: the product of a descriptor file, on integers, against NumPy on one rank."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 import click
@@ -14,45 +14,74 @@ import pblasmp as pb
 
 from ..context import Context
 from ..errors import LayoutError
-from ..launch import surroundings
+from ..launchers import surroundings
 from ..layout import MatrixDescriptor
-from ..layout.files import ProblemFile, check, load_problem
+from ..layout.files import ProblemFile
+from .descriptor_files import legal, read_text
 from .progress import Reporter
 from .ranks import on_ranks
 
-__all__ = ["check_files", "print_run", "run_file"]
+__all__ = ["print_run", "run_file"]
 
 
-def run_file(file: str, nranks: int | None, engine: str) -> dict[str, Any]:
+def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) -> dict[str, Any]:
     """Run the product of a descriptor file and return how it compares. Collective over ranks.
 
+    Args:
+        file: its path, "-", or the name of one that comes with pblasmp.
+        nranks: ranks to start; None: as many as the file needs.
+        max_ranks: the most to start because the file says so; None: 16, or twice the cores.
+        engine: as in Context.
+
     Raises:
-        LayoutError: the file is faulty, or its grid needs more ranks.
+        LayoutError: the file is faulty, its grid needs other ranks, or its matrices do not fit into memory.
         FailureError: a rank that was started failed.
     """
-    found = _load(file)
-    around = surroundings()
-    ranks = nranks or (around.size if around else found.nranks)
-    if ranks < found.nranks:
-        raise LayoutError(f"{file} needs {found.nranks} ranks, got {ranks}: -n {found.nranks}")
-    return on_ranks(_work, (file, engine), ranks)
+    if surroundings() is not None:
+        return on_ranks(_work, (file, None, engine), nranks)
+    text = read_text(file)
+    found = _load(file, text)
+    if nranks is None:
+        nranks = found.nranks
+        most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
+        if nranks > most:
+            raise LayoutError(
+                f"{file} needs {nranks} ranks, at most {most} are started: --max-ranks {nranks}, if the machine "
+                "can take them"
+            )
+    if nranks < found.nranks:
+        raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: -n {found.nranks}")
+    return on_ranks(_work, (file, text, engine), nranks)
 
 
-def _load(file: str) -> ProblemFile:
-    found = load_problem(file)
-    try:
-        found.problem.validate()
-    except LayoutError as error:
-        raise LayoutError(f"{found.path}: {error}") from None
+def _load(file: str, text: bytes) -> ProblemFile:
+    """Return the problem of a file whose matrices, compared as wholes on one rank, fit into memory. Local."""
+    found = legal(file, text)
+    elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
+    distributed = sum(parent.nbytes for parent in found.parents.values())
+    needed = distributed + elements * 2 * np.dtype(complex).itemsize
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > here:
+        raise LayoutError(
+            f"{file}: run compares whole matrices on one rank; these need {needed / 2**30:.3g} GiB, "
+            f"this machine has {here / 2**30:.3g} GiB"
+        )
     return found
 
 
-def _work(options: tuple[str, Any], reporter: Reporter) -> dict[str, Any]:
+def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
-    file, engine = options
+    file, text, engine = options
     with Context(engine=engine) as ctx, reporter.errors():
+        with ctx.agreement("pblasmp run: reading"):
+            if text is None and ctx.rank == 0:  # standard input is rank 0's alone
+                text = read_text(file)
+        text = ctx.comm.bcast(text)
         with ctx.agreement("pblasmp run"):
-            found = _load(file)
+            assert text is not None
+            found = _load(file, text)
+            if ctx.size < found.nranks:
+                raise LayoutError(f"{file} needs {found.nranks} ranks, got {ctx.size}")
         problem = found.problem
         reporter.step("making operands")
         whole = {
@@ -72,8 +101,10 @@ def _work(options: tuple[str, Any], reporter: Reporter) -> dict[str, Any]:
         got = whole["d"].gather()
         wrong = 0 if got is None else int(np.count_nonzero(got != _expected(found)))
         return {
+            "file": str(found.path),
             "title": found.title,
             "ranks": ctx.size,
+            "engine": ctx.engine.name,
             "report": report,
             "elements": found.parents["d"].shape[0] * found.parents["d"].shape[1],
             "wrong": ctx.comm.bcast(wrong),
@@ -123,40 +154,3 @@ def print_run(result: dict[str, Any]) -> None:
     click.echo(result["report"])
     agree = "all equal to" if not result["wrong"] else f"{result['wrong']} DIFFER from"
     click.echo(f"  result     {result['elements']} elements, {agree} NumPy's")
-
-
-def check_files(files: tuple[str, ...]) -> int:
-    """Print for each file whether it is legal and what it says, or every fault; return how many are not. Local."""
-    bad = 0
-    for file in files:
-        faults = check(file)
-        if faults:
-            bad += 1
-            click.echo(
-                click.style(f"{file}: {'a fault' if len(faults) == 1 else f'{len(faults)} faults'}", fg="red")
-            )
-            for fault in faults:
-                click.echo("  - " + fault.replace("\n", "\n    "))
-        else:
-            click.echo(click.style(f"{file}: legal", fg="green"))
-            _explain(Path(file))
-    return bad
-
-
-def _explain(file: Path) -> None:
-    try:
-        found = load_problem(str(file))
-    except LayoutError:
-        return  # a grid file
-    p = found.problem
-    click.echo(f"  {found.title}")
-    click.echo(
-        f"  {p.op_a}{p.op_b} product of {p.m} × {p.n} × {p.k}, scheme {p.scheme}, {found.nranks} ranks"
-    )
-    for name, parent in found.parents.items():
-        rows, cols = found.windows[name]
-        part = (rows.stop - rows.start, cols.stop - cols.start) != parent.shape
-        window = (
-            f", of it rows {rows.start} to {rows.stop}, columns {cols.start} to {cols.stop}" if part else ""
-        )
-        click.echo(f"  {name.upper()}: {parent}{window}")
