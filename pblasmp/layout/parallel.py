@@ -120,17 +120,17 @@ class ParallelProblem:
         outputs_first = (q.op_b != "N") == (q.b.order == "C")
         if is_float8(q.a.dtype) and not outputs_first:
             return "8-bit weights are outputs x inputs in memory"
-        parts, everywhere = (lambda extent: (extent // size,) * size), (lambda extent: (extent,) * size)
-        tokens, inputs, outputs, rows = everywhere(m), parts(k), everywhere(n), parts(m)
+        tokens, inputs, outputs, rows = m, k // size, n, m // size
         if p.scheme == "ag":
-            tokens, inputs, outputs, rows = parts(m), everywhere(k), parts(n), everywhere(m)
+            tokens, inputs, outputs, rows = m // size, k, n // size, m
         elif p.scheme == "ar":
-            rows = everywhere(m)
+            rows = m
         conjugated = "".join(
             name for name, op in (("x", q.op_a), ("w", q.op_b)) if op == "C" and q.a.dtype.kind == "c"
         )
         return cls(
-            _FORMS[p.scheme], tokens, inputs, outputs, rows, q.a.dtype, q.b.dtype, q.d.dtype,
+            _FORMS[p.scheme],
+            (tokens,) * size, (inputs,) * size, (outputs,) * size, (rows,) * size, q.a.dtype, q.b.dtype, q.d.dtype,
             None if q.c is None else q.c.dtype, outputs_first, turned=turned, conjugated=conjugated,
         )  # fmt: skip
 
