@@ -13,6 +13,7 @@ from .engines.base import Options
 from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.level3 import ROUTINES
+from .layout.redistribution import nearest_routine
 from .matrix import DistributedMatrix
 from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
 
@@ -527,11 +528,8 @@ def plan_routine(
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         problem = asked if options.beta != 0 else replace(asked, c=None)
-        reasons: tuple[str, ...] = ()
-        nearest = problem
-        if problem.c is not None and not problem.c.same_places(problem.d):
-            nearest = replace(problem, c=replace(problem.d, ld=None))
-            reasons = ("c is moved to the layout of the result",)
+        nearest = nearest_routine(problem)
+        reasons = () if nearest == problem else ("c is moved to the layout of the result",)
         result = ctx.allocate(d) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
         check_overlap(ctx, matrices, traits.in_place)
