@@ -31,6 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
     "drawing": BOTTOM | {"layout"},
     "launch": {"errors"},
+    "testing": {"launch"},
+    "pytest_plugin": {"testing"},
     "scalapack": BOTTOM | {"layout"},
 }
 RUNNING = {"context", "matrix", "npy", "report", "standins", "plans", "products", "level3", "level3_plan"}
