@@ -10,7 +10,7 @@ from .dtypes import scalar
 from .engines.base import Options
 from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
-from .layout.level3 import ROUTINES
+from .layout.level3 import ROUTINES, Routine
 from .matrix import DistributedMatrix
 from .plans import RoutinePlan, check_operands, check_overlap, context_of, stand_ins
 
@@ -53,7 +53,7 @@ def planned(
         options = Options(_scalar(alpha, asked, "alpha"), _scalar(beta, asked, "beta"), algo)
         facts.update(redistribute=redistribute, out="given" if out is not None else "new")
         facts.update({each.name: getattr(x, each.name) for x in (asked, options) for each in fields(x)})
-        asked.validate()
+        asked.validate(_name_of_result(traits, b, c, out))
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         problem, reasons = ctx.engine.suited(replace(asked, c=None) if options.beta == 0 else asked)
@@ -94,6 +94,13 @@ def _scalar(value: complex, problem: Level3Problem, name: str) -> complex:
             raise LayoutError(f"{name}: {value!r} is complex, but {problem.routine} takes a real one")
         return number.real
     return number
+
+
+def _name_of_result(traits: Routine, b: Matrix | None, c: Matrix | None, out: Matrix | None) -> str:
+    """Return the argument that says how D lies, or "d" where A does."""
+    if out is not None:
+        return "out"
+    return "c" if c is not None else "d" if b is None or traits.shape == "updated" else "b"
 
 
 def _result(routine: str, a: Matrix, b: Matrix | None, c: Matrix | None, op_a: str) -> MatrixDescriptor:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from ..dtypes import DTYPES, is_float8
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import one_of
-from .problem import Op
+from .grid import one_of, short_repr
+from .product import Op
 from .trapezoid import Trapezoid
 
 __all__ = ["ROUTINES", "ColumnMajorLevel3", "Diag", "Level3Problem", "Routine", "Side", "Uplo"]
@@ -151,7 +151,7 @@ class ColumnMajorLevel3:
     conj_alpha: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Level3Problem:
     """A routine of ``ROUTINES`` on distributed matrices. Local.
 
@@ -179,8 +179,10 @@ class Level3Problem:
     diag: Diag = "N"
 
     def __post_init__(self) -> None:
-        if self.routine not in ROUTINES:
-            raise LayoutError(f"routine: expected one of {', '.join(ROUTINES)}, got {self.routine!r}")
+        if not one_of(self.routine, ROUTINES):
+            raise LayoutError(
+                f"routine: expected one of {', '.join(ROUTINES)}, got {short_repr(self.routine)}"
+            )
         has = ROUTINES[self.routine]
         for name in "abcd":
             value = getattr(self, name)
@@ -188,12 +190,12 @@ class Level3Problem:
                 raise LayoutError(f"{name}: {self.routine} has no such operand")
             optional = name == "c" or name not in (*has.operands, "d")
             if not isinstance(value, MatrixDescriptor) and not (optional and value is None):
-                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {value!r}")
+                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
         for name, legal in _LEGAL.items():
             value = getattr(self, name)
             if not one_of(value, legal):
                 expected = f"{', '.join(map(repr, legal[:-1]))} or {legal[-1]!r}"
-                raise LayoutError(f"{name}: expected {expected}, got {value!r}")
+                raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}")
             if name not in has.options and value != _DEFAULTS[name]:
                 raise LayoutError(f"{name}: {self.routine} has no such option")
 
@@ -255,14 +257,20 @@ class Level3Problem:
         sizes = f"{self.m} x {self.n}" + ("" if self.traits.shape != "updated" else f" x {self.k}")
         return f"{self.d.dtype.name} {self.routine} {options} of {sizes} on {self.d.grid}"
 
-    def faults(self) -> list[str]:
+    def __repr__(self) -> str:
+        return f"Level3Problem({self})"
+
+    def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal; empty when it is. Local.
 
         Any grid, block, source, offset and memory order is legal: an engine that cannot take one moves the matrix.
-        """
-        return [*self._sizes(), *self._types(), *self._ops()]
 
-    def _sizes(self) -> Iterator[str]:
+        Args:
+            result: what messages call D: the argument of the caller that says how it lies.
+        """
+        return [*self._sizes(result), *self._types(result), *self._ops()]
+
+    def _sizes(self, d: str) -> Iterator[str]:
         """Say what is wrong with the shapes, each against what A and D ask of it."""
         shape = self.traits.shape
         m, n = self.d.shape
@@ -271,30 +279,34 @@ class Level3Problem:
         if shape == "sided":
             order = m if self.side == "L" else n
             expected = {"a": (order, order), "b": (m, n), "c": (m, n)}
-            why = {"a": f" for side={self.side!r} and a result of {m}x{n}", "b": " like d", "c": " like d"}
+            why = {
+                "a": f" for side={self.side!r} and a result of {m}x{n}",
+                "b": f" like {d}",
+                "c": f" like {d}",
+            }
         elif shape == "updated":
             rows, k = self.a.shape[::-1] if transposed else self.a.shape
             if m != n:
-                yield f"d: shape is {m}x{n}, expected a square matrix"
+                yield f"{d}: shape is {m}x{n}, expected a square matrix"
             elif rows != n:
-                yield f"a: shape is {_size(self.a)}{op}, so that d has order {rows}, but d is {m}x{n}"
+                yield f"a: shape is {_size(self.a)}{op}, so that {d} has order {rows}, but {d} is {m}x{n}"
             expected = {"b": (k, rows) if transposed else (rows, k), "c": (m, n)}
-            why = {"b": " like a", "c": " like d"}
+            why = {"b": " like a", "c": f" like {d}"}
         else:
             expected = {"a": (n, m) if transposed else (m, n), "c": (m, n)}
-            why = {"a": f"{op} and a result of {m}x{n}", "c": " like d"}
+            why = {"a": f"{op} and a result of {m}x{n}", "c": f" like {d}"}
         for name, legal in expected.items():
             x = getattr(self, name)
             if x is not None and x.shape != legal:
                 yield f"{name}: shape is {_size(x)}, expected {legal[0]}x{legal[1]}{why[name]}"
 
-    def _types(self) -> Iterator[str]:
+    def _types(self, d: str) -> Iterator[str]:
         if is_float8(self.d.dtype):
-            yield f"d: dtype is {self.d.dtype.name}, which only matmul has, expected one of {', '.join(DTYPES)}"
+            yield f"{d}: dtype is {self.d.dtype.name}, which only matmul has, expected one of {', '.join(DTYPES)}"
         for name in "abc":
             x = getattr(self, name)
             if x is not None and x.dtype != self.d.dtype:
-                yield f"{name}: dtype is {x.dtype.name}, expected {self.d.dtype.name} like d"
+                yield f"{name}: dtype is {x.dtype.name}, expected {self.d.dtype.name} like {d}"
 
     def _ops(self) -> Iterator[str]:
         if self.traits.shape != "updated" or self.d.dtype.kind != "c":
@@ -306,9 +318,13 @@ class Level3Problem:
                 f"that is {self.traits.twin}'s"
             )
 
-    def validate(self) -> None:
-        """Raise LayoutError naming every fault at once, or return None. Local."""
-        found = self.faults()
+    def validate(self, result: str = "d") -> None:
+        """Raise LayoutError naming every fault at once, or return None. Local.
+
+        Args:
+            result: what messages call D: the argument of the caller that says how it lies.
+        """
+        found = self.faults(result)
         if found:
             count = "a fault" if len(found) == 1 else f"{len(found)} faults"
             raise LayoutError("\n  - ".join([f"{count} in this {self.routine}:", *found]))

@@ -44,7 +44,7 @@ MAY_IMPORT[""] = set(MAY_IMPORT)  # pblasmp/__init__.py
 LAYOUT_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "difflib", "enum", "functools", "importlib"),
     *("itertools", "json", "math", "operator", "pathlib", "re", "sys", "types", "typing", "tomllib", "tomli"),
-    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike"),
+    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike", "msgspec", "typing_extensions"),
 }
 
 # The contract with users: these names, no others without a word here.
