@@ -289,9 +289,9 @@ def show(file: str, output: Path | None) -> None:
     """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
     from ..drawing import show as show_in_terminal
-    from ..layout.files import load_problem
+    from ..layout.files import load_problem_file
 
-    found = load_problem(file)
+    found = load_problem_file(file)
     if output is None:
         show_in_terminal(found)
     else:

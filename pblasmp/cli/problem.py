@@ -16,7 +16,7 @@ from ..context import Context
 from ..errors import LayoutError
 from ..launch import surroundings
 from ..layout import MatrixDescriptor
-from ..layout.files import ProblemFile, check, load_problem
+from ..layout.files import ProblemFile, check, load_problem_file
 from .progress import Reporter
 from .ranks import on_ranks
 
@@ -39,7 +39,7 @@ def run_file(file: str, nranks: int | None, engine: str) -> dict[str, Any]:
 
 
 def _load(file: str) -> ProblemFile:
-    found = load_problem(file)
+    found = load_problem_file(file)
     try:
         found.problem.validate()
     except LayoutError as error:
@@ -145,7 +145,7 @@ def check_files(files: tuple[str, ...]) -> int:
 
 def _explain(file: Path) -> None:
     try:
-        found = load_problem(str(file))
+        found = load_problem_file(str(file))
     except LayoutError:
         return  # a grid file
     p = found.problem

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype, result_dtype
 from ..errors import LayoutError
@@ -176,6 +176,50 @@ class MatmulProblem(Product):
             LayoutError: k does not divide by ``nranks``, or the ops are not TN (in C order: NT).
         """
         return cls._one_dimensional("ar", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> MatmulProblem:
+        """Return the product in a table of plain values: what ``to_dict`` makes, or a descriptor file holds. Local.
+
+        Whether the product is legal is another question: see ``validate``.
+
+        Args:
+            data: the keys of a descriptor file, of which ``title`` may be missing. Those that say nothing about layouts
+                (``title``, ``description``, ``alpha``, ``beta``) are checked and not kept.
+
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from .schema import error_of, problem_faults
+        from .tables import product_operands
+
+        faults = problem_faults(data, titled=False)
+        if not faults:
+            made, options = product_operands(data)
+            faults = made.faults
+        if faults:
+            raise error_of("product", faults)
+        return cls(**{**made.operands, **options})
+
+    def to_dict(self, title: str = "") -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local.
+
+        Args:
+            title: of the file; by default what ``str`` says of the product.
+        """
+        operands = {name: x.to_dict() for name in "abdc" if (x := getattr(self, name)) is not None}
+        scheme = {} if self.scheme == "gemm" else {"scheme": self.scheme}
+        return {"title": title or str(self), **scheme, "ops": self.op_a + self.op_b, **operands}
+
+    def to_toml(self, title: str = "") -> str:
+        """Return the product as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
+
+        Args:
+            title: of the file; by default what ``str`` says of the product.
+        """
+        from .schema import to_toml
+
+        return to_toml(self.to_dict(title))
 
     def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal, each with what to do; empty when it is. Local.
