@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
     from .layout.files import load_problem as load_problem
+    from .layout.svg import draw as draw
     from .level3 import geadd as geadd
     from .level3 import hemm as hemm
     from .level3 import her2k as her2k
@@ -74,6 +75,7 @@ _HOME = {
     "StatusError": "errors",
     "UnsupportedError": "errors",
     "allgather_matmul": "tensor_parallel",
+    "draw": "layout.svg",
     "geadd": "level3",
     "hemm": "level3",
     "her2k": "level3",

@@ -14,6 +14,8 @@ from ..dtypes import as_dtype
 from ..errors import LayoutError
 from .axis import Axis
 from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
+from .svg import Drawing, Panel, draw_panels
+from .trapezoid import Trapezoid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -289,6 +291,22 @@ class MatrixDescriptor:
         from .schema import to_toml
 
         return to_toml(self.to_dict())
+
+    def panel(self, name: str = "", part: Trapezoid | None = None) -> Panel:
+        """Return what a picture shows of the matrix. Local.
+
+        Args:
+            name: what the picture calls it.
+            part: the elements that are read or written; None for all.
+        """
+        details = f"{self.shape[0]} × {self.shape[1]}, {self.dtype.name}, {self.order} order"
+        return Panel(name, details, self.rows, self.cols, self.grid, part)
+
+    def _draw(self) -> Drawing:
+        return draw_panels([self.panel()], str(self))
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
 
     def __repr__(self) -> str:
         return _written(self)

@@ -13,6 +13,7 @@ from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of, short_repr
 from .product import Op
 from .routines import ROUTINES, Routine
+from .svg import Drawing, draw_panels
 from .trapezoid import Trapezoid
 
 __all__ = ["ROUTINES", "ColumnMajorLevel3", "Diag", "Level3Problem", "Routine", "Side", "Uplo"]
@@ -152,6 +153,14 @@ class Level3Problem:
         options = " ".join(f"{name}={getattr(self, name)}" for name in self.traits.options)
         sizes = f"{self.m} x {self.n}" + ("" if self.traits.shape != "updated" else f" x {self.k}")
         return f"{self.d.dtype.name} {self.routine} {options} of {sizes} on {self.d.grid}"
+
+    def _draw(self) -> Drawing:
+        title = f"{self}: {self.traits.formula}"
+        panels = [x.panel(name.upper(), self.touched(name)) for name in "abcd" if (x := getattr(self, name))]
+        return draw_panels(panels, title, faults=self.faults())
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
 
     def __repr__(self) -> str:
         return f"Level3Problem({self})"

@@ -15,6 +15,7 @@ from .grid import Grid, as_grid, short_repr
 from .product import ColumnMajorProduct, Op, Product
 from .rules import faults
 from .schemes import Scheme, scheme_operands
+from .svg import Drawing, draw_panels
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -220,6 +221,15 @@ class MatmulProblem(Product):
         from .schema import to_toml
 
         return to_toml(self.to_dict(title))
+
+    def _draw(self) -> Drawing:
+        named = {"A": self.a, "B": self.b, "D": self.d}
+        if self.c is not None and not self.c.same_places(self.d):
+            named["C"] = self.c
+        return draw_panels([x.panel(name) for name, x in named.items()], str(self), faults=self.faults())
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
 
     def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal, each with what to do; empty when it is. Local.

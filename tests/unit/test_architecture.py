@@ -43,13 +43,27 @@ MAY_IMPORT[""] = set(MAY_IMPORT)  # pblasmp/__init__.py
 
 LAYOUT_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "difflib", "enum", "functools", "importlib"),
-    *("itertools", "json", "math", "operator", "pathlib", "re", "sys", "types", "typing", "tomllib", "tomli"),
-    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike", "pydantic", "typing_extensions"),
+    *(
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "pathlib",
+        "textwrap",
+        "xml",
+        "re",
+        "sys",
+        "types",
+        "typing",
+        "tomllib",
+        "tomli",
+    ),
+    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike", "textwrap", "html", "pydantic", "typing_extensions"),
 }
 
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
-    *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc", "load_problem"),
+    *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc", "load_problem", "draw"),
     *("Context", "DistributedMatrix", "Epilogue", "Scales", "matmul", "plan_matmul", "plan"),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
