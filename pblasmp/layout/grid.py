@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import LayoutError
 
@@ -67,12 +67,13 @@ def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]
     return (integer(size, name, 1),) * 2
 
 
-def as_grid(value: Grid | str | Sequence[int], name: str = "grid") -> Grid:
+def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "grid") -> Grid:
     """Return the process grid meant by ``value``. Local.
 
     Args:
         value: a ``Grid``; ``(2, 3)``; or ``"2x3"``, whose ranks are numbered along rows, as in ``"2x3-row"``, or
-            ``"2x3-col"``, whose ranks are numbered down columns.
+            ``"2x3-col"``, whose ranks are numbered down columns; or a table of descriptor files,
+            ``{"nprow": 2, "npcol": 3, "order": "col"}``.
         name: what messages call it.
 
     Raises:
@@ -80,6 +81,8 @@ def as_grid(value: Grid | str | Sequence[int], name: str = "grid") -> Grid:
     """
     if isinstance(value, Grid):
         return value
+    if isinstance(value, dict):
+        return Grid(value.get("nprow"), value.get("npcol"), value.get("order", "row"))  # type: ignore[arg-type]
     if isinstance(value, str) and (match := _GRID_TEXT.fullmatch(value)):
         return Grid(
             integer(int(match[1]), f"{name} nprow", 1),
