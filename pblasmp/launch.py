@@ -150,15 +150,15 @@ def _remove_shared_memory(since: float) -> None:
             facts = path.stat()
             if facts.st_uid == os.geteuid() and facts.st_ctime >= since:
                 files.append(path)
-    held = _held(directory) if files else set()
+    in_use = held(directory) if files else set()
     for path in files:
-        if str(path) not in held:
+        if str(path) not in in_use:
             logger.debug("removing %s, left by killed ranks", path)
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _held(directory: Path) -> set[str]:
+def held(directory: Path) -> set[str]:
     """Return the files in ``directory`` that a process has mapped or open."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):

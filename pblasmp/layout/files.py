@@ -143,7 +143,9 @@ def read(path: Path) -> tuple[Table, list[str]]:
         return tomllib.loads(path.read_text(encoding="utf-8")), []
     except OSError as error:
         return {}, [f"cannot be read: {error.strerror}"]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        return {}, ["not a TOML file: arrays or tables are nested too deep"]
+    except ValueError as error:  # also integers of thousands of digits, which are no TOMLDecodeError
         return {}, [f"not a TOML file: {error}"]
 
 

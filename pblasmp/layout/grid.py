@@ -13,6 +13,8 @@ from ..errors import LayoutError
 
 __all__ = ["Grid", "integer"]
 
+_MOST_RANKS = 2**31 - 1
+
 RankOrder = Literal["row", "col"]
 
 
@@ -30,6 +32,11 @@ def integer(value: object, name: str, minimum: int) -> int:
 def one_of(value: object, legal: Iterable[str]) -> bool:
     """Return whether ``value`` is one of some texts, whatever else it may be. Local."""
     return isinstance(value, str) and value in (*legal,)
+
+
+def _check_size(nranks: int, name: str) -> None:
+    if nranks > _MOST_RANKS:
+        raise LayoutError(f"{name}: MPI counts ranks in 32 bits, expected at most {_MOST_RANKS} processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,7 @@ class Grid:
     def __post_init__(self) -> None:
         object.__setattr__(self, "nprow", integer(self.nprow, "grid nprow", 1))
         object.__setattr__(self, "npcol", integer(self.npcol, "grid npcol", 1))
+        _check_size(self.nprow * self.npcol, "grid")
         if self.order not in ("row", "col"):
             raise LayoutError(f"grid order: expected 'row' or 'col', got {self.order!r}")
 
@@ -59,6 +67,7 @@ class Grid:
     def squarest(cls, nranks: int, order: RankOrder = "row") -> Grid:
         """Return the grid of ``nranks`` processes nearest to a square, never taller than wide. Local."""
         nranks = integer(nranks, "nranks", 1)
+        _check_size(nranks, "nranks")
         nprow = next(p for p in range(math.isqrt(nranks), 0, -1) if nranks % p == 0)
         return cls(nprow, nranks // nprow, order)
 
