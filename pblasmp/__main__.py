@@ -10,9 +10,9 @@ import sys
 def _leave_the_current_directory() -> None:
     """Stop importing from the current directory, as the script ``pblasmp`` does, unless pblasmp itself is there."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib comes later)
-    if not getattr(sys.flags, "safe_path", False) and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109
-        if package != os.getcwd():  # noqa: PTH109
-            del sys.path[0]
+    here = os.getcwd()  # noqa: PTH109
+    if not getattr(sys.flags, "safe_path", False) and sys.path[0] in ("", here) and here != package:
+        del sys.path[0]
 
 
 if __name__ == "__main__":

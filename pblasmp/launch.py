@@ -163,7 +163,9 @@ def held(directory: Path) -> set[str]:
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found |= {str(link.readlink()) for link in (process / "fd").iterdir()}
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    found.add(str(link.readlink()))
         with contextlib.suppress(OSError):
             lines = (process / "maps").read_text().splitlines()
             found |= {line.split(maxsplit=5)[-1] for line in lines if str(directory) in line}

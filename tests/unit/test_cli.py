@@ -353,14 +353,9 @@ def test_colours(pblasmp, files, monkeypatch):
     assert "\x1b[" in pblasmp("--color=always", "check", "good.toml")[1]
     assert "\x1b[" in pblasmp("show", "good.toml", "--color=always")[1]
     assert "\x1b[" not in pblasmp("check", "good.toml")[1]  # no terminal
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    for environ, expected in (
-        ({}, True),
-        ({"NO_COLOR": "1"}, False),
-        ({"NO_COLOR": ""}, True),
-        ({"TERM": "dumb"}, False),
-    ):
-        monkeypatch.setattr("pblasmp.cli.terminal.is_terminal", lambda _: True)
+    monkeypatch.setattr("pblasmp.cli.terminal.is_terminal", lambda _: True)
+    settings = (({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False))
+    for environ, expected in settings:
         assert use_colour("auto", environ) is expected
         assert use_colour("always", environ)
         assert not use_colour("never", environ)
