@@ -98,7 +98,7 @@ class Job:
             time.sleep(0.01)
         self._process.wait()
         if not left:
-            _remove_shared_memory(self._started)
+            remove_shared_memory(self._started)
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines that launcher and ranks printed. Local."""
@@ -141,9 +141,8 @@ def _terminate_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _remove_shared_memory(since: float) -> None:
-    """Remove what killed ranks of MPICH left in /dev/shm: this user's, made after ``since``, in nobody's hands."""
-    directory = Path("/dev/shm")
+def remove_shared_memory(since: float, directory: Path = Path("/dev/shm")) -> None:
+    """Remove what killed ranks of MPICH left: this user's files, made after ``since``, that nobody holds. Local."""
     files = []
     for path in directory.glob("mpich*"):
         with contextlib.suppress(OSError):

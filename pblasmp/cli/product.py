@@ -27,7 +27,7 @@ from ..matrix import DistributedMatrix
 from .progress import Reporter
 from .ranks import on_ranks
 from .terminal import plain
-from .timing import samples, slowest
+from .timing import samples
 from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
@@ -208,7 +208,7 @@ def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: 
     """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
     if repeat is None:
         repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
-    return slowest(ctx, samples(ctx, plan, repeat)) if repeat else []
+    return samples(ctx, plan, repeat)
 
 
 def _operands(

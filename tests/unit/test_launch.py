@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -13,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from pblasmp.errors import LibraryNotFoundError
-from pblasmp.launch import Job, Launcher, Surroundings, find_launcher, python_command, surroundings
+from pblasmp.launch import (
+    Job,
+    Launcher,
+    Surroundings,
+    find_launcher,
+    python_command,
+    remove_shared_memory,
+    surroundings,
+)
 from pblasmp.launchers import LAUNCHERS, LauncherKind
 
 ROOT = Path(__file__).parents[2]
@@ -162,24 +171,25 @@ def test_a_job_runs_and_its_output_is_kept(launcher, tmp_path):
     assert job.tail(1) == "two"
 
 
-def test_shared_memory_of_killed_ranks_is_removed(launcher, tmp_path):
-    mine = Path("/dev/shm") / f"mpich_test_{os.getpid()}"
-    held = mine.with_name(f"{mine.name}_held")
-    old = mine.with_name(f"{mine.name}_old")
-    old.touch()
-    try:
-        time.sleep(0.05)
-        with Job(
-            ["sh", "-c", f"touch {mine} {held}; kill -9 $$"], 1, tmp_path / "out", launcher=launcher
-        ) as job:
-            assert job.wait(20) != 0
-            with held.open():
-                job.end()
-                assert (mine.exists(), held.exists(), old.exists()) == (False, True, True)
-        assert not held.exists()
-    finally:
-        for path in (mine, held, old):
-            path.unlink(missing_ok=True)
+def test_shared_memory_of_killed_ranks_is_removed(tmp_path):
+    for name in ("mpich_old", "mpich_left", "mpich_open", "mpich_mapped", "other"):
+        (tmp_path / name).write_bytes(b"0" * 4096)
+        if name == "mpich_old":
+            time.sleep(0.05)
+            since = time.time()
+            time.sleep(0.05)
+    with (tmp_path / "mpich_mapped").open("r+") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+    with mapped, (tmp_path / "mpich_open").open():
+        remove_shared_memory(since, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"mpich_old", "mpich_open", "mpich_mapped", "other"}
+
+
+def test_a_job_removes_the_shared_memory_of_its_ranks(launcher, tmp_path):
+    left = Path("/dev/shm") / f"mpich_test_{os.getpid()}"
+    with Job(["sh", "-c", f"touch {left}; kill -9 $$"], 1, tmp_path / "out", launcher=launcher) as job:
+        assert job.wait(20) != 0
+    assert not left.exists()
 
 
 def test_adding_a_launcher_is_adding_a_row(monkeypatch, nowhere, tmp_path):
