@@ -10,7 +10,16 @@ import numpy as np
 
 from .errors import LayoutError
 
-__all__ = ["DTYPES", "FLOAT8", "accumulation_dtype", "as_dtype", "is_float8", "result_dtype", "scalar"]
+__all__ = [
+    "DTYPES",
+    "FLOAT8",
+    "accumulation_dtype",
+    "as_dtype",
+    "is_float8",
+    "is_foreign",
+    "result_dtype",
+    "scalar",
+]
 
 DTYPES: dict[str, np.dtype] = {
     "float64": np.dtype(np.float64),
@@ -57,6 +66,11 @@ def accumulation_dtype(dtype: np.dtype) -> np.dtype:
 def is_float8(dtype: np.dtype) -> bool:
     """Return whether ``dtype`` is one of the 8-bit floats. Local."""
     return dtype in FLOAT8.values()
+
+
+def is_foreign(dtype: np.dtype) -> bool:
+    """Return whether file formats and CuPy lack ``dtype``: bfloat16 and the 8-bit floats. Local."""
+    return dtype == DTYPES["bfloat16"] or is_float8(dtype)
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from ..io.temporary import remove_abandoned
 from ..launch import Job, python_environment, surroundings
 from .progress import Channel, Display, Reporter
 
@@ -117,4 +118,4 @@ def _remove_temporaries(directory: Path) -> None:
     """Remove what ranks that are gone may not have removed themselves."""
     for event in Channel(directory).events():
         if "temporary" in event:
-            Path(event["temporary"]).unlink(missing_ok=True)
+            remove_abandoned(Path(event["temporary"]))

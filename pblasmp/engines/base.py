@@ -137,12 +137,14 @@ class Engine(Protocol):
     Attributes:
         name: "host" or "cublasmp".
         why: why this engine was taken.
+        xp: the array module of local arrays: NumPy or CuPy.
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
         uneven: whether products on one line of processes are as fast where extents do not divide by the ranks.
     """
 
     name: str
     why: str
+    xp: Any
     agrees: bool
     uneven: bool
 

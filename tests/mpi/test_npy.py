@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import npy
 from pblasmp.dtypes import DTYPES
+from pblasmp.io import files, npy
 from tests.helpers.mpi import run_mpi
 from tests.mpi.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 
@@ -118,12 +118,12 @@ def choices(comm, directory):
             ),
         )
         steps: list[tuple[int, int]] = []
-        npy._STEP, saved = 32, npy._STEP
+        files.TILE_BYTES, saved = 256, files.TILE_BYTES
         a = ctx.load(c, block=4, progress=lambda done, total: steps.append((done, total)))
         read = list(steps)
         steps.clear()
         a.save(f"{directory}/d.npy", progress=lambda done, total: steps.append((done, total)))
-        npy._STEP = saved
+        files.TILE_BYTES = saved
         for what, told in (("reading", read), ("writing", steps)):
             mine = a.local.nbytes
             ends = told[0] == (0, mine) and told[-1] == (mine, mine) and all(x[1] == mine for x in told)
@@ -279,6 +279,7 @@ def save_errors(comm, directory):
 def test_a_new_file_has_its_space(tmp_path):
     """A full disk is told before anything is computed or written."""
     d = pb.MatrixDescriptor((300, 1000), (10, 10), pb.Grid(2, 2))
+    (tmp_path / "x.npy").touch()
     npy.create(tmp_path / "x.npy", d, "F")
     status = (tmp_path / "x.npy").stat()
     assert status.st_blocks * 512 >= d.nbytes

@@ -33,7 +33,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"errors"},
     "scalapack": BOTTOM | {"layout"},
 }
-RUNNING = {"context", "matrix", "npy", "report", "standins", "plans", "products", "level3", "level3_plan"}
+RUNNING = {
+    "context",
+    "creation",
+    "matrix",
+    "arithmetic",
+    "reductions",
+    "philox",
+    "io",
+    "report",
+    "standins",
+    "plans",
+    "products",
+    "level3",
+    "level3_plan",
+}
 RUNNING |= {"arrays", "tensor_parallel", "pblas"}
 MAY_IMPORT |= {part: set(MAY_IMPORT) | RUNNING for part in RUNNING}
 MAY_IMPORT["torch"] = {"errors", "layout", "context", "tensor_parallel"}

@@ -61,6 +61,7 @@ class CublasmpEngine:
         self.library, self.version, self.rank = library, library.version, comm.rank
         self.device = device
         self._comm, self._cupy, self._nccl_core = comm, cupy, nccl_core
+        self.xp = cupy
         self._grids: dict[Grid, int] = {}
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._lane: CublasmpLane | None = None

@@ -49,6 +49,7 @@ class HostEngine:
     """
 
     name = "host"
+    xp: Any = np
     agrees = uneven = True
 
     def __init__(self, comm: Communicator, why: str) -> None:
