@@ -123,5 +123,6 @@ def create(path: Path, descriptor: MatrixDescriptor) -> None:
     """Make an array for a matrix in an empty directory. Local."""
     chunks = tuple(min(_CHUNK, max(1, extent)) for extent in descriptor.shape)
     dtype = stored_dtype(descriptor.dtype)
-    data = _zarr().open_array(str(path), mode="w", shape=descriptor.shape, chunks=chunks, dtype=dtype)
+    # Mode "w" would make the directory anew, and lose the lock on it.
+    data = _zarr().open_array(str(path), mode="a", shape=descriptor.shape, chunks=chunks, dtype=dtype)
     mark(data.attrs, descriptor.dtype)

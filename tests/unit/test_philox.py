@@ -49,7 +49,7 @@ def test_uniform_numbers_are_exact_and_below_one(dtype):
     assert np.array_equal(rounded.astype(values.dtype), values)
     parts = (values.real, values.imag) if dtype.kind == "c" else (values,)
     for part in parts:
-        assert 0 <= part.min()
+        assert part.min() >= 0
         assert part.max() < 1
         assert abs(part.mean() - 0.5 * (1 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1))) < 0.005
 
