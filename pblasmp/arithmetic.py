@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arrays import same_memory
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
+from .engines.base import same_memory
 from .errors import LayoutError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _operand(operand: Any, dtype: np.dtype, known: bool) -> Any:
 def as_element(matrix: DistributedMatrix, number: complex) -> Any:
     """Return a number as what a matrix's local array stores for it. Local."""
     element = np.array(number).astype(matrix.dtype)
-    return element.view(matrix.context.engine.stored(matrix.dtype)).item()
+    return element.view(matrix.context.engine.operations.stored(matrix.dtype)).item()
 
 
 def negative(matrix: DistributedMatrix) -> DistributedMatrix:

@@ -24,6 +24,7 @@ from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer, one_of
+from .logs import logger
 from .matrix import DistributedMatrix
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Context:
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
+            logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
                 self.comm.free()

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arithmetic import as_element
-from .arrays import adopted
 from .comm import Cell, Exchange, Side
 from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
 from .errors import LayoutError
+from .interop import as_local
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
-from .layout.grid import integer, one_of
+from .layout.grid import as_block, as_grid, integer, one_of
 from .philox import random_values
-from .scalapack import column_major_view, described
+from .scalapack import column_major_view, read_descriptor
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -36,27 +36,6 @@ GridLike: TypeAlias = "Grid | Sequence[int] | str"
 DEFAULT_BLOCK = 256
 _SLAB = 1 << 16  # elements that are random at once on a CPU, in its caches
 _SLAB_GPU = 1 << 22
-
-
-def as_grid(grid: object) -> Grid:
-    """Return the grid meant by a ``Grid``, ``(2, 3)`` or ``"2x3"``. Local.
-
-    Raises:
-        LayoutError: ``grid`` is none of these.
-    """
-    if isinstance(grid, Grid):
-        return grid
-    sides: Any = grid.lower().split("x") if isinstance(grid, str) else grid
-    try:
-        nprow, npcol = (int(side) if isinstance(side, str) else side for side in sides)
-    except (TypeError, ValueError):
-        raise LayoutError(f"grid: expected a Grid, (2, 3) or '2x3', got {grid!r}") from None
-    return Grid(nprow, npcol)
-
-
-def as_block(block: Any) -> Any:
-    """Return ``(mb, nb)`` for one block size or two. Local."""
-    return (block, block) if isinstance(block, (int, np.integer)) else block
 
 
 class Layout:
@@ -280,11 +259,11 @@ def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> Distri
             return ctx.allocate(descriptor)
         if isinstance(local, np.ma.MaskedArray):
             raise LayoutError("local array: a masked array, whose mask would be lost: fill it first")
-        array = adopted(ctx.engine, local, "local array", descriptor.dtype)
+        array = as_local(ctx.engine, local, "local array", descriptor.dtype)
         expected = descriptor.local_shape(ctx.rank)
         if array.shape != expected:
             raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
-        if array.dtype != ctx.engine.stored(descriptor.dtype):
+        if array.dtype != ctx.engine.operations.stored(descriptor.dtype):
             raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
         contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
         item, apart = array.itemsize, array.strides[other]
@@ -315,7 +294,7 @@ def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) ->
     first = ctx.comm.bcast(mine)
     with ctx.agreement("from_scalapack: descriptor"):
         numbers, kind = first if mine is None else mine
-        descriptor, lld = described(numbers, kind, grid)
+        descriptor, lld = read_descriptor(numbers, kind, grid)
         ctx.check_descriptor(descriptor)
         if inside:
             local = column_major_view(local, descriptor.local_shape(ctx.rank), lld)

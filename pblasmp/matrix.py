@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from . import arithmetic, io, reductions
 from .comm import Cell, Exchange, Side
-from .creation import Block, GridLike, as_block, as_grid
+from .creation import Block, GridLike
 from .errors import LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
-from .layout.grid import one_of
+from .layout.grid import as_block, as_grid, one_of
 from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:

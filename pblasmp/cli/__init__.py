@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pblasmp``."""
+"""The command ``pblasmp``. Importing it is quick: until ``main`` runs, Ctrl-C shows Python's own traceback."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from .signals import INTERRUPTED, end_on_signals, settle
 
 __all__ = ["main"]
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command line of this process and exit. Local; commands that compute start their own ranks."""
-    from .commands import run_command_line
+    end_on_signals()
+    try:
+        from .commands import run_command_line
 
-    run_command_line()
+        run_command_line()
+    except KeyboardInterrupt:
+        settle()
+        from .terminal import complain
+
+        complain("interrupted")
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        settle()

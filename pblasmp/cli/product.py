@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import click
@@ -20,15 +21,21 @@ from ..dtypes import DTYPES, as_dtype, scalar
 from ..errors import LayoutError
 from ..io.npy import read_header
 from ..io.source import element_type
-from ..launch import surroundings
+from ..launchers import surroundings
 from ..layout import Grid, MatrixDescriptor
 from ..layout.problem import Op
 from ..matrix import DistributedMatrix
 from .progress import Reporter
 from .ranks import on_ranks
+from .terminal import plain
+from .timing import samples, slowest
 from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
+
+
+_MOST_REPEATS = 5
+_REPEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class ProductOptions:
         dtype: element type of all matrices.
         engine: as in Context.
         check: whether to verify the product.
+        repeat: calls that are timed after the first one; None: what fits into a second.
         size: rows and columns of random matrices.
     """
 
@@ -62,6 +70,7 @@ class ProductOptions:
     dtype: str | None
     engine: Literal["auto", "host", "cublasmp"]
     check: bool
+    repeat: int | None
     size: int
 
     @property
@@ -182,6 +191,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             d = plan()
             ctx.engine.synchronize()
         result = _facts(ctx, a, b, d, options) | {"path": plan.report().path}
+        result["repeated_seconds"] = _repeated(ctx, plan, options.repeat, clock.seconds["multiplying"])
         if options.check:
             with clock.step("checking"):
                 verdict = verify_product(a, b, c, d, **scalars)
@@ -193,6 +203,13 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
                 d.save(options.output, progress=reporter.progress)
             result["bytes"] = d.descriptor.nbytes
         return result | {"seconds": clock.seconds}
+
+
+def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: float) -> list[float]:
+    """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
+    if repeat is None:
+        repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
+    return slowest(ctx, samples(ctx, plan, repeat)) if repeat else []
 
 
 def _operands(
@@ -263,12 +280,18 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
     yield "layout", f"{result['dtype']} in blocks of {block}, rank 0 holds {local} of D"
-    yield "engine", f"{result['engine']}, path {result['path']} ({result['why']})"
+    yield "engine", f"{result['engine']}, path {result['path']}"
     operands = sum(seconds[step] for step in options.operand_steps)
     yield ("make" if options.a is None else "read"), f"{operands:.3f} s"
     yield "prepare", f"{seconds['preparing']:.3f} s"
-    rate = result["flops"] / seconds["multiplying"] / 1e9
-    yield "multiply", f"{seconds['multiplying']:.3f} s, {rate:.1f} GFLOP/s"
+    first, repeated = seconds["multiplying"], result["repeated_seconds"]
+    if repeated:
+        steady = median(repeated)
+        rate = _rate(result["flops"], steady)
+        calls = "one more call" if len(repeated) == 1 else f"the median of {len(repeated)} more calls"
+        yield "multiply", f"{first:.4f} s for the first call, then {steady:.4f} s, {rate} ({calls})"
+    else:
+        yield "multiply", f"{first:.4f} s, {_rate(result['flops'], first)} (the first call)"
     if "error" in result:
         verdict = "right" if result["good"] else "WRONG"
         yield (
@@ -277,7 +300,11 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
         )
     if "bytes" in result:
         rate = result["bytes"] / seconds["writing"] / 1e6
-        yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {options.output}"
+        yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {plain(options.output)}"
+
+
+def _rate(flops: int, seconds: float) -> str:
+    return f"{flops / seconds / 1e9 if seconds else 0:.1f} GFLOP/s"
 
 
 def _term(name: str, op: str) -> str:

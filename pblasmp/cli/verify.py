@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import accumulation_dtype
+from ..dtypes import accumulation_dtype, element_type
 from ..matrix import DistributedMatrix
 
 __all__ = ["Verdict", "verify_product"]
@@ -65,10 +64,9 @@ def verify_product(
     if c is not None and beta:
         cx, cx_size = _apply(c, "N", x, np.ones(n))
         difference, size = difference - beta * cx, size + abs(beta) * cx_size
-    rounding, kept = _epsilon(accumulation_dtype(d.dtype)), _epsilon(d.dtype)
-    size += (
-        max(n, 1) * _smallest(d.dtype) / kept
-    )  # below it, results round to multiples of the smallest number
+    rounding, kept = element_type(accumulation_dtype(d.dtype)).roundoff, element_type(d.dtype).roundoff
+    # Below this, results round to multiples of the smallest number.
+    size += max(n, 1) * element_type(d.dtype).smallest / kept
     error = float(np.max(np.abs(difference) / size[:, None], initial=0.0))
     return Verdict(error, 8 * math.sqrt(max(k, 1)) * rounding + 4 * kept)
 
@@ -96,17 +94,3 @@ def _apply(
     comm.sum_into(y)
     comm.sum_into(y_size)
     return y, y_size
-
-
-def _epsilon(dtype: np.dtype) -> float:
-    """Return the unit roundoff."""
-    return float(_limits(dtype).eps) / 2
-
-
-def _smallest(dtype: np.dtype) -> float:
-    return float(_limits(dtype).smallest_subnormal)
-
-
-def _limits(dtype: np.dtype) -> Any:
-    finfo: Any = ml_dtypes.finfo
-    return finfo(dtype)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..dtypes import as_dtype
 from ..errors import LayoutError
 from .axis import Axis
-from .grid import Grid, integer
+from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +29,6 @@ _FLIPPED: dict[str, MemoryOrder] = {"C": "F", "F": "C"}
 _REMEMBERED = 1024  # axes and texts: every call asks for those of its matrices, several times
 
 
-def _pair(value: Sequence[int], name: str, minimum: int) -> tuple[int, int]:
-    try:
-        first, second = value
-    except (TypeError, ValueError):
-        raise LayoutError(f"{name}: expected a pair of integers, got {value!r}") from None
-    return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)
-
-
 @lru_cache(_REMEMBERED)
 def _axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
     return Axis(extent, block, source, nprocs, lead)
@@ -48,8 +40,9 @@ class MatrixDescriptor:
 
     Args:
         shape: global ``(rows, columns)``, each at least 0.
-        block: ``(mb, nb)``, rows and columns of a block, each at least 1; may be larger than the matrix.
-        grid: the process grid.
+        block: ``(mb, nb)``, rows and columns of a block, each at least 1, or one integer for both; may be larger than
+            the matrix.
+        grid: the process grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``.
         source: ``(prow, pcol)`` of the process that owns the first block (ScaLAPACK's rsrc, csrc).
         dtype: element type: a name, a NumPy type or dtype; stored as ``np.dtype``.
         order: memory order of each rank's local array, "C" (rows contiguous) or "F" (columns contiguous).
@@ -75,8 +68,8 @@ class MatrixDescriptor:
         def __init__(
             self,
             shape: Sequence[int],
-            block: Sequence[int],
-            grid: Grid,
+            block: int | Sequence[int],
+            grid: Grid | str | Sequence[int],
             source: Sequence[int] = (0, 0),
             dtype: DTypeLike = "float64",
             order: MemoryOrder = "C",
@@ -88,15 +81,14 @@ class MatrixDescriptor:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("shape", _pair(self.shape, "shape", 0))
-        put("block", _pair(self.block, "block", 1))
-        put("source", _pair(self.source, "source", 0))
-        put("lead", _pair(self.lead, "lead", 0))
+        put("shape", pair(self.shape, "shape", 0))
+        put("block", as_block(self.block))
+        put("grid", as_grid(self.grid))
+        put("source", pair(self.source, "source", 0))
+        put("lead", pair(self.lead, "lead", 0))
         put("dtype", as_dtype(self.dtype))
-        if not isinstance(self.grid, Grid):
-            raise LayoutError(f"grid: expected a Grid, got {self.grid!r}")
-        if self.order not in ("C", "F"):
-            raise LayoutError(f"order: expected 'C' or 'F', got {self.order!r}")
+        if not one_of(self.order, ("C", "F")):
+            raise LayoutError(f"order: expected 'C' or 'F', got {short_repr(self.order)}")
         if self.source[0] >= self.grid.nprow or self.source[1] >= self.grid.npcol:
             raise LayoutError(f"source: process {self.source} is not in a grid of {self.grid}")
         if self.lead[0] >= self.block[0] or self.lead[1] >= self.block[1]:
@@ -271,5 +263,10 @@ class MatrixDescriptor:
 
 @lru_cache(_REMEMBERED)
 def _written(d: MatrixDescriptor) -> str:
-    """Return a descriptor as what makes an equal one."""
-    return f"MatrixDescriptor({', '.join(f'{each.name}={getattr(d, each.name)!r}' for each in fields(d))})"
+    """Return a descriptor as what makes an equal one, without what every descriptor has by default."""
+    given = [repr(d.shape), repr(d.block), repr(d.grid)]
+    given += [f"source={d.source}"] if d.source != (0, 0) else []
+    given += [f"dtype={d.dtype.name!r}", f"order={d.order!r}"]
+    given += [f"lead={d.lead}"] if d.lead != (0, 0) else []
+    given += [f"ld={d.ld}"] if d.ld is not None else []
+    return f"MatrixDescriptor({', '.join(given)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..dtypes import DTYPES, is_float8
 from ..errors import LayoutError
@@ -38,6 +38,12 @@ class Routine:
         triangle: the operand of which only the triangle ``uplo`` is touched: "a" (read) or "d" (written), or none.
         d_flips: what flips when D is in C order: the routine then computes D's transpose.
         a_flips: what flips when A is in C order: its memory then holds A's transpose.
+        triangular: A is triangular.
+        solves: the routine solves for D.
+        hermitian: the triangle describes a Hermitian matrix; of real types, a symmetric one.
+        swept_twice: D is updated by two products, of A and B and of B and A.
+        real: the scalars that have to be real for D to stay Hermitian.
+        twin: the same routine of symmetric matrices where this is the Hermitian one, and the other way round.
 
     What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, where D is
     square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. What flips twice stays.
@@ -50,48 +56,74 @@ class Routine:
     triangle: Literal["a", "d", ""]
     d_flips: frozenset[str]
     a_flips: frozenset[str]
+    triangular: bool = False
+    solves: bool = False
+    hermitian: bool = False
+    swept_twice: bool = False
+    real: tuple[str, ...] = ()
+    twin: str = ""
+
+    @property
+    def in_place(self) -> Literal["b", "c"]:
+        """The operand that D may share its memory with."""
+        return "c" if "c" in self.operands else "b"
 
 
 def _routine(
-    formula: str, operands: str, options: str, shape: str, triangle: str, d_flips: str, a_flips: str
+    formula: str,
+    operands: str,
+    options: str,
+    shape: str,
+    triangle: str,
+    d_flips: str,
+    a_flips: str,
+    **traits: Any,
 ) -> Routine:
     return Routine(
         formula, operands, tuple(options.split()), shape, triangle,  # type: ignore[arg-type]
-        frozenset(d_flips.split()), frozenset(a_flips.split()),
+        frozenset(d_flips.split()), frozenset(a_flips.split()), **traits,
     )  # fmt: skip
 
 
 ROUTINES: dict[str, Routine] = {
     "trsm": _routine(
-        "op(A) D = alpha B, or D op(A) = alpha B", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op"
+        "op(A) D = alpha B, or D op(A) = alpha B", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op",
+        triangular=True, solves=True,
     ),
     "trmm": _routine(
-        "D = alpha op(A) B, or alpha B op(A)", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op"
+        "D = alpha op(A) B, or alpha B op(A)", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op",
+        triangular=True,
     ),
     "symm": _routine(
-        "D = alpha A B + beta C, or alpha B A + beta C", "abc", "side uplo", "sided", "a", "side", "uplo"
+        "D = alpha A B + beta C, or alpha B A + beta C", "abc", "side uplo", "sided", "a", "side", "uplo",
+        twin="hemm",
     ),
     "hemm": _routine(
         "D = alpha A B + beta C, or alpha B A + beta C",
-        "abc", "side uplo", "sided", "a", "side conj", "uplo conj",
+        "abc", "side uplo", "sided", "a", "side conj", "uplo conj", hermitian=True, twin="symm",
     ),
-    "syrk": _routine("D = alpha op(A) op(A)^T + beta C", "ac", "uplo op_a", "updated", "d", "uplo", "op"),
+    "syrk": _routine(
+        "D = alpha op(A) op(A)^T + beta C", "ac", "uplo op_a", "updated", "d", "uplo", "op", twin="herk"
+    ),
     "herk": _routine(
-        "D = alpha op(A) op(A)^H + beta C", "ac", "uplo op_a", "updated", "d", "uplo conj", "op conj"
+        "D = alpha op(A) op(A)^H + beta C", "ac", "uplo op_a", "updated", "d", "uplo conj", "op conj",
+        hermitian=True, real=("alpha", "beta"), twin="syrk",
     ),
     "syr2k": _routine(
         "D = alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C",
-        "abc", "uplo op_a", "updated", "d", "uplo", "op",
+        "abc", "uplo op_a", "updated", "d", "uplo", "op", swept_twice=True, twin="her2k",
     ),
     "her2k": _routine(
         "D = alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C",
         "abc", "uplo op_a", "updated", "d", "uplo conj alpha", "op conj",
+        hermitian=True, swept_twice=True, real=("beta",), twin="syr2k",
     ),
     "syrkx": _routine(
-        "D = alpha op(A) op(B)^T + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap", "op"
+        "D = alpha op(A) op(B)^T + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap", "op", twin="herkx"
     ),
     "herkx": _routine(
-        "D = alpha op(A) op(B)^H + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap conj", "op conj"
+        "D = alpha op(A) op(B)^H + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap conj", "op conj",
+        hermitian=True, real=("beta",), twin="syrkx",
     ),
     "geadd": _routine("D = alpha op(A) + beta C", "ac", "op_a", "added", "", "op", "op"),
     "tradd": _routine("D = alpha op(A) + beta C", "ac", "uplo op_a", "added", "d", "uplo op", "op"),
@@ -173,7 +205,7 @@ class Level3Problem:
     @property
     def is_hermitian(self) -> bool:
         """Whether a triangle stands for a Hermitian matrix (of a complex type), whose diagonal is real."""
-        return self.routine.startswith("he") and self.d.dtype.kind == "c"
+        return self.traits.hermitian and self.d.dtype.kind == "c"
 
     @property
     def m(self) -> int:
@@ -199,8 +231,8 @@ class Level3Problem:
         if self.traits.shape == "added":
             return times * 2 * self.m * self.n
         if self.traits.shape == "sided":
-            return times * self.m * self.n * self.k * (1 if self.routine.startswith("tr") else 2)
-        return times * self.n * (self.n + 1) * self.k * (2 if "2" in self.routine else 1)
+            return times * self.m * self.n * self.k * (1 if self.traits.triangular else 2)
+        return times * self.n * (self.n + 1) * self.k * (2 if self.traits.swept_twice else 1)
 
     @property
     def written(self) -> Trapezoid | None:
@@ -267,11 +299,11 @@ class Level3Problem:
     def _ops(self) -> Iterator[str]:
         if self.traits.shape != "updated" or self.d.dtype.kind != "c":
             return
-        legal, other = ("NC", "sy") if self.is_hermitian else ("NT", "he")
+        legal = "NC" if self.is_hermitian else "NT"
         if self.op_a not in legal:
             yield (
                 f"op_a: {self.routine} of complex matrices has {legal[0]!r} and {legal[1]!r}, got {self.op_a!r}: "
-                f"that is {other}{self.routine[2:]}'s"
+                f"that is {self.traits.twin}'s"
             )
 
     def validate(self) -> None:

@@ -9,7 +9,7 @@ import pblasmp as pb
 from pblasmp.layout import files
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.sweeps import Sweep, load_sweep
-from tests.gpu.products import integers, part_of, place
+from tests.helpers.gpu.products import integers, part_of, place
 from tests.helpers.level3 import OPS, dense, reads, shapes
 
 NAMES = ("gemm", *(name for name in ROUTINES if name not in ("syrkx", "herkx")))  # those that PBLAS has

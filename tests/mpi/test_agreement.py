@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, misplaced, scattered
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
 

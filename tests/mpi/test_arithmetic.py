@@ -11,8 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8
-from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import (
+from tests.helpers.cases import (
     TYPES,
     agreed_error,
     first,
@@ -24,6 +23,7 @@ from tests.mpi.cases import (
     scattered,
     unlike,
 )
+from tests.helpers.mpi import run_mpi
 
 RANKS = (1, 2, 4, 6)
 SYMBOLS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}

@@ -10,8 +10,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
+from tests.helpers.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 
 ALL_TYPES = (*TYPES, *FLOAT8)
 

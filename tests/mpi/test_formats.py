@@ -14,8 +14,8 @@ import zarr
 import pblasmp as pb
 from pblasmp.dtypes import FLOAT8
 from pblasmp.io import files
+from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 
 NAMES = {"hdf5": ("x.h5", "g/x"), "zarr group": ("g.zarr", "g/x"), "zarr": ("x.zarr", None)}
 

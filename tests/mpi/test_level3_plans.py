@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import engine as host_engine
-from pblasmp.engines.host import product as host_product
+from pblasmp.engines.host import transport as host_transport
+from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
+from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered
 
 
 def square(ctx, extent, block, dtype="float64", **more):
@@ -66,7 +66,7 @@ def runs(comm):
 
 def both_sides(comm):
     """The same slabs to the left and to the right, on every path."""
-    host_product._PANEL = 4
+    HostOperations.panel = 4
     rng = np.random.default_rng(65)
     with pb.Context(comm, engine="host") as ctx:
         for algo, order, uplo in itertools.product(("shared", "gathered", "panels"), "CF", "LU"):
@@ -233,9 +233,9 @@ def paths(comm):
                 report = plan.report()
             yield f"long, {c}", None if report.path == path else str(report)
         d = square(ctx, 256, 64)
-        available = host_engine.available_bytes
+        available = host_transport.available_bytes
         for nbytes, path in ((1 << 30, "shared"), (10_000, "panels")):
-            host_engine.available_bytes = lambda nbytes=nbytes: nbytes
+            host_transport.available_bytes = lambda nbytes=nbytes: nbytes
             with pb.Context(comm, engine="host") as short:
                 a, b = short.zeros(d), short.zeros(d)
                 for call in (pb.trsm, pb.trmm, pb.symm, pb.syr2k):
@@ -246,7 +246,7 @@ def paths(comm):
                             f"{call.__name__}, {path}",
                             None if report.path == path and told else str(report),
                         )
-        host_engine.available_bytes = available
+        host_transport.available_bytes = available
 
 
 def triangles(comm):

@@ -16,8 +16,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.io import files, npy
+from tests.helpers.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 
 
 def _file(comm, path, values):

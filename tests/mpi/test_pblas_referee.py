@@ -14,10 +14,10 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE, ROUTINES
+from reference.scalapack import ScaLAPACK, locate
+from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
 from tests.helpers.mpi import run_mpi
-from tests.helpers.scalapack import ScaLAPACK, locate
-from tests.mpi.cases import first, grids, numbers, pick, scattered, unlike
-from tests.mpi.pblas_cases import Held, arguments, differing, held, matrices, options, scalars
+from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars
 
 SIZES = (1, 2, 4, 6)
 

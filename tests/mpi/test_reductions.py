@@ -11,8 +11,8 @@ import pytest
 import pblasmp as pb
 from pblasmp import reductions
 from pblasmp.dtypes import FLOAT8
+from tests.helpers.cases import TYPES, agreed_error, exact, first, layout, numbers, pick, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import TYPES, agreed_error, exact, first, layout, numbers, pick, scattered
 
 NORMS = {
     "fro": lambda x: np.sqrt((abs(x) ** 2).sum()),

@@ -11,11 +11,11 @@ import pytest
 
 import pblasmp as pb
 import pblasmp.tensor_parallel as tp
+from tests.helpers.cases import agreed_error, first, unlike
 from tests.helpers.float8 import E4, E5
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, unlike
-from tests.mpi.tensor_cases import FORMS, other_split
-from tests.mpi.tensor_float8 import TYPES, Case
+from tests.helpers.tensor_cases import FORMS, other_split
+from tests.helpers.tensor_float8 import TYPES, Case
 
 SIZES = (1, 2, 3, 4)
 

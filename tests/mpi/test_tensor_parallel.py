@@ -13,9 +13,9 @@ import pytest
 
 import pblasmp as pb
 import pblasmp.tensor_parallel as tp
+from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import TYPES, agreed_error, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
+from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
 SIZES = (1, 2, 3, 4)
 

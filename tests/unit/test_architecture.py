@@ -21,37 +21,27 @@ PACKAGE = ROOT / "pblasmp"
 BOTTOM = {"errors", "dtypes"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "extras": set(),
     "dtypes": {"errors"},
+    "launchers": {"errors", "extras"},
+    "logs": {"errors", "launchers"},
     "layout": BOTTOM,
     "epilogue": BOTTOM | {"layout"},
     "scales": BOTTOM | {"layout"},
-    "comm": BOTTOM | {"layout"},
-    "memory": BOTTOM | {"layout"},
-    "bindings": BOTTOM | {"layout"},
-    "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
-    "drawing": BOTTOM | {"layout"},
-    "launch": {"errors"},
+    "comm": BOTTOM | {"layout", "extras", "launchers", "logs"},
+    "memory": BOTTOM | {"layout", "extras", "logs"},
+    "bindings": BOTTOM | {"layout", "extras", "logs"},
+    "engines": BOTTOM | {"layout", "extras", "logs", "epilogue", "scales", "comm", "memory", "bindings"},
+    "drawing": BOTTOM | {"layout", "extras"},
+    "launch": {"launchers", "logs"},
     "scalapack": BOTTOM | {"layout"},
 }
-RUNNING = {
-    "context",
-    "creation",
-    "matrix",
-    "arithmetic",
-    "reductions",
-    "philox",
-    "io",
-    "report",
-    "standins",
-    "plans",
-    "products",
-    "level3",
-    "level3_plan",
-}
+RUNNING = {"context", "matrix", "report", "standins", "plans", "products", "level3", "level3_plan"}
+RUNNING |= {"creation", "arithmetic", "reductions", "philox", "io"}
 RUNNING |= {"arrays", "tensor_parallel", "pblas"}
 MAY_IMPORT |= {part: set(MAY_IMPORT) | RUNNING for part in RUNNING}
-MAY_IMPORT["torch"] = {"errors", "layout", "context", "tensor_parallel"}
-MAY_IMPORT["info"] = BOTTOM | {"bindings", "launch", ""}
+MAY_IMPORT["torch"] = {"errors", "extras", "layout", "context", "tensor_parallel"}
+MAY_IMPORT["info"] = BOTTOM | {"bindings", "launch", "launchers", ""}
 MAY_IMPORT |= {part: {*MAY_IMPORT, "cli", ""} for part in ("cli", "__main__")}
 MAY_IMPORT[""] = set(MAY_IMPORT)  # pblasmp/__init__.py
 

@@ -15,9 +15,8 @@ import pblasmp as pb
 from pblasmp.layout import files
 from pblasmp.layout.filekeys import sweep_faults
 from pblasmp.layout.sweeps import faults_of, load_sweep
+from tests.helpers.edits import edited
 from tests.helpers.golden import read
-
-from .test_schema import edited
 
 SCHEMA = json.loads((files.root() / "sweep.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
