@@ -214,11 +214,12 @@ class RoutinePlan:
 
     def _run(self, matrices: Matrices) -> None:
         out, c = self._result, matrices["c"]
-        if self._seeded and c is not None and out.local.size:
-            out.local[...] = c.local
-        self._stand_ins.move_in(matrices)
-        self._product.run(*self._stand_ins.used(matrices).values())
-        self._stand_ins.move_out(matrices)
+        with self._ctx.running(self._name):
+            if self._seeded and c is not None and out.local.size:
+                out.local[...] = c.local
+            self._stand_ins.move_in(matrices)
+            self._product.run(*self._stand_ins.used(matrices).values())
+            self._stand_ins.move_out(matrices)
 
     def graph(self) -> Graph[DistributedMatrix]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective.
