@@ -21,9 +21,9 @@ from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator
 from .side_channel import SideChannel, text_of
 
-__all__ = ["Agreement", "Running", "closing", "is_agreed", "leave"]
+__all__ = ["CLOSING", "Agreement", "Running", "closing", "is_agreed", "leave"]
 
-_CLOSING = "closing the context"
+CLOSING = "closing the context"
 _LEAVING = "leaving the context"
 _GRACE_SECONDS = 1.0
 
@@ -196,7 +196,7 @@ def closing(comm: Communicator, *, here: bool) -> bool:
         comm: the ranks.
         here: whether it still is there on this one, or has been lost without being closed.
     """
-    with Agreement(comm, _CLOSING):
+    with Agreement(comm, CLOSING):
         pass
     return all(comm.allgather(here))
 
@@ -247,7 +247,7 @@ class _Vote:
         mark = _mark(error)
         mark.agreed_by.append(self._comm.channel)
         mark.shown_here = self._comm.rank == reporter
-        if any(each["call"] in (_CLOSING, _LEAVING) for each in facts):
+        if any(each["call"] in (CLOSING, _LEAVING) for each in facts):
             self._comm.channel.broken_by_agreement("a rank has left it")
         return error
 
