@@ -104,6 +104,7 @@ class Context:
         caller = sys._getframe(1)
         self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         self._control = wrap(comm)
+        self._control.channel.name = f"the context made at {self._made_at}"
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()

@@ -198,7 +198,10 @@ def closing(comm: Communicator, *, here: bool) -> bool:
     """
     with Agreement(comm, CLOSING):
         pass
-    return all(comm.allgather(here))
+    everywhere = all(comm.allgather(here))
+    if not everywhere:
+        comm.channel.broken_by_agreement("a rank has lost it without closing it")
+    return everywhere
 
 
 class _Vote:

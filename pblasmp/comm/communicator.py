@@ -175,10 +175,14 @@ class _Notes:
     """Notes as messages of an MPI communicator."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
+        from mpi4py import MPI
+
+        self._comm, self._gone = comm, MPI.Is_finalized
         self._sent: list[Request] = []
 
     def send(self, note: bytes) -> None:
+        if self._gone():
+            return
         others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
         self._sent = [each for each in self._sent if not each.Test()]
         self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
@@ -186,8 +190,8 @@ class _Notes:
     def arrived(self) -> list[bytes]:
         from mpi4py import MPI
 
-        notes = []
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _NOTE):
+        notes: list[bytes] = []
+        while not self._gone() and self._comm.Iprobe(MPI.ANY_SOURCE, _NOTE):
             status = MPI.Status()
             self._comm.Probe(MPI.ANY_SOURCE, _NOTE, status)
             note = bytearray(status.Get_count(MPI.BYTE))

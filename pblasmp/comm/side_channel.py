@@ -89,6 +89,7 @@ class SideChannel:
         connected: notes can travel.
         cause: empty, or why nothing collective can follow.
         closed: the ranks have given the context up together.
+        name: what the context is called in messages.
         disowned: this process is a fork of the one that the context is of.
     """
 
@@ -97,6 +98,7 @@ class SideChannel:
         self.cause = ""
         self.closed = False
         self.disowned = False
+        self.name = "a context"
         self._members = members
         self._index = _made[members]
         _made[members] += 1
@@ -144,7 +146,7 @@ class SideChannel:
     def next_agreement(self, call: str) -> Place:
         """Return where a rank waits that begins another agreement."""
         self._agreements += 1
-        return Place(self._members, self._index, self._agreements, call)
+        return Place(self._members, self._index, self._agreements, f"{call} ({self.name})")
 
     def until(self, done: Callable[[], Any], *, patient: bool = False, place: Place | None = None) -> None:
         """Wait until ``done()``.
@@ -301,7 +303,7 @@ class SideChannel:
                 self._conflict, self._told = elsewhere, False
                 self.cause = (
                     f"the ranks use their contexts in different orders: rank {self.rank} waits in {place.call}, "
-                    f"rank {rank} in {elsewhere.call} of another context"
+                    f"rank {rank} in {elsewhere.call}"
                 )
                 self.check()
         for other in list(_open):

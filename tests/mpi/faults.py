@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 import pblasmp as pb
 import pblasmp.comm.agreement
+import pblasmp.comm.communicator
 import pblasmp.comm.exchange
 import pblasmp.context
 import pblasmp.engines.host.blas
@@ -279,7 +280,7 @@ def caught_in_scatter():
 
 
 def caught_in_gather():
-    caught_in(lambda _, a: a.gather(), pblasmp.comm.exchange, "copy")
+    caught_in(lambda _, a: a.gather(), pblasmp.comm.communicator._Mpi, "isend")
 
 
 def caught_in_a_product():
