@@ -128,9 +128,7 @@ class Trial:
             elif call == "scatter":
                 yield lambda d=d: self.check("scatter", ctx.scatter(whole, d).local, local(d, whole))
             elif call == "product":
-                yield lambda algo=algo: self.check(
-                    algo, pb.matmul(a, a, algo=algo).local, local(a.descriptor, product)
-                )
+                yield lambda algo=algo: self.product(a, algo, local, product)
             elif call == "plan":
                 yield lambda d=d: self.plan(a, ctx.zeros(d), local(d, product))
             elif call == "file":
@@ -138,8 +136,12 @@ class Trial:
             else:
                 yield lambda d=d: self.check("zeros", ctx.zeros(d).local, 0 * local(d, whole))
 
+    def product(self, a: pb.DistributedMatrix, algo: str, local: Callable[..., Any], product: Any) -> None:
+        d = pb.matmul(a, a, algo=algo, redistribute=True)
+        self.check(algo, d.local, local(d.descriptor, product))
+
     def plan(self, a: pb.DistributedMatrix, out: pb.DistributedMatrix, expected: Any) -> None:
-        with pb.plan_matmul(a, a, out=out) as plan:
+        with pb.plan_matmul(a, a, out=out, redistribute=True) as plan:
             for _ in range(3):
                 self.check("plan", plan().local, expected)
 

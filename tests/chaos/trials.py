@@ -74,7 +74,7 @@ def judged(
 ) -> list[str]:
     """Return what is wrong with the end of a trial."""
     faults = []
-    victim, kind = orders["victim"], orders["kind"]
+    victim = orders["victim"]
     met = next((line["at"] for line in told[victim] if line["what"] == "fault"), None)
     if status is None:
         faults.append("it hangs")
