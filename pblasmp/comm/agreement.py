@@ -160,12 +160,14 @@ def leave(comm: Communicator, error: BaseException) -> None:
     channel, deadline = comm.channel, time.monotonic() + _GRACE_SECONDS
     vote = None if channel.cause else _Vote(comm, {"call": _LEAVING}, error)
     while vote is not None and not channel.cause:
-        if vote.done():
-            try:
+        try:
+            if vote.done():
                 vote.outcome(error)
                 return
-            except ClosedError:  # broken meanwhile
-                break
+        except ClosedError:  # broken meanwhile
+            break
+        except RuntimeError:  # MPI's and PyTorch's: a rank cannot be reached
+            _abort(comm, error)
         if time.monotonic() > deadline:
             _abort(comm, error)
         time.sleep(0.01)

@@ -93,8 +93,11 @@ class _Notes:
         if time.monotonic() < self._next_look:
             return []
         self._next_look = time.monotonic() + _LOOK_SECONDS
-        first, self._read = self._read + 1, self._store.add("sent", 0)
-        return [self._store.get(f"note {number}") for number in range(first, self._read + 1)]
+        notes = []
+        while self._read < self._store.add("sent", 0) and self._store.check([name := f"note {self._read + 1}"]):
+            notes.append(self._store.get(name))
+            self._read += 1
+        return notes
 
 
 class _Gloo:

@@ -8,6 +8,7 @@ rank sees is written to ``rank0.jsonl``, ``rank1.jsonl`` and so on, a line at a 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import mmap
 import os
@@ -251,6 +252,8 @@ class Trial:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if not self.orders["with"]:
             context.close()
+        context = ctx = call = error = None  # what a broken context holds goes with it
+        gc.collect()
         if held() > before:
             self.tell("held", before=before, after=held())
         self.tell("end")

@@ -396,6 +396,7 @@ def one_ends_while_others_multiply():
 def one_exits_while_others_multiply():
     ctx = pb.Context(engine="host")
     a = matrix(ctx)
+    keep.append(ctx)
     if RANK == 1:
         sys.exit(3)
     a @ a
