@@ -94,7 +94,9 @@ class _Notes:
             return []
         self._next_look = time.monotonic() + _LOOK_SECONDS
         notes = []
-        while self._read < self._store.add("sent", 0) and self._store.check([name := f"note {self._read + 1}"]):
+        while self._read < self._store.add("sent", 0) and self._store.check(
+            [name := f"note {self._read + 1}"]
+        ):
             notes.append(self._store.get(name))
             self._read += 1
         return notes

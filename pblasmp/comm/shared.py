@@ -66,7 +66,7 @@ class SharedMemory:
                         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                     mapped = mmap.mmap(descriptor, nbytes)
                 except (OSError, ValueError, OverflowError, MemoryError) as error:
-                    why_not = f"the memory of this node's ranks cannot be mapped: {error}"
+                    why_not = f"the memory that this node's ranks share cannot be opened: {error}"
             # The last that can fail has been done; rank 0's descriptor has stayed open until all had opened it.
             reasons = [reason for reason in self._node.allgather(why_not) if reason]
         finally:

@@ -126,15 +126,17 @@ class SideChannel:
         """Have the context to this thread alone until ``end_turn``; a thread may take several turns.
 
         Raises:
-            ClosedError: another thread is using it, which breaks it: nobody knows in which order others see the calls.
+            ClosedError: it is broken, or another thread is using it, which breaks it: nobody knows in which order
+                others see the calls.
         """
         _threads.add(threading.get_ident())
         if not self._turn.acquire(blocking=False):
             if not self.cause:
-                self.cause, self._told = (
-                    f"on rank {self.rank} a thread called {call} while another used it",
-                    False,
-                )
+                self._told = False
+                self.cause = f"on rank {self.rank} a thread called {call} while another used it"
+            raise self.error()
+        if self.cause:
+            self._turn.release()
             raise self.error()
 
     def end_turn(self) -> None:

@@ -252,7 +252,7 @@ class Trial:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if not self.orders["with"]:
             context.close()
-        context = ctx = call = error = None  # what a broken context holds goes with it
+        context = ctx = call = None  # what a broken context holds goes with it
         gc.collect()
         if held() > before:
             self.tell("held", before=before, after=held())

@@ -201,7 +201,7 @@ def test_where_one_rank_cannot_map_all_raise(tmp_path):
     status, printed, _ = ends("no_room_to_map", tmp_path, 3)
     assert status == 0, printed
     for rank in range(3):
-        assert "MemoryError: the memory of this node's ranks cannot be mapped" in on_rank(printed, rank)[0]
+        assert "MemoryError: the memory that this node's ranks share cannot be opened" in on_rank(printed, rank)[0]
 
 
 @starts_ranks

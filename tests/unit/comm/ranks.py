@@ -69,6 +69,7 @@ class ThreadComm:
         self.group, self.rank, self.size = group, rank, group.size
         self.patient = True
         self.channel = SideChannel(rank, tuple(range(group.size)))
+        self.channel._index = 0  # of one process they would all be different
         self.channel.connect(Notes(group, rank))
         self.turn = 0
 
