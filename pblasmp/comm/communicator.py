@@ -17,6 +17,7 @@ from ..errors import LayoutError, LibraryNotFoundError, UnsupportedError
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Communicator", "Request", "chunks", "wrap"]
 
@@ -256,7 +257,7 @@ class _Mpi:
             self._comm.Free()
 
 
-def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
+def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
     """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
 
     None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
@@ -267,7 +268,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     Raises:
         LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
         UnsupportedError: started by torchrun, but there is no process group yet.
-        LayoutError: ``comm`` is something else, or a group that this rank is not in.
+        LayoutError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
     if not hasattr(comm, "Dup") and isinstance(comm, Communicator):  # that asks COMM_NULL for its size
         return comm.split([range(comm.size)])
@@ -276,7 +277,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     if dist is not None and dist.is_available():
         if comm is None and not launched_by_mpi and dist.is_initialized():
             comm = dist.group.WORLD
-        if isinstance(comm, dist.ProcessGroup):
+        meshes = sys.modules.get("torch.distributed.device_mesh")
+        if isinstance(comm, dist.ProcessGroup) or (meshes and isinstance(comm, meshes.DeviceMesh)):
             from .process_group import beside
 
             return beside(comm)
@@ -298,7 +300,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
         comm = MPI.COMM_WORLD
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator or a process group of this rank's, got {comm!r}"
+            f"comm: expected an mpi4py communicator or a process group of this rank's, or a device mesh, got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
     if not mpi or mpi.Is_inter():  # COMM_NULL is false

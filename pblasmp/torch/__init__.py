@@ -23,11 +23,13 @@ except ModuleNotFoundError as error:
 
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 from .linear import ColumnParallelLinear, RowParallelLinear
+from .meshes import init_process_group
 
 __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
     "allgather_matmul",
+    "init_process_group",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_reduce_scatter",
