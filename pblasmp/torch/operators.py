@@ -19,6 +19,7 @@ Operators take the context by its name: torch.compile then sees a constant that 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -76,7 +77,8 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
 
 def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
     """Return a product. Collective over the context."""
-    return getattr(product, form)(x, w, ctx, **how)
+    bias = how.pop("bias")
+    return getattr(product, form)(x, _borrowed(w), ctx, bias=bias if bias is None else _borrowed(bias), **how)
 
 
 def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
@@ -86,7 +88,21 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
         LayoutError: it is split otherwise, on every rank.
     """
     bias = how.pop("bias")
-    return run_once(ctx, Asked(form, by_rule=True, **how), Arrays(x, w, bias=bias))
+    arrays = Arrays(x, _borrowed(w), bias=bias if bias is None else _borrowed(bias))
+    return run_once(ctx, Asked(form, by_rule=True, **how), arrays)
+
+
+def _borrowed(parameter: Tensor) -> Tensor:
+    """Return a tensor over the same memory, while it lasts, whose storage is another. Local.
+
+    What shows a tensor of the CPU to NumPy fixes the size of its storage, which FSDP frees between uses.
+    """
+    if parameter.device.type != "cpu" or not parameter.numel():
+        return parameter
+    strides = parameter.stride()
+    last = sum((extent - 1) * stride for extent, stride in zip(parameter.shape, strides, strict=True))
+    memory = (ctypes.c_byte * ((last + 1) * parameter.itemsize)).from_address(parameter.data_ptr())
+    return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
 
 
 def _inputs_and_outputs(w: Tensor, transposed: bool) -> tuple[int, int]:
