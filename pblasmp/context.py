@@ -127,6 +127,11 @@ class Context:
         except KeyError:
             raise ClosedError(f"context {name} is gone") from None
 
+    @classmethod
+    def all_open(cls) -> list[Context]:
+        """Return the open contexts of this process, the last made first. Local."""
+        return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
+
     @property
     def rank(self) -> int:
         """This process's rank in the context."""

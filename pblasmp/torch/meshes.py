@@ -19,14 +19,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from ..comm import Communicator, wrap
-from ..errors import LayoutError, UnsupportedError
+from ..context import Context
+from ..errors import UnsupportedError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..context import Context
-
-__all__ = ["contiguous_strides", "device_type", "init_process_group", "local", "mesh_of", "on_mesh"]
+__all__ = ["context_of", "contiguous_strides", "device_type", "init_process_group", "local", "mesh_of", "on_mesh"]
 
 
 def init_process_group(comm: MPI.Comm | None = None) -> None:
@@ -131,6 +130,18 @@ def _made(ctx: Context) -> DeviceMesh | None:
                 group = dist.new_group(ranks, use_local_synchronization=True)
         _of_ranks[key] = DeviceMesh.from_group(group, key[0], mesh_dim_names=("tp",))
     return _of_ranks[key]
+
+
+def context_of(mesh: DeviceMesh) -> Context | None:
+    """Return the open context that was made of ``mesh``, or else one of all ranks in this order. Local."""
+    found = Context.all_open()
+    for ctx in found:
+        if isinstance(ctx.made_of, DeviceMesh) and ctx.made_of == mesh:
+            return ctx
+    if mesh.ndim != 1 or mesh.size() != dist.get_world_size():
+        return None
+    alike = (ctx for ctx in found if (ctx.size, ctx.rank) == (mesh.size(), mesh.get_local_rank()))
+    return next(alike, None)
 
 
 def device_type(ctx: Context) -> str:

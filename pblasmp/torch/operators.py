@@ -34,11 +34,13 @@ from ..tensor_parallel.operands import Arrays, Asked
 from ..tensor_parallel.plan import run_once
 
 __all__ = [
+    "Gradients",
     "allgather_matmul",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_local",
     "matmul_reduce_scatter",
+    "operator",
     "own",
     "split_matmul_allreduce",
 ]
@@ -58,7 +60,7 @@ def _count(total: int, ctx: Context) -> int:
     return count
 
 
-def _operator(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def operator(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Return a new operator of PyTorch. Local."""
     made = torch.library.custom_op(f"pblasmp::{name}", compute, mutates_args=(), schema=schema)
     made.register_fake(fake)
@@ -154,7 +156,7 @@ def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     return (gx, *_of_parameters(node, gy, gathered), None, None, None, None, None)
 
 
-allgather_matmul = _operator(
+allgather_matmul = operator(
     "allgather_matmul",
     "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, bool keep, bool by_rule, SymInt? tokens)"
     " -> (Tensor, Tensor)",
@@ -195,7 +197,7 @@ def _matmul_reduce_scatter_back(node: Any, gy: Tensor) -> Gradients:
     return (gx, *_of_parameters(node, gathered, x), None, None)
 
 
-matmul_reduce_scatter = _operator(
+matmul_reduce_scatter = operator(
     "matmul_reduce_scatter",
     "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed) -> Tensor",
     _matmul_reduce_scatter,
@@ -232,7 +234,7 @@ def _matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     return (gx, *_of_parameters(node, gy, x), None, None)
 
 
-matmul_allreduce = _operator(
+matmul_allreduce = operator(
     "matmul_allreduce",
     "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed) -> Tensor",
     _matmul_allreduce,
@@ -278,7 +280,7 @@ def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     return (gx, *_of_parameters(node, mine, x), None, None, None)
 
 
-matmul_allgather = _operator(
+matmul_allgather = operator(
     "matmul_allgather",
     "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, SymInt? total) -> Tensor",
     _matmul_allgather,
@@ -310,7 +312,7 @@ def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
     return (gx, *_of_parameters(node, gy, x), None)
 
 
-matmul_local = _operator(
+matmul_local = operator(
     "matmul_local", "(Tensor x, Tensor w, Tensor? bias, str ctx) -> Tensor", _matmul_local, _matmul_local_fake
 )
 matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_saves)
@@ -345,7 +347,7 @@ def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     return (gx, *_of_parameters(node, gy, x), None)
 
 
-split_matmul_allreduce = _operator(
+split_matmul_allreduce = operator(
     "split_matmul_allreduce",
     "(Tensor x, Tensor w, Tensor? bias, str ctx) -> Tensor",
     _split_matmul_allreduce,

@@ -68,7 +68,7 @@ class ParallelModule(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take whole tensors and shards of this rank too, not only DTensors. Local."""
         for name, parameter in self._parameters.items():
-            given = state_dict.get(prefix + name)
+            given: Any = state_dict.get(prefix + name)
             if isinstance(parameter, DTensor) and type(given) in (Tensor, torch.nn.Parameter):
                 mine = self._part(given, name) if given.shape == parameter.shape else given
                 if mine.shape == parameter.to_local().shape:
