@@ -191,6 +191,7 @@ def _check(
     fails, over the context.
     """
     check_context(ctx, "pblasmp.torch")
+    operators.refuse_transforms("pblasmp.torch")
     fault = _fault("x", x, 1) or _fault("w", w, 2)
     if not fault:
         fault = _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)

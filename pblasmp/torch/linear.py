@@ -44,13 +44,14 @@ class _ParallelLinear(ParallelModule):
     ) -> None:
         in_features = integer(in_features, "in_features", 0)
         out_features = integer(out_features, "out_features", 0)
-        super().__init__(ctx, device, dtype, device_mesh)
+        shape = out_features, in_features
+        bias_split = shape[:1], None if self._split else 0
+        super().__init__(
+            ctx, device, dtype, device_mesh, weight=(shape, self._split), bias=bias_split if bias else None
+        )
         self.in_features, self.out_features = in_features, out_features
         self.sequence_parallel = sequence_parallel
-        shape = out_features, in_features
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
-        self.weight = self._split_parameter(shape, self._split)
-        self.bias = self._split_parameter(shape[:1], None if self._split else 0) if bias else None
         if linear is None:
             self.reset_parameters()
         else:
@@ -117,8 +118,8 @@ class ColumnParallelLinear(_ParallelLinear):
     """y = x wᵀ + b with the outputs split over the ranks. Making one is collective over the context.
 
     ``weight`` and ``bias`` are DTensors of (N, K) and (N,); a rank's part, ``weight.to_local()``, is (N/P, K): its
-    outputs, as ``pblasmp.tensor_parallel.shard`` splits them. On one rank without a process group they are plain tensors.
-    The names are Megatron's.
+    outputs, as ``pblasmp.tensor_parallel.shard`` splits them. On one rank without a process group they are plain
+    tensors. The names are Megatron's.
 
     Args:
         in_features, out_features: sizes of the whole layer.
@@ -154,7 +155,9 @@ class ColumnParallelLinear(_ParallelLinear):
     ) -> None:
         if gather_output and sequence_parallel:
             raise LayoutError("gather_output: expected False with sequence_parallel, which gathers the input")
-        super().__init__(in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh)
+        super().__init__(
+            in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh
+        )
         self.gather_output = gather_output
 
     @classmethod
@@ -238,7 +241,9 @@ class RowParallelLinear(_ParallelLinear):
             raise LayoutError(
                 "input_is_parallel: expected True with sequence_parallel, which scatters the output"
             )
-        super().__init__(in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh)
+        super().__init__(
+            in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh
+        )
         self.input_is_parallel = input_is_parallel
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,15 @@ from ..errors import UnsupportedError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["context_of", "contiguous_strides", "device_type", "init_process_group", "local", "mesh_of", "on_mesh"]
+__all__ = [
+    "context_of",
+    "contiguous_strides",
+    "device_type",
+    "init_process_group",
+    "local",
+    "mesh_of",
+    "on_mesh",
+]
 
 
 def init_process_group(comm: MPI.Comm | None = None) -> None:
@@ -33,7 +41,8 @@ def init_process_group(comm: MPI.Comm | None = None) -> None:
 
     Its ranks are MPI's; tensors of the CPU go through gloo and, where there are GPUs, theirs through NCCL. Under mpirun
     the first layer of a context makes a group of the context's ranks itself, where there is none; call this first if
-    contexts of different ranks have layers, or for a device mesh. ``torch.distributed.destroy_process_group()`` ends it.
+    contexts of different ranks have layers, or for a device mesh. ``torch.distributed.destroy_process_group()`` ends
+    it.
 
     Args:
         comm: an mpi4py communicator, by default COMM_WORLD.
@@ -79,9 +88,12 @@ class _OwnGroup:
             dist.destroy_process_group()
 
 
-_world: Any = None  # PyTorch's default group, whose meshes these are
-_of_ranks: dict[tuple[str, tuple[int, ...]], DeviceMesh] = {}
-_of_context: dict[str, DeviceMesh | None] = {}
+class _Known:
+    """The meshes of PyTorch's default group as it is now."""
+
+    world: Any = None
+    of_ranks: ClassVar[dict[tuple[str, tuple[int, ...]], DeviceMesh]] = {}
+    of_context: ClassVar[dict[str, DeviceMesh | None]] = {}
 
 
 def mesh_of(ctx: Context) -> DeviceMesh | None:
@@ -92,16 +104,14 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
     Raises:
         UnsupportedError: the ranks are not all in one process group, or not in its order, on every rank.
     """
-    global _world
-    if dist.is_initialized() and dist.group.WORLD is not _world:  # another one than before
-        _world = dist.group.WORLD
-        _of_ranks.clear()
-        _of_context.clear()
-    if ctx.name not in _of_context:
-        mesh = _made(ctx)
-        _world = dist.group.WORLD if dist.is_initialized() else None
-        _of_context[ctx.name] = mesh
-    return _of_context[ctx.name]
+    if dist.is_initialized() and dist.group.WORLD is not _Known.world:  # another one than before
+        _Known.world = dist.group.WORLD
+        _Known.of_ranks.clear()
+        _Known.of_context.clear()
+    if ctx.name not in _Known.of_context:
+        _Known.of_context[ctx.name] = _made(ctx)
+        _Known.world = dist.group.WORLD if dist.is_initialized() else None
+    return _Known.of_context[ctx.name]
 
 
 def _made(ctx: Context) -> DeviceMesh | None:
@@ -122,14 +132,14 @@ def _made(ctx: Context) -> DeviceMesh | None:
             "order: under mpirun, call pblasmp.torch.init_process_group() on all ranks before the first layer is made"
         )
     key = device_type(ctx), tuple(ranks)
-    if key not in _of_ranks:
+    if key not in _Known.of_ranks:
         group: Any = ctx.made_of
         if not isinstance(group, dist.ProcessGroup):
             group = dist.group.WORLD
             if len(ranks) < dist.get_world_size():
                 group = dist.new_group(ranks, use_local_synchronization=True)
-        _of_ranks[key] = DeviceMesh.from_group(group, key[0], mesh_dim_names=("tp",))
-    return _of_ranks[key]
+        _Known.of_ranks[key] = DeviceMesh.from_group(group, key[0], mesh_dim_names=("tp",))
+    return _Known.of_ranks[key]
 
 
 def context_of(mesh: DeviceMesh) -> Context | None:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ARG001 - all parts of an operator have its arguments
 """The products as operators of PyTorch: what they compute, what shape comes out, and their gradients.
 
 T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. What goes forward through one product
@@ -42,6 +43,7 @@ __all__ = [
     "matmul_reduce_scatter",
     "operator",
     "own",
+    "refuse_transforms",
     "split_matmul_allreduce",
 ]
 
@@ -64,17 +66,16 @@ def operator(name: str, schema: str, compute: Callable[..., Any], fake: Callable
     """Return a new operator of PyTorch. Local."""
     made = torch.library.custom_op(f"pblasmp::{name}", compute, mutates_args=(), schema=schema)
     made.register_fake(fake)
-    made.register_vmap(_refuse_vmap(name))
     return made
 
 
-def _refuse_vmap(name: str) -> Callable[..., Any]:
-    def refuse(info: Any, in_dims: Any, *operands: Any) -> Any:
+def refuse_transforms(call: str) -> None:
+    """Raise UnsupportedError inside torch.func's grad, vjp, vmap and the like. Local; the same on every rank."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise UnsupportedError(
-            f"{name}: torch.func.vmap is not supported: put the batch into x's dimensions between the first and the last"
+            f"{call}: torch.func.grad, vjp, jvp and vmap do not go through products of several ranks: use "
+            "Tensor.backward or torch.autograd.grad (torch.func.functional_call works)"
         )
-
-    return refuse
 
 
 def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
@@ -116,13 +117,18 @@ def _inputs_and_outputs(w: Tensor, transposed: bool) -> tuple[int, int]:
 
 
 def _allgather_matmul(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, keep: bool, by_rule: bool, tokens: int | None
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    name: str,
+    transposed: bool,
+    keep: bool,
+    by_rule: bool,
+    tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
     ctx = Context.named(name)
     call = _split_by_rule if by_rule else _call
-    y = call(
-        "allgather_matmul", _in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep
-    )
+    y = call("allgather_matmul", _in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
     y, gathered = y if keep else (y, x.new_empty(0))
     if tokens not in (None, y.shape[0]):  # on every rank, if at all: rows are split by the rule
         raise LayoutError(
@@ -133,7 +139,14 @@ def _allgather_matmul(
 
 
 def _allgather_matmul_fake(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, keep: bool, by_rule: bool, tokens: int | None
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    name: str,
+    transposed: bool,
+    keep: bool,
+    by_rule: bool,
+    tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
     lead = (x.shape[0] * Context.named(name).size if tokens is None else tokens, *x.shape[1:-1])
     inputs, outputs = _inputs_and_outputs(w, transposed)
@@ -373,7 +386,8 @@ def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | No
     rows = _rows(gy) if needs_w or needs_bias else None
     gw = None
     if needs_w:
-        assert x is not None and rows is not None
+        assert x is not None
+        assert rows is not None
         gw = rows.t() @ _rows(x)
     return gw, rows.sum(0) if needs_bias and rows is not None else None
 

@@ -23,37 +23,52 @@ __all__ = ["ParallelModule"]
 
 
 class ParallelModule(torch.nn.Module):
-    """A module whose parameters are split over the ranks of a context. Making one is collective over the context."""
+    """A module whose parameters are split over the ranks of a context. Making one is collective over the context.
 
-    def __init__(self, ctx: Context, device: Any, dtype: Any, device_mesh: DeviceMesh | None) -> None:
+    Args:
+        ctx: the ranks.
+        device, dtype, device_mesh: as of the layers.
+        **parameters: by name, the whole shape and the dimension that is split, None where every rank has all of it;
+            None where there is no such parameter.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        device: Any,
+        dtype: Any,
+        device_mesh: DeviceMesh | None,
+        **parameters: tuple[Sequence[int], int | None] | None,
+    ) -> None:
         super().__init__()
         check_context(ctx, type(self).__name__)
         self.ctx = ctx
+        self._split_along = {name: given[1] for name, given in parameters.items() if given is not None}
         if device is None:
             gpu = getattr(ctx.engine, "device", None)
             device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu.index)
-        self._made_with = {"device": device, "dtype": dtype}
-        self.device_mesh = mesh_of(ctx) if device_mesh is None else _fitting(device_mesh, ctx)
-
-    def _split_parameter(self, shape: Sequence[int], dim: int | None) -> torch.nn.Parameter:
-        """Return a new parameter of a whole ``shape``, split along a dimension or whole on every rank. Local."""
-        mine = list(shape)
-        if dim is not None:
-            part = shard(shape[dim], self.ctx.size, self.ctx.rank)
-            mine[dim] = part.stop - part.start
-        values = torch.empty(mine, **self._made_with)
-        placement = Replicate() if dim is None else Shard(dim)
-        made: Any = torch.nn.Parameter(on_mesh(values, self.device_mesh, placement, shape))
-        made.tensor_model_parallel = dim is not None  # Megatron's names
-        made.partition_dim = -1 if dim is None else dim
-        made.partition_stride = 1
-        parameter: torch.nn.Parameter = made
-        return parameter
+        mesh = mesh_of(ctx) if device_mesh is None else _fitting(device_mesh, ctx)
+        for name, given in parameters.items():
+            if given is None:
+                self.register_parameter(name, None)
+                continue
+            shape, dim = given
+            mine = list(shape)
+            if dim is not None:
+                part = shard(shape[dim], ctx.size, ctx.rank)
+                mine[dim] = part.stop - part.start
+            values = torch.empty(mine, device=device, dtype=dtype)
+            placement = Replicate() if dim is None else Shard(dim)
+            parameter: Any = torch.nn.Parameter(on_mesh(values, mesh, placement, shape))
+            parameter.tensor_model_parallel = dim is not None  # Megatron's names
+            parameter.partition_dim = -1 if dim is None else dim
+            parameter.partition_stride = 1
+            self.register_parameter(name, parameter)
 
     def _part(self, whole: Tensor, name: str) -> Tensor:
         """Return this rank's part of the values of a whole parameter. Local."""
-        dim: int = getattr(self, name).partition_dim
-        if dim < 0:
+        dim = self._split_along[name]
+        if dim is None:
             return whole
         mine = shard(whole.shape[dim], self.ctx.size, self.ctx.rank)
         return whole[(slice(None),) * dim + (mine,)]
@@ -72,9 +87,10 @@ class ParallelModule(torch.nn.Module):
             if isinstance(parameter, DTensor) and type(given) in (Tensor, torch.nn.Parameter):
                 mine = self._part(given, name) if given.shape == parameter.shape else given
                 if mine.shape == parameter.to_local().shape:
+                    mine, placement = mine.detach().to(parameter.device), parameter.placements[0]
                     state_dict[prefix + name] = on_mesh(
-                        mine.detach().to(parameter.device), parameter.device_mesh, parameter.placements[0], parameter.shape
-                    )  # fmt: skip
+                        mine, parameter.device_mesh, placement, parameter.shape
+                    )
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
@@ -87,5 +103,7 @@ def _fitting(mesh: object, ctx: Context) -> DeviceMesh:
             f"device_mesh: {mesh}, expected one dimension of the context's {ctx.size} ranks, in their order"
         )
     if mesh.device_type != device_type(ctx):
-        raise LayoutError(f"device_mesh: of {mesh.device_type!r}, the context computes on {device_type(ctx)!r}")
+        raise LayoutError(
+            f"device_mesh: of {mesh.device_type!r}, the context computes on {device_type(ctx)!r}"
+        )
     return mesh

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
@@ -51,8 +51,8 @@ class _Style(ParallelStyle):
         found = context_of(mesh)
         if found is None:
             raise LayoutError(
-                f"{type(self).__name__}: there is no open context of {mesh}: make one with pblasmp.Context(device_mesh), "
-                "or give the style its ctx"
+                f"{type(self).__name__}: there is no open context of {mesh}: make one with "
+                "pblasmp.Context(device_mesh), or give the style its ctx"
             )
         return found
 
@@ -89,7 +89,9 @@ class ColwiseParallel(_Style):
         self._expect("input_layouts", (Replicate(), Shard(0)))
         self._expect("output_layouts", (Shard(-1), Replicate()))
         if input_layouts == Shard(0) and output_layouts == Replicate():
-            raise LayoutError("ColwiseParallel: output_layouts: expected Shard(-1) where the input is gathered")
+            raise LayoutError(
+                "ColwiseParallel: output_layouts: expected Shard(-1) where the input is gathered"
+            )
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
         if type(module) is not torch.nn.Linear:
@@ -102,9 +104,9 @@ class ColwiseParallel(_Style):
 
 
 class RowwiseParallel(_Style):
-    """Split a torch.nn.Linear by its inputs, ``RowParallelLinear``; an Embedding by its words, ``VocabParallelEmbedding``.
+    """Split a torch.nn.Linear by its inputs, as ``RowParallelLinear``. Applying it is collective over the context.
 
-    Applying it is collective over the context.
+    A torch.nn.Embedding is split by its words, as ``VocabParallelEmbedding``.
 
     Args:
         ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
@@ -150,7 +152,8 @@ class SequenceParallel(tensor.parallel.SequenceParallel):
     """Let a module (LayerNorm, RMSNorm, Dropout) work on this rank's part of a sequence. Local when applied.
 
     PyTorch's style of the same name, with the first dimension split and tensors that are not DTensors as the output, as
-    the layers of this package take them. Parameters become DTensors, the same on every rank, whose gradients are summed.
+    the layers of this package take them. Parameters become DTensors, the same on every rank, whose gradients are summed
+    over the ranks.
 
     Args:
         sequence_dim: the dimension that is split.

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ARG001 - all parts of an operator have its arguments
 """The two ends of a language model, split over ranks by the vocabulary: embedding and cross entropy."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
 from .meshes import local, mesh_of
-from .operators import Gradients, operator, own
+from .operators import Gradients, operator, own, refuse_transforms
 from .parameters import ParallelModule
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class VocabParallelEmbedding(ParallelModule):
         LayoutError: a size is out of range, or ``embedding`` does not fit, on every rank.
     """
 
+    weight: torch.nn.Parameter
+
     def __init__(
         self,
         num_embeddings: int,
@@ -60,11 +63,10 @@ class VocabParallelEmbedding(ParallelModule):
     ) -> None:
         num_embeddings = integer(num_embeddings, "num_embeddings", 0)
         embedding_dim = integer(embedding_dim, "embedding_dim", 0)
-        super().__init__(ctx, device, dtype, device_mesh)
+        super().__init__(ctx, device, dtype, device_mesh, weight=((num_embeddings, embedding_dim), 0))
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.sequence_parallel = sequence_parallel
         self.shard = shard(num_embeddings, ctx.size, ctx.rank)
-        self.weight = self._split_parameter((num_embeddings, embedding_dim), 0)
         if embedding is None:
             self.reset_parameters()
         else:
@@ -126,8 +128,11 @@ class VocabParallelEmbedding(ParallelModule):
         Raises:
             LayoutError: words are no integers or, on the CPU, out of range.
         """
+        refuse_transforms("VocabParallelEmbedding")
         if not isinstance(words, Tensor) or words.is_floating_point() or words.is_complex():
-            raise LayoutError(f"words: expected a tensor of integers, got {getattr(words, 'dtype', type(words).__name__)}")
+            raise LayoutError(
+                f"words: expected a tensor of integers, got {getattr(words, 'dtype', type(words).__name__)}"
+            )
         y: Tensor = vocab_embedding(
             words, local(self.weight), self.ctx.name, self.num_embeddings, self.sequence_parallel
         )
@@ -168,11 +173,14 @@ def vocab_parallel_cross_entropy(
         LayoutError: shapes or types do not fit.
     """
     check_context(ctx, "vocab_parallel_cross_entropy")
+    refuse_transforms("vocab_parallel_cross_entropy")
     if not one_of(reduction, ("mean", "sum", "none")):
         raise LayoutError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
     logits = local(logits)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
-        raise LayoutError("vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets")
+        raise LayoutError(
+            "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
+        )
     if target.shape != logits.shape[:-1] or target.is_floating_point():
         raise LayoutError(
             f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
@@ -238,7 +246,9 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     first = own(node.total, Context.named(node.name)).start
     here = ((words >= first) & (words < first + node.rows)).reshape(-1)
     index = torch.where(here, words.reshape(-1) - first, node.rows)  # a row more takes the other ranks' words
-    gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(0, index, gy.reshape(index.shape[0], gy.shape[-1]))
+    gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
+        0, index, gy.reshape(index.shape[0], gy.shape[-1])
+    )
     return None, gw[: node.rows], None, None, None
 
 
@@ -262,7 +272,9 @@ def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
     return x.new_empty((total, *x.shape[1:]))
 
 
-gather_rows = operator("gather_rows", "(Tensor x, str ctx, SymInt total) -> Tensor", _gather_rows, _gather_rows_fake)
+gather_rows = operator(
+    "gather_rows", "(Tensor x, str ctx, SymInt total) -> Tensor", _gather_rows, _gather_rows_fake
+)
 
 
 # -- cross entropy: of each token, the largest logit, the sum of exponentials and the logit of its target
@@ -339,4 +351,6 @@ def _check_embedding(embedding: object) -> None:
         raise LayoutError(f"embedding: expected a torch.nn.Embedding, got {type(embedding).__name__}")
     for option in ("padding_idx", "max_norm"):
         if getattr(embedding, option) is not None:
-            raise LayoutError(f"embedding: {option} is {getattr(embedding, option)}, expected None: it is not supported")
+            raise LayoutError(
+                f"embedding: {option} is {getattr(embedding, option)}, expected None: it is not supported"
+            )

@@ -24,7 +24,11 @@ import pblasmp.torch as pt
 
 from .torch_cases import Case, compare, host
 
-SIZES = ((12, 16), (13, 10), (7, 5))  # inputs and hidden units: in the second shards differ, in the last one is empty
+SIZES = (
+    (12, 16),
+    (13, 10),
+    (7, 5),
+)  # inputs and hidden units: in the second shards differ, in the last one is empty
 
 
 def whole_model(sizes: tuple[int, int], seed: int = 3) -> nn.Sequential:
