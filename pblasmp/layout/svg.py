@@ -15,7 +15,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
 from ..errors import LayoutError, UnsupportedError
 from .axis import Axis
 from .grid import Grid, short_repr
