@@ -102,8 +102,10 @@ def algorithms(
     """
     with ctx.agreement("algorithms") as facts:
         if not isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem)):
-            expected = "a MatmulProblem, Level3Problem or ParallelProblem"
-            raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
+            raise LayoutError(
+                "problem: expected a MatmulProblem, Level3Problem or ParallelProblem, "
+                f"got {type(problem).__name__}"
+            )
         facts["problem"] = problem
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
         options = Options.of(
