@@ -107,16 +107,16 @@ def choose(
     """
     known = _known(engine, rows, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
-    order = sorted(
-        known,
-        key=lambda name: 0 if isinstance(views[name], str) else known[name].cost(engine, views[name], options),
-    )
-    refused: dict[str, str] = {}
-    for name in order if options.algo == "auto" else [options.algo]:
-        viewed, why = _judge(engine, known[name], problem, options, operands)
+    refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
+    order = [options.algo]
+    if options.algo == "auto":
+        fit = [name for name in known if name not in refused]
+        order = sorted(fit, key=lambda name: known[name].cost(engine, views[name], options))
+    for name in order:
+        why = refused.get(name) or known[name].refusal(engine, views[name], options, operands)
         if not why:
             verdicts = {each: _verdict(each, name, options, refused.get(each, "")) for each in known}
-            return known[name], viewed, verdicts
+            return known[name], views[name], verdicts
         refused[name] = why
     if options.algo != "auto":
         raise UnsupportedError(f"algo {options.algo!r}: {refused[options.algo]}")

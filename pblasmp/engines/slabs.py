@@ -267,17 +267,15 @@ class SlabProduct(Product):
 
 def _view(problem: Problem) -> Problem | str:
     """Return a product that slabs can compute, or why there is none."""
-    if isinstance(problem, ParallelProblem):
-        problem = problem.as_gemm()  # type: ignore[assignment]
-    if isinstance(problem, MatmulProblem) and problem.scheme == "ar":
-        return "every rank gets all of the result: partial products are summed instead"
-    return problem
+    return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
 
 
 def _serves(problem: Problem) -> bool:
     if isinstance(problem, Level3Problem):
         return problem.traits.shape != "added" and not problem.traits.solves
-    return not isinstance(problem, ParallelProblem) or problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+    if isinstance(problem, MatmulProblem):
+        return problem.scheme != "ar"  # every rank gets all of the result
+    return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
 
 
 def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
