@@ -51,7 +51,8 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
         known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
-        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {function!r}")
+        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
+        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {given}")
     if name == "matmul":
         return products.plan_matmul(*args, **kwargs)
     if name in _PARALLEL:

@@ -121,6 +121,8 @@ def choose(
     if options.algo != "auto":
         raise UnsupportedError(f"algo {options.algo!r}: {refused[options.algo]}")
     reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
+    if len(set(refused.values())) == 1:
+        reasons = f" {next(iter(refused.values()))}"
     raise UnsupportedError(f"no algorithm of the {engine.name} engine takes this problem:{reasons}")
 
 

@@ -95,9 +95,14 @@ def every_plan(comm):
             """Called like one of ours."""
 
         a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1)))
-        for wrong in ("trsv", "", "plan", "plan_matmul", np.dot, np.matmul, matmul, pb.plan, 3, None):
-            words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {wrong!r}"]
-            yield f"{wrong}", agreed_error(ctx, pb.LayoutError, words, pb.plan, wrong, a, a)
+        for wrong, got in (
+            *((name, repr(name)) for name in ("trsv", "", "plan", "plan_matmul", 3, None, np.matmul)),
+            (matmul, f"{__name__}.matmul"),
+            (pb.plan, "pblasmp.planning.plan"),
+            (pb.plan_matmul, "pblasmp.products.plan_matmul"),
+        ):
+            words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
+            yield got, agreed_error(ctx, pb.LayoutError, words, pb.plan, wrong, a, a)
 
 
 def by_name(comm):
@@ -137,7 +142,7 @@ def refusals(comm):
                 how = {**how, "compute": "tf32", "algo": algo}
                 yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
                 del how["algo"]
-                words = ["no algorithm of the host engine takes this problem:", f"  {algo}: compute: the host"]
+                words = ["no algorithm of the host engine takes this problem: compute: the host engine has only None"]
                 yield f"{name} auto", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
         uneven = {form: Case(rng, comm, form, "float32", 2 * p + 1, 3 * p, 4 * p + 1) for form in FORMS}
         even = {form: Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p) for form in FORMS}
@@ -234,7 +239,7 @@ def told(comm):
             reported = plan.report().algorithms
         yield "moved", None if pb.algorithms(asked, ctx, redistribute=True) == reported else f"{reported}"
         for case, kind, words, problem, how in (
-            ("not legal", pb.LayoutError, ["b: blocks", "12"] if False else ["b: "], asked, {}),
+            ("not legal", pb.LayoutError, ["b: "], asked, {}),
             ("no problem", pb.LayoutError, ["problem: expected a MatmulProblem, Level3Problem or", "got int"], 3, {}),
             ("unknown", pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
             ("alpha", pb.LayoutError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),

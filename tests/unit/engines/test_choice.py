@@ -172,6 +172,9 @@ def test_refusals_name_the_algorithm_and_why():
     refusing = tuple(row(name, 1.0, f"{name} will not") for name in ("one", "two"))
     with pytest.raises(UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"):
         choose(engine(), refusing, SQUARE, Options(), None)
+    alike = tuple(row(name, 1.0, "it is Sunday") for name in ("one", "two"))
+    with pytest.raises(UnsupportedError, match="takes this problem: it is Sunday$"):
+        choose(engine(), alike, SQUARE, Options(), None)
     assert not any(survey(engine(), refusing, SQUARE, Options()).values())
     with pytest.raises(UnsupportedError, match="got 'summa'"):
         survey(engine(), rows, SQUARE, Options(algo="summa"))
