@@ -102,7 +102,8 @@ def algorithms(
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
     with ctx.agreement("algorithms") as facts:
-        if not isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem)):
+        kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem)
+        if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
             raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts["problem"] = problem

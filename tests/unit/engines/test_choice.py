@@ -173,7 +173,7 @@ def test_refusals_name_the_algorithm_and_why():
     with pytest.raises(UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"):
         choose(engine(), refusing, SQUARE, Options(), None)
     alike = tuple(row(name, 1.0, "it is Sunday") for name in ("one", "two"))
-    with pytest.raises(UnsupportedError, match="takes this problem: it is Sunday$"):
+    with pytest.raises(UnsupportedError, match=r"takes this problem: it is Sunday$"):
         choose(engine(), alike, SQUARE, Options(), None)
     assert not any(survey(engine(), refusing, SQUARE, Options()).values())
     with pytest.raises(UnsupportedError, match="got 'summa'"):
