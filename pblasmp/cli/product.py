@@ -16,10 +16,11 @@ import numpy as np
 
 import pblasmp as pb
 
-from .. import npy
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..errors import LayoutError
+from ..io.npy import read_header
+from ..io.source import element_type
 from ..launchers import surroundings
 from ..layout import Grid, MatrixDescriptor
 from ..layout.problem import Op
@@ -27,7 +28,7 @@ from ..matrix import DistributedMatrix
 from .progress import Reporter
 from .ranks import on_ranks
 from .terminal import plain
-from .timing import samples, slowest
+from .timing import samples
 from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
@@ -103,7 +104,7 @@ def _validate(options: ProductOptions) -> np.dtype:
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
-    arrays = {name: npy.map_file(path) for name, path in files.items()}
+    arrays = {name: read_header(path) for name, path in files.items()}
     dtype = _common_dtype({path: arrays[name] for name, path in files.items()}, asked)
     scalar(options.alpha, dtype, "--alpha")
     scalar(options.beta, dtype, "--beta")
@@ -136,7 +137,7 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
             raise LayoutError(
                 f"{path} holds {array.dtype}: say with --dtype what to multiply it as ({', '.join(DTYPES)})"
             )
-        types[path] = npy.as_element_type(path, array, asked)[1]
+        types[path] = element_type(path, array.dtype, asked)
     if len(set(types.values())) > 1:
         found = ", ".join(f"{path} {dtype.name}" for path, dtype in types.items())
         raise LayoutError(f"the matrices differ in type ({found}): say with --dtype what to multiply them as")
@@ -194,10 +195,10 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
         if options.check:
             with clock.step("checking"):
                 verdict = verify_product(a, b, c, d, **scalars)
-            result |= {"error": verdict.error, "allowed": verdict.allowed, "good": verdict.good}
+            result |= {**verdict._asdict(), "good": verdict.good}
         if options.output is not None and result.get("good", True):
             if ctx.rank == 0:
-                reporter.temporary(npy.temporary_name(options.output))
+                reporter.temporary(options.output)
             with clock.step("writing"):
                 d.save(options.output, progress=reporter.progress)
             result["bytes"] = d.descriptor.nbytes
@@ -208,7 +209,7 @@ def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: 
     """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
     if repeat is None:
         repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
-    return slowest(ctx, samples(ctx, plan, repeat)) if repeat else []
+    return samples(ctx, plan, repeat)
 
 
 def _operands(
@@ -292,14 +293,21 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     else:
         yield "multiply", f"{first:.4f} s, {_rate(result['flops'], first)} (the first call)"
     if "error" in result:
-        verdict = "right" if result["good"] else "WRONG"
-        yield (
-            "check",
-            f"{verdict}: relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}",
-        )
+        yield "check", _verdict(result)
     if "bytes" in result:
         rate = result["bytes"] / seconds["writing"] / 1e6
         yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {plain(options.output)}"
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    text = "right" if result["good"] else "WRONG"
+    text += f": relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}"
+    if result["nans"] or result["infinities"]:
+        text += f"; D holds {result['nans']} NaN and {result['infinities']} infinite numbers"
+        text += ", as NumPy's does" if not result["misplaced"] else ""
+    if result["misplaced"]:
+        text += f"; {result['misplaced']} elements are NaN, infinite or finite where NumPy's are not"
+    return text
 
 
 def _rate(flops: int, seconds: float) -> str:

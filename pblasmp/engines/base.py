@@ -376,7 +376,7 @@ class Engine(Protocol):
         why: why this engine was taken.
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
         xp: numpy or cupy.
-        device: index of this rank's GPU; None on the host.
+        device: this rank's GPU, with its ``index``; None on the host.
         operations: what a rank does with its own arrays.
         transport: how ranks exchange data.
         algorithms: those that only this engine has (``engines.algorithms.Algorithm``).
@@ -386,7 +386,7 @@ class Engine(Protocol):
     why: str
     agrees: bool
     xp: Any
-    device: int | None
+    device: Any
     operations: Operations
     transport: Transport
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -73,5 +74,11 @@ def _everywhere(comm: Communicator, library: Library | Exception) -> Library | E
 
 def _without_cupy(comm: Communicator) -> str:
     """Return why no GPU can be used where CuPy is not installed on every rank, or an empty string. Collective."""
-    missing = [rank for rank, found in enumerate(comm.allgather(find_spec("cupy") is not None)) if not found]
+    missing = [rank for rank, found in enumerate(comm.allgather(_has_cupy())) if not found]
     return f"no cublasmp: CuPy is not installed (on rank {missing[0]})" if missing else ""
+
+
+def _has_cupy() -> bool:
+    if "cupy" in sys.modules:
+        return sys.modules["cupy"] is not None
+    return find_spec("cupy") is not None

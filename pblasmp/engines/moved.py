@@ -27,6 +27,7 @@ class MovedProduct(Product):
         options: says which operands are read.
         operands: the caller's arrays.
         prepare: prepares ``nearest`` for the operands it is given.
+        reasons: why they are moved.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class MovedProduct(Product):
         options: Options,
         operands: Operands,
         prepare: Callable[[Operands], Product],
+        reasons: tuple[str, ...] = (),
     ) -> None:
+        self._reasons = reasons
         given = {name: getattr(operands, name) for name in "abcd"}
         self._copies: dict[str, Array] = {}
         self._in: dict[str, Move] = {}
@@ -74,8 +77,8 @@ class MovedProduct(Product):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The product's."""
-        return self._product.notes
+        """Why operands are moved, and the product's."""
+        return self._reasons + self._product.notes
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]

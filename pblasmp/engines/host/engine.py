@@ -38,7 +38,7 @@ class HostEngine:
     name = "host"
     agrees = True
     xp: Any = np
-    device: int | None = None
+    device: Any = None
     algorithms: tuple[Algorithm, ...] = ()
 
     def __init__(self, comm: Communicator, why: str) -> None:
