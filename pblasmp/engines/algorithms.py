@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of algorithms: which there are for a problem, which apply, and which one is taken.
 
-An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``catalogue.py``; an engine adds
-those of its library (``Engine.algorithms``).
+An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``catalogue.py``; an engine
+adds those of its library (``Engine.algorithms``).
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def choose(
     raise UnsupportedError(f"no algorithm of the {engine.name} engine takes this problem:{reasons}")
 
 
-def _known(engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options) -> dict[str, Algorithm]:
+def _known(
+    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options
+) -> dict[str, Algorithm]:
     """Return by name the algorithms for this kind of problem; what is asked for is among them."""
     known: dict[str, Algorithm] = {}
     for row in (*engine.algorithms, *rows):
@@ -153,7 +155,9 @@ def _verdict(name: str, best: str | None, options: Options, why: str) -> Verdict
     if why:
         return Verdict(applies=False, why=why)
     if name == best:
-        return Verdict(applies=True, why="asked for" if options.algo != "auto" else "the fastest by rule", taken=True)
+        return Verdict(
+            applies=True, why="asked for" if options.algo != "auto" else "the fastest by rule", taken=True
+        )
     if options.algo != "auto" or best is None:
         return Verdict(applies=True, why="not asked for")
     return Verdict(applies=True, why=f"slower than {best} by rule")

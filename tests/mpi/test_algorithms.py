@@ -116,14 +116,21 @@ def by_name(comm):
                 with pb.plan(function, *args, **how, algo=algo) as plan:
                     wrong = first(unlike(found, expected), unlike(local(plan()), expected))
                     report = plan.report()
-                said = (report.algorithm, report.asked, report.algorithms[algo].why) == (algo, algo, "asked for")
+                said = (report.algorithm, report.asked, report.algorithms[algo].why) == (
+                    algo,
+                    algo,
+                    "asked for",
+                )
                 listed = set(report.algorithms) == set(NAMES[name])
                 yield f"{name} {algo}", wrong or (None if said and listed else str(report))
             names = ", ".join(map(repr, ("auto", *NAMES[name])))
             words = [f"algo: the host engine has {names} here, got 'summa'"]
             how = {**how, "algo": "summa"}
             yield f"{name} summa", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
-            yield f"{name} plan", agreed_error(ctx, pb.UnsupportedError, words, pb.plan, function, *args, **how)
+            yield (
+                f"{name} plan",
+                agreed_error(ctx, pb.UnsupportedError, words, pb.plan, function, *args, **how),
+            )
             if ctx.size > 1:
                 how["algo"] = "push" if ctx.rank else "auto"
                 refused = agreed_error(ctx, pb.RankMismatchError, ["rank 0"], function, *args, **how)
@@ -142,7 +149,9 @@ def refusals(comm):
                 how = {**how, "compute": "tf32", "algo": algo}
                 yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
                 del how["algo"]
-                words = ["no algorithm of the host engine takes this problem: compute: the host engine has only None"]
+                words = [
+                    "no algorithm of the host engine takes this problem: compute: the host engine has only None"
+                ]
                 yield f"{name} auto", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
         uneven = {form: Case(rng, comm, form, "float32", 2 * p + 1, 3 * p, 4 * p + 1) for form in FORMS}
         even = {form: Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p) for form in FORMS}
@@ -206,7 +215,13 @@ def redistribute_is_a_bool(comm):
             yield f"{name} True", unlike(*same)
             if ctx.size > 1:
                 refused = agreed_error(
-                    ctx, pb.RankMismatchError, ["redistribute"], function, *args, **how, redistribute=ctx.rank > 0
+                    ctx,
+                    pb.RankMismatchError,
+                    ["redistribute"],
+                    function,
+                    *args,
+                    **how,
+                    redistribute=ctx.rank > 0,
                 )
                 yield f"{name} by rank", refused
         p = pb.MatmulProblem.gemm(4, 4, 4, pb.Grid(1, 1), 2)
@@ -279,7 +294,10 @@ def one_row(comm):
                 expected = np.full_like(local(function(*args, **how, algo=NAMES[name][0])), 7)
                 result = local(function(*args, **how, algo="sevens"))
                 seven = result == 7
-                if name in (*UPDATES, "tradd"):  # a new result begins as C, sevens are everywhere all the same
+                if name in (
+                    *UPDATES,
+                    "tradd",
+                ):  # a new result begins as C, sevens are everywhere all the same
                     seven = result == expected
                 wrong = None if seven.all() else f"{result}"
                 with pb.plan(function, *args, **how) as plan:

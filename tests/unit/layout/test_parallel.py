@@ -30,7 +30,10 @@ def test_what_a_product_says_of_itself():
     assert (AG.size, AG.gathers, AG.sums) == (2, True, False)
     assert [(p.gathers, p.sums) for p in (RS, AR, OUT)] == [(False, True), (False, True), (False, False)]
     assert AG.slices("tokens") == [slice(0, 2), slice(2, 4)]
-    assert parallel("matmul_allgather", (4, 4), (5, 5), (3, 1)).slices("outputs") == [slice(0, 3), slice(3, 4)]
+    assert parallel("matmul_allgather", (4, 4), (5, 5), (3, 1)).slices("outputs") == [
+        slice(0, 3),
+        slice(3, 4),
+    ]
     assert str(AG) == "float32 allgather_matmul of 4 x 6 x 5 on 2 ranks"
     assert str(AR) == "float32 matmul_allreduce of 4 x 6 x 10 on 2 ranks"
     assert (AG.flops, RS.flops, OUT.flops) == (2 * 4 * 6 * 5, 2 * 4 * 6 * 10, 2 * 4 * 6 * 5)
@@ -108,7 +111,9 @@ def test_as_a_scheme_and_back(p, scheme):
 def test_a_scheme_keeps_the_types():
     p = replace(AG, c_dtype=F32, out_dtype=F32).as_scheme()
     assert p.c == p.d
-    p = replace(RS, dtype=DTYPES["float16"], w_dtype=DTYPES["float16"], out_dtype=DTYPES["float16"]).as_scheme()
+    p = replace(
+        RS, dtype=DTYPES["float16"], w_dtype=DTYPES["float16"], out_dtype=DTYPES["float16"]
+    ).as_scheme()
     assert {x.dtype.name for x in (p.a, p.b, p.d)} == {"float16"}
 
 
@@ -156,9 +161,10 @@ def test_tokens_are_split_between_the_first_indices():
     p = parallel("allgather_matmul", (6, 3), (4, 4), (3, 3), inner=3)
     found = p.as_gemm()
     assert [found.a.local_shape(rank) for rank in range(2)] == [(6, 4), (3, 4)]
-    assert "tokens are [4, 5] on the ranks, by the rule they would be [5, 4]" in replace(
-        p, tokens=(4, 5), inner=1
-    ).as_gemm()
+    assert (
+        "tokens are [4, 5] on the ranks, by the rule they would be [5, 4]"
+        in replace(p, tokens=(4, 5), inner=1).as_gemm()
+    )
 
 
 @pytest.mark.parametrize(
