@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import product as host_product
+from pblasmp.engines.host.operations import HostOperations
 from tests.helpers.cases import (
     OPS,
     TYPES,
@@ -132,7 +132,7 @@ def _sizes(rng):
 
 
 def _small_panels(width):
-    host_product._PANEL = width
+    HostOperations.panel = width
 
 
 def ops_and_orders(comm, part, parts):
