@@ -15,7 +15,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
 from ..errors import LayoutError, UnsupportedError
 from .axis import Axis
 from .grid import Grid, short_repr
@@ -282,7 +281,9 @@ class _Picture:
             f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="sans-serif">'
         )
         white = '<rect width="100%" height="100%" fill="white"/>'
-        return "\n".join([head, f"<title>{html.escape(title, quote=False)}</title>", white, *self.parts, "</svg>"])
+        return "\n".join(
+            [head, f"<title>{html.escape(title, quote=False)}</title>", white, *self.parts, "</svg>"]
+        )
 
 
 def _corner(axis: Axis) -> list[Block]:

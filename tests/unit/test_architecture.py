@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,13 @@ def test_every_file_names_its_licence():
     files = [p for d in ("pblasmp", "tests", "examples", "benchmarks") for p in (ROOT / d).rglob("*.py")]
     missing = [p for p in files if not p.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")]
     assert not missing
+
+
+def test_layout_has_no_cycle_of_imports():
+    """Imports of all kinds count: under TYPE_CHECKING and in functions, too."""
+    graph = {
+        module_of(path): {m for m in imports_of(path) if m.startswith("pblasmp.layout.")} - {module_of(path)}
+        for path in (PACKAGE / "layout").glob("*.py")
+        if path.stem != "__init__"
+    }
+    assert len([*TopologicalSorter(graph).static_order()]) == len(graph)
