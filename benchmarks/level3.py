@@ -24,7 +24,7 @@ if __package__ in (None, ""):
 from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
 from benchmarks.rivals import fetch
 from pblasmp.dtypes import ELEMENT_TYPES
-from tests.helpers.scalapack import Flavour, ScaLAPACK
+from reference.scalapack import Flavour, ScaLAPACK
 
 HERE = Path(__file__).resolve().parent
 NRANKS = 4

@@ -20,6 +20,7 @@ __all__ = [
     "as_dtype",
     "element_type",
     "is_float8",
+    "is_foreign",
     "result_dtype",
     "scalar",
 ]
@@ -130,6 +131,11 @@ def accumulation_dtype(dtype: np.dtype) -> np.dtype:
 def is_float8(dtype: np.dtype) -> bool:
     """Return whether ``dtype`` is one of the 8-bit floats. Local."""
     return dtype in FLOAT8.values()
+
+
+def is_foreign(dtype: np.dtype) -> bool:
+    """Return whether file formats and CuPy lack ``dtype``: bfloat16 and the 8-bit floats. Local."""
+    return dtype in _BY_DTYPE and _BY_DTYPE[dtype].storage != ""
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:

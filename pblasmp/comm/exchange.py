@@ -9,7 +9,7 @@ while the receivers take the ones before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,21 @@ class Exchange:
         )
         self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self._copies)
         self._limit = max(1, _MESSAGE_BYTES // dtype.itemsize)
+
+    @property
+    def copies(self) -> Sequence[_Part]:
+        """What this rank copies itself."""
+        return self._copies
+
+    @property
+    def sends(self) -> Mapping[int, Sequence[_Part]]:
+        """What this rank sends, by receiver."""
+        return self._sends
+
+    @property
+    def receives(self) -> Mapping[int, Sequence[_Part]]:
+        """What this rank receives, by sender."""
+        return self._receives
 
     def run(
         self, src: Sequence[Array | None], dst: Sequence[Array | None], *, conjugate: bool = False

@@ -14,6 +14,8 @@ from ..errors import LayoutError
 
 __all__ = ["Grid", "as_block", "as_grid", "integer", "one_of", "pair", "short_repr"]
 
+_MOST_RANKS = 2**31 - 1
+
 RankOrder = Literal["row", "col"]
 
 _LARGEST = 10**100  # so that every number made of extents can be printed
@@ -100,6 +102,11 @@ def one_of(value: object, legal: Iterable[str]) -> bool:
     return isinstance(value, str) and value in (*legal,)
 
 
+def _check_size(nranks: int, name: str) -> None:
+    if nranks > _MOST_RANKS:
+        raise LayoutError(f"{name}: MPI counts ranks in 32 bits, expected at most {_MOST_RANKS} processes")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Grid:
     """``nprow`` × ``npcol`` processes, numbered along rows or down columns. Local.
@@ -120,6 +127,7 @@ class Grid:
     def __post_init__(self) -> None:
         object.__setattr__(self, "nprow", integer(self.nprow, "grid nprow", 1))
         object.__setattr__(self, "npcol", integer(self.npcol, "grid npcol", 1))
+        _check_size(self.nprow * self.npcol, "grid")
         if not one_of(self.order, ("row", "col")):
             raise LayoutError(f"grid order: expected 'row' or 'col', got {short_repr(self.order)}")
 
@@ -127,6 +135,7 @@ class Grid:
     def squarest(cls, nranks: int, order: RankOrder = "row") -> Grid:
         """Return the grid of ``nranks`` processes nearest to a square, never taller than wide. Local."""
         nranks = integer(nranks, "nranks", 1)
+        _check_size(nranks, "nranks")
         nprow = next(p for p in range(math.isqrt(nranks), 0, -1) if nranks % p == 0)
         return cls(nprow, nranks // nprow, order)
 

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import tensor_parallel as product
 from ..errors import LayoutError
-from ..tensor_parallel.operands import Arrays, Asked
+from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import check_context, run_once
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ Gradients: TypeAlias = "tuple[Tensor | None, ...]"
 class _AllGatherMatmul(torch.autograd.Function):
     @staticmethod
     def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context, keep: bool) -> Tensor:
-        asked = Asked("allgather_matmul", return_gathered=keep, by_rule=node.needs_input_grad[0])
+        asked = Request("allgather_matmul", return_gathered=keep, by_rule=node.needs_input_grad[0])
         y = run_once(ctx, asked, Arrays(_in_rows(x), w, bias=bias))
         y, gathered = y if keep else (y, None)
         node.save_for_backward(gathered, w)
@@ -215,7 +215,7 @@ class _MatmulAllReduce(torch.autograd.Function):
 class _MatmulAllGather(torch.autograd.Function):
     @staticmethod
     def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        asked = Asked("matmul_allgather", by_rule=True)
+        asked = Request("matmul_allgather", by_rule=True)
         y: Tensor = run_once(ctx, asked, Arrays(_in_rows(x), w, bias=bias))
         node.save_for_backward(x, w)
         node.ctx, node.mine = ctx, _own(y.shape[-1], ctx)

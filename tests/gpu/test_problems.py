@@ -7,8 +7,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout import files
-
-from .products import OPS, everywhere, integers, place, poisoned, wrong
+from tests.helpers.gpu.products import OPS, everywhere, integers, place, poisoned, wrong
 
 
 def run(ctx: pb.Context, file: files.ProblemFile) -> tuple[pb.DistributedMatrix, np.ndarray, np.ndarray]:

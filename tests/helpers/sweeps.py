@@ -7,7 +7,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
-from tests.gpu.products import integers, part_of, place
+from tests.helpers.gpu.products import integers, part_of, place
 from tests.helpers.level3 import OPS, dense, reads, shapes
 from tests.helpers.sweep_files import Sweep, find_sweeps, load_sweep
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, misplaced, scattered
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
 
@@ -204,7 +204,7 @@ def bad_operand_on_one_rank(comm):
             error(pb.LayoutError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
         )
         plan = pb.plan_matmul(a, b)
-        yield "plan: another layout", error(pb.LayoutError, ["b: lies as", on], plan, None, wrong(other, b))
+        yield "plan: another layout", error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b))
         allocate = ctx.allocate
         if bad:
 

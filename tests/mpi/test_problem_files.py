@@ -10,8 +10,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.layout.files import find, load_problem_file
+from tests.helpers.cases import SIZES, first, misplaced, numbers, product, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import SIZES, first, misplaced, numbers, product, scattered
 
 
 def run_files(comm, names, paths):

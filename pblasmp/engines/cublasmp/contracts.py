@@ -14,7 +14,7 @@ from ...bindings import FUNCTIONS
 from ...layout import Level3Problem, MatrixDescriptor
 from . import faults
 
-__all__ = ["suited_level3", "symbol_of"]
+__all__ = ["nearest_level3", "symbol_of"]
 
 _ANY_BLOCKS = 901
 
@@ -30,7 +30,7 @@ def symbol_of(problem: Level3Problem) -> str:
     return symbol
 
 
-def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, tuple[str, ...]]:
+def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, tuple[str, ...]]:
     """Return the routine with layouts that cuBLASMp takes, ``problem`` itself where it does, and the reasons. Local.
 
     D stays where it can, and keeps its memory order, as every operand does.

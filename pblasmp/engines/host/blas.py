@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from ...dtypes import element_type
 from ...errors import LayoutError, LibraryNotFoundError
-from ..lane import blas_operand
+from ..base import blas_operand, scale
 
-__all__ = ["LocalBlas", "gemm", "library_name", "load", "scale", "trsm"]
+__all__ = ["LocalBlas", "gemm", "library_name", "load", "trsm"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
@@ -149,14 +149,6 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
 def _check(what: str, *numbers: int) -> None:
     if max(numbers) > _INT_MAX:
         raise LayoutError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")
-
-
-def scale(array: NDArray[Any], beta: complex) -> None:
-    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
-    if beta == 0:
-        array[...] = 0
-    elif beta != 1:
-        array *= beta
 
 
 class LocalBlas:

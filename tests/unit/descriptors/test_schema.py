@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import pytest
@@ -13,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from pblasmp.layout import files
 from pblasmp.layout.schema import GridTable, json_schemas, problem_faults, table_faults
+from tests.helpers.edits import edited
 from tests.helpers.golden import read
 
 SCHEMA = json.loads((files.root() / "problem.schema.json").read_text())
@@ -68,20 +68,6 @@ EDITS = st.lists(
     ),
     max_size=4,
 )
-
-
-def edited(data, edits):
-    """Return a copy with keys set, or taken out (None), at the top or in a table."""
-    data = copy.deepcopy(data)
-    for table, key, value in edits:
-        target = data.get(table) if table else data
-        if not isinstance(target, dict):
-            continue
-        if value is None:
-            target.pop(key, None)
-        else:
-            target[key] = value
-    return data
 
 
 @given(st.sampled_from(sorted(FILES)), EDITS)

@@ -14,10 +14,9 @@ from jsonschema import Draft202012Validator
 import pblasmp as pb
 from pblasmp.layout import files
 from pblasmp.layout.schema import table_faults
+from tests.helpers.edits import edited
 from tests.helpers.golden import read
 from tests.helpers.sweep_files import SweepTable, faults_of, find_sweeps, load_sweep, schema
-
-from .test_schema import edited
 
 SCHEMA = json.loads((files.root() / "sweep.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Axis, numroc
-
-from .oracle import axes, deal, owned
+from tests.helpers.oracle import axes, deal, owned
 
 
 @given(axes())

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pblasmp.dtypes import DTYPES
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
-
-from .oracle import descriptors, empty, local_indices, places, read, write
+from tests.helpers.oracle import descriptors, empty, local_indices, places, read, write
 
 
 @given(descriptors())

@@ -12,8 +12,7 @@ from hypothesis import given
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, as_block, as_grid
 from pblasmp.layout.grid import integer
-
-from .oracle import grids, number
+from tests.helpers.oracle import grids, number
 
 
 @given(grids)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pblasmp.dtypes import DTYPES
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
 from pblasmp.layout.intersection import Piece, Stretch, copy, extent, intersect, packed, unpacked
-
-from .oracle import axes, deal, descriptors, empty, number, read, views, write
+from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
 
 
 def pairs(stretches):

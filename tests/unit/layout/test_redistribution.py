@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 from pblasmp.layout.redistribution import nearest_legal
-
-from .oracle import descriptors
+from tests.helpers.oracle import descriptors
 
 ops = st.sampled_from("NTC")
 
