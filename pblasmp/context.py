@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
     from .io import Progress
@@ -41,6 +44,8 @@ __all__ = ["Context"]
 EngineName = Literal["auto", "host", "cublasmp"]
 _KEPT = 32
 _MANY = 1000
+_names = itertools.count(1)
+_by_name: WeakValueDictionary[str, Context] = WeakValueDictionary()
 
 
 class Closable(Protocol):
@@ -64,7 +69,8 @@ class Context:
     Collective over ``comm``.
 
     Args:
-        comm: an mpi4py communicator or a torch.distributed process group; a communicator of our own is made beside it.
+        comm: an mpi4py communicator, a torch.distributed process group, or a device mesh of one dimension
+            (``device_mesh["tp"]``); a communicator of our own is made beside it.
             By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
             under torchrun; without either, one process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
@@ -73,14 +79,14 @@ class Context:
             object; it is never destroyed here. By default the engine makes one.
 
     Raises:
-        LayoutError: the engine's name is unknown, or ``comm`` is neither.
+        LayoutError: the engine's name is unknown, or ``comm`` is none of these.
         LibraryNotFoundError: a library that the engine needs is missing.
         UnsupportedError: torchrun started this process, which has no process group yet.
     """
 
     def __init__(
         self,
-        comm: MPI.Comm | ProcessGroup | Communicator | None = None,
+        comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None = None,
         engine: EngineName = "auto",
         *,
         nccl: object = None,
@@ -88,6 +94,7 @@ class Context:
         self._open = False
         caller = sys._getframe(1)
         self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self.made_of = comm  # where layers of PyTorch find their device mesh
         self._control = wrap(comm)
         self._control.channel.name = f"the context made at {self._made_at}"
         self.comm = self._control.split([range(self._control.size)])
@@ -106,7 +113,26 @@ class Context:
             else:
                 leave(self._control, error)
             raise
+        self.name = f"{next(_names)}: rank {self.rank} of {self.size}"  # operators of PyTorch take texts
+        _by_name[self.name] = self
         self._open = True
+
+    @classmethod
+    def named(cls, name: str) -> Context:
+        """Return the context of this process that has this name. Local.
+
+        Raises:
+            ClosedError: it is gone.
+        """
+        try:
+            return _by_name[name]
+        except KeyError:
+            raise ClosedError(f"context {name} is gone") from None
+
+    @classmethod
+    def all_open(cls) -> list[Context]:
+        """Return the open contexts of this process, the last made first. Local."""
+        return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
 
     @property
     def rank(self) -> int:

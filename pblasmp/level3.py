@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from .engines.base import Options
 from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
-from .layout.routines import ROUTINES, Routine
 from .layout.redistribution import nearest_routine
+from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
 from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
 

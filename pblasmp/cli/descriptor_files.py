@@ -214,7 +214,7 @@ def _print_problem(one: dict[str, Any]) -> None:
 
 def shipped() -> list[dict[str, Any]]:
     """Return the problems that come with pblasmp: their names, titles and numbers of ranks. Local."""
-    found = [(path.stem, load_problem(path)) for path in find("problems")]
+    found = [(path.stem, load_problem_file(path)) for path in find("problems")]
     return [{"name": name, "nranks": file.nranks, "title": file.title} for name, file in found]
 
 

@@ -21,6 +21,7 @@ from .side_channel import SideChannel, number_open
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Communicator", "Request", "check_world", "chunks", "wrap"]
 
@@ -385,7 +386,7 @@ def _enough_communicators() -> Iterator[None]:
         ) from error
 
 
-def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
+def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
     """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
 
     None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
@@ -396,7 +397,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     Raises:
         LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded, or one of another MPI.
         UnsupportedError: started by torchrun, but there is no process group yet.
-        LayoutError: ``comm`` is something else, or a group that this rank is not in.
+        LayoutError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
     if not hasattr(comm, "Dup") and isinstance(comm, Communicator):  # that asks COMM_NULL for its size
         return comm.duplicate()
@@ -405,7 +406,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     if dist is not None and dist.is_available():
         if comm is None and launcher is None and dist.is_initialized():
             comm = dist.group.WORLD
-        if isinstance(comm, dist.ProcessGroup):
+        meshes = sys.modules.get("torch.distributed.device_mesh")
+        if isinstance(comm, dist.ProcessGroup) or (meshes and isinstance(comm, meshes.DeviceMesh)):
             from .process_group import beside
 
             return beside(comm)
@@ -423,7 +425,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
             return _Serial()
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator or a process group of this rank's, got {comm!r}"
+            f"comm: expected an mpi4py communicator or a process group of this rank's, or a device mesh, got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
     if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:
