@@ -39,7 +39,14 @@ RETURNED = {"RoutinePlan": RoutinePlan, "Report": Report, "Workspace": Workspace
 
 OPERATORS = {
     "__getitem__": "{}[i0:i1, j0:j1]",
+    "__setitem__": "{}[i0:i1, j0:j1] = B",
     "__matmul__": "{} @ B",
+    "__add__": "{} + B",
+    "__sub__": "{} - B",
+    "__mul__": "{} * B",
+    "__truediv__": "{} / B",
+    "__iadd__": "{} += B",
+    "__neg__": "-{}",
     "__call__": "{}()",
 }
 VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "RoutinePlan": "plan"}

@@ -270,10 +270,11 @@ class Context:
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self.agreement("empty") as facts:
-            facts.update(descriptor=wanted.descriptor(self.size), symmetric=symmetric)
+            descriptor = wanted.descriptor(self.size)
+            facts.update(descriptor=descriptor, symmetric=symmetric)
             if not symmetric:
-                return self.allocate(wanted.descriptor(self.size))
-        return self.allocate(wanted.descriptor(self.size), symmetric=True)  # collective: it agrees itself
+                return self.allocate(descriptor)
+        return self.allocate(descriptor, symmetric=True)  # collective: it agrees itself
 
     def zeros(
         self,

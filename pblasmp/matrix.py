@@ -87,6 +87,10 @@ class DistributedMatrix:
     def __repr__(self) -> str:
         return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self._local.shape})"
 
+    def _repr_html_(self) -> str | None:
+        draw = getattr(self.descriptor, "_repr_html_", None)
+        return str(draw()) if draw is not None else None
+
     # -- views: nothing moves
 
     @property
