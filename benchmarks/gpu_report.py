@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pblasmp.cli.timing import slowest
 from pblasmp.drawing.bars import Panel, draw_bars
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
@@ -37,11 +38,6 @@ _LABELS = {AUTO: "ours", SYMMETRIC: "ours, symmetric"}
 
 Entry = Mapping[str, Any]  # "us" and what goes with it, or "failed": the reason
 Row = Mapping[str, Any]  # "case": its label, "entries": contender → entry
-
-
-def slowest(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each sample the largest time of any rank, given each rank's samples."""
-    return [max(each) for each in zip(*samples, strict=True)]
 
 
 def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:

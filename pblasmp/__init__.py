@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
+    from .layout.files import load_problem as load_problem
+    from .layout.svg import draw as draw
     from .level3 import geadd as geadd
     from .level3 import hemm as hemm
     from .level3 import her2k as her2k
@@ -75,11 +77,13 @@ _HOME = {
     "UnsupportedError": "errors",
     "algorithms": "planning",
     "allgather_matmul": "tensor_parallel",
+    "draw": "layout.svg",
     "geadd": "level3",
     "hemm": "level3",
     "her2k": "level3",
     "herk": "level3",
     "herkx": "level3",
+    "load_problem": "layout.files",
     "matmul": "products",
     "matmul_allgather": "tensor_parallel",
     "matmul_allreduce": "tensor_parallel",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -11,12 +12,13 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import creation, io
-from .comm import CLOSING, Agreement, Communicator, is_agreed, leave, watch, wrap
+from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, watch, wrap
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
 from .engines.choice import choose_engine
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
     from .io import Progress
@@ -40,6 +43,9 @@ __all__ = ["Context"]
 
 EngineName = Literal["auto", "host", "cublasmp"]
 _KEPT = 32
+_MANY = 1000
+_names = itertools.count(1)
+_by_name: WeakValueDictionary[str, Context] = WeakValueDictionary()
 
 
 class Closable(Protocol):
@@ -55,13 +61,16 @@ Kept = TypeVar("Kept", bound=Closable)
 class Context:
     """The ranks that compute together, and the engine they compute with. A context manager.
 
-    Leaving the ``with`` block closes it. An exception that only some ranks see inside the block ends the job: the
-    other ranks raise it too when they come to their next collective call, and are aborted when they don't come.
+    Leaving the ``with`` block closes it, and so does the end of the process. An exception that only some ranks see
+    inside the block ends the job: the other ranks raise it too when they come to their next collective call, and are
+    aborted when they don't come. One that only some ranks see inside a collective call, and catch, breaks the context:
+    every rank that uses it then raises ClosedError.
 
     Collective over ``comm``.
 
     Args:
-        comm: an mpi4py communicator or a torch.distributed process group; a communicator of our own is made beside it.
+        comm: an mpi4py communicator, a torch.distributed process group, or a device mesh of one dimension
+            (``device_mesh["tp"]``); a communicator of our own is made beside it.
             By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
             under torchrun; without either, one process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
@@ -70,14 +79,14 @@ class Context:
             object; it is never destroyed here. By default the engine makes one.
 
     Raises:
-        LayoutError: the engine's name is unknown, or ``comm`` is neither.
+        LayoutError: the engine's name is unknown, or ``comm`` is none of these.
         LibraryNotFoundError: a library that the engine needs is missing.
         UnsupportedError: torchrun started this process, which has no process group yet.
     """
 
     def __init__(
         self,
-        comm: MPI.Comm | ProcessGroup | Communicator | None = None,
+        comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None = None,
         engine: EngineName = "auto",
         *,
         nccl: object = None,
@@ -85,12 +94,14 @@ class Context:
         self._open = False
         caller = sys._getframe(1)
         self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self.made_of = comm  # where layers of PyTorch find their device mesh
         self._control = wrap(comm)
+        self._control.channel.name = f"the context made at {self._made_at}"
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._adopted = 0
-        watch(self)
+        watch(self, self._control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
@@ -102,7 +113,26 @@ class Context:
             else:
                 leave(self._control, error)
             raise
+        self.name = f"{next(_names)}: rank {self.rank} of {self.size}"  # operators of PyTorch take texts
+        _by_name[self.name] = self
         self._open = True
+
+    @classmethod
+    def named(cls, name: str) -> Context:
+        """Return the context of this process that has this name. Local.
+
+        Raises:
+            ClosedError: it is gone.
+        """
+        try:
+            return _by_name[name]
+        except KeyError:
+            raise ClosedError(f"context {name} is gone") from None
+
+    @classmethod
+    def all_open(cls) -> list[Context]:
+        """Return the open contexts of this process, the last made first. Local."""
+        return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
 
     @property
     def rank(self) -> int:
@@ -136,14 +166,22 @@ class Context:
 
         Collective over the context.
         """
+        channel = self._control.channel
+        channel.look()
+        if self._open and (channel.cause or self._control.gone()):  # nothing collective can follow
+            self._open = False
+            channel.leave(0)
         if not self._open:
             return
-        if self._control.broken:  # ranks have left: nothing collective can follow
-            self._open = False
+        try:
+            everyone = closing(self._control, here=True)
+        except BaseException as error:
+            self._open = not is_agreed(error, self._control)  # else fail() has others to tell
+            raise
+        self._open = False
+        if not everyone:  # others have lost it without closing it, and end
             return
-        with Agreement(self._control, CLOSING):
-            self._open = False
-        with ExitStack() as last_first:  # all of it, whatever fails
+        with Running(self._control, "close"), ExitStack() as last_first:  # all of it, whatever fails
             last_first.callback(self._control.free)
             last_first.callback(self.comm.free)
             last_first.callback(self.engine.close)
@@ -179,10 +217,22 @@ class Context:
         self.check_open()
         return Agreement(self._control, call)
 
+    def running(self, call: str) -> Running:
+        """Return what goes around every collective call, its agreements included. Local.
+
+        ``with ctx.running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
+        what the ranks agreed to raise does not.
+
+        Raises:
+            ClosedError: the context is closed.
+        """
+        self.check_open()
+        return Running(self._control, call)
+
     def check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""
-        if self._control.broken:
-            raise ClosedError("a rank has left this context: nothing collective can follow")
+        if self._control.channel.cause:
+            raise self._control.channel.error()
         if not self._open:
             raise ClosedError(f"this context, made at {self._made_at}, is closed")
 
@@ -220,6 +270,12 @@ class Context:
         """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
         self._children.append(child)
         self._adopted += 1
+        if len(self._children) == _MANY:
+            warnings.warn(
+                f"{self!r} made at {self._made_at} has {_MANY} open plans: close those that are no longer used",
+                ResourceWarning,
+                stacklevel=3,
+            )
         return self._adopted
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
@@ -410,7 +466,8 @@ class Context:
             LayoutError: the array does not fit the descriptor, or is masked; on every rank.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, dtype=dtype, order=order)
-        return creation.scatter(self, array, wanted, root)
+        with self.running("scatter"):
+            return creation.scatter(self, array, wanted, root)
 
     def from_function(
         self,

@@ -12,7 +12,8 @@ __all__ = ["install"]
 def install(extra: str) -> str:
     """Return the pip command that installs an extra: in a clone it names the clone, not a package index. Local."""
     editable, source = _source()
-    return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{source}[{extra}]')}"
+    command = f"pip install {'-e ' if editable else ''}{shlex.quote(f'{source}[{extra}]')}"
+    return command if source == "pblasmp" else f"{command} (the extra pblasmp[{extra}])"
 
 
 def _source() -> tuple[bool, str]:

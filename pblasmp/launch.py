@@ -98,7 +98,7 @@ class Job:
             time.sleep(0.01)
         self._process.wait()
         if not left:
-            _remove_shared_memory(self._started)
+            remove_shared_memory(self._started)
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines that launcher and ranks printed. Local."""
@@ -141,29 +141,30 @@ def _terminate_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _remove_shared_memory(since: float) -> None:
-    """Remove what killed ranks of MPICH left in /dev/shm: this user's, made after ``since``, in nobody's hands."""
-    directory = Path("/dev/shm")
+def remove_shared_memory(since: float, directory: Path = Path("/dev/shm")) -> None:
+    """Remove what killed ranks of MPICH left: this user's files, made after ``since``, that nobody holds. Local."""
     files = []
     for path in directory.glob("mpich*"):
         with contextlib.suppress(OSError):
             facts = path.stat()
             if facts.st_uid == os.geteuid() and facts.st_ctime >= since:
                 files.append(path)
-    held = _held(directory) if files else set()
+    in_use = held(directory) if files else set()
     for path in files:
-        if str(path) not in held:
+        if str(path) not in in_use:
             logger.debug("removing %s, left by killed ranks", path)
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _held(directory: Path) -> set[str]:
+def held(directory: Path) -> set[str]:
     """Return the files in ``directory`` that a process has mapped or open."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found |= {str(link.readlink()) for link in (process / "fd").iterdir()}
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    found.add(str(link.readlink()))
         with contextlib.suppress(OSError):
             lines = (process / "maps").read_text().splitlines()
             found |= {line.split(maxsplit=5)[-1] for line in lines if str(directory) in line}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from .engines.base import Options
 from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
-from .layout.level3 import ROUTINES
+from .layout.redistribution import nearest_routine
+from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
 from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
 
@@ -523,15 +524,12 @@ def plan_routine(
         )
         facts.update({each.name: getattr(asked, each.name) for each in fields(asked)})
         facts.update(options.facts(), out="given" if out is not None else "new")
-        asked.validate()
+        asked.validate(_name_of_result(traits, b, c, out))
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         problem = asked if options.beta != 0 else replace(asked, c=None)
-        reasons: tuple[str, ...] = ()
-        nearest = problem
-        if problem.c is not None and not problem.c.same_places(problem.d):
-            nearest = replace(problem, c=replace(problem.d, ld=None))
-            reasons = ("c is moved to the layout of the result",)
+        nearest = nearest_routine(problem)
+        reasons = () if nearest == problem else ("c is moved to the layout of the result",)
         result = ctx.allocate(d) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
         check_overlap(ctx, matrices, traits.in_place)
@@ -542,6 +540,13 @@ def plan_routine(
         ctx, routine, problem, options, matrices,
         nearest=nearest, reasons=reasons, in_place=traits.in_place, seeded=seeded,
     )  # fmt: skip
+
+
+def _name_of_result(traits: Routine, b: Matrix | None, c: Matrix | None, out: Matrix | None) -> str:
+    """Return the argument that D's layout comes from, or "d" where that is A."""
+    if out is not None:
+        return "out"
+    return "c" if c is not None else "d" if b is None or traits.shape == "updated" else "b"
 
 
 def _result(routine: str, a: Matrix, b: Matrix | None, c: Matrix | None, op_a: str) -> MatrixDescriptor:

@@ -174,7 +174,8 @@ class DistributedMatrix:
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
-        return self._gather("gather", root, everywhere=False)
+        with self.context.running("gather"):
+            return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
         """Return the whole matrix on ``root``; on other ranks None or, with ``everywhere``, room for it."""
@@ -190,10 +191,11 @@ class DistributedMatrix:
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
-        whole = self._gather("allgather", 0, everywhere=True)
-        assert whole is not None
-        self.context.comm.bcast_into(whole, 0)
-        return whole
+        with self.context.running("allgather"):
+            whole = self._gather("allgather", 0, everywhere=True)
+            assert whole is not None
+            self.context.comm.bcast_into(whole, 0)
+            return whole
 
     def redistribute(
         self,
@@ -231,31 +233,32 @@ class DistributedMatrix:
         """
         ctx = self.context
         changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
-        with ctx.agreement("redistribute") as facts:
-            descriptor = self._changed(descriptor, out, changes)
-            if out is not None:
-                self._check_out(out)
-                descriptor = out.descriptor if descriptor is None else descriptor
-            facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
-            if descriptor is None:
-                raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
-            ctx.check_descriptor(descriptor)
-            if out is not None and out.descriptor != descriptor:
-                raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
-            if descriptor.shape != self.shape:
-                raise LayoutError(
-                    f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
-                )
-            if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                raise LayoutError(
-                    f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
-                )
-            part = self._part(uplo, diag)
-            result = ctx.allocate(descriptor) if out is None else out
-            if out is None and part is not None:
-                result.local[...] = 0
-        self.move_to(result, part)
-        return result
+        with ctx.running("redistribute"):
+            with ctx.agreement("redistribute") as facts:
+                descriptor = self._changed(descriptor, out, changes)
+                if out is not None:
+                    self._check_out(out)
+                    descriptor = out.descriptor if descriptor is None else descriptor
+                facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
+                if descriptor is None:
+                    raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
+                ctx.check_descriptor(descriptor)
+                if out is not None and out.descriptor != descriptor:
+                    raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
+                if descriptor.shape != self.shape:
+                    raise LayoutError(
+                        f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
+                    )
+                if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
+                    raise LayoutError(
+                        f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
+                    )
+                part = self._part(uplo, diag)
+                result = ctx.allocate(descriptor) if out is None else out
+                if out is None and part is not None:
+                    result.local[...] = 0
+            self.move_to(result, part)
+            return result
 
     def _changed(
         self, descriptor: MatrixDescriptor | None, out: DistributedMatrix | None, changes: dict[str, Any]

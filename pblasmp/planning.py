@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
 from .engines.algorithms import Verdict, survey
-from .engines.base import Options
+from .engines.base import Options, Problem
 from .engines.catalogue import ALGORITHMS
 from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
+from .layout.redistribution import nearest_legal, nearest_routine
 
 if TYPE_CHECKING:
     from .context import Context
@@ -72,7 +74,7 @@ def _public(name: str) -> Callable[..., Any] | None:
 
 
 def algorithms(
-    problem: MatmulProblem | Level3Problem | ParallelProblem,
+    problem: Problem,
     ctx: Context,
     *,
     algo: str = "auto",
@@ -84,7 +86,7 @@ def algorithms(
     """Return by name what every algorithm says of a problem, without a plan. Collective over the context.
 
     Args:
-        problem: a legal product or level-3 routine.
+        problem: a product, a level-3 routine, or a tensor-parallel product as a value.
         ctx: the context in which it would be computed.
         algo: what would be asked for.
         compute, alpha, beta, redistribute: as for ``pb.matmul``.
@@ -94,22 +96,39 @@ def algorithms(
         not. A verdict is true where the algorithm applies.
 
     Raises:
-        LayoutError: the problem is not legal, or needs more ranks than the context has.
+        LayoutError: the problem is not legal, or is not for as many ranks as the context has.
+        RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
     with ctx.agreement("algorithms") as facts:
         if not isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem)):
-            raise LayoutError(f"problem: expected a MatmulProblem or Level3Problem, got {type(problem).__name__}")
+            expected = "a MatmulProblem, Level3Problem or ParallelProblem"
+            raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts["problem"] = problem
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
         options = Options.of(
             dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
         )
         facts.update(options.facts())
-        if not isinstance(problem, ParallelProblem):
-            problem.validate()
-            for x in (problem.a, problem.b, problem.c, problem.d):
-                if x is not None:
-                    ctx.check_descriptor(x)
+        problem = _nearest(problem, options, ctx)
     with ctx.agreement("algorithms: asking"):
         return survey(ctx.engine, ALGORITHMS, problem, options)
+
+
+def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
+    """Return the problem that is computed for this one, or raise LayoutError where it is not legal. Local."""
+    if isinstance(problem, ParallelProblem):
+        if problem.size != ctx.size:
+            raise LayoutError(f"problem: is for {problem.size} ranks, the context has {ctx.size}")
+        return problem
+    nearest: MatmulProblem | Level3Problem
+    if isinstance(problem, Level3Problem):
+        problem.validate()
+        nearest = nearest_routine(problem if options.beta != 0 else replace(problem, c=None))
+    else:
+        nearest = nearest_legal(problem) if options.redistribute and problem.scheme == "gemm" else problem
+        nearest.validate()
+    for x in (problem.a, problem.b, problem.c, problem.d):
+        if x is not None:
+            ctx.check_descriptor(x)
+    return nearest

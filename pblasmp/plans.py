@@ -213,9 +213,10 @@ class MatrixPlan(Plan[DistributedMatrix]):
         return x
 
     def _run(self, operands: Operands) -> None:
-        if self._seeded and operands.c is not None and operands.d.size:
-            operands.d[...] = operands.c
-        self._product.run(operands)
+        with self._ctx.running(self._call):
+            if self._seeded and operands.c is not None and operands.d.size:
+                operands.d[...] = operands.c
+            self._product.run(operands)
 
     def graph(self) -> Graph[DistributedMatrix]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective.

@@ -132,7 +132,7 @@ def plan_matmul(
             raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
         facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
         problem = nearest_legal(asked) if redistribute and scheme == "gemm" else asked
-        _validate(problem, asked, redistribute)
+        _validate(problem, asked, redistribute, "out" if out is not None else "c" if c is not None else "d")
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx.allocate(d) if out is None else out}
@@ -176,9 +176,9 @@ def _default_result(
     return MatrixDescriptor((m, n), block, a.grid, source, result_dtype(a.dtype), a.order)
 
 
-def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool) -> None:
+def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool, result: str) -> None:
     try:
-        problem.validate()
+        problem.validate(result)
     except LayoutError as error:
         if not redistribute and problem.scheme == "gemm" and not nearest_legal(asked).faults():
             raise LayoutError(

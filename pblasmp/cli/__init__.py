@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ..errors import LayoutError
 from .signals import INTERRUPTED, end_on_signals, settle
 
 __all__ = ["main"]
@@ -21,5 +22,10 @@ def main() -> None:
 
         complain("interrupted")
         raise SystemExit(INTERRUPTED) from None
+    except LayoutError as error:  # an environment variable that modules read when they are imported
+        from .terminal import complain
+
+        complain(str(error))
+        raise SystemExit(2) from None
     finally:
         settle()

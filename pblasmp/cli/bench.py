@@ -21,7 +21,7 @@ from ..launchers import surroundings
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
-from .timing import samples, slowest
+from .timing import samples
 
 __all__ = ["COLLECTIVES", "BenchOptions", "bench", "draw_bench", "print_bench"]
 
@@ -146,7 +146,7 @@ def _case(
 def _timed(ctx: Context, run: Callable[[], Any], count: int) -> float:
     """Return the median, in microseconds, of the slowest rank's time of each run. Collective over the context."""
     samples(ctx, run, _WARM_UP)
-    return float(median(slowest(ctx, samples(ctx, run, count)))) * 1e6
+    return float(median(samples(ctx, run, count))) * 1e6
 
 
 def print_bench(result: dict[str, Any]) -> None:

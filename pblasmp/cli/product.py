@@ -28,7 +28,7 @@ from ..matrix import DistributedMatrix
 from .progress import Reporter
 from .ranks import on_ranks
 from .terminal import plain
-from .timing import samples, slowest
+from .timing import samples
 from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
@@ -195,7 +195,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
         if options.check:
             with clock.step("checking"):
                 verdict = verify_product(a, b, c, d, **scalars)
-            result |= {"error": verdict.error, "allowed": verdict.allowed, "good": verdict.good}
+            result |= {**verdict._asdict(), "good": verdict.good}
         if options.output is not None and result.get("good", True):
             if ctx.rank == 0:
                 reporter.temporary(options.output)
@@ -209,7 +209,7 @@ def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: 
     """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
     if repeat is None:
         repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
-    return slowest(ctx, samples(ctx, plan, repeat)) if repeat else []
+    return samples(ctx, plan, repeat)
 
 
 def _operands(
@@ -293,14 +293,21 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     else:
         yield "multiply", f"{first:.4f} s, {_rate(result['flops'], first)} (the first call)"
     if "error" in result:
-        verdict = "right" if result["good"] else "WRONG"
-        yield (
-            "check",
-            f"{verdict}: relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}",
-        )
+        yield "check", _verdict(result)
     if "bytes" in result:
         rate = result["bytes"] / seconds["writing"] / 1e6
         yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {plain(options.output)}"
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    text = "right" if result["good"] else "WRONG"
+    text += f": relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}"
+    if result["nans"] or result["infinities"]:
+        text += f"; D holds {result['nans']} NaN and {result['infinities']} infinite numbers"
+        text += ", as NumPy's does" if not result["misplaced"] else ""
+    if result["misplaced"]:
+        text += f"; {result['misplaced']} elements are NaN, infinite or finite where NumPy's are not"
+    return text
 
 
 def _rate(flops: int, seconds: float) -> str:

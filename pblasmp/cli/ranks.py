@@ -20,6 +20,7 @@ import click
 from ..io.temporary import remove_abandoned
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
+from ..logs import logger
 from .options import DEFAULT_RANKS
 from .progress import Channel, Display, Reporter
 from .terminal import plain
@@ -101,6 +102,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                     _show(event, display)
         if status != 0 or result is None:
             message = f"the ranks ended with status {status} and without a result"
+            if nranks > 1:
+                logger.info("pblasmp info shows whether %s fits mpi4py's MPI library", job.launcher.path)
             raise FailureError(message, printed=job.tail())
     return result
 

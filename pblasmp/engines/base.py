@@ -110,11 +110,10 @@ class Options:
                     raise LayoutError(f"{name}: {value!r} is complex, but it must be real here")
                 number = complex(number).real
             scalars[name] = number
-        for name, value in (("algo", algo), ("compute", compute)):
-            if not isinstance(value, str) and not (name == "compute" and value is None):
-                raise LayoutError(f"{name}: expected a string, got {value!r}")
-        if not isinstance(redistribute, bool):
-            raise LayoutError(f"redistribute: expected True or False, got {redistribute!r}")
+        _check_type("algo", algo, str, "a string")
+        if compute is not None:
+            _check_type("compute", compute, str, "None or a string")
+        _check_type("redistribute", redistribute, bool, "True or False")
         return cls(
             **scalars,
             algo=algo,
@@ -127,6 +126,11 @@ class Options:
     def facts(self) -> dict[str, Any]:
         """Return by name what must be the same on every rank. Local."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise LayoutError(f"{name}: expected {expected}, got {value!r}")
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ import numpy as np
 from ..dtypes import accumulation_dtype, is_float8
 from ..epilogue import Epilogue
 from ..layout import MatmulProblem, ParallelProblem
+from ..layout.axis import Axis
 from ..scales import Scales
 from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product, Transfer
@@ -51,11 +52,11 @@ class ParallelProduct(Product):
         p, (x, w, c, d) = self._p, (operands.a, operands.b, operands.c, operands.d)
         assert w is not None
         if p.turned:
-            x, w, d, c = w.T, x.T, d.T, None if c is None else (d.T if c is d else c.T)
-        x = x.conj() if "x" in p.conjugated else x
-        w = w.conj() if "w" in p.conjugated else w
-        if p.turned and operands.c is operands.d:
-            c = d
+            same = c is d
+            x, w, d = w.T, x.T, d.T
+            c = d if same else None if c is None else c.T
+        x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
+        x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
         self._epilogue, self._scales = operands.epilogue, operands.scales or Scales()
         if self._scales.amax is not None:
             self._scales.amax[...] = 0
@@ -187,8 +188,6 @@ class SummedOutput(ParallelProduct):
         super().__init__(engine, p, options)
         self._everywhere = p.form == "matmul_allreduce"
         if self._everywhere:  # each rank sums some rows, and gathers the others
-            from ..layout.axis import Axis
-
             p = replace(p, rows=tuple(Axis.even(p.tokens[0], p.size).counts()))
         self._parts = p.slices("rows")
         self._travels = self._transport.carries(p.out_dtype, options.comm_dtype)
@@ -322,7 +321,9 @@ def view(problem: Problem) -> Problem | str:
 
 def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
     """Return why the products here cannot be taken, or an empty string. Local."""
-    operations = engine.operations
+    operations, size = engine.operations, engine.transport.size
+    if p.size != size:
+        return f"its layouts are on {p.size} ranks, it needs all {size} of the context"
     if is_float8(p.out_dtype) and not operations.stores_float8:
         return f"dtype {p.out_dtype.name}: CuPy has no 8-bit floats"
     e = None if operands is None else operands.epilogue

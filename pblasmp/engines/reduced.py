@@ -39,9 +39,7 @@ class ReducedProduct(Product):
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
         engine, p, options, operations = self._engine, self._p, self._options, self._engine.operations
-        order: Any = p.d.order
-        partial = engine.xp.zeros((p.m, p.n), self._dtype, order=order)
-        alpha = options.alpha
+        partial, alpha = self._partial(operands), options.alpha
         if operands.scales is not None:
             alpha = alpha * number(operands.scales.a) * number(operands.scales.b)
         if self._inside and p.k and alpha != 0:
@@ -51,13 +49,23 @@ class ReducedProduct(Product):
             )
             with operations.computing():
                 operations.gemm(alpha, left, right, 0, partial, options.compute)
+        else:
+            partial[...] = 0
         engine.transport.sum_ranks(partial)
         if self._inside and options.beta != 0 and operands.c is not None:
             partial += options.beta * operands.c.astype(self._dtype)
         if self._finish is not None:
             self._finish(partial, operands)
-        if self._inside:
+        if self._inside and partial is not operands.d:
             operands.d[...] = partial
+
+    def _partial(self, operands: Operands) -> Array:
+        """Return where the sum is made: D, where that is contiguous, of the right type, and C is not needed from it."""
+        p, d = self._p, operands.d
+        packed = d.flags.c_contiguous if p.d.order == "C" else d.flags.f_contiguous
+        if self._inside and packed and d.dtype == self._dtype and self._options.beta == 0:
+            return d
+        return self._engine.operations.scratch("partial", (p.m, p.n), self._dtype, p.d.order)
 
 
 def _op(array: Array, op: str) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..comm import Cell, Side
+from ..comm import Cell, Exchange, Side
 from ..comm.exchange import SLOTS
 from ..comm.shared import aligned, carve
 from ..layout import Level3Problem
@@ -63,7 +63,9 @@ class SolveProduct(Product):
         self._panels = Panels(engine, way, [self._a], k, backwards=not self._lower)
         nbytes = 0
         if self._panels.panels:
-            moves = [self._in, self._panels, *([] if self._out is None else [self._out])]
+            moves: list[Exchange | Panels] = [self._in, self._panels]
+            if self._out is not None:
+                moves.append(self._out)
             self.sent_bytes = sum(move.sent_bytes for move in moves)
             self.copied_bytes = sum(move.copied_bytes for move in moves)
             nbytes = self._panels.nbytes + self._bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,15 @@ from ..dtypes import as_dtype
 from ..errors import LayoutError
 from .axis import Axis
 from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
+from .svg import Drawing, Panel, draw_panels
+from .trapezoid import Trapezoid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import DTypeLike
 
-__all__ = ["MatrixDescriptor", "MemoryOrder"]
+__all__ = ["MatrixDescriptor", "MemoryOrder", "window_of"]
 
 MemoryOrder = Literal["C", "F"]
 
@@ -251,6 +253,61 @@ class MatrixDescriptor:
             return tight
         return replace(tight, ld=lld)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> MatrixDescriptor:
+        """Return the descriptor in a table of plain values, as ``to_dict`` makes it and TOML or JSON holds it. Local.
+
+        Args:
+            data: the keys that a matrix has in a descriptor file: ``shape``, ``block`` and ``grid``; and any of
+                ``source``, ``dtype``, ``order``, ``lead``, ``ld`` and ``window``.
+
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from .schema import OperandTable, check
+
+        check(data, OperandTable, "descriptor", needs=("shape", "block", "grid"))
+        values = dict(data)
+        window = values.pop("window", None)
+        whole = cls(**values)
+        return whole if window is None else whole[window_of(whole.shape, window)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local."""
+        values = {
+            "shape": [*self.shape],
+            "block": [*self.block],
+            "grid": self.grid.label,
+            "source": [*self.source],
+            "dtype": self.dtype.name,
+            "order": self.order,
+            "lead": [*self.lead],
+            "ld": self.ld,
+        }
+        return {key: value for key, value in values.items() if value not in (None, [0, 0]) or key == "shape"}
+
+    def to_toml(self) -> str:
+        """Return the descriptor as TOML: the text of a table that ``from_dict`` reads back. Local."""
+        from .schema import to_toml
+
+        return to_toml(self.to_dict())
+
+    def panel(self, name: str = "", part: Trapezoid | None = None) -> Panel:
+        """Return what a picture shows of the matrix. Local.
+
+        Args:
+            name: what the picture calls it.
+            part: the elements that are read or written; None for all.
+        """
+        details = f"{self.shape[0]} × {self.shape[1]}, {self.dtype.name}, {self.order} order"
+        return Panel(name, details, self.rows, self.cols, self.grid, part)
+
+    def _draw(self) -> Drawing:
+        return draw_panels([self.panel()], str(self))
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
+
     def __repr__(self) -> str:
         return _written(self)
 
@@ -259,6 +316,21 @@ class MatrixDescriptor:
             f"{self.shape[0]}x{self.shape[1]} {self.dtype.name} in blocks of {self.block[0]}x{self.block[1]} "
             f"on {self.grid}{'' if self.source == (0, 0) else f' from {self.source}'}, {self.order} order"
         )
+
+
+def window_of(shape: tuple[int, int], ranges: Sequence[Sequence[int]] | None = None) -> tuple[slice, slice]:
+    """Return ``[[i0, i1], [j0, j1]]`` as slices of a matrix of this shape, all of it for None. Local.
+
+    Raises:
+        LayoutError: a range is not inside the matrix.
+    """
+    rows, cols = ranges or [[0, extent] for extent in shape]
+    for (start, stop), extent in ((rows, shape[0]), (cols, shape[1])):
+        if not start <= stop <= extent:
+            raise LayoutError(
+                f"window: expected a part of 0 to {extent}, got {short_repr(start)} to {short_repr(stop)}"
+            )
+    return slice(*rows), slice(*cols)
 
 
 @lru_cache(_REMEMBERED)

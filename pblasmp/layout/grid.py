@@ -8,11 +8,13 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import LayoutError
 
 __all__ = ["Grid", "as_block", "as_grid", "integer", "one_of", "pair", "short_repr"]
+
+_MOST_RANKS = 2**31 - 1
 
 RankOrder = Literal["row", "col"]
 
@@ -67,12 +69,13 @@ def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]
     return (integer(size, name, 1),) * 2
 
 
-def as_grid(value: Grid | str | Sequence[int], name: str = "grid") -> Grid:
+def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "grid") -> Grid:
     """Return the process grid meant by ``value``. Local.
 
     Args:
         value: a ``Grid``; ``(2, 3)``; or ``"2x3"``, whose ranks are numbered along rows, as in ``"2x3-row"``, or
-            ``"2x3-col"``, whose ranks are numbered down columns.
+            ``"2x3-col"``, whose ranks are numbered down columns; or a table of descriptor files,
+            ``{"nprow": 2, "npcol": 3, "order": "col"}``.
         name: what messages call it.
 
     Raises:
@@ -80,6 +83,8 @@ def as_grid(value: Grid | str | Sequence[int], name: str = "grid") -> Grid:
     """
     if isinstance(value, Grid):
         return value
+    if isinstance(value, dict):
+        return Grid(value.get("nprow"), value.get("npcol"), value.get("order", "row"))  # type: ignore[arg-type]
     if isinstance(value, str) and (match := _GRID_TEXT.fullmatch(value)):
         return Grid(
             integer(int(match[1]), f"{name} nprow", 1),
@@ -95,6 +100,11 @@ def as_grid(value: Grid | str | Sequence[int], name: str = "grid") -> Grid:
 def one_of(value: object, legal: Iterable[str]) -> bool:
     """Return whether ``value`` is one of some texts, whatever else it may be. Local."""
     return isinstance(value, str) and value in (*legal,)
+
+
+def _check_size(nranks: int, name: str) -> None:
+    if nranks > _MOST_RANKS:
+        raise LayoutError(f"{name}: MPI counts ranks in 32 bits, expected at most {_MOST_RANKS} processes")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -117,6 +127,7 @@ class Grid:
     def __post_init__(self) -> None:
         object.__setattr__(self, "nprow", integer(self.nprow, "grid nprow", 1))
         object.__setattr__(self, "npcol", integer(self.npcol, "grid npcol", 1))
+        _check_size(self.nprow * self.npcol, "grid")
         if not one_of(self.order, ("row", "col")):
             raise LayoutError(f"grid order: expected 'row' or 'col', got {short_repr(self.order)}")
 
@@ -124,6 +135,7 @@ class Grid:
     def squarest(cls, nranks: int, order: RankOrder = "row") -> Grid:
         """Return the grid of ``nranks`` processes nearest to a square, never taller than wide. Local."""
         nranks = integer(nranks, "nranks", 1)
+        _check_size(nranks, "nranks")
         nprow = next(p for p in range(math.isqrt(nranks), 0, -1) if nranks % p == 0)
         return cls(nprow, nranks // nprow, order)
 

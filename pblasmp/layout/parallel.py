@@ -47,6 +47,7 @@ class ParallelProblem:
         return_gathered: X gathered is wanted as well.
         row_bytes: by name, how many bytes the rows of "x", "w", "c" and "out" are apart on each rank.
         turned: the arrays of a run are those of the transposed product, whose operands change places.
+        transposed: operands of a run, of "x" and "w", whose arrays are transposed first; after ``turned``.
         conjugated: operands of a run, of "x" and "w", that are conjugated first.
     """
 
@@ -64,6 +65,7 @@ class ParallelProblem:
     return_gathered: bool = False
     row_bytes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     turned: bool = False
+    transposed: str = ""
     conjugated: str = ""
 
     @property
@@ -114,24 +116,28 @@ class ParallelProblem:
         turned = p.d.order == "F"
         q = p.T if turned else p
         size, (m, n, k) = q.d.grid.size, (q.m, q.n, q.k)
-        x_rows = (q.op_a == "N" and q.a.order == "C") or (q.op_a != "N" and q.a.order == "F")
-        if p.scheme == "ag" and not x_rows:
+        if p.scheme == "ag" and (q.op_a == "N") != (q.a.order == "C"):
             return "X is gathered by rows, which are not contiguous in memory"
+        if p.scheme == "ar" and p.c is not None:
+            return "C may differ from rank to rank, and this form adds one C for all of them"
         outputs_first = (q.op_b != "N") == (q.b.order == "C")
         if is_float8(q.a.dtype) and not outputs_first:
             return "8-bit weights are outputs x inputs in memory"
-        parts, everywhere = (lambda extent: (extent // size,) * size), (lambda extent: (extent,) * size)
-        tokens, inputs, outputs, rows = everywhere(m), parts(k), everywhere(n), parts(m)
+        tokens, inputs, outputs, rows = m, k // size, n, m // size
         if p.scheme == "ag":
-            tokens, inputs, outputs, rows = parts(m), everywhere(k), parts(n), everywhere(m)
+            tokens, inputs, outputs, rows = m // size, k, n // size, m
         elif p.scheme == "ar":
-            rows = everywhere(m)
+            rows = m
+        flips = ("x", q.op_a != "N"), ("w", (q.op_b != "N") != outputs_first)
+        transposed = "".join(name for name, flip in flips if flip)
         conjugated = "".join(
             name for name, op in (("x", q.op_a), ("w", q.op_b)) if op == "C" and q.a.dtype.kind == "c"
         )
         return cls(
-            _FORMS[p.scheme], tokens, inputs, outputs, rows, q.a.dtype, q.b.dtype, q.d.dtype,
-            None if q.c is None else q.c.dtype, outputs_first, turned=turned, conjugated=conjugated,
+            _FORMS[p.scheme],
+            (tokens,) * size, (inputs,) * size, (outputs,) * size, (rows,) * size, q.a.dtype, q.b.dtype, q.d.dtype,
+            None if q.c is None else q.c.dtype, outputs_first,
+            turned=turned, transposed=transposed, conjugated=conjugated,
         )  # fmt: skip
 
     def as_scheme(self) -> MatmulProblem | str:

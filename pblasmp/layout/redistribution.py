@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nearest legal product: which operands must move to another layout before they can be multiplied."""
+"""The nearest problem that can be computed: which operands must move to another layout first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from .descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
+    from .level3 import Level3Problem
     from .problem import MatmulProblem
 
-__all__ = ["nearest_legal"]
+__all__ = ["nearest_legal", "nearest_routine"]
 
 
 def nearest_legal(p: MatmulProblem) -> MatmulProblem:
@@ -28,6 +29,13 @@ def nearest_legal(p: MatmulProblem) -> MatmulProblem:
     if c is not None and not c.same_places(d) and c.shape == d.shape:
         c = replace(d, dtype=c.dtype, order=c.order, ld=None)
     return replace(p, a=a, b=b, d=d, c=c)
+
+
+def nearest_routine(p: Level3Problem) -> Level3Problem:
+    """Return ``p`` with C in the layout of D, which every algorithm reads it in. Local."""
+    if p.c is None or p.c.same_places(p.d):
+        return p
+    return replace(p, c=replace(p.d, ld=None))
 
 
 def _aligned(x: MatrixDescriptor) -> MatrixDescriptor:

@@ -105,12 +105,14 @@ class ParallelPlan(Plan[Any]):
     def _run(self, arrays: RankArrays) -> Any:
         """Multiply held arrays, on which the ranks have agreed. Collective over the context."""
         assert self._operands is not None
-        self._product.run(self._operands)
+        with self._ctx.running(self._call):
+            self._product.run(self._operands)
         return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
 
     def run_with(self, arrays: RankArrays) -> Any:
         """Multiply arrays on which the ranks have agreed, and hold none of them. Collective over the context."""
-        self._product.run(arrays.operands(self._spec))
+        with self._ctx.running(self._call):
+            self._product.run(arrays.operands(self._spec))
         return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
 
     def input_buffer(self) -> Any:

@@ -25,6 +25,7 @@ __all__ = ["Pool", "RanksFailedError", "World", "pool"]
 
 _LIMIT = 16  # ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
 _GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
+_LAUNCHER_SECONDS = 5.0  # for the launcher to end the job, once a rank is gone
 _SHOWN_LINES = 40
 _RANK = (  # a rank imports from where this process does
     "import json, sys; sys.path[:] = json.load(open(sys.argv[1] + '/path.json')); "
@@ -161,16 +162,16 @@ class World:
 
     def _gather(self, deadline: float) -> bool:
         """Wait for an answer of every rank; return whether all are well. A failure leaves the others a moment."""
-        failing = False
+        failing: float | None = None  # until then
         while True:
             answers = [link.answer for link in self._links if link.answer is not None]
             failed = any("error" in answer for answer in answers)
             if len(answers) == self.nranks:
                 return not failed
             gone = len(self._selector.get_map()) <= len(self._links)  # the server is one of them
-            if (failed or gone) and not failing:
-                failing, deadline = True, min(deadline, time.monotonic() + _GRACE_SECONDS)
-            left = deadline - time.monotonic()
+            if (failed or gone) and failing is None:
+                failing = time.monotonic() + (_GRACE_SECONDS if failed else _LAUNCHER_SECONDS)
+            left = min(deadline, failing or deadline) - time.monotonic()
             ended = not self.alive
             ready = self._selector.select(0 if ended else min(max(left, 0), 0.1))
             if (ended and not ready) or left <= 0:

@@ -32,6 +32,7 @@ class State:
         self._attributes = [(owner, dict(vars(owner))) for owner in _owners()]
         self._unraisable: list[str] = []
         sys.unraisablehook = self._note
+        gc.freeze()  # what is here now stays: restore() need not search it
 
     def restore(self) -> list[str]:
         """Put everything back; return what was left open, as its warning says. Local."""

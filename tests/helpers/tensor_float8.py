@@ -111,7 +111,7 @@ class Case:
             factor: by which scales differ from those of the case.
         """
         name, y = self.types[2], factor * self.y
-        if (found.dtype, found.shape) != (self.ctx.engine.stored(as_dtype(name)), y.shape):
+        if (found.dtype, found.shape) != (self.ctx.engine.operations.stored(as_dtype(name)), y.shape):
             return f"{found.dtype} {found.shape}, expected {name} {y.shape}"
         limit = LARGEST.get(name)
         top = np.abs(y).max(initial=0)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pblasmp.comm.side_channel import SideChannel
+
 LIMIT = 10.0  # seconds that a rank waits for others
 
 
@@ -20,7 +22,22 @@ class Group:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Condition()
+        self.notes: list[tuple[int, bytes]] = []
         self.boards: dict[int, dict[int, Any]] = {}
+
+
+class Notes:
+    """Notes by way of the group's board."""
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.group, self.rank, self.read = group, rank, 0
+
+    def send(self, note: bytes) -> None:
+        self.group.notes.append((self.rank, note))
+
+    def arrived(self) -> list[bytes]:
+        new, self.read = self.group.notes[self.read :], len(self.group.notes)
+        return [note for rank, note in new if rank != self.rank]
 
 
 class Aborted(BaseException):
@@ -50,7 +67,10 @@ class ThreadComm:
 
     def __init__(self, group: Group, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
-        self.broken = False
+        self.patient = True
+        self.channel = SideChannel(rank, tuple(range(group.size)))
+        self.channel._index = 0  # of one process they would all be different
+        self.channel.connect(Notes(group, rank))
         self.turn = 0
 
     def _post(self, value: Any) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import pblasmp as pb
 import pblasmp.torch as pt
@@ -81,10 +82,15 @@ def integers(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch
     return values.to(device(ctx), dtype)
 
 
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def compare(name: str, got: Tensor | None, expected: Tensor | None, tolerance: float = 0) -> None:
     if got is None or expected is None:
         assert got is expected, f"{name}: {got} where {expected} was expected"
         return
+    got = local(got)
     assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     assert got.dtype == expected.dtype, f"{name}: {got.dtype}, expected {expected.dtype}"
     if got.numel():
@@ -259,16 +265,27 @@ def values_of_rank_0(ctx: pb.Context) -> None:
     compare("weight of rank 0", row.weight.cpu(), values[:, row.shard])
     assert row.bias is None
     state = {name: value.clone() for name, value in column.state_dict().items()}
-    assert {name: value.shape for name, value in state.items()} == {
+    assert {name: value.shape for name, value in state.items()} == {"weight": (10, 13), "bias": (10,)}
+    assert {name: local(value).shape for name, value in state.items()} == {
         "weight": (part.stop - part.start, 13),
         "bias": (part.stop - part.start,),
     }
     column.reset_parameters()
     column.load_state_dict(state)
     compare("weight, loaded", column.weight.cpu(), expected.weight[part])
+    for plain in (expected.state_dict(), {name: local(value) for name, value in state.items()}):
+        column.reset_parameters()
+        column.load_state_dict(plain)
+        compare("weight, of a plain tensor", column.weight.cpu(), expected.weight[part])
+        compare("bias, of a plain tensor", column.bias.cpu(), expected.bias[part])
+    for parameter, dim in ((column.weight, 0), (column.bias, 0), (row.weight, 1)):
+        assert parameter.tensor_model_parallel
+        assert (parameter.partition_dim, parameter.partition_stride) == (dim, 1)
+    assert not pt.RowParallelLinear(3, 4, ctx=ctx).bias.tensor_model_parallel
     copied = copy.deepcopy(column)
     assert copied.ctx is ctx
-    assert copied.weight.data_ptr() != column.weight.data_ptr() or not column.weight.numel()
+    pointers = [local(each.weight).data_ptr() for each in (copied, column)]
+    assert pointers[0] != pointers[1] or not local(column.weight).numel()
     with pytest.raises(TypeError, match=r"a Context cannot be pickled.*state_dict\(\)"):
         pickle.dumps(column)
     assert "out_features=10" in repr(column)

@@ -184,12 +184,12 @@ def interoperation(comm, flavour):
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_routines(nranks, flavour):
-    run_mpi(routines, nranks, names=list(ROUTINES), count=5, flavour=flavour, timeout=120)
+    run_mpi(routines, nranks, names=list(ROUTINES), count=5, flavour=flavour, timeout=120, launch=True)
 
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_moves_tools_and_matrices(nranks, flavour):
-    run_mpi(others, nranks, flavour=flavour)
+    run_mpi(others, nranks, flavour=flavour, launch=True)
 
 
 def others(comm, flavour):

@@ -86,10 +86,10 @@ def misuse(comm):
         foreign = scattered(other, d, x)
         plan = pb.plan_matmul(a, b)
         for case, words, matrices in (
-            ("another layout", ["a: lies as", "4x4", "3x3"], (coarse,)),
+            ("another layout", ["a: its layout is", "4x4", "3x3"], (coarse,)),
             ("of another context", ["b: belongs to another context"], (None, foreign)),
             ("an array", ["a: expected a DistributedMatrix, got ndarray"], (x,)),
-            ("a c that was not planned", ["c: lies as", "no matrix"], (None, None, a)),
+            ("a c that was not planned", ["c: its layout is", "no matrix"], (None, None, a)),
             ("the result", ["out: shares memory with a"], (plan(),)),
         ):
             yield case, agreed_error(ctx, pb.LayoutError, words, plan, *matrices)
@@ -156,9 +156,11 @@ def choices(comm):
         sharing = ctx.engine.transport.why_not_shared
         for case, nbytes, why_not, path, words in (
             ("enough", 1 << 30, "", "shared", []),
-            ("no room", 1 << 20, "", "panels", ["operands needs 1048576 bytes a node", "gathered operands need"]),
+            ("no room", 1 << 20, "", "panels",
+             ["a shared copy of the operands would need 1048576 bytes a node, only 838860 available",
+              "gathered operands would need"]),
             ("no sharing", 1 << 30, "no memfd here", "gathered", ["no memfd here"]),
-            ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands need"]),
+            ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands would need"]),
         ):  # fmt: skip
             available[0], ctx.engine.transport.why_not_shared = nbytes, why_not
             ctx.engine.transport._held = 0  # what was had is held and not asked for again
@@ -182,7 +184,7 @@ def choices(comm):
             "shared cannot be had",
             agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="shared"),
         )
-        words = ["auto, shared, gathered, panels", "'summa'"]
+        words = ["algo: the host engine has 'auto', 'shared', 'gathered', 'panels' here, got 'summa'"]
         yield "unknown", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="summa")
         ctx.engine.transport.why_not_shared = sharing
         yield "and it still runs", misplaced(a @ b, x @ y)

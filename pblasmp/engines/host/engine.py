@@ -17,7 +17,7 @@ from ...errors import LayoutError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..algorithms import Algorithm
-from ..base import overlap
+from ..base import Operations, Transport, overlap
 from ..moves import ExchangeMove
 from . import blas
 from .blas import LocalBlas
@@ -65,8 +65,8 @@ class HostEngine:
         unbound = all(everyones[rank] == set(cores) for rank in here)
         seated = comm.patient and unbound and users <= {"1"} and hasattr(os, "sched_setaffinity")
         local_blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
-        self.operations = HostOperations(local_blas, self._buffers)
-        self.transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
+        self.operations: Operations = HostOperations(local_blas, self._buffers)
+        self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
 
     def recycle(self, array: NDArray[Any]) -> None:
         """Memory is the garbage collector's here. Local."""

@@ -91,7 +91,8 @@ class HostOperations:
             with self._blas.seated():
                 self._blas.gemm(alpha, a, b, beta, d)
             return
-        target = self.scratch("exact", d.shape, exact)  # type: ignore[arg-type]
+        rows, cols = d.shape
+        target = self.scratch("exact", (rows, cols), exact)
         if beta != 0:
             target[...] = d
         with self._blas.seated():

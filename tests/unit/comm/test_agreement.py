@@ -200,7 +200,7 @@ def leaving(size, errors, call="gather"):
                 pass
             return comm
         leave(comm, error)
-        assert comm.broken
+        assert comm.channel.cause
         assert is_agreed(error, comm)
         return error
 

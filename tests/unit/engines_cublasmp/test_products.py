@@ -54,7 +54,7 @@ def test_every_op_and_order(alone, stand_in, dtype):
 def problems_on_ranks(comm: Any, path: str) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for file in map(files.load_problem, files.find("problems")):
+            for file in map(files.load_problem_file, files.find("problems")):
                 if file.nranks <= comm.size and not file.problem.faults():
                     within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
                     fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within)

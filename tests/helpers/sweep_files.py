@@ -9,20 +9,75 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from ..errors import LayoutError
-from . import files
-from .descriptor import MatrixDescriptor, MemoryOrder
-from .filekeys import Table, sweep_faults
-from .grid import Grid
+from pydantic import Field
+from typing_extensions import TypedDict
 
-if TYPE_CHECKING:
-    from os import PathLike
+from pblasmp.errors import LayoutError
+from pblasmp.layout import Grid, MatrixDescriptor, files
+from pblasmp.layout.schema import (
+    Count,
+    Diag,
+    Extent,
+    Number,
+    Ops,
+    Pair,
+    Side,
+    Table,
+    Text,
+    Uplo,
+    json_schema,
+    table_faults,
+)
 
-    from numpy.typing import DTypeLike
+FOLDER = files.root() / "sweeps"
 
-__all__ = ["Sweep", "faults_of", "load_sweep"]
+
+class _PartLayout(TypedDict):
+    shape: Annotated[Pair, Field(title="rows and columns of the whole matrix")]
+    block: Annotated[tuple[Count, Count], Field(description="two integers, each at least 1")]
+
+
+class PartTable(_PartLayout, total=False):
+    """One matrix, and where the part of it begins that a routine works on."""
+
+    source: Annotated[Pair, Field(title="process row and column of the first block, modulo the grid")]
+    start: Annotated[Pair, Field(title="row and column where the part begins")]
+
+
+class _Sweep(TypedDict):
+    title: Text
+    grids: Annotated[list[Text], Field(min_length=1, description="a list of names of grids")]
+    m: Extent
+    n: Extent
+    k: Extent
+    a: PartTable
+    b: PartTable
+    c: PartTable
+
+
+class SweepTable(_Sweep, total=False):
+    """One set of matrices and options for every level-3 routine. README.md explains the format."""
+
+    description: Text
+    side: Side
+    uplo: Uplo
+    ops: Ops
+    diag: Diag
+    alpha: Number
+    beta: Number
+    gap: Extent
+
+
+def find_sweeps() -> list[Path]:
+    """Return the sweep files of descriptors/, sorted."""
+    return sorted(FOLDER.glob("*.toml"))
+
+
+def schema() -> str:
+    """Return the text of sweep.schema.json."""
+    return json_schema("sweep.schema.json", SweepTable, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +117,7 @@ class Sweep:
         row, col = self.parts[name].get("start", (0, 0))
         return row, col
 
-    def parent(self, name: str, grid: Grid, dtype: DTypeLike, order: MemoryOrder = "F") -> MatrixDescriptor:
+    def parent(self, name: str, grid: Grid, dtype: Any, order: Any = "F") -> MatrixDescriptor:
         """Return how the whole of matrix ``name`` lies on ``grid``. In C order it is the transpose in shape only.
 
         A source outside the grid is taken modulo its extents.
@@ -75,14 +130,14 @@ class Sweep:
         return MatrixDescriptor(part["shape"], part["block"], grid, source, dtype, order, ld=ld)
 
 
-def load_sweep(file: str | PathLike[str]) -> Sweep:
-    """Return the sweep written in ``file``: a path, or the name of one that comes with pblasmp. Local.
+def load_sweep(file: str | Path) -> Sweep:
+    """Return the sweep written in ``file``: a path, or the name of one in descriptors/.
 
     Raises:
         LayoutError: the file cannot be read or makes no sweep; the message names the file and every fault.
     """
-    path = files.path_of(file, "sweeps")
-    data, faults = files.read(path)
+    path = Path(file) if isinstance(file, Path) else FOLDER / f"{file}.toml"
+    data, faults = files.read_toml(path)
     faults = faults or faults_of(data)
     if faults:
         raise files.file_error(path, faults)
@@ -113,7 +168,7 @@ def _number(value: Any) -> complex:
 
 def faults_of(data: Table) -> list[str]:
     """Return what keeps ``data`` from being a sweep. Local."""
-    found = sweep_faults(data)
+    found = table_faults(data, SweepTable)
     if found:
         return found
     known = {path.stem for path in files.find("grids")}
@@ -135,3 +190,7 @@ def faults_of(data: Table) -> list[str]:
         except LayoutError as error:
             found.append(f"{name}.{error}")
     return found
+
+
+if __name__ == "__main__":
+    (files.root() / "sweep.schema.json").write_text(schema())
