@@ -150,7 +150,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         seeded: bool = False,
     ) -> None:
         self._matrices, self._in_place, self._seeded = matrices, in_place, seeded
-        self._operands = Operands(**{name: x and x.local for name, x in matrices.items()}, epilogue=epilogue, scales=scales)
+        self._operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
         super().__init__(ctx, call, problem, options, self._operands, nearest, reasons)
         self._only_queues = self._product.queues and not seeded
 
@@ -186,8 +186,9 @@ class MatrixPlan(Plan[DistributedMatrix]):
             check_overlap(self._ctx, matrices, self._in_place)
         operands = self._operands
         if any(replaced):
-            arrays = {name: x and x.local for name, x in matrices.items()}
-            operands = Operands(**arrays, epilogue=operands.epilogue, scales=operands.scales)
+            operands = Operands(
+                **_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales
+            )
         self._run(operands)
         return self._result
 
@@ -235,6 +236,10 @@ class MatrixPlan(Plan[DistributedMatrix]):
                 raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
+
+
+def _locals_of(matrices: Matrices) -> dict[str, Any]:
+    return {name: None if x is None else x.local for name, x in matrices.items()}
 
 
 def context_of(call: str, *matrices: object) -> Context:
