@@ -102,7 +102,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
     ctx = everybody.context
     mine: dict[str, DistributedMatrix] = {}
     described: dict[str, Described] = {}
-    with ctx.agreement(full) as facts:
+    with ctx._agreement(full) as facts:
         m, n = (faults.integer(name, given[name], 0) for name in "mn")
         trapezoid = [
             faults.letter(name, given[name], allowed)
@@ -131,7 +131,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
         return
     places = {name: (described[name], x.descriptor.grid.coords(x.context.rank)) for name, x in mine.items()}
     everyone = ctx.comm.allgather(places)
-    with ctx.agreement(f"{full}: layouts"):
+    with ctx._agreement(f"{full}: layouts"):
         source, target = (_side(name, [each.get(name) for each in everyone], (m, n), dtype) for name in "ab")
     a, b = mine.get("a"), mine.get("b")
     arrived = None if b is None else np.empty(b.local.shape, dtype, order="F")
