@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,23 @@ if TYPE_CHECKING:
     from .layout.level3 import Diag, Uplo
 
 __all__ = ["DistributedMatrix"]
+
+
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
+
+
+def _running(
+    method: Callable[Concatenate[DistributedMatrix, P], Returned],
+) -> Callable[Concatenate[DistributedMatrix, P], Returned]:
+    """Have an exception that only this rank sees inside a method break its context on every rank."""
+
+    @wraps(method)
+    def run(self: DistributedMatrix, /, *args: P.args, **kwargs: P.kwargs) -> Returned:
+        with self.context.running(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class DistributedMatrix:
@@ -132,10 +151,10 @@ class DistributedMatrix:
 
     # -- moving
 
+    @_running
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
-        with self.context.running("gather"):
-            return self._gather("gather", root, everywhere=False)
+        return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
         """Return the whole matrix on ``root``; on other ranks None or, with ``everywhere``, room for it."""
@@ -149,14 +168,15 @@ class DistributedMatrix:
         Exchange(ctx.comm, Side.of(d), target, d.dtype).run(ctx.cells(d, self.on_host()), [whole])
         return whole
 
+    @_running
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
-        with self.context.running("allgather"):
-            whole = self._gather("allgather", 0, everywhere=True)
-            assert whole is not None
-            self.context.comm.bcast_into(whole, 0)
-            return whole
+        whole = self._gather("allgather", 0, everywhere=True)
+        assert whole is not None
+        self.context.comm.bcast_into(whole, 0)
+        return whole
 
+    @_running
     def redistribute(
         self,
         descriptor: MatrixDescriptor | None = None,
@@ -181,31 +201,30 @@ class DistributedMatrix:
                 ``out`` shares memory with this matrix.
         """
         ctx = self.context
-        with ctx.running("redistribute"):
-            with ctx.agreement("redistribute") as facts:
-                if out is not None:
-                    self._check_out(out)
-                    descriptor = out.descriptor if descriptor is None else descriptor
-                facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
-                if descriptor is None:
-                    raise LayoutError("redistribute: expected a descriptor or out=")
-                ctx.check_descriptor(descriptor)
-                if out is not None and out.descriptor != descriptor:
-                    raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
-                if descriptor.shape != self.shape:
-                    raise LayoutError(
-                        f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
-                    )
-                if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                    raise LayoutError(
-                        f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
-                    )
-                part = self._part(uplo, diag)
-                result = ctx.allocate(descriptor) if out is None else out
-                if out is None and part is not None:
-                    result.local[...] = 0
-            self.move_to(result, part)
-            return result
+        with ctx.agreement("redistribute") as facts:
+            if out is not None:
+                self._check_out(out)
+                descriptor = out.descriptor if descriptor is None else descriptor
+            facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
+            if descriptor is None:
+                raise LayoutError("redistribute: expected a descriptor or out=")
+            ctx.check_descriptor(descriptor)
+            if out is not None and out.descriptor != descriptor:
+                raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
+            if descriptor.shape != self.shape:
+                raise LayoutError(
+                    f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
+                )
+            if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
+                raise LayoutError(
+                    f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
+                )
+            part = self._part(uplo, diag)
+            result = ctx.allocate(descriptor) if out is None else out
+            if out is None and part is not None:
+                result.local[...] = 0
+        self.move_to(result, part)
+        return result
 
     def _check_out(self, out: DistributedMatrix) -> None:
         if not isinstance(out, DistributedMatrix):
@@ -242,6 +261,7 @@ class DistributedMatrix:
         values = self.context.engine.to_host(self._local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
+    @_running
     def save(
         self, path: str | os.PathLike[str], *, order: str | None = None, progress: npy.Progress | None = None
     ) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 from mpi4py import MPI
@@ -423,6 +424,20 @@ def one_has_lost_it_while_others_close():
 def finalised_before_the_end():
     keep.append(pb.Context(engine="host"))
     MPI.Finalize()
+
+
+def too_many_plans():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        plans = [pb.plan_matmul(a, a) for _ in range(999)]
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            plans += [pb.plan_matmul(a, a) for _ in range(2)]
+        print(
+            f"rank {RANK}: {len(found)} warning",
+            *(str(each.message)[-56:].strip() for each in found),
+            flush=True,
+        )
 
 
 keep = []
