@@ -96,7 +96,9 @@ class Agreement:
         finally:
             channel.end_turn()
         if outcome is not None:
-            raise outcome from (None if isinstance(error, PblasmpError) else error)
+            if error is not None:  # one traceback, which shows where this rank found its fault
+                outcome.__traceback__ = error.__traceback__
+            raise outcome from None
 
 
 class Running:
@@ -312,9 +314,11 @@ def _combined(faults: list[BaseException | None]) -> BaseException:
     elif len(found) < len(faults):
         where = f" (on {_ranks([rank for rank, _ in found])})"
     else:
-        return first
+        where = ""
     if isinstance(first, OSError) and first.errno is not None:
         return type(first)(first.errno, f"{first.strerror}{where}", first.filename)
+    if not where:
+        return first
     try:
         error = type(first)(f"{first}{where}")
         vars(error).update(vars(first))  # whatever else it says

@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
+from ..extras import install
+from ..launchers import surroundings
 from .side_channel import SideChannel, number_open
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Communicator", "Request", "chunks", "wrap"]
+__all__ = ["Communicator", "Request", "check_world", "chunks", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _NOTE = 1  # tag of the side channel's messages
-_LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
 _TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Array = NDArray[Any]
@@ -320,6 +322,35 @@ class _Mpi:
             self._comm.Free()
 
 
+def check_world(nranks: int, launcher: str) -> None:
+    """Raise unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
+
+    Where mpirun belongs to another MPI than mpi4py's library, each rank is alone in a world of its own.
+
+    Raises:
+        LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
+    """
+    MPI = _mpi()
+    if MPI.COMM_WORLD.size < nranks:
+        library = " ".join(MPI.Get_library_version().strip("\0 ").split("\n")[0].split())
+        raise LibraryNotFoundError(
+            f"{launcher} started {nranks} ranks, but mpi4py's MPI library ({library}) sees {MPI.COMM_WORLD.size}: "
+            "the launcher belongs to another MPI. Use the mpirun of that library; pblasmp info shows both, "
+            "PBLASMP_MPIRUN names the one that pblasmp starts. For separate one-rank jobs, pass MPI.COMM_SELF"
+        )
+
+
+def _mpi() -> Any:
+    """Return mpi4py's MPI, or raise LibraryNotFoundError."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LibraryNotFoundError(
+            f"an MPI launcher started this process, but no MPI library can be loaded ({error}): {install('mpi')}"
+        ) from None
+    return MPI
+
+
 def _duplicate(comm: MPI.Comm) -> _Mpi:
     """Return a duplicate with a channel of its own, when all ranks are here."""
     channel = SideChannel(comm.rank, _processes(comm))
@@ -356,7 +387,7 @@ def _enough_communicators() -> Iterator[None]:
         ) from error
 
 
-def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
+def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
     """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
 
     None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
@@ -365,42 +396,41 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     Collective over ``comm``.
 
     Raises:
-        LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
+        LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded, or one of another MPI.
         UnsupportedError: started by torchrun, but there is no process group yet.
-        LayoutError: ``comm`` is something else, or a group that this rank is not in.
+        LayoutError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
     if not hasattr(comm, "Dup") and isinstance(comm, Communicator):  # that asks COMM_NULL for its size
         return comm.duplicate()
-    launched_by_mpi = any(name in os.environ for name in _LAUNCHER_VARIABLES)
+    launcher = surroundings()
     dist = sys.modules.get("torch.distributed")  # without it there is no process group either
     if dist is not None and dist.is_available():
-        if comm is None and not launched_by_mpi and dist.is_initialized():
+        if comm is None and launcher is None and dist.is_initialized():
             comm = dist.group.WORLD
-        if isinstance(comm, dist.ProcessGroup):
+        meshes = sys.modules.get("torch.distributed.device_mesh")
+        if isinstance(comm, dist.ProcessGroup) or (meshes and isinstance(comm, meshes.DeviceMesh)):
             from .process_group import beside
 
             return beside(comm)
-    if comm is None and not launched_by_mpi and _TORCHRUN_VARIABLE in os.environ:
+    if comm is None and launcher is None and _TORCHRUN_VARIABLE in os.environ:
         raise UnsupportedError(
             "this process was started by torchrun, but PyTorch has no process group: "
             "call torch.distributed.init_process_group first"
         )
     if comm is None:
         try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            if launched_by_mpi:
-                raise LibraryNotFoundError(
-                    f"this process was started by an MPI launcher, but MPI cannot be loaded ({error}): "
-                    "install one MPI, for example with pip install 'pblasmp[mpi]'"
-                ) from None
+            comm = _mpi().COMM_WORLD
+        except LibraryNotFoundError:
+            if launcher is not None:
+                raise
             return _Serial()
-        comm = MPI.COMM_WORLD
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator or a process group of this rank's, got {comm!r}"
+            f"comm: expected an mpi4py communicator or a process group of this rank's, or a device mesh, got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
+    if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:
+        check_world(launcher.size, launcher.title)
     if not mpi or mpi.Is_inter():  # COMM_NULL is false
         what = "an intercommunicator" if mpi else "COMM_NULL, as ranks outside a communicator have it"
         raise LayoutError(f"comm: expected a communicator that this rank is in, got {what}")

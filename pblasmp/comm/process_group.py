@@ -21,8 +21,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import LibraryNotFoundError
+from ..errors import LayoutError, LibraryNotFoundError
 from .communicator import Communicator, chunks
 from .side_channel import SideChannel
 
@@ -222,6 +223,18 @@ class _Gloo:
         self._group = None
 
 
-def beside(group: dist.ProcessGroup) -> Communicator:
-    """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``."""
-    return _Gloo(dist.get_process_group_ranks(group))
+def beside(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
+    """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``.
+
+    Raises:
+        LayoutError: a device mesh of several dimensions, or one that this rank is not in.
+    """
+    if not isinstance(group, DeviceMesh):
+        return _Gloo(dist.get_process_group_ranks(group))
+    if group.ndim != 1:
+        names = group.mesh_dim_names
+        example = f", as device_mesh[{names[-1]!r}] has it" if names else ""
+        raise LayoutError(f"comm: a device mesh of {group.ndim} dimensions, expected 1{example}")
+    if group.get_coordinate() is None:
+        raise LayoutError(f"comm: expected a device mesh that this rank is in, got {group}")
+    return _Gloo(group.mesh.tolist())

@@ -20,7 +20,7 @@ GRACE = 1.0  # seconds that a rank waits for others before it aborts them
 def ends(name, tmp_path, nranks=4, options=()):
     """Run a program of faults.py; return its status, what was printed and how long the ranks took to end."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", *options, "-m", "tests.mpi.faults", name]
+    command = [sys.executable, "-W", "error", *options, "-m", "tests.helpers.faults", name]
     start = time.monotonic()
     with Job(command, nranks, tmp_path / "output", environ=environ) as job:
         status = job.wait(LIMIT)
@@ -115,7 +115,9 @@ def test_a_context_that_is_never_closed_warns(tmp_path):
     status, printed, _ = ends("never_closed", tmp_path, 2, ["-W", "always::ResourceWarning"])
     assert status == 0, printed
     for rank in range(2):
-        words = f"ResourceWarning: Context(rank {rank} of 2, engine host) made at {ROOT}/tests/mpi/faults.py:"
+        words = (
+            f"ResourceWarning: Context(rank {rank} of 2, engine host) made at {ROOT}/tests/helpers/faults.py:"
+        )
         assert printed.count(words) == 1, printed
 
 

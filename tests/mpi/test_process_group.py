@@ -139,7 +139,7 @@ def aborts(group: Any) -> None:
 
 def test_a_rank_that_leaves_ends_the_others():
     with pytest.raises(RanksFailedError, match="rank 1 did not finish") as failed:
-        run_torch(aborts, 3, timeout=30)
+        run_torch(aborts, 3, timeout=30, launch=True)
     assert "ended with status 1" in str(failed.value)
 
 
@@ -153,7 +153,7 @@ def without_a_group(group: Any) -> str:
 
 
 def test_under_torchrun_a_process_group_is_needed():
-    assert run_torch(without_a_group, 2) == [False, False]
+    assert run_torch(without_a_group, 2, launch=True) == [False, False]
 
 
 def breaks(group: Any) -> str:

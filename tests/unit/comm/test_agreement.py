@@ -12,7 +12,7 @@ from pblasmp.comm import agreement
 from pblasmp.comm.agreement import CLOSING, Agreement, exit_status, is_agreed, is_reported_here, leave
 from pblasmp.comm.communicator import _Serial
 from pblasmp.errors import LayoutError, PblasmpError, RankMismatchError
-from tests.unit.comm.ranks import Aborted, on_ranks
+from tests.helpers.threads import Aborted, on_ranks
 
 
 class TwoArgumentsError(Exception):
