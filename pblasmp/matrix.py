@@ -237,7 +237,9 @@ class DistributedMatrix:
                     descriptor = out.descriptor if descriptor is None else descriptor
                 facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
                 if descriptor is None:
-                    raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
+                    raise LayoutError(
+                        "redistribute: expected a descriptor, out=, or block=, grid= and the like"
+                    )
                 ctx.check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
                     raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
