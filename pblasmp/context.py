@@ -558,4 +558,5 @@ class Context:
             LibraryNotFoundError: h5py or zarr is missing.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)
-        return io.load(self, path, dataset, wanted, dtype, progress)
+        with self.running("load"):
+            return io.load(self, path, dataset, wanted, dtype, progress)

@@ -241,7 +241,9 @@ class DistributedMatrix:
                     descriptor = out.descriptor if descriptor is None else descriptor
                 facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
                 if descriptor is None:
-                    raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
+                    raise LayoutError(
+                        "redistribute: expected a descriptor, out=, or block=, grid= and the like"
+                    )
                 ctx._check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
                     raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
@@ -342,7 +344,8 @@ class DistributedMatrix:
             LayoutError: there is something else under this name, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
-        io.save(self, path, dataset, order, progress)
+        with self.context._running("save"):
+            io.save(self, path, dataset, order, progress)
 
     # -- arithmetic
 
