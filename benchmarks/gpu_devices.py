@@ -126,8 +126,8 @@ def machine(ctx: Any, device: Any) -> dict[str, str]:
         runtime = device.cupy.cuda.runtime
         number = runtime.runtimeGetVersion()
         facts["GPU"] = runtime.getDeviceProperties(device.index)["name"].decode()
-        facts["cuBLASMp"] = str(ctx.engine.library)
-        facts["NCCL"] = ctx.engine.nccl_version
+        facts["cuBLASMp"] = str(ctx.engine.session.library)
+        facts["NCCL"] = ctx.engine.session.nccl_version
         facts["CUDA"] = f"{number // 1000}.{number % 1000 // 10}"
         facts["stream"] = "its own" if device.stream_address else "CUDA's default"
         try:

@@ -46,19 +46,6 @@ def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"us": median(times), "fastest_us": min(times), "samples_us": times}
 
 
-def owner_blocks(p: int, q: int, column: int) -> tuple[int, slice]:
-    """Return which of B's blocks of rows multiply what process column ``column`` holds of A, on a p × q grid.
-
-    A's columns and B's rows are cut into the same blocks, dealt to q process columns and p process rows.
-
-    Returns:
-        The process row that has them, and the slice of its blocks. q must be a multiple of p.
-    """
-    if q % p:
-        raise ValueError(f"a grid of {p} x {q}: expected columns that are a multiple of rows")
-    return column % p, slice(column // p, None, q // p)
-
-
 def cell(entry: Entry | None) -> str:
     """Return what a table shows of an entry."""
     if entry is None:

@@ -15,7 +15,7 @@ from .. import tensor_parallel
 from ..context import Context
 from ..drawing.bars import Panel, draw_bars
 from ..drawing.picture import picture_format
-from ..dtypes import as_dtype
+from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..errors import LayoutError
 from ..launchers import surroundings
 from .progress import Reporter
@@ -37,7 +37,6 @@ SHAPES = {
 }
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
 _WARM_UP = 3
-_TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def _case(
     error = max(ctx.comm.allgather(error))
     return {
         "case": f"{t}, {n}, {k}", "us": times, "path": paths[OURS], "error": error,
-        "good": error <= _TOLERANCE.get(dtype, 1e-4),
+        "good": error <= ELEMENT_TYPES[dtype].tolerance,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import click
 
 from ..errors import LayoutError
 from ..layout import MatrixDescriptor
-from ..layout.files import ProblemFile, check, file_error, find, load_problem, path_of
+from ..layout.files import ProblemFile, check, file_error, find, load_problem_file, path_of
 from .terminal import plain
 
 __all__ = [
@@ -65,7 +65,7 @@ def parse(file: str, text: bytes) -> ProblemFile:
         LayoutError: the text makes no problem; the message names the file and every fault.
     """
     with _as_path(file, text) as path:
-        found = load_problem(path)
+        found = load_problem_file(path)
     return replace(
         found, path=Path(_name(file)), title=plain(found.title), description=plain(found.description)
     )
@@ -214,7 +214,7 @@ def _print_problem(one: dict[str, Any]) -> None:
 
 def shipped() -> list[dict[str, Any]]:
     """Return the problems that come with pblasmp: their names, titles and numbers of ranks. Local."""
-    found = [(path.stem, load_problem(path)) for path in find("problems")]
+    found = [(path.stem, load_problem_file(path)) for path in find("problems")]
     return [{"name": name, "nranks": file.nranks, "title": file.title} for name, file in found]
 
 

@@ -16,10 +16,11 @@ import numpy as np
 
 import pblasmp as pb
 
-from .. import npy
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..errors import LayoutError
+from ..io.npy import read_header
+from ..io.source import element_type
 from ..launchers import surroundings
 from ..layout import Grid, MatrixDescriptor
 from ..layout.problem import Op
@@ -103,7 +104,7 @@ def _validate(options: ProductOptions) -> np.dtype:
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
-    arrays = {name: npy.map_file(path) for name, path in files.items()}
+    arrays = {name: read_header(path) for name, path in files.items()}
     dtype = _common_dtype({path: arrays[name] for name, path in files.items()}, asked)
     scalar(options.alpha, dtype, "--alpha")
     scalar(options.beta, dtype, "--beta")
@@ -136,7 +137,7 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
             raise LayoutError(
                 f"{path} holds {array.dtype}: say with --dtype what to multiply it as ({', '.join(DTYPES)})"
             )
-        types[path] = npy.as_element_type(path, array, asked)[1]
+        types[path] = element_type(path, array.dtype, asked)
     if len(set(types.values())) > 1:
         found = ", ".join(f"{path} {dtype.name}" for path, dtype in types.items())
         raise LayoutError(f"the matrices differ in type ({found}): say with --dtype what to multiply them as")
@@ -197,7 +198,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             result |= {**verdict._asdict(), "good": verdict.good}
         if options.output is not None and result.get("good", True):
             if ctx.rank == 0:
-                reporter.temporary(npy.temporary_name(options.output))
+                reporter.temporary(options.output)
             with clock.step("writing"):
                 d.save(options.output, progress=reporter.progress)
             result["bytes"] = d.descriptor.nbytes

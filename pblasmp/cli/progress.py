@@ -52,7 +52,7 @@ class Reporter:
         """Say how far the step is, in units of its own. Local."""
 
     def temporary(self, path: Path) -> None:
-        """Name a file to be removed if this process is killed before it can do so. Local."""
+        """Name a file that is about to be written: what is left if the ranks are killed is removed. Local."""
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ..io.temporary import remove_abandoned
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
 from ..logs import logger
@@ -120,4 +121,4 @@ def _remove_temporaries(directory: Path) -> None:
     """Remove what ranks that are gone may not have removed themselves."""
     for event in Channel(directory).events():
         if "temporary" in event:
-            Path(event["temporary"]).unlink(missing_ok=True)
+            remove_abandoned(Path(event["temporary"]))

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import accumulation_dtype
+from ..dtypes import accumulation_dtype, element_type
 from ..matrix import DistributedMatrix
 
 __all__ = ["Verdict", "verify_product"]
@@ -71,7 +70,7 @@ def verify_product(
     with np.errstate(all="ignore"):  # NaN and overflow are what it is about
         product = _Product(a, b, c if beta else None, d, alpha, beta, op_a, op_b)
         k = a.shape[1 if op_a == "N" else 0]
-        rounding, kept = _epsilon(accumulation_dtype(d.dtype)), _epsilon(d.dtype)
+        rounding, kept = element_type(accumulation_dtype(d.dtype)).roundoff, element_type(d.dtype).roundoff
         allowed = 8 * math.sqrt(max(k, 1)) * rounding + 4 * kept
         spoiled, counts = product.spoiled()
         error, misplaced = product.error_of_sums(spoiled), 0
@@ -138,7 +137,7 @@ class _Product(NamedTuple):
             cx, cx_size = _apply(self.c, "N", x, ones)
             difference, size = difference - self.beta * cx, size + abs(self.beta) * cx_size
         # below it, results round to multiples of the smallest number
-        size += _smallest(self.d.dtype) / _epsilon(self.d.dtype) * (max(n, 1) * step)
+        size += element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff * (max(n, 1) * step)
         told = ~rows & np.isfinite(size)  # where sums overflow on the way, rounding explains all
         return float(np.max((np.abs(difference) / size[:, None])[told], initial=0.0))
 
@@ -166,10 +165,10 @@ class _Product(NamedTuple):
             c = _lines(self.c, "N", lines, axis)
             expected, size = expected + self.beta * c, size + abs(self.beta) * np.abs(c)
             tainted = tainted | ~np.isfinite(c)
-        size = size + _smallest(self.d.dtype) / _epsilon(self.d.dtype)
+        size = size + element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff
         finite = np.isfinite(got)
         error = np.abs(got - expected) / size
-        may_overflow = ~(size * (1 + allowed) < float(_limits(self.d.dtype).max))
+        may_overflow = ~(size * (1 + allowed) < element_type(self.d.dtype).largest)
         close = finite & (error <= allowed)
         plain = ~tainted & finite & np.isfinite(error)
         wrong = np.where(tainted, ~_same_kind(got, expected), ~finite & ~may_overflow)
@@ -262,17 +261,3 @@ def _apply(
     comm.sum_into(y)
     comm.sum_into(y_size)
     return y, y_size
-
-
-def _epsilon(dtype: np.dtype) -> float:
-    """Return the unit roundoff."""
-    return float(_limits(dtype).eps) / 2
-
-
-def _smallest(dtype: np.dtype) -> float:
-    return float(_limits(dtype).smallest_subnormal)
-
-
-def _limits(dtype: np.dtype) -> Any:
-    finfo: Any = ml_dtypes.finfo
-    return finfo(dtype)

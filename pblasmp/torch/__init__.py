@@ -25,12 +25,21 @@ except ModuleNotFoundError as error:
 
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 from .linear import ColumnParallelLinear, RowParallelLinear
+from .meshes import init_process_group
+from .styles import ColwiseParallel, RowwiseParallel, SequenceParallel
+from .vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 __all__ = [
     "ColumnParallelLinear",
+    "ColwiseParallel",
     "RowParallelLinear",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "VocabParallelEmbedding",
     "allgather_matmul",
+    "init_process_group",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_reduce_scatter",
+    "vocab_parallel_cross_entropy",
 ]
