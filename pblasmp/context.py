@@ -558,5 +558,5 @@ class Context:
             LibraryNotFoundError: h5py or zarr is missing.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)
-        with self.running("load"):
+        with self._running("load"):
             return io.load(self, path, dataset, wanted, dtype, progress)
