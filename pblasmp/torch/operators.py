@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from .. import tensor_parallel as product
 from ..context import Context
 from ..errors import LayoutError, UnsupportedError
-from ..tensor_parallel.operands import Arrays, Asked
+from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import run_once
 
 __all__ = [
@@ -92,7 +92,7 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
     """
     bias = how.pop("bias")
     arrays = Arrays(x, _borrowed(w), bias=bias if bias is None else _borrowed(bias))
-    return run_once(ctx, Asked(form, by_rule=True, **how), arrays)
+    return run_once(ctx, Request(form, by_rule=True, **how), arrays)
 
 
 def _borrowed(parameter: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
 
-CASES = "tests.mpi.torch_cases"
+CASES = "tests.helpers.torch_cases"
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's own CUDA kernels: sums of the ranks' parts, barriers between GPUs, strided copies at memory speed.
+
+They are compiled when they are first needed (CuPy keeps them on disk), one module for each combination of types, and
+include no header: CuPy finds CUDA's own not everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import accumulation_dtype
+from ...errors import LayoutError, UnsupportedError
+from .views import View
+
+__all__ = ["Kernels", "common_run", "vector_width"]
+
+MAX_RANKS = 64
+_VECTOR_BYTES = 16
+_THREADS = 512
+_U32 = 2**32
+
+_TYPES = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "complex64": "c64",
+    "complex128": "c128",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+_ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2}
+
+_COMMON = r"""
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+"""
+
+_SYNC = (
+    _COMMON
+    + r"""
+struct Peers { u32* p[%(ranks)d]; };
+__device__ __forceinline__ u32 acquire(const u32* p)
+{ u32 v; asm volatile("ld.acquire.sys.global.u32 %%0,[%%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+__device__ __forceinline__ void release(u32* p, u32 v)
+{ asm volatile("st.release.sys.global.u32 [%%0],%%1;" :: "l"(p), "r"(v) : "memory"); }
+
+// Words of a rank: for every kind of barrier, one from each rank; then how often this rank arrived and waited.
+__device__ void arrive_(Peers peers, int size, int rank, int kind, int kinds) {
+  u32* mine = peers.p[rank];
+  u32* count = mine + kinds * size + 2 * kind;
+  __shared__ u32 epoch;
+  if (threadIdx.x == 0) { epoch = *count + 1; *count = epoch; }
+  __syncthreads();
+  __threadfence_system();
+  if (threadIdx.x < size) release(peers.p[threadIdx.x] + kind * size + rank, epoch);
+}
+__device__ void await_(Peers peers, int size, int rank, int kind, int kinds) {
+  u32* mine = peers.p[rank];
+  u32* count = mine + kinds * size + 2 * kind + 1;
+  __shared__ u32 epoch;
+  if (threadIdx.x == 0) { epoch = *count + 1; *count = epoch; }
+  __syncthreads();
+  if (threadIdx.x < size) while ((int)(acquire(mine + kind * size + threadIdx.x) - epoch) < 0) {}
+  __syncthreads();
+  __threadfence_system();
+}
+extern "C" __global__ void arrive(Peers peers, int size, int rank, int kind, int kinds)
+{ arrive_(peers, size, rank, kind, kinds); }
+extern "C" __global__ void await(Peers peers, int size, int rank, int kind, int kinds)
+{ await_(peers, size, rank, kind, kinds); }
+extern "C" __global__ void meet(Peers peers, int size, int rank, int kind, int kinds)
+{ arrive_(peers, size, rank, kind, kinds); await_(peers, size, rank, kind, kinds); }
+"""
+)
+
+# Numbers as they are stored, and as they are summed.
+_NUMBERS = (
+    _COMMON
+    + r"""
+struct bf16 { u16 v; }; struct fp16 { u16 v; }; struct e4m3 { u8 v; }; struct e5m2 { u8 v; };
+struct alignas(8) c64 { float x, y; }; struct alignas(16) c128 { double x, y; };
+__device__ __forceinline__ float wide(bf16 a) { return __uint_as_float((u32)a.v << 16); }
+__device__ __forceinline__ float wide(fp16 a)
+{ float f; asm("cvt.f32.f16 %0,%1;" : "=f"(f) : "h"(a.v)); return f; }
+__device__ __forceinline__ float wide(float a) { return a; }
+__device__ __forceinline__ double wide(double a) { return a; }
+__device__ __forceinline__ c64 wide(c64 a) { return a; }
+__device__ __forceinline__ c128 wide(c128 a) { return a; }
+__device__ __forceinline__ void narrow(float f, bf16& a) {
+  u32 u = __float_as_uint(f);
+  a.v = f != f ? 0x7fff : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+__device__ __forceinline__ void narrow(float f, fp16& a) { asm("cvt.rn.f16.f32 %0,%1;" : "=h"(a.v) : "f"(f)); }
+__device__ __forceinline__ void narrow(float f, float& a) { a = f; }
+__device__ __forceinline__ void narrow(double f, double& a) { a = f; }
+__device__ __forceinline__ void narrow(c64 f, c64& a) { a = f; }
+__device__ __forceinline__ void narrow(c128 f, c128& a) { a = f; }
+#ifdef FLOAT8
+__device__ __forceinline__ void narrow(float f, e4m3& a)
+{ u16 r; asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(r) : "f"(0.0f), "f"(f)); a.v = r; }
+__device__ __forceinline__ void narrow(float f, e5m2& a)
+{ u16 r; asm("cvt.rn.satfinite.e5m2x2.f32 %0,%1,%2;" : "=h"(r) : "f"(0.0f), "f"(f)); a.v = r; }
+#endif
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ double plus(double a, double b) { return a + b; }
+__device__ __forceinline__ c64 plus(c64 a, c64 b) { return c64{a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ c128 plus(c128 a, c128 b) { return c128{a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ float times(float a, float b) { return a * b; }
+__device__ __forceinline__ double times(double a, double b) { return a * b; }
+__device__ __forceinline__ c64 times(c64 a, c64 b) { return c64{a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
+__device__ __forceinline__ c128 times(c128 a, c128 b) { return c128{a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
+template<class T> __device__ __forceinline__ T gelu(T x)
+{ return T(0.5) * x * (T(1) + tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x))); }
+template<class T> __device__ __forceinline__ T activate(T x, int f)
+{ return f == 1 ? (x < T(0) ? T(0) : x) : f == 2 ? gelu(x) : x; }
+template<> __device__ __forceinline__ c64 activate(c64 x, int) { return x; }
+template<> __device__ __forceinline__ c128 activate(c128 x, int) { return x; }
+__device__ __forceinline__ float size_of(float x) { return fabsf(x); }
+__device__ __forceinline__ float size_of(double x) { return (float)fabs(x); }
+__device__ __forceinline__ float size_of(c64) { return 0; }
+__device__ __forceinline__ float size_of(c128) { return 0; }
+__device__ __forceinline__ float scaled(float x, float s) { return x * s; }
+__device__ __forceinline__ double scaled(double x, float s) { return x * s; }
+__device__ __forceinline__ c64 scaled(c64 x, float) { return x; }
+__device__ __forceinline__ c128 scaled(c128 x, float) { return x; }
+"""
+)
+
+# V neighbours a thread, in the order of the parts: the same bits wherever the same parts are added.
+_ADD = r"""
+__host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
+template<class T> struct alignas(least(16, V * sizeof(T))) Line { T v[V]; };
+struct Parts { const PART* p[P]; };
+struct Outs { OUT* p[OUTS]; };
+extern "C" __global__ void __launch_bounds__(512) add(
+    Parts parts, u64 ld_parts, Outs outs, u64 ld_first, u64 ld_rest, u64 rows, u64 lines,
+    const CTYPE* c, u64 ld_c, SUM beta, const BIAS* bias, int activation, const float* scale, float* amax) {
+  float largest = 0;
+  float by = scale ? *scale : 1.0f;
+  INDEX n = rows * lines, step = (INDEX)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
+    INDEX i = at, row = i / (INDEX)lines;
+    u64 col = (u64)(i - row * (INDEX)lines) * V;
+    Line<PART> in[P];
+    #pragma unroll
+    for (int p = 0; p < P; p++) in[p] = *(const Line<PART>*)(parts.p[p] + row * ld_parts + col);
+    SUM sum[V];
+    #pragma unroll
+    for (int j = 0; j < V; j++) sum[j] = wide(in[0].v[j]);
+    #pragma unroll
+    for (int p = 1; p < P; p++)
+      #pragma unroll
+      for (int j = 0; j < V; j++) sum[j] = plus(sum[j], wide(in[p].v[j]));
+    if (c) {
+      Line<CTYPE> old = *(const Line<CTYPE>*)(c + row * ld_c + col);
+      #pragma unroll
+      for (int j = 0; j < V; j++) sum[j] = plus(sum[j], times(beta, wide(old.v[j])));
+    }
+    if (bias) {
+      #pragma unroll
+      for (int j = 0; j < V; j++) sum[j] = plus(sum[j], wide(bias[col + j]));
+    }
+    Line<OUT> out;
+    #pragma unroll
+    for (int j = 0; j < V; j++) {
+      SUM y = activate(sum[j], activation);
+      if (amax) largest = fmaxf(largest, size_of(y));
+      narrow(scale ? scaled(y, by) : y, out.v[j]);
+    }
+    #pragma unroll
+    for (int q = 0; q < OUTS; q++) *(Line<OUT>*)(outs.p[q] + row * (q ? ld_rest : ld_first) + col) = out;
+  }
+  if (amax) {
+    for (int lane = 16; lane; lane >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+    if (threadIdx.x % 32 == 0) atomicMax((int*)amax, __float_as_int(largest));
+  }
+}
+"""
+
+# Four dimensions, the last a run of bytes; T is as wide as every address and stride allows.
+_MOVE = (
+    _COMMON
+    + r"""
+struct Strides { u64 a, b, c; };
+struct alignas(16) quad { u32 v[4]; };
+extern "C" __global__ void __launch_bounds__(512) move(
+    char* to, Strides there, const char* from, Strides here, u64 total, u64 nb, u64 nc, u64 run) {
+  u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += step) {
+    INDEX i = at, x = i % (INDEX)run; i /= (INDEX)run;
+    INDEX c = i % (INDEX)nc; i /= (INDEX)nc;
+    INDEX b = i % (INDEX)nb, a = i / (INDEX)nb;
+    *(T*)(to + a * there.a + b * there.b + c * there.c + x * sizeof(T)) =
+        *(const T*)(from + a * here.a + b * here.b + c * here.c + x * sizeof(T));
+  }
+}
+"""
+)
+_WORDS = {16: "quad", 8: "u64", 4: "u32", 2: "u16", 1: "u8"}
+
+
+def vector_width(part: np.dtype, cols: int, views: Sequence[View]) -> int:
+    """Return how many neighbours a thread can add at once: those of 16 bytes of a part, or one. Local.
+
+    Args:
+        part: type of the parts.
+        cols: entries of a row.
+        views: all that are read or written so: their rows must start where vectors may.
+    """
+    width = max(1, _VECTOR_BYTES // part.itemsize)
+    if cols % width:
+        return 1
+    for view in views:
+        aligned = min(_VECTOR_BYTES, width * view.dtype.itemsize)
+        together = view.address | (view.ld * view.dtype.itemsize if view.rows > 1 else 0)
+        if together % aligned:
+            return 1
+    return width
+
+
+def common_run(numbers: Sequence[int]) -> int:
+    """Return the most bytes, up to 16, a power of two, that every number is a multiple of. Local."""
+    together = 0
+    for number in numbers:
+        together |= number
+    return min(_VECTOR_BYTES, together & -together) if together else _VECTOR_BYTES
+
+
+class Kernels:
+    """The kernels, compiled for the current GPU when they are needed. Local.
+
+    Args:
+        cupy: the module.
+        size: how many ranks signal each other.
+    """
+
+    def __init__(self, cupy: Any, size: int) -> None:
+        if size > MAX_RANKS:
+            raise UnsupportedError(f"{size} ranks: the kernels take {MAX_RANKS} at most")
+        self._cupy, self._size = cupy, size
+        self._functions: dict[Any, Any] = {}
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+        self.multiprocessors = int(properties["multiProcessorCount"])
+
+    def _compiled(self, name: str, code: str, **macros: Any) -> Any:
+        key = (name, *sorted(macros.items()))
+        if key not in self._functions:
+            options = ("-std=c++17", *(f"-D{macro}={value}" for macro, value in macros.items()))
+            module = self._cupy.RawModule(code=code, options=options)
+            self._functions[key] = module.get_function(name)
+        return self._functions[key]
+
+    def _launch(self, kernel: Any, blocks: int, threads: int, stream: Any, *arguments: Any) -> None:
+        kernel((blocks,), (threads,), arguments, stream=stream)
+
+    def signal(self, what: str, stream: Any, flags: Sequence[int], rank: int, kind: int, kinds: int) -> None:
+        """Queue half a barrier of all ranks, or a whole one. Local.
+
+        Args:
+            what: "arrive": tell every rank; "await": until every rank has arrived once more than at the last time;
+                "meet": both.
+            stream: CuPy's.
+            flags: addresses of every rank's words: ``kinds * (size + 2)`` of them, zero at first.
+            rank: this one.
+            kind: which barrier; each counts for itself.
+            kinds: how many there are.
+        """
+        kernel = self._compiled(what, _SYNC % {"ranks": self._size})
+        ints = (np.int32(self._size), np.int32(rank), np.int32(kind), np.int32(kinds))
+        threads = -(-self._size // 32) * 32
+        self._launch(kernel, 1, threads, stream, _pointers(flags), *ints)
+
+    def add(
+        self,
+        stream: Any,
+        parts: Sequence[View],
+        outs: Sequence[View],
+        *,
+        beta: complex = 0,
+        c: View | None = None,
+        bias: View | None = None,
+        activation: str | None = None,
+        scale: int = 0,
+        amax: int = 0,
+        blocks: int = 0,
+    ) -> None:
+        """Queue ``out = scale f(sum of parts + beta C + bias)``, summed in float32 or wider, rounded once. Local.
+
+        Args:
+            stream: CuPy's.
+            parts: matrices of one shape, type and leading dimension, added in this order.
+            outs: where the same result is stored, here or at peers; all but the first have one leading dimension.
+            beta, c: read where beta is not 0.
+            bias: one row.
+            activation: None, "relu", "gelu".
+            scale, amax: addresses of one float32, 0 for none.
+            blocks: of threads, at most; 0: two for each multiprocessor.
+
+        Raises:
+            LayoutError: the shapes or types differ.
+        """
+        first, out = parts[0], outs[0]
+        c = c if beta != 0 else None
+        read = c or (out if out.dtype.itemsize > 1 else first)  # what is not read must have a type, too
+        like = [view for view in (*parts, *outs, c) if view is not None]
+        if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
+            raise LayoutError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
+        if any((view.dtype, view.ld) != (first.dtype, first.ld) for view in parts) or any(
+            view.dtype != out.dtype or view.ld != outs[-1].ld for view in outs[1:]
+        ):
+            raise LayoutError("parts, and results after the first, must have one type and leading dimension")
+        if bias is not None and bias.cols != first.cols:
+            raise LayoutError(f"bias has {bias.cols} entries for {first.cols} columns")
+        if not first.rows * first.cols:
+            return
+        width = vector_width(first.dtype, first.cols, like)
+        lines = first.cols // width
+        exact = accumulation_dtype(first.dtype)
+        macros = {
+            "PART": _TYPES[first.dtype.name],
+            "OUT": _TYPES[out.dtype.name],
+            "CTYPE": _TYPES[read.dtype.name],
+            "BIAS": _TYPES[(bias or first).dtype.name],
+            "SUM": _TYPES[exact.name],
+            "P": len(parts),
+            "OUTS": len(outs),
+            "V": width,
+            "INDEX": _index(first.rows * lines),
+        }
+        if out.dtype.itemsize == 1:
+            macros["FLOAT8"] = 1
+        kernel = self._compiled("add", _NUMBERS + _ADD, **macros)
+        most = blocks or 2 * self.multiprocessors
+        grid = min(most, -(-first.rows * lines // _THREADS))
+        u64 = np.uint64
+        self._launch(
+            kernel, grid, _THREADS, stream,
+            _pointers([part.address for part in parts]), u64(first.ld),
+            _pointers([view.address for view in outs]), u64(out.ld), u64(outs[-1].ld),
+            u64(first.rows), u64(lines),
+            u64(c.address if c else 0), u64(c.ld if c else 0), _scalar(beta, exact),
+            u64(bias.address if bias else 0), np.int32(_ACTIVATIONS[activation]), u64(scale), u64(amax),
+        )  # fmt: skip
+
+    def copy(self, stream: Any, to: View, of: View, blocks: int = 0) -> None:
+        """Queue a copy of a matrix at memory speed. Local."""
+        if (to.rows, to.cols, to.dtype.itemsize) != (of.rows, of.cols, of.dtype.itemsize):
+            raise LayoutError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
+        size = of.dtype.itemsize
+        self.move(
+            stream, to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size),
+            (1, 1, of.rows, of.cols * size), blocks,
+        )  # fmt: skip
+
+    def move(
+        self,
+        stream: Any,
+        to: int,
+        there: Sequence[int],
+        of: int,
+        here: Sequence[int],
+        extents: Sequence[int],
+        blocks: int = 0,
+    ) -> None:
+        """Queue a copy of four dimensions, the last of them bytes that are neighbours. Local.
+
+        Blocks of a block-cyclic matrix are packed so: (blocks down, rows of one, blocks across, bytes of a row of one).
+
+        Args:
+            stream: CuPy's.
+            to, of: addresses.
+            there, here: bytes from one to the next along the first three dimensions, not negative.
+            extents: of the four dimensions.
+            blocks: of threads, at most; 0: four for each multiprocessor.
+
+        Raises:
+            LayoutError: an extent or a stride is negative.
+        """
+        if min(*extents, *there, *here) < 0:
+            raise LayoutError(
+                f"extents {tuple(extents)}, strides {tuple(there)} and {tuple(here)}: none may be < 0"
+            )
+        a, b, c, run = extents
+        if not a * b * c * run:
+            return
+        used = [stride for n, *pair in zip((a, b, c), there, here, strict=True) if n > 1 for stride in pair]
+        word = common_run([to, of, run, *used])
+        total = a * b * c * (run // word)
+        kernel = self._compiled("move", _MOVE, T=_WORDS[word], INDEX=_index(total))
+        grid = min(blocks or 4 * self.multiprocessors, -(-total // _THREADS))
+        u64 = np.uint64
+        strides = [np.array(x, u64).view(np.dtype([("p", u64, 3)]))[0] for x in (there, here)]
+        self._launch(
+            kernel, grid, _THREADS, stream,
+            u64(to), strides[0], u64(of), strides[1], u64(total), u64(b), u64(c), u64(run // word),
+        )  # fmt: skip
+
+
+def _index(total: int) -> str:
+    """Return the type that counts to ``total``: division is a third as fast in 64 bits."""
+    return "unsigned" if total < _U32 else "u64"
+
+
+def _pointers(addresses: Sequence[int]) -> Any:
+    """Return a struct of addresses, as kernels take it."""
+    return np.array(addresses, np.uint64).view(np.dtype([("p", np.uint64, len(addresses))]))[0]
+
+
+def _scalar(value: complex, dtype: np.dtype) -> Any:
+    return dtype.type(value) if dtype.kind == "c" else dtype.type(complex(value).real)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every stream; CUDA graphs may record them.
+
+The binding is nvmath-python's: its calls cost a microsecond, ctypes' with 16 arguments several.
+Matrices are row-major. cuBLASLt's are column-major, so it is asked for the transpose: D^T = op(W)^T op(X)^T; what is
+row-major in memory is the transpose already, and the letters of op stay as they are.
+
+Source: cuBLASLt's documentation (CUDA 13), cublasLt.h.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ...bindings import Operation
+from ...dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
+from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
+from .types import DATA_TYPES, compute_type
+from .views import View
+
+__all__ = ["PLAIN", "Finish", "LocalProducts", "fuses", "why_not_float8"]
+
+WORKSPACE_BYTES = 32 << 20  # what cuBLAS takes on Hopper
+_ALIGNED = 256  # bytes; better alignment makes no difference
+_FLOAT8_ALIGNED = 16
+_FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
+
+Op = Literal["N", "T", "C"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What follows the sum inside the product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
+
+    Addresses of device memory, 0 for none.
+
+    Args:
+        activation: "relu", "gelu", or their derivatives "drelu", "dgelu", which read ``aux``.
+        bias: a vector with an entry for every column of D.
+        bias_dtype: its type, by default D's; bfloat16 or float16 with 8-bit operands.
+        aux: written by "relu" and "gelu", read by "drelu" and "dgelu"; see ``Epilogue.aux``.
+        aux_ld: entries from one of its rows to the next.
+        scale_x, scale_w, scale_d: one float32 each, with 8-bit matrices.
+        amax: one float32, raised to the largest absolute value of an 8-bit D.
+    """
+
+    activation: str | None = None
+    bias: int = 0
+    bias_dtype: np.dtype | None = None
+    aux: int = 0
+    aux_ld: int = 0
+    scale_x: int = 0
+    scale_w: int = 0
+    scale_d: int = 0
+    amax: int = 0
+
+    @property
+    def epilogue(self) -> str:
+        """Name, in cuBLASLt, of the bias and the activation."""
+        parts = [self.activation.upper() if self.activation else ""]
+        parts += ["AUX" if self.aux and self.activation in _FORWARD else "", "BIAS" if self.bias else ""]
+        return "_".join(part for part in parts if part) or "DEFAULT"
+
+    @property
+    def pointers(self) -> dict[str, int]:
+        """Attributes of a matmul descriptor, with the addresses that are given; X is cuBLASLt's B, W its A."""
+        given = {
+            "BIAS_POINTER": self.bias,
+            "EPILOGUE_AUX_POINTER": self.aux,
+            "A_SCALE_POINTER": self.scale_w,
+            "B_SCALE_POINTER": self.scale_x,
+            "D_SCALE_POINTER": self.scale_d,
+            "AMAX_D_POINTER": self.amax,
+        }
+        return {name: address for name, address in given.items() if address}
+
+
+PLAIN = Finish()
+
+
+def fuses(dtype: np.dtype) -> bool:
+    """Return whether cuBLASLt adds a bias and applies an activation in products of this type. Local."""
+    return dtype.itemsize <= 2 or dtype == DTYPES["float32"]
+
+
+def why_not_float8(x: View, w: View, d: View, op_x: Op = "N", op_w: Op = "T") -> str:
+    """Return why cuBLASLt cannot multiply these 8-bit matrices on Hopper, "" if it can. Local."""
+    if (op_x, op_w) != ("N", "T"):
+        return "8-bit products take X as tokens × inputs and W as outputs × inputs"
+    if x.dtype == w.dtype == FLOAT8["float8_e5m2"]:
+        return "X and W are both float8_e5m2: one of them must be float8_e4m3fn"
+    for name, view in (("X", x), ("W", w), ("D", d)):
+        apart = view.ld * view.dtype.itemsize
+        if apart % _FLOAT8_ALIGNED or view.address % _FLOAT8_ALIGNED:
+            return f"{name}: 8-bit products need rows that start at multiples of 16 bytes, they are {apart} apart"
+    if x.cols % _FLOAT8_ALIGNED:
+        return f"8-bit products need a multiple of 16 inputs, got {x.cols}"
+    return ""
+
+
+class LocalProducts:
+    """cuBLASLt on one GPU. Local; ``close`` gives everything back.
+
+    Args:
+        cupy: the module; its current device is the GPU.
+        binding: ``nvmath.bindings.cublasLt``, by default imported.
+
+    Raises:
+        LibraryNotFoundError: nvmath-python is not installed.
+    """
+
+    def __init__(self, cupy: Any, binding: Any = None) -> None:
+        if binding is None:
+            try:
+                import nvmath.bindings.cublasLt
+            except ImportError as error:
+                raise LibraryNotFoundError(
+                    f"nvmath-python is not installed ({error}): pip install 'pblasmp[cu13]'"
+                ) from None
+            binding = nvmath.bindings.cublasLt
+        self._cupy, self._lt = cupy, binding
+        self._prepared: dict[Any, _Prepared] = {}
+        self._workspaces: dict[int, Any] = {}
+        self._scalars: dict[Any, np.ndarray] = {}
+        self._closing = ExitStack()
+        self._handle = binding.create()
+        self._closing.callback(binding.destroy, self._handle)
+
+    def prepare_stream(self, stream: int) -> int:
+        """Return the address of a stream's workspace, made the first time: not while a graph records. Local."""
+        if stream not in self._workspaces:
+            self._workspaces[stream] = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
+        return int(self._workspaces[stream].data.ptr)
+
+    def multiply(
+        self,
+        stream: int,
+        x: View,
+        w: View,
+        d: View,
+        *,
+        op_x: Op = "N",
+        op_w: Op = "N",
+        alpha: complex = 1,
+        beta: complex = 0,
+        c: View | None = None,
+        finish: Finish = PLAIN,
+        compute: str | None = None,
+        sms: int = 0,
+    ) -> None:
+        """Queue ``D = alpha op(X) op(W) + beta C`` and what follows, with one rounding. Local.
+
+        Args:
+            stream: address of the CUDA stream.
+            x, w, d: ``op(x)`` is m × k, ``op(w)`` is k × n, ``d`` is m × n; ``d`` may be in a peer's memory.
+            op_x, op_w: "N", "T" or "C".
+            alpha, beta: scalars.
+            c: like ``d``; may be ``d``; by default ``d``.
+            finish: bias, activation, scales.
+            compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
+            sms: how many multiprocessors to use at most, 0 for all.
+
+        Raises:
+            LayoutError: the shapes do not fit together.
+            UnsupportedError: cuBLASLt has no such product.
+        """
+        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
+        inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
+        c = d if c is None else c
+        if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
+            raise LayoutError(
+                f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
+                "expected m x k, k x n and twice m x n"
+            )
+        if not (m and n and k):
+            raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
+        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, sms)
+        product.point(self._lt, finish.pointers)
+        kind = accumulation_dtype(x.dtype)
+        scalars = self._scalars_of(alpha, beta, kind)
+        at = scalars.ctypes.data
+        c_address = c.address if beta != 0 else d.address
+        self._lt.matmul(
+            self._handle, product.description,
+            at, w.address, product.layouts[0], x.address, product.layouts[1],
+            at + kind.itemsize, 0 if product.without_c else c_address, product.layouts[2],
+            d.address, product.layouts[3],
+            product.algo, self.prepare_stream(stream), WORKSPACE_BYTES, stream,
+        )  # fmt: skip
+
+    def _scalars_of(self, alpha: complex, beta: complex, kind: np.dtype) -> np.ndarray:
+        key = alpha, beta, kind
+        found = self._scalars.get(key)
+        if found is None:
+            values = (alpha, beta) if kind.kind == "c" else (complex(alpha).real, complex(beta).real)
+            self._scalars[key] = found = np.array(values, dtype=kind)
+        return found
+
+    def _product(
+        self,
+        extents: tuple[int, int, int],
+        views: tuple[View, View, View, View],
+        ops: tuple[Op, Op],
+        beta: complex,
+        finish: Finish,
+        compute: str | None,
+        sms: int,
+    ) -> _Prepared:
+        """Return descriptors and algorithm, from the cache where they were made before."""
+        key = (
+            extents, ops, beta == 0, compute, sms,
+            tuple((view.dtype, view.ld, _alignment(view)) for view in views),
+            finish.epilogue, finish.bias_dtype, finish.aux_ld, tuple(finish.pointers),
+        )  # fmt: skip
+        found = self._prepared.get(key)
+        if found is None:
+            self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, sms)
+        return found
+
+    def _prepare(
+        self,
+        extents: tuple[int, int, int],
+        views: tuple[View, View, View, View],
+        ops: tuple[Op, Op],
+        beta: complex,
+        finish: Finish,
+        compute: str | None,
+        sms: int,
+    ) -> _Prepared:
+        lt = self._lt
+        x, w, c, d = views
+        float8 = is_float8(x.dtype)
+        if float8 and (why := why_not_float8(x, w, d, *ops)):
+            raise UnsupportedError(why)
+        kind = accumulation_dtype(x.dtype)
+        # C stands in D's place where there is none; an 8-bit D has a 16-bit C.
+        c_dtype = DTYPES["bfloat16"] if beta == 0 and is_float8(d.dtype) else c.dtype if beta else d.dtype
+        made = ExitStack()
+        with made:
+            description = lt.matmul_desc_create(int(compute_type(x.dtype, compute)), int(_data_type(kind)))
+            made.callback(lt.matmul_desc_destroy, description)
+            attributes = {
+                "TRANSA": int(Operation[ops[1]]),
+                "TRANSB": int(Operation[ops[0]]),
+                "EPILOGUE": int(lt.Epilogue[finish.epilogue]),
+                "SM_COUNT_TARGET": sms,
+            }
+            if finish.bias:
+                default = DTYPES["bfloat16"] if float8 and d.dtype != np.float16 else d.dtype
+                attributes["BIAS_DATA_TYPE"] = int(_data_type(finish.bias_dtype or default))
+            if finish.aux:
+                attributes["EPILOGUE_AUX_LD"] = finish.aux_ld
+            for name, value in attributes.items():
+                _set(lt, description, name, value)
+            product = _Prepared(description, without_c=float8 and beta == 0 and is_float8(d.dtype))
+            product.point(lt, finish.pointers)
+            for view, dtype in ((w, w.dtype), (x, x.dtype), (c if beta else d, c_dtype), (d, d.dtype)):
+                layout = lt.matrix_layout_create(int(_data_type(dtype)), view.cols, view.rows, view.ld)
+                made.callback(lt.matrix_layout_destroy, layout)
+                product.layouts.append(layout)
+            preference = lt.matmul_preference_create()
+            made.callback(lt.matmul_preference_destroy, preference)
+            wanted = {"MAX_WORKSPACE_BYTES": WORKSPACE_BYTES}
+            for letter, view in (("A", w), ("B", x), ("C", c if beta else d), ("D", d)):
+                wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(view)
+            for name, value in wanted.items():
+                attribute = int(lt.MatmulPreferenceAttribute[name])
+                number = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
+                lt.matmul_preference_set_attribute(preference, attribute, number.ctypes.data, number.itemsize)
+            result = np.zeros(1, lt.matmul_heuristic_result_dtype)
+            count = np.zeros(1, np.int32)
+            try:
+                lt.matmul_algo_get_heuristic(
+                    self._handle, description, *product.layouts, preference,
+                    1, result.ctypes.data, count.ctypes.data,
+                )  # fmt: skip
+            except lt.cuBLASLtError as error:
+                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: {error}") from None
+            if not count[0]:
+                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: cuBLASLt found no way")
+            product.result, product.algo = result, result.ctypes.data  # its first field is the algorithm
+            self._closing.push(made.pop_all())
+        return product
+
+    def close(self) -> None:
+        """Give descriptors, handle and workspaces back. Local; no work may be in flight."""
+        self._prepared.clear()
+        self._closing.close()
+        self._workspaces.clear()
+
+
+class _Prepared:
+    """Descriptors and algorithm of one product."""
+
+    __slots__ = ("_pointed", "algo", "description", "layouts", "result", "without_c")
+
+    def __init__(self, description: int, *, without_c: bool) -> None:
+        self.description, self.without_c = description, without_c
+        self.layouts: list[int] = []
+        self.algo, self.result = 0, np.empty(0)
+        self._pointed: dict[str, int] = {}
+
+    def point(self, lt: Any, pointers: dict[str, int]) -> None:
+        """Set the addresses that have changed since the call before."""
+        if pointers == self._pointed:
+            return
+        for name, address in pointers.items():
+            _set(lt, self.description, name, address)
+        self._pointed = pointers
+
+
+def _set(lt: Any, description: int, name: str, value: int) -> None:
+    attribute = int(lt.MatmulDescAttribute[name])
+    number = np.array([value], lt.get_matmul_desc_attribute_dtype(attribute))
+    lt.matmul_desc_set_attribute(description, attribute, number.ctypes.data, number.itemsize)
+
+
+def _data_type(dtype: np.dtype) -> int:
+    return DATA_TYPES[dtype.name]
+
+
+def _alignment(view: View) -> int:
+    """Return the largest power of two, up to 256, that every row's address is a multiple of."""
+    together = view.address | view.ld * view.dtype.itemsize if view.rows > 1 else view.address
+    return min(_ALIGNED, together & -together)
+
+
+def _words(extents: tuple[int, int, int], views: tuple[View, ...], ops: tuple[Op, Op], finish: Finish) -> str:
+    m, n, k = extents
+    x, w, _, d = (view.dtype.name for view in views)
+    return f"a product of {m} x {n} x {k}, {x} {ops[0]} by {w} {ops[1]} to {d}, epilogue {finish.epilogue}"

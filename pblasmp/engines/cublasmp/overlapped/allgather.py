@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AllGather + GEMM on GPUs: every rank has some of the tokens, and gets its outputs of all of them."""
+
+from __future__ import annotations
+
+from ..views import View
+from .base import Algorithm, Call
+from .spec import offsets
+
+__all__ = ["NcclGather", "PushedGather"]
+
+
+class _Gather(Algorithm):
+    form = "allgather_matmul"
+
+    def _prepare(self) -> None:
+        spec = self.spec
+        self.starts = offsets(spec.tokens)
+        self.line_bytes = spec.inputs[0] * spec.dtype.itemsize
+
+    def lines_of(self, matrix: View, rank: int) -> View:
+        """Return the rows of a rank."""
+        return matrix.lines(self.starts[rank], self.starts[rank + 1])
+
+    def view(self, address: int) -> View:
+        """Return all tokens' X at an address."""
+        (inputs,) = self.spec.inputs
+        return View(address, self.spec.rows, inputs, inputs, self.spec.dtype)
+
+    def shard(self, stream: str, call: Call, rank: int, x: View) -> None:
+        """Queue the product of a rank's tokens."""
+        c = self.lines_of(call.c, rank) if call.c else None
+        self.whole(stream, call, x, c, self.lines_of(call.out, rank))
+
+
+class NcclGather(_Gather):
+    """NCCL's AllGather (its Broadcasts where the ranks' tokens differ), then one product."""
+
+    name = "nccl"
+    needs_windows = False
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.gpu.scratch("gathered", self.spec.rows * self.line_bytes)
+        self.gpu.scratch("shard", self.spec.tokens[self.rank] * self.line_bytes)
+
+    def _queue(self, call: Call) -> None:
+        gpu, spec = self.gpu, self.spec
+        gpu.begin()
+        gathered = self.view(gpu.scratch("gathered", spec.rows * self.line_bytes))
+        own = call.x
+        if not own.contiguous:
+            at = gpu.scratch("shard", own.nbytes)
+            own = View(at, own.rows, own.cols, own.cols, own.dtype)
+            gpu.copy("main", own, call.x)
+        gpu.all_gather(own, gathered.address, [rows * self.line_bytes for rows in spec.tokens])
+        self.whole("main", call, gathered, call.c, call.out)
+        gpu.end()
+
+
+class PushedGather(_Gather):
+    """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come."""
+
+    name = "push"
+
+    def _buffers(self) -> dict[str, int]:
+        return {"gathered": self.spec.rows * self.line_bytes}
+
+    def _queue(self, call: Call) -> None:
+        gpu = self.gpu
+        copies = ("copy0", "copy1")
+        gpu.begin(*copies)
+        for step, peer in enumerate(reversed(self.peers)):  # whose turn for this shard is first
+            if call.x.rows:
+                gathered = self.view(gpu.symmetric("gathered", peer))
+                stream = copies[step % 2]
+                gpu.push(stream, self.lines_of(gathered, self.rank), call.x)
+                gpu.raise_flag(stream, peer, 0)
+        self.shard("main", call, self.rank, call.x)
+        gathered = self.view(gpu.symmetric("gathered", self.rank))
+        for peer in self.peers:
+            if self.spec.tokens[peer]:
+                gpu.await_flag("main", peer, 0)
+                self.shard("main", call, peer, self.lines_of(gathered, peer))
+        gpu.end(*copies)

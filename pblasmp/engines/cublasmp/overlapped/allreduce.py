@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMM + AllReduce on GPUs: every rank multiplies all tokens with its inputs, and gets the sums of all of them.
+
+Every entry is added by one rank, or by all in the same order: in float32 or wider, in the order of the ranks, rounded
+once. So every rank has the same bits, in every run; only NCCL rounds on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....dtypes import is_float8
+from ..views import View
+from .base import Algorithm, Call
+from .spec import offsets, pieces, shares
+
+__all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "TwoShotAllReduce"]
+
+_SPARE = 16  # multiprocessors that the GEMMs leave to the sums of the pieces before
+
+
+class _AllReduce(Algorithm):
+    form = "matmul_allreduce"
+
+    def _prepare(self) -> None:
+        spec = self.spec
+        self.rows, self.cols = spec.tokens[0], spec.outputs[0]
+        self.part_bytes = self.rows * self.cols * spec.travels.itemsize
+        self.sum_bytes = self.rows * self.cols * spec.out_dtype.itemsize
+
+    def parts_of(self, rank: int) -> View:
+        """Return a rank's parts of all tokens, in symmetric memory."""
+        at = self.gpu.symmetric("parts", rank)
+        return View(at, self.rows, self.cols, self.cols, self.spec.travels)
+
+    def sums_of(self, rank: int) -> View:
+        """Return where a rank's sums are for its peers, as many rows as all have."""
+        return View(self.gpu.symmetric("sums", rank), self.rows, self.cols, self.cols, self.spec.out_dtype)
+
+    def partial(self) -> View:
+        """Return this GPU's own memory for its parts of all tokens."""
+        at = self.gpu.scratch("partial", self.part_bytes)
+        return View(at, self.rows, self.cols, self.cols, self.spec.travels)
+
+    def finish_lines(self, call: Call, start: int, stop: int) -> dict[str, Any]:
+        """Return what is done after the parts of these rows have been added."""
+        return self.finish(call, call.c.lines(start, stop) if call.c else None, call.out)
+
+
+class NcclAllReduce(_AllReduce):
+    """One product, then NCCL's AllReduce."""
+
+    name = "nccl"
+    needs_windows = False
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.partial()
+
+    def _queue(self, call: Call) -> None:
+        gpu, out = self.gpu, call.out
+        gpu.begin()
+        plain = not (call.c or call.bias or self.spec.activation or call.amax or is_float8(out.dtype))
+        straight = plain and out.contiguous and out.dtype == self.spec.travels
+        partial = out if straight else self.partial()
+        self.part("main", call, call.x, partial)
+        gpu.all_reduce(partial)
+        if not straight:
+            gpu.add("main", [partial], [out], **self.finish(call, call.c, out))
+        gpu.end()
+
+
+class OneShotAllReduce(_AllReduce):
+    """One product into symmetric memory, then every rank reads all parts of all peers: for small results."""
+
+    name = "one_shot"
+
+    def _buffers(self) -> dict[str, int]:
+        return {"parts": self.part_bytes}
+
+    def _queue(self, call: Call) -> None:
+        gpu = self.gpu
+        gpu.begin()
+        self.part("main", call, call.x, self.parts_of(self.rank))
+        gpu.meet()
+        parts = [self.parts_of(rank) for rank in range(self.size)]
+        gpu.add("main", parts, [call.out], **self.finish(call, call.c, call.out))
+        gpu.end()
+
+
+class TwoShotAllReduce(_AllReduce):
+    """One product into symmetric memory; every rank adds its share of the tokens; then each reads the others' sums."""
+
+    name = "two_shot"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.starts = offsets(shares(self.rows, self.size))
+
+    def _buffers(self) -> dict[str, int]:
+        return {"parts": self.part_bytes, "sums": self.sum_bytes}
+
+    def _queue(self, call: Call) -> None:
+        gpu, out = self.gpu, call.out
+        gpu.begin()
+        self.part("main", call, call.x, self.parts_of(self.rank))
+        gpu.meet()
+        start, stop = self.starts[self.rank : self.rank + 2]
+        parts = [self.parts_of(rank).lines(start, stop) for rank in range(self.size)]
+        sums = [out.lines(start, stop), self.sums_of(self.rank).lines(start, stop)]
+        gpu.add("main", parts, sums, **self.finish_lines(call, start, stop))
+        gpu.meet()
+        for rank in self.peers:
+            start, stop = self.starts[rank : rank + 2]
+            gpu.copy("main", out.lines(start, stop), self.sums_of(rank).lines(start, stop))
+        gpu.end()
+
+
+class PushedAllReduce(_AllReduce):
+    """Piece by piece: copy engines push parts to the ranks that add them, and pull the sums, beside the next GEMMs."""
+
+    name = "push"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.partial()
+        spare = self.gpu.multiprocessors - _SPARE
+        sizes = pieces(self.rows, self.cols, spare)
+        self.sms = spare if len(sizes) > 1 else 0
+        self.starts = offsets(sizes)
+        self.split = [shares(size, self.size) for size in sizes]
+
+    def _buffers(self) -> dict[str, int]:
+        return {"parts": self.size * self._most() * self._line(), "sums": self.sum_bytes}
+
+    def _line(self) -> int:
+        return self.cols * self.spec.travels.itemsize
+
+    def _most(self) -> int:
+        """Rows that the first rank adds: no other has more."""
+        return sum(split[0] for split in self.split)
+
+    def slot(self, owner: int, source: int, piece: int) -> View:
+        """Return where ``owner`` receives the part of ``source``."""
+        before = sum(split[owner] for split in self.split[:piece])
+        at = self.gpu.symmetric("parts", owner) + (source * self._most() + before) * self._line()
+        return View(at, self.split[piece][owner], self.cols, self.cols, self.spec.travels)
+
+    def bounds(self, owner: int, piece: int) -> tuple[int, int]:
+        """Return the rows that ``owner`` adds of a piece."""
+        start = self.starts[piece] + sum(self.split[piece][:owner])
+        return start, start + self.split[piece][owner]
+
+    def _queue(self, call: Call) -> None:
+        gpu, count = self.gpu, len(self.split)
+        copies, pulls = ("copy0", "copy1"), ("pull0", "pull1")
+        gpu.begin(*copies, *pulls, "sum")
+        partial = self.partial()
+        for piece in range(count):
+            last = piece == count - 1
+            lines = slice(*self.starts[piece : piece + 2])
+            x, d = (matrix.lines(lines.start, lines.stop) for matrix in (call.x, partial))
+            self.part("main", call, x, d, sms=0 if last else self.sms)
+            for step, owner in enumerate(self.peers):
+                start, stop = self.bounds(owner, piece)
+                if stop > start:
+                    stream = copies[step % 2]
+                    gpu.follow(stream, "main")
+                    gpu.push(stream, self.slot(owner, self.rank, piece), partial.lines(start, stop))
+                    gpu.raise_flag(stream, owner, piece)
+            self._add(call, partial, piece, last=last)
+            for step, owner in enumerate(self.peers):
+                start, stop = self.bounds(owner, piece)
+                if stop > start:
+                    stream = pulls[step % 2]
+                    gpu.await_flag(stream, owner, count + piece)
+                    gpu.push(stream, call.out.lines(start, stop), self.sums_of(owner).lines(start, stop))
+        gpu.end(*copies, *pulls, "sum")
+
+    def _add(self, call: Call, partial: View, piece: int, *, last: bool) -> None:
+        """Add this rank's rows of a piece when all parts of them have come, and tell the peers."""
+        gpu = self.gpu
+        start, stop = self.bounds(self.rank, piece)
+        if stop == start:
+            return
+        gpu.follow("sum", "main")
+        for source in self.peers:
+            gpu.await_flag("sum", source, piece)
+        parts = [
+            partial.lines(start, stop) if source == self.rank else self.slot(self.rank, source, piece)
+            for source in range(self.size)
+        ]
+        sums = [call.out.lines(start, stop), self.sums_of(self.rank).lines(start, stop)]
+        finish = self.finish_lines(call, start, stop)
+        gpu.add("sum", parts, sums, blocks=0 if last else 2 * _SPARE, **finish)
+        for peer in self.peers:
+            gpu.raise_flag("sum", peer, len(self.split) + piece)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gpu: what the algorithms here are written over. Every method but ``reserve`` and ``close`` only queues work.
+
+Streams have names. "main" is the one that was CuPy's current one when a product began; the others are the engine's own,
+and are forked from it and joined to it by events, so that a CUDA graph that records "main" records them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from ....errors import UnsupportedError
+from ..kernels import Kernels
+from ..lt import PLAIN, Finish, LocalProducts, Op
+from ..views import View
+from ..windows import Windows, open_windows
+
+__all__ = ["Gpu"]
+
+_NCCL_TYPES = {
+    "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: they travel, NCCL does not add them
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "complex64": 7, "complex128": 8,
+}  # fmt: skip
+_SUM = 0
+_URGENT = -5  # priority of the stream of sums: as high as there is
+
+
+class Gpu:
+    """One GPU and its peers. Making and closing it is collective.
+
+    Args:
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``.
+
+    Attributes:
+        why_no_windows: why there is no symmetric memory, "" where there is.
+    """
+
+    def __init__(self, session: Any) -> None:
+        from nccl.bindings import nccl as nccl_bindings
+
+        cupy = session.cupy
+        self.rank, self.size = session.rank, session.size
+        self._session, self._cupy, self._nccl = session, cupy, nccl_bindings
+        self._runtime = cupy.cuda.runtime
+        with ExitStack() as self._closing:
+            self.products = LocalProducts(cupy)
+            self._closing.callback(self.products.close)
+            self.kernels = Kernels(cupy, session.size)
+            found = open_windows(session, self.kernels)
+            self.windows: Windows | None = None if isinstance(found, str) else found
+            if self.windows is not None:
+                self._closing.callback(self.windows.close)
+            self.why_no_windows = found if isinstance(found, str) else ""
+            self._closing = self._closing.pop_all()
+        self._streams: dict[str, Any] = {}
+        self._events: dict[str, Any] = {}
+        self._scratch: dict[str, Any] = {}
+        self._scalars: dict[float, Any] = {}
+        self.generation = 0
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many the GPU has."""
+        return self.kernels.multiprocessors
+
+    # -- memory
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Make the symmetric buffer ``name`` at least that large; the same number on every rank. Collective."""
+        assert self.windows is not None
+        self.windows.reserve(name, nbytes)
+
+    def symmetric(self, name: str, rank: int) -> int:
+        """Return the address of a rank's symmetric buffer, as this rank sees it. Local."""
+        assert self.windows is not None
+        return self.windows.buffer(name).peers[rank]
+
+    def scratch(self, name: str, nbytes: int) -> int:
+        """Return the address of this GPU's own buffer of that name, which all products share. Local.
+
+        Products reserve theirs when they are prepared: it must not grow while a graph records.
+        """
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            if buffer is not None:
+                self._runtime.deviceSynchronize()
+                self.generation += 1
+            self._scratch[name] = buffer = self._cupy.empty(max(nbytes, 1), np.uint8)
+        return int(buffer.data.ptr)
+
+    def scalar(self, value: Any) -> int:
+        """Return the address of a float32: of an array of one, or of a number that is put there; 0 for None. Local."""
+        if value is None:
+            return 0
+        if hasattr(value, "data"):
+            return int(value.data.ptr)
+        if value not in self._scalars:
+            self._scalars[value] = self._cupy.full(1, value, np.float32)
+        return int(self._scalars[value].data.ptr)
+
+    # -- order
+
+    def begin(self, *names: str) -> None:
+        """Begin a product on CuPy's current stream, and fork streams of these names from it. Local."""
+        self._streams["main"] = self._cupy.cuda.get_current_stream()
+        if self.windows is not None:
+            self.windows.await_all(self._streams["main"])
+        for name in names:
+            self.follow(name, "main")
+
+    def end(self, *names: str) -> None:
+        """Join the streams of these names to the main one, and end the product. Local."""
+        for name in names:
+            self.follow("main", name)
+        if self.windows is not None:
+            self.windows.arrive(self._streams["main"])
+
+    def meet(self) -> None:
+        """Wait on the main stream until every rank's main stream is here; no GEMM may run at its side. Local."""
+        assert self.windows is not None
+        self.windows.meet(self._streams["main"])
+
+    def follow(self, later: str, earlier: str) -> None:
+        """Let what comes on ``later`` wait for what ``earlier`` has so far. Local."""
+        event = self._events.get(earlier)
+        if event is None:
+            self._events[earlier] = event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self._stream(earlier))
+        self._stream(later).wait_event(event)
+
+    def raise_flag(self, stream: str, rank: int, number: int) -> None:
+        """Tell ``rank`` that all before in this stream is done. Local."""
+        assert self.windows is not None
+        self.windows.raise_flag(self._stream(stream), rank, number)
+
+    def await_flag(self, stream: str, rank: int, number: int) -> None:
+        """Wait for ``rank``'s flag. Local."""
+        assert self.windows is not None
+        self.windows.await_flag(self._stream(stream), rank, number)
+
+    def _stream(self, name: str) -> Any:
+        stream = self._streams.get(name)
+        if stream is None:
+            priority = _URGENT if name.startswith("sum") else 0
+            stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
+            self._streams[name] = stream
+            self.products.prepare_stream(stream.ptr)
+        return stream
+
+    # -- work
+
+    def multiply(
+        self,
+        stream: str,
+        x: View,
+        w: View,
+        d: View,
+        *,
+        op_w: Op,
+        alpha: complex = 1,
+        beta: complex = 0,
+        c: View | None = None,
+        finish: Finish = PLAIN,
+        compute: str | None = None,
+        sms: int = 0,
+    ) -> None:
+        """D = alpha X op(W) + beta C, and what follows; zero where there are no inputs. Local."""
+        if not d.rows * d.cols:
+            return
+        if not x.cols:
+            if beta != 0 or finish != PLAIN:
+                raise UnsupportedError("a product over no inputs, with C or an epilogue")
+            size = d.dtype.itemsize
+            at = self._stream(stream).ptr
+            self._runtime.memset2DAsync(d.address, d.ld * size, 0, d.cols * size, d.rows, at)
+            return
+        self.products.multiply(
+            self._stream(stream).ptr, x, w, d,
+            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, sms=sms,
+        )  # fmt: skip
+
+    def push(self, stream: str, to: View, of: View) -> None:
+        """Copy a matrix from or to a peer, by a copy engine. Local."""
+        if not of.rows * of.cols:
+            return
+        size, at = of.dtype.itemsize, self._stream(stream).ptr
+        kind = self._runtime.memcpyDefault
+        if to.contiguous and of.contiguous:
+            self._runtime.memcpyAsync(to.address, of.address, of.nbytes, kind, at)
+        else:
+            self._runtime.memcpy2DAsync(
+                to.address, to.ld * size, of.address, of.ld * size, of.cols * size, of.rows, kind, at
+            )
+
+    def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
+        """Copy a matrix by a kernel. Local."""
+        if of.rows * of.cols:
+            self.kernels.copy(self._stream(stream), to, of, blocks)
+
+    def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
+        """Add matrices and finish them; see ``Kernels.add``. Local."""
+        self.kernels.add(self._stream(stream), parts, outs, **how)
+
+    # -- NCCL's collectives, on contiguous matrices; the main stream
+
+    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
+        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run."""
+        count = _words(of.dtype) * of.cols
+        main, comm, kind = self._stream("main").ptr, self._session.nccl.ptr, _NCCL_TYPES[of.dtype.name]
+        if len(set(rows)) == 1:
+            self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, _SUM, comm, main)
+            return
+        self._nccl.group_start()
+        start = 0
+        for rank, n in enumerate(rows):
+            part = of.lines(start, start + n)
+            self._nccl.reduce(part.address, to.address, n * count, kind, _SUM, rank, comm, main)
+            start += n
+        self._nccl.group_end()
+
+    def all_reduce(self, matrix: View) -> None:
+        """Add the ranks' matrices, in place. Local to queue, collective to run."""
+        count = matrix.rows * matrix.cols * _words(matrix.dtype)
+        kind, main = _NCCL_TYPES[matrix.dtype.name], self._stream("main").ptr
+        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._session.nccl.ptr, main)
+
+    def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
+        """Put every rank's ``of`` one behind another at ``to``. Local to queue, collective to run."""
+        main, comm, kind = self._stream("main").ptr, self._session.nccl.ptr, 1
+        if len(set(nbytes)) == 1:
+            self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, main)
+            return
+        self._nccl.group_start()
+        start = 0
+        for rank, n in enumerate(nbytes):
+            self._nccl.broadcast(of.address, to + start, n, kind, rank, comm, main)
+            start += n
+        self._nccl.group_end()
+
+    def close(self) -> None:
+        """Give everything back. Collective."""
+        self._runtime.deviceSynchronize()
+        self._closing.close()
+        self._scratch.clear()
+        self._scalars.clear()
+
+
+def _words(dtype: np.dtype) -> int:
+    """Return how many of NCCL's numbers an entry is."""
+    return 2 if dtype.kind == "c" else 1

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spec: a tensor-parallel product as its algorithms on GPUs need to know it. A plain value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+
+from ....dtypes import DTYPES, is_float8
+
+__all__ = ["Form", "Spec", "offsets", "pieces", "shares"]
+
+Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
+
+_TILE = 128, 256  # rows and columns of D that a multiprocessor computes at once, on Hopper
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """D = f(alpha X W + beta C + bias), all row-major; X is tokens × inputs, W inputs × outputs.
+
+    Args:
+        form: which of the four.
+        tokens, outputs, inputs: one number for each rank where the form splits them over the ranks ("allgather_matmul":
+            tokens, outputs; "matmul_reduce_scatter": tokens (of D), inputs; "matmul_allreduce": inputs;
+            "matmul_allgather": outputs), otherwise a single number.
+        dtype, w_dtype, out_dtype, c_dtype: types of X, W, D and C.
+        transposed: W is outputs × inputs in memory, as torch.nn has it.
+        alpha, beta: scalars.
+        comm_dtype: the type in which partial sums travel; None: D's, for an 8-bit D bfloat16.
+        compute: as in ``matmul``.
+        activation: None, "relu" or "gelu".
+    """
+
+    form: Form
+    tokens: tuple[int, ...]
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    dtype: np.dtype
+    w_dtype: np.dtype
+    out_dtype: np.dtype
+    c_dtype: np.dtype
+    transposed: bool = True
+    alpha: complex = 1
+    beta: complex = 0
+    comm_dtype: np.dtype | None = None
+    compute: str | None = None
+    activation: str | None = None
+
+    @property
+    def travels(self) -> np.dtype:
+        """The type in which partial sums travel."""
+        if self.comm_dtype is not None:
+            return self.comm_dtype
+        return DTYPES["bfloat16"] if is_float8(self.out_dtype) else self.out_dtype
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole X and D."""
+        return sum(self.tokens)
+
+
+def offsets(parts: Sequence[int]) -> list[int]:
+    """Return where each part begins, and at last where the last one ends. Local."""
+    return [0, *accumulate(parts)]
+
+
+def shares(total: int, size: int) -> tuple[int, ...]:
+    """Return ``total`` dealt out: no part more than one larger than another, the larger ones first. Local."""
+    least, more = divmod(total, size)
+    return tuple(least + (rank < more) for rank in range(size))
+
+
+def pieces(rows: int, cols: int, multiprocessors: int, most: int = 6) -> tuple[int, ...]:
+    """Return the rows of the pieces in which a product is computed while the ones before travel. Local.
+
+    As many pieces as leave each about two waves of tiles; the last ones are smaller, since nothing hides their way.
+    Every piece but the last is a multiple of a tile's rows.
+    """
+    tile_rows, tile_cols = _TILE
+    high = -(-rows // tile_rows)
+    waves = high * -(-cols // tile_cols) / multiprocessors
+    count = max(1, min(most, int(waves // 2), high))
+    if count == 1:
+        return (rows,)
+    weights = [2.0] * max(1, count - 2) + [1.0] * min(2, count - 1)
+    ends = [round(high * end / sum(weights)) * tile_rows for end in accumulate(weights)]
+    ends[-1] = rows
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return tuple(size for size in sizes if size)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""View: a row-major matrix in GPU memory, by its address: this GPU's or a peer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import LayoutError
+
+__all__ = ["View"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Rows of ``cols`` entries, ``ld`` entries apart, from ``address`` on. A plain value; nothing is kept alive."""
+
+    address: int
+    rows: int
+    cols: int
+    ld: int
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, array: Any, dtype: np.dtype | None = None, name: str = "array") -> View:
+        """Return a view of a CuPy array of two dimensions. Local.
+
+        Args:
+            array: row-major: a row's entries are neighbours, rows do not overlap.
+            dtype: what its bytes stand for, where the array cannot say so: 8-bit floats in an array of bytes.
+            name: of the operand, for the error.
+
+        Raises:
+            LayoutError: the array has another memory order, or ``dtype`` another size.
+        """
+        dtype = np.dtype(array.dtype) if dtype is None else dtype
+        size = dtype.itemsize
+        if array.ndim != 2 or array.itemsize != size:
+            raise LayoutError(
+                f"{name}: expected a matrix of {dtype.name}, got {array.ndim} dimensions of {array.dtype}"
+            )
+        rows, cols = array.shape
+        if not array.size:
+            return cls(0, rows, cols, max(1, cols), dtype)
+        across = array.strides[1] if cols > 1 else size
+        down = array.strides[0] if rows > 1 else cols * size
+        if across != size or down < cols * size or down % size:
+            raise LayoutError(
+                f"{name}: strides are {tuple(array.strides)} bytes, expected row-major memory (C order)"
+            )
+        return cls(int(array.data.ptr), rows, cols, down // size, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its entries, without what is between its rows."""
+        return self.rows * self.cols * self.dtype.itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether nothing is between its rows."""
+        return self.ld == self.cols or self.rows <= 1
+
+    def lines(self, start: int, stop: int) -> View:
+        """Return the rows from ``start`` to before ``stop``. Local."""
+        at = self.address + start * self.ld * self.dtype.itemsize
+        return View(at, stop - start, self.cols, self.ld, self.dtype)
+
+    def columns(self, start: int, stop: int) -> View:
+        """Return the columns from ``start`` to before ``stop``. Local."""
+        at = self.address + start * self.dtype.itemsize
+        return View(at, self.rows, stop - start, self.ld, self.dtype)

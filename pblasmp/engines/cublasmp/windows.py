@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric memory by NCCL's windows: growing buffers that plans share, peers' addresses, flags and barriers.
+
+What was measured on NVLink decides how ranks signal each other. While a GEMM holds all multiprocessors, a kernel that
+signals or waits is not scheduled before the GEMM ends. So a flag is a copy of 4 bytes behind the data, in the same
+stream; a wait is a stream memory operation on this GPU's own memory. Kernels are barriers only: at the start and at the
+end of a product, and between its GEMMs and its sums.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from ...errors import StatusError, UnsupportedError
+from ...memory.workspace import roomy
+from .kernels import Kernels
+
+__all__ = ["FLAGS", "Buffer", "Windows", "open_windows"]
+
+FLAGS = 64
+"""How many flags every rank has from every other one."""
+
+KINDS = "end", "between"
+"""Barriers: of one product and the next; within a product."""
+
+_INT32, _MIN = 2, 3  # NCCL's
+_UP = 1
+
+
+class Buffer:
+    """Symmetric memory under a name. Its addresses change when it grows: ask for them in every run.
+
+    Attributes:
+        peers: its address on every rank, as this rank sees it.
+        nbytes: its size.
+    """
+
+    __slots__ = ("_memory", "_window", "nbytes", "peers")
+
+    def __init__(self) -> None:
+        self.peers: list[int] = []
+        self.nbytes = 0
+        self._memory: Any = None
+        self._window: Any = None
+
+
+class Windows:
+    """The symmetric memory of a communicator whose ranks reach each other's GPUs. Use ``open_windows``.
+
+    Args:
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``.
+        kernels: for the barriers.
+
+    Attributes:
+        generation: counts the replacements of buffers: a CUDA graph made before holds stale addresses.
+    """
+
+    def __init__(self, session: Any, kernels: Kernels) -> None:
+        import nccl.core
+        from cuda.bindings import driver
+        from nccl.bindings import nccl as nccl_bindings
+
+        self.rank, self.size = session.rank, session.size
+        self._session, self._kernels = session, kernels
+        self._core, self._nccl, self._driver = nccl.core, nccl_bindings, driver
+        self._cupy = session.cupy
+        self._runtime = session.cupy.cuda.runtime
+        self._stream = session.cupy.cuda.Stream(non_blocking=True)
+        self._vote = session.cupy.zeros(1, np.int32)
+        self._up = session.cupy.full(1, _UP, np.uint32)
+        self._buffers: dict[str, Buffer] = {}
+        self.generation = 0
+        self._runtime.deviceSynchronize()
+        words = len(KINDS) * (self.size + 2) + FLAGS * self.size
+        self._flags = self.reserve("flags", 4 * words)
+        self._first = 4 * len(KINDS) * (self.size + 2)
+        self.arrive(self._stream)  # nothing came before the first product
+        self._stream.synchronize()
+
+    # -- memory
+
+    def buffer(self, name: str) -> Buffer:
+        """Return the buffer of that name, empty before it is reserved. Local."""
+        return self._buffers.setdefault(name, Buffer())
+
+    def reserve(self, name: str, nbytes: int) -> Buffer:
+        """Return a buffer of at least ``nbytes``, the same number on every rank. Collective where it must grow.
+
+        Waits for all work in flight before a buffer is replaced. New memory is zero.
+
+        Raises:
+            MemoryError: a rank has no room; on every rank, and the buffer stays as it was.
+        """
+        buffer = self.buffer(name)
+        if nbytes <= buffer.nbytes:
+            return buffer
+        nbytes = roomy(nbytes)
+        self._runtime.deviceSynchronize()
+        fault: Exception | None = None
+        memory = None
+        try:
+            memory = self._core.mem_alloc(nbytes, self._session.device)
+            self._runtime.memset(int(memory.handle), 0, nbytes)
+            self._runtime.deviceSynchronize()
+        except Exception as error:  # noqa: BLE001 - raised below, when all ranks know
+            fault = error
+        if not self.agree(fault is None):
+            if memory is not None:
+                memory.close()
+            raise MemoryError(
+                f"{nbytes} bytes of symmetric memory for {name!r}: {fault or 'another rank has no room'}"
+            )
+        assert memory is not None
+        self._release(buffer)  # every rank is idle: all have voted
+        memory_pointer = self._cupy.cuda.MemoryPointer(
+            self._cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, self._session.device), 0
+        )
+        array = self._cupy.ndarray(nbytes, np.uint8, memory_pointer)
+        window = self._session.nccl.register_window(array, flags=self._core.WindowFlag.COLL_SYMMETRIC)
+        buffer._memory, buffer._window = memory, window
+        peers = [window.get_peer_device_pointer(rank) for rank in range(self.size)]
+        missing = [rank for rank, address in enumerate(peers) if not address]
+        if not self.agree(not missing):
+            self._release(buffer)
+            which = f"rank {missing[0]}'s" if missing else "a peer's"
+            raise UnsupportedError(f"rank {self.rank} cannot reach {which} GPU memory")
+        buffer.peers, buffer.nbytes = [int(address) for address in peers], nbytes
+        buffer.peers[self.rank] = int(memory.handle)
+        self.generation += 1
+        return buffer
+
+    def _release(self, buffer: Buffer) -> None:
+        """Give a buffer's memory back. Collective, where it has any."""
+        window, memory = buffer._window, buffer._memory
+        buffer._window = buffer._memory = None
+        buffer.peers, buffer.nbytes = [], 0
+        with ExitStack() as last_first:
+            if memory is not None:
+                last_first.callback(memory.close)
+            if window is not None:
+                last_first.callback(window.close)
+
+    def agree(self, fine: bool) -> bool:
+        """Return whether it is so on every rank; everyone waits for everyone. Collective."""
+        self._vote.fill(int(fine))
+        self._runtime.deviceSynchronize()
+        address = int(self._vote.data.ptr)
+        self._nccl.all_reduce(address, address, 1, _INT32, _MIN, self._session.nccl.ptr, self._stream.ptr)
+        self._stream.synchronize()
+        return bool(int(self._vote[0]))
+
+    # -- barriers: kernels, for when no GEMM runs
+
+    def arrive(self, stream: Any) -> None:
+        """Queue: tell every rank that this one's product has ended. Local."""
+        self._signal("arrive", stream, 0)
+
+    def await_all(self, stream: Any) -> None:
+        """Queue: wait until every rank's product before has ended. Local."""
+        self._signal("await", stream, 0)
+
+    def meet(self, stream: Any) -> None:
+        """Queue a barrier within a product: what was stored before is seen by all after. Local."""
+        self._signal("meet", stream, 1)
+
+    def _signal(self, what: str, stream: Any, kind: int) -> None:
+        self._kernels.signal(what, stream, self._flags.peers, self.rank, kind, len(KINDS))
+
+    # -- flags: copies of 4 bytes, for beside a GEMM
+
+    def raise_flag(self, stream: Any, rank: int, number: int) -> None:
+        """Queue: tell ``rank`` that all before in this stream is done. Once for every ``await_flag`` there. Local."""
+        at = self._flags.peers[rank] + self._offset(number, self.rank)
+        self._runtime.memcpyAsync(at, int(self._up.data.ptr), 4, self._runtime.memcpyDefault, stream.ptr)
+
+    def await_flag(self, stream: Any, rank: int, number: int) -> None:
+        """Queue: wait for the flag ``number`` of ``rank``, and lower it again. Local."""
+        driver = self._driver
+        at = self._flags.peers[self.rank] + self._offset(number, rank)
+        equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        _check(driver.cuStreamWaitValue32(stream.ptr, at, _UP, equal))
+        _check(driver.cuStreamWriteValue32(stream.ptr, at, 0, 0))
+
+    def _offset(self, number: int, source: int) -> int:
+        if not 0 <= number < FLAGS:
+            raise UnsupportedError(f"flag {number} of {FLAGS}")
+        return int(self._first + 4 * (number * self.size + source))
+
+    def close(self) -> None:
+        """Give all memory back, last made first. Collective."""
+        self._runtime.deviceSynchronize()
+        self.agree(True)
+        with ExitStack() as last_first:
+            for buffer in self._buffers.values():
+                last_first.callback(self._release, buffer)
+
+
+def open_windows(session: Any, kernels: Kernels) -> Windows | str:
+    """Return the ranks' symmetric memory, or why there is none; the same outcome on every rank. Collective.
+
+    Args:
+        session: as for ``Windows``.
+        kernels: for the barriers.
+    """
+    import nccl.core
+
+    handle = getattr(nccl.core, "RegisteredWindowHandle", None)
+    if not hasattr(session.nccl, "register_window") or not hasattr(handle, "get_peer_device_pointer"):
+        return "nccl4py 0.4 or later is needed for peers' addresses: pip install -U nccl4py"
+    if session.size == 1:
+        return "one rank has no peers"
+    try:
+        return Windows(session, kernels)
+    except UnsupportedError as error:
+        return f"NCCL has no window over all ranks: {error}"
+
+
+def _check(result: Any) -> None:
+    """Raise StatusError where the driver says that something is wrong."""
+    status = result[0]
+    if int(status):
+        raise StatusError(f"CUDA driver: {status.name}")

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that reach each other, as the overlapped algorithms see them: streams, events, flags and barriers as a model.
+
+peers = Peers(3)
+peers.products(lambda gpu: ...)   # every rank queues its products on its own gpu
+peers.run(seed=1)                 # in some order that the streams, events, flags and barriers allow
+
+The model computes on NumPy's memory, and it keeps vector clocks: two accesses to a byte, one of them a write, that no
+chain of streams, events, flags and barriers orders are a fault, whether or not the numbers came out right. So is a flag
+that is raised before the last one was seen, a flag that nobody waits for, and a product that never ends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pblasmp.dtypes import accumulation_dtype
+from pblasmp.engines.cublasmp.lt import PLAIN
+from pblasmp.engines.cublasmp.views import View
+
+ROOM = 1 << 16  # bytes of each rank
+_STREAMS = 12
+
+
+class Fault(AssertionError):
+    """What the model found."""
+
+
+@dataclass
+class Op:
+    """Something queued: what it needs, what it does, what it reads and writes."""
+
+    name: str
+    stream: tuple[int, str]
+    ready: Callable[[], bool]
+    do: Callable[[np.ndarray], None]  # is given its clock, which it may join with others'
+    reads: Sequence[View] = ()
+    writes: Sequence[View] = ()
+
+
+@dataclass
+class Flag:
+    up: bool = False
+    raised: np.ndarray | None = None
+    lowered: np.ndarray | None = None
+
+
+class Array:
+    """A CuPy array of the model."""
+
+    def __init__(self, view: View, values: np.ndarray) -> None:
+        self.dtype, self.shape, self.ndim, self.size = values.dtype, values.shape, values.ndim, values.size
+        self.strides, self.itemsize, self.values = values.strides, values.itemsize, values
+        self.data = SimpleNamespace(ptr=view.address)
+        self._view = view
+
+    def reshape(self, *shape: int) -> Array:
+        return Array(self._view, self.values.reshape(*shape))
+
+
+class Peers:
+    """``size`` GPUs.
+
+    Args:
+        size: ranks.
+        skip: the synchronisation to leave out: ``(rank, number)``, counted as they are queued.
+        multiprocessors: of each, which decide how many pieces a product is cut into.
+    """
+
+    def __init__(self, size: int, skip: tuple[int, int] | None = None, multiprocessors: int = 18) -> None:
+        self.size, self.skip = size, skip
+        self.memory = [np.full(ROOM, 0xFF, np.uint8) for _ in range(size)]  # NaN in every type
+        self.used = [64] * size
+        self.queues: dict[tuple[int, str], list[Op]] = defaultdict(list)
+        self.program: list[list[Op]] = [[] for _ in range(size)]
+        self.flags: dict[tuple[int, int, int], Flag] = defaultdict(Flag)  # of rank, from rank, number
+        clocks = size * _STREAMS
+        self.arrivals: dict[tuple[int, str], list[np.ndarray]] = {
+            (rank, "end"): [np.zeros(clocks, int)] for rank in range(size)
+        }
+        self.clocks: dict[tuple[int, str], np.ndarray] = defaultdict(lambda: np.zeros(clocks, int))
+        self.joined: dict[tuple[int, str], np.ndarray] = defaultdict(lambda: np.zeros(clocks, int))
+        self.numbers: dict[tuple[int, str], int] = {}
+        self.written = np.zeros((size, 2, ROOM), int)  # by whom, and when
+        self.read = np.zeros((size, clocks, ROOM), np.int32)
+        self.meetings: dict[tuple[str, int], dict[int, Any]] = defaultdict(dict)
+        self.gpus = [FakePeer(self, rank, multiprocessors) for rank in range(size)]
+
+    # -- memory
+
+    def allocate(self, rank: int, nbytes: int) -> int:
+        at = self.used[rank]
+        self.used[rank] += -(-nbytes // 16) * 16
+        assert self.used[rank] <= ROOM, "the model's memory is full"
+        return ((rank + 1) << 32) + at
+
+    def array(self, rank: int, values: np.ndarray, *, ld: int = 0) -> Array:
+        """Return a rank's array with these values; rows ``ld`` entries apart."""
+        rows, cols = values.shape
+        ld = ld or cols
+        view = View(self.allocate(rank, rows * ld * values.itemsize), rows, cols, max(1, ld), values.dtype)
+        if values.size:
+            self.of(view)[...] = values
+        return Array(view, self.of(view))
+
+    def of(self, view: View) -> np.ndarray:
+        """Return the memory of a view."""
+        if not view.rows * view.cols:
+            return np.empty((view.rows, view.cols), view.dtype)
+        rank, at = self._place(view)
+        size = view.dtype.itemsize
+        end = at + ((view.rows - 1) * view.ld + view.cols) * size
+        if not 0 <= at <= end <= self.used[rank]:
+            raise Fault(f"rank {rank}: {view} is outside of its memory")
+        return np.ndarray(
+            (view.rows, view.cols), view.dtype, self.memory[rank].data, at, (view.ld * size, size)
+        )
+
+    @staticmethod
+    def _place(view: View) -> tuple[int, int]:
+        return (view.address >> 32) - 1, view.address & 0xFFFFFFFF
+
+    def _bytes(self, view: View) -> tuple[int, np.ndarray]:
+        rank, at = self._place(view)
+        size = view.dtype.itemsize
+        return rank, (at + np.add.outer(np.arange(view.rows) * view.ld * size, np.arange(view.cols * size))).ravel()
+
+    # -- queueing
+
+    def queue(self, op: Op, *, synchronises: bool = False) -> None:
+        rank = op.stream[0]
+        if synchronises:
+            number = self.gpus[rank].synchronisations
+            self.gpus[rank].synchronisations += 1
+            self.gpus[rank].names.append(op.name)
+            if self.skip == (rank, number):
+                return
+        self.queues[op.stream].append(op)
+        self.program[rank].append(op)
+
+    # -- running
+
+    def run(self, seed: int | None = None) -> None:
+        """Run all that is queued: in an order by chance, or, without a seed, each rank in the order it was queued."""
+        chance = random.Random(seed)
+        lines = list(self.program) if seed is None else list(self.queues.values())
+        while any(lines):
+            able = [line for line in lines if line and line[0].ready()]
+            if not able:
+                waiting = [line[0].name for line in lines if line]
+                raise Fault(f"nothing can go on: {waiting}")
+            line = chance.choice(able)
+            self._run(line.pop(0))
+        self.queues.clear()
+        up = [key for key, flag in self.flags.items() if flag.up]
+        if up:
+            raise Fault(f"flags that nobody waited for: {up}")
+
+    def _run(self, op: Op) -> None:
+        number = self.numbers.setdefault(op.stream, len(self.numbers))
+        clock = self.clocks[op.stream]
+        clock[number] += 1
+        now = self.joined[op.stream][number] = clock[number]
+        for view in op.reads:
+            rank, at = self._bytes(view)
+            by, when = self.written[rank][:, at]
+            if (when > clock[by]).any():
+                raise Fault(f"{op.name} on {op.stream} reads what is being written")
+            self.read[rank][number, at] = now
+        for view in op.writes:
+            rank, at = self._bytes(view)
+            by, when = self.written[rank][:, at]
+            if (when > clock[by]).any() or (self.read[rank][:, at] > clock[:, None]).any():
+                raise Fault(f"{op.name} on {op.stream} writes what is being used")
+            self.written[rank][0, at], self.written[rank][1, at] = number, now
+        op.do(clock)
+
+
+def join(clock: np.ndarray, other: np.ndarray) -> None:
+    np.maximum(clock, other, out=clock)
+
+
+@dataclass
+class FakePeer:
+    """What ``overlapped.Gpu`` is to the algorithms, on one rank."""
+
+    peers: Peers
+    rank: int
+    multiprocessors: int
+    why_no_windows: str = ""
+    synchronisations: int = 0
+    names: list[str] = field(default_factory=list)
+    sms: list[int] = field(default_factory=list)
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        self.size = self.peers.size
+        self._symmetric: dict[str, list[int]] = {}
+        self._scratch: dict[str, tuple[int, int]] = {}
+        self._awaited = 0
+        self._met = 0
+
+    # -- memory
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        everyone = self.peers.meetings["reserve " + name, 0]
+        if everyone.get(self.rank, (0, 0))[1] < nbytes:
+            everyone[self.rank] = self.peers.allocate(self.rank, nbytes), nbytes
+
+    def symmetric(self, name: str, rank: int) -> int:
+        return self.peers.meetings["reserve " + name, 0][rank][0]
+
+    def scratch(self, name: str, nbytes: int) -> int:
+        if name not in self._scratch or self._scratch[name][1] < nbytes:
+            self._scratch[name] = self.peers.allocate(self.rank, max(1, nbytes)), nbytes
+        return self._scratch[name][0]
+
+    def scalar(self, value: Any) -> int:
+        return 0 if value is None else value.data.ptr
+
+    # -- order
+
+    def _queue(self, name: str, stream: str, do: Any, reads: Any = (), writes: Any = (), **how: Any) -> None:
+        ready = how.pop("ready", lambda: True)
+        reads, writes = ([v for v in views if v.rows * v.cols] for views in (reads, writes))
+        self.peers.queue(Op(name, (self.rank, stream), ready, do, reads, writes), **how)
+
+    def begin(self, *names: str) -> None:
+        self._awaited += 1
+        epoch = self._awaited
+        arrivals = [self.peers.arrivals.setdefault((rank, "end"), []) for rank in range(self.size)]
+        self._queue(
+            "await all", "main", lambda clock: [join(clock, came[epoch - 1]) for came in arrivals],
+            ready=lambda: all(len(came) >= epoch for came in arrivals), synchronises=True,
+        )  # fmt: skip
+        for name in names:
+            self._follow(name, "main", synchronises=False)  # what a graph needs
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self.follow("main", name)
+        self._arrive("end")
+
+    def _arrive(self, kind: str) -> None:
+        came = self.peers.arrivals.setdefault((self.rank, kind), [])
+        self._queue("arrive", "main", lambda clock: came.append(clock.copy()), synchronises=kind == "end")
+
+    def meet(self) -> None:
+        self._met += 1
+        epoch = self._met
+        came = self.peers.arrivals
+        for rank in range(self.size):
+            came.setdefault((rank, "between"), [])
+        everyone = [came[rank, "between"] for rank in range(self.size)]
+        self._arrive("between")
+        self._queue(
+            "meet", "main", lambda clock: [join(clock, they[epoch - 1]) for they in everyone],
+            ready=lambda: all(len(they) >= epoch for they in everyone), synchronises=True,
+        )  # fmt: skip
+
+    def follow(self, later: str, earlier: str) -> None:
+        self._follow(later, earlier, synchronises=True)
+
+    def _follow(self, later: str, earlier: str, *, synchronises: bool) -> None:
+        seen: list[np.ndarray] = []
+        joined = self.peers.joined
+
+        def record(clock: np.ndarray) -> None:
+            seen.extend((clock.copy(), joined[self.rank, earlier].copy()))
+
+        def wait(clock: np.ndarray) -> None:
+            join(clock, seen[0])
+            join(joined[self.rank, later], seen[1])
+
+        self._queue("record", earlier, record)
+        self._queue(
+            f"{later} follows {earlier}", later, wait,
+            ready=lambda: bool(seen), synchronises=synchronises,
+        )  # fmt: skip
+
+    def raise_flag(self, stream: str, rank: int, number: int) -> None:
+        flag = self.peers.flags[rank, self.rank, number]
+
+        def do(clock: np.ndarray) -> None:
+            if flag.up or (flag.lowered is not None and (flag.lowered > clock).any()):
+                raise Fault(f"rank {self.rank} raises flag {number} of rank {rank} that was not seen yet")
+            flag.up, flag.raised = True, clock.copy()
+
+        self._queue(f"raise {number} of {rank}", stream, do, synchronises=True)
+
+    def await_flag(self, stream: str, rank: int, number: int) -> None:
+        flag = self.peers.flags[self.rank, rank, number]
+
+        def do(clock: np.ndarray) -> None:
+            join(clock, flag.raised)
+            flag.up, flag.lowered = False, clock.copy()
+
+        self._queue(
+            f"await {number} of {rank}", stream, do, ready=lambda: flag.up, synchronises=True
+        )
+
+    # -- work
+
+    def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, alpha: complex = 1, beta: complex = 0,
+                 c: View | None = None, finish: Any = PLAIN, compute: Any = None, sms: int = 0) -> None:  # fmt: skip
+        if not d.rows * d.cols:
+            return
+        assert (x.rows, d.cols) == (d.rows, w.rows if op_w == "T" else w.cols)
+        assert x.cols == (w.cols if op_w == "T" else w.rows)
+        self.sms.append(sms)
+        bias = _row(finish.bias, d.cols, finish.bias_dtype or d.dtype)
+
+        def do(_: np.ndarray) -> None:
+            get = self.peers.of
+            wide = np.complex128 if d.dtype.kind == "c" else np.float64
+            y = alpha * (get(x).astype(wide) @ (get(w).T if op_w == "T" else get(w)).astype(wide))
+            if beta != 0:
+                y = y + beta * get(c).astype(wide)
+            if bias:
+                y = y + get(bias).astype(wide)
+            get(d)[...] = np.maximum(y, 0) if finish.activation == "relu" else y
+
+        self._queue("multiply", stream, do, [x, w, *([c] if beta else []), *([bias] if bias else [])], [d])
+
+    def push(self, stream: str, to: View, of: View) -> None:
+        assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
+
+        def do(_: np.ndarray) -> None:
+            self.peers.of(to)[...] = self.peers.of(of)
+
+        self._queue("copy", stream, do, [of], [to])
+
+    def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
+        self.push(stream, to, of)
+
+    def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], *, beta: complex = 0,
+            c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
+            amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
+        exact = accumulation_dtype(parts[0].dtype)
+        assert not (scale or amax)
+
+        def do(_: np.ndarray) -> None:
+            y = sum((self.peers.of(part).astype(exact) for part in parts), exact.type(0))
+            if beta != 0:
+                y = y + exact.type(beta) * self.peers.of(c).astype(exact)
+            if bias:
+                y = y + self.peers.of(bias).astype(exact)
+            for out in outs:
+                self.peers.of(out)[...] = np.maximum(y, 0) if activation == "relu" else y
+
+        reads = [*parts, *([c] if c else []), *([bias] if bias else [])]
+        self._queue("add", stream, do, reads, outs)
+
+    def use(self, *arrays: Array) -> None:
+        """Queue what the caller does between products: it reads and rewrites its arrays, or ends a graph's recording."""
+        views = [View.of(array) for array in arrays]
+
+        def do(_: np.ndarray) -> None:
+            seen = self.peers.joined[self.rank, "main"]
+            for stream, number in self.peers.numbers.items():
+                if stream[0] == self.rank and self.peers.clocks[stream][number] > seen[number]:
+                    raise Fault(f"stream {stream} is not joined: no graph can record this")
+
+        self._queue("the caller", "main", do, views, views)
+
+    # -- NCCL: every rank's matrices are there when the last one comes
+
+    def _collective(self, name: str, mine: Any, reads: Any, writes: Any, do: Callable[[list[Any]], None]) -> None:
+        number = sum(op.name == name for op in self.peers.program[self.rank])
+        everyone = self.peers.meetings[name, number]
+        everyone[self.rank] = mine
+        self._arrive(name)
+        came = self.peers.arrivals
+        ready = lambda: all(len(came.get((r, name), ())) > number for r in range(self.size))  # noqa: E731
+
+        def all_together(clock: np.ndarray) -> None:
+            for rank in range(self.size):
+                join(clock, came[rank, name][number])
+            do([everyone[rank] for rank in range(self.size)])
+            came.setdefault((self.rank, name + " done"), []).append(clock.copy())
+
+        self._queue(name, "main", all_together, reads, writes, ready=ready)
+        done = name + " done"
+        self._queue(  # nobody's buffer is free before all have read it
+            done, "main", lambda clock: [join(clock, came[r, done][number]) for r in range(self.size)],
+            ready=lambda: all(len(came.get((r, done), ())) > number for r in range(self.size)),
+        )  # fmt: skip
+
+    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
+        start = sum(rows[: self.rank])
+
+        def do(everyone: list[View]) -> None:
+            parts = [self.peers.of(part.lines(start, start + rows[self.rank])) for part in everyone]
+            self.peers.of(to)[...] = sum(part.astype(accumulation_dtype(of.dtype)) for part in parts)
+
+        assert of.contiguous
+        assert to.contiguous
+        self._collective("reduce scatter", of, [of], [to], do)
+
+    def all_reduce(self, matrix: View) -> None:
+        at = self.scratch("nccl", matrix.nbytes)
+        shadow = View(at, matrix.rows, matrix.cols, matrix.cols, matrix.dtype)
+
+        def do(everyone: list[View]) -> None:
+            parts = [self.peers.of(part).astype(accumulation_dtype(matrix.dtype)) for part in everyone]
+            self.peers.of(matrix)[...] = sum(parts)
+
+        self.push("main", shadow, matrix)
+        assert matrix.contiguous
+        self._collective("all reduce", shadow, [shadow], [matrix], do)
+
+    def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
+        byte = np.dtype(np.uint8)
+        all_of_it = View(to, 1, sum(nbytes), sum(nbytes), byte)
+        assert of.nbytes == nbytes[self.rank]
+
+        def do(everyone: list[View]) -> None:
+            found = [np.ascontiguousarray(self.peers.of(part)).view(byte).reshape(-1) for part in everyone]
+            self.peers.of(all_of_it)[...] = np.concatenate(found)
+
+        self._collective("all gather", of, [of], [all_of_it], do)
+
+
+def _row(address: int, cols: int, dtype: np.dtype) -> View | None:
+    return View(address, 1, cols, cols, dtype) if address else None
+
+
