@@ -18,7 +18,7 @@ pytestmark = starts_ranks
 
 @pytest.mark.parametrize(("launcher", "nranks"), [("mpirun", 2), ("mpirun", 4), ("torchrun", 4)])
 def test_together_with_what_pytorch_has(launcher, nranks):
-    RUN[launcher](f"{CASES}:everything", nranks, timeout=180)
+    RUN[launcher](f"{CASES}:everything", nranks, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_compiled(launcher, backend, tokens):
 
 
 def test_groups_of_mpi_without_a_process_group():
-    run_mpi(f"{CASES}:halves", 4, timeout=120)
+    run_mpi(f"{CASES}:halves", 4, timeout=300)
