@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "context_of",
-    "contiguous_strides",
     "device_type",
     "init_process_group",
     "local",
@@ -104,13 +103,13 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
     Raises:
         UnsupportedError: the ranks are not all in one process group, or not in its order, on every rank.
     """
-    if dist.is_initialized() and dist.group.WORLD is not _Known.world:  # another one than before
-        _Known.world = dist.group.WORLD
+    if dist.group.WORLD is not _Known.world:  # another one than before, or none any more
         _Known.of_ranks.clear()
         _Known.of_context.clear()
+        _Known.world = dist.group.WORLD
     if ctx.name not in _Known.of_context:
         _Known.of_context[ctx.name] = _made(ctx)
-        _Known.world = dist.group.WORLD if dist.is_initialized() else None
+        _Known.world = dist.group.WORLD
     return _Known.of_context[ctx.name]
 
 
@@ -164,12 +163,12 @@ def on_mesh(tensor: Tensor, mesh: DeviceMesh | None, placement: Placement, shape
     if mesh is None:
         return tensor
     whole: Tensor = DTensor.from_local(
-        tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=contiguous_strides(shape)
+        tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=_contiguous_strides(shape)
     )
     return whole
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor, in elements. Local."""
     strides = [1]
     for extent in reversed(shape[1:]):
