@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu_report import NCCL, cell, summary
-from benchmarks.gpu_rivals import Contender, Nvmath, Torch
+from reference.gpu import Contender, Nvmath, Torch
 
 WARM_UP = 3
 STUCK_SECONDS = 90

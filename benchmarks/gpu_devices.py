@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
+
+from pblasmp.cli.timing import device_seconds, host_seconds
 
 _PERIOD = 4194301  # numbers until they repeat; a prime, so that rows and blocks never look alike
 _PACKAGES = (
@@ -68,17 +69,11 @@ class Gpu:
 
     def samples(self, comm: Any, run: Callable[[], Any], count: int) -> list[float]:
         """Return the times of ``count`` runs by the device's events, in microseconds. Collective over comm."""
-        event, elapsed = self.cupy.cuda.Event, self.cupy.cuda.get_elapsed_time
-        start, stop = event(), event()
         times = []
         for _ in range(count):
             self.wait()
             comm.Barrier()
-            start.record(self.stream)
-            run()
-            stop.record(self.stream)
-            stop.synchronize()
-            times.append(elapsed(start, stop) * 1e3)
+            times.append(device_seconds(run, self.stream) * 1e6)
         return times
 
 
@@ -103,9 +98,7 @@ class Rehearsal:
         times = []
         for _ in range(count):
             comm.Barrier()
-            start = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - start) * 1e6)
+            times.append(host_seconds(run) * 1e6)
         return times
 
 
@@ -133,8 +126,8 @@ def machine(ctx: Any, device: Any) -> dict[str, str]:
         runtime = device.cupy.cuda.runtime
         number = runtime.runtimeGetVersion()
         facts["GPU"] = runtime.getDeviceProperties(device.index)["name"].decode()
-        facts["cuBLASMp"] = str(ctx.engine.library)
-        facts["NCCL"] = ctx.engine.nccl_version
+        facts["cuBLASMp"] = str(ctx.engine.session.library)
+        facts["NCCL"] = ctx.engine.session.nccl_version
         facts["CUDA"] = f"{number // 1000}.{number % 1000 // 10}"
         facts["stream"] = "its own" if device.stream_address else "CUDA's default"
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.gpu_bench import WARM_UP, Bench, together
 from benchmarks.gpu_devices import c_call
 from benchmarks.gpu_report import summary
-from benchmarks.gpu_rivals import Contender
+from reference.gpu import Contender
 
 Maker = Callable[[], Contender]
 

@@ -25,8 +25,8 @@ from benchmarks.gpu_bench import STUCK_SECONDS, Bench, together
 from benchmarks.gpu_devices import Gpu, Rehearsal, machine
 from benchmarks.gpu_host import time_calls
 from benchmarks.gpu_report import AUTO, GEMM, NCCL, NVMATH, SHAPES, plot, report
-from benchmarks.gpu_rivals import Contender
 from benchmarks.ranks import on_ranks
+from reference.gpu import Contender
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = ("ag", "rs", "ar", "2d", "host")

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pblasmp.cli.timing import slowest
 from pblasmp.drawing.bars import Panel, draw_bars
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
@@ -39,28 +40,10 @@ Entry = Mapping[str, Any]  # "us" and what goes with it, or "failed": the reason
 Row = Mapping[str, Any]  # "case": its label, "entries": contender → entry
 
 
-def slowest(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each sample the largest time of any rank, given each rank's samples."""
-    return [max(each) for each in zip(*samples, strict=True)]
-
-
 def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the entry of a contender, given each rank's samples in microseconds."""
     times = slowest(samples)
     return {"us": median(times), "fastest_us": min(times), "samples_us": times}
-
-
-def owner_blocks(p: int, q: int, column: int) -> tuple[int, slice]:
-    """Return which of B's blocks of rows multiply what process column ``column`` holds of A, on a p × q grid.
-
-    A's columns and B's rows are cut into the same blocks, dealt to q process columns and p process rows.
-
-    Returns:
-        The process row that has them, and the slice of its blocks. q must be a multiple of p.
-    """
-    if q % p:
-        raise ValueError(f"a grid of {p} x {q}: expected columns that are a multiple of rows")
-    return column % p, slice(column // p, None, q // p)
 
 
 def cell(entry: Entry | None) -> str:

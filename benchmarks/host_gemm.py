@@ -27,7 +27,7 @@ if __package__ in (None, ""):
 
 from benchmarks.ranks import cores, header, interleaved, on_ranks, paired, run_ranks, sleeping_barrier
 from benchmarks.rivals import fetch
-from tests.helpers.scalapack import Flavour, ScaLAPACK
+from reference.scalapack import Flavour, ScaLAPACK
 
 HERE = Path(__file__).resolve().parent
 NRANKS = 4

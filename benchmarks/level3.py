@@ -23,12 +23,12 @@ if __package__ in (None, ""):
 
 from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
 from benchmarks.rivals import fetch
-from tests.helpers.scalapack import Flavour, ScaLAPACK
+from pblasmp.dtypes import ELEMENT_TYPES
+from reference.scalapack import Flavour, ScaLAPACK
 
 HERE = Path(__file__).resolve().parent
 NRANKS = 4
 LAUNCHES = ("debian", "mkl")
-_LETTERS = {"float64": "d", "complex128": "z"}
 
 
 class Case(NamedTuple):
@@ -141,7 +141,7 @@ def rival(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], Any] | None
 
     def call() -> Any:
         target[...] = arrays[written]
-        slk.call(f"p{_LETTERS[case.dtype]}{case.routine}_", *arguments)
+        slk.call(f"p{ELEMENT_TYPES[case.dtype].blas}{case.routine}_", *arguments)
         return target
 
     return call

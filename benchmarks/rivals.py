@@ -20,7 +20,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.ranks import on_ranks, run_ranks  # noqa: E402
-from tests.helpers.scalapack import Flavour, ScaLAPACK, cache, locate  # noqa: E402
+from reference.scalapack import Flavour, ScaLAPACK, cache, locate  # noqa: E402
 
 _DEBIAN = ("libscalapack-mpich2.2", "libopenblas0-pthread", "libgfortran5", "libquadmath0")
 _MKL = (

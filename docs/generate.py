@@ -19,7 +19,7 @@ from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw, draw_parts
 from pblasmp.engines.base import Workspace
-from pblasmp.layout.files import load_problem
+from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.plans import RoutinePlan
 from pblasmp.report import Report
@@ -184,6 +184,6 @@ def write_all(directory: Path) -> None:
     for function in (collectives, errors, command_line, routines, flips):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     for file in DRAWN:
-        draw(load_problem(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
+        draw(load_problem_file(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
     for name, problem in parts_drawn().items():
         draw_parts(problem, directory / f"{name}.svg")

@@ -69,17 +69,14 @@ with pb.Context() as ctx:
     x = torch.randn(TOKENS, WIDTH).to(device)
     target = torch.sin(3 * x.roll(1, -1))
     mine = shard(TOKENS, ctx.size, ctx.rank)
+    shapes = [tuple(layer.weight.to_local().shape) for layer in (split.up, split.down)]  # of DTensors
     losses = ctx.comm.allgather(train(split, x[mine], target[mine]))
     expected = train(whole, x, target)
     if ctx.rank == 0:
         before, after = (sum(each) / (TOKENS * WIDTH) for each in zip(*losses, strict=True))
-        tokens, up, down = (
-            mine.stop - mine.start,
-            tuple(split.up.weight.shape),
-            tuple(split.down.weight.shape),
-        )
+        up, down = shapes
         print(
-            f"a rank holds {tokens} of {TOKENS} tokens, {up[0]}x{up[1]} of {HIDDEN}x{WIDTH} weights "
+            f"a rank holds {mine.stop - mine.start} of {TOKENS} tokens, {up[0]}x{up[1]} of {HIDDEN}x{WIDTH} weights "
             f"and {down[0]}x{down[1]} of {WIDTH}x{HIDDEN}"
         )
         print(f"the loss falls from {before:.1f} to {after:.1f}")

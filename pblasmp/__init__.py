@@ -15,8 +15,8 @@ Importing pblasmp loads neither MPI nor a GPU library: each name below is import
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
     from .context import Context as Context
     from .epilogue import Epilogue as Epilogue
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
+    from .layout.files import load_problem as load_problem
+    from .layout.svg import draw as draw
     from .level3 import geadd as geadd
     from .level3 import hemm as hemm
     from .level3 import her2k as her2k
     from .level3 import herk as herk
     from .level3 import herkx as herkx
-    from .level3 import plan as plan
     from .level3 import symm as symm
     from .level3 import syr2k as syr2k
     from .level3 import syrk as syrk
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from .level3 import trmm as trmm
     from .level3 import trsm as trsm
     from .matrix import DistributedMatrix as DistributedMatrix
+    from .planning import algorithms as algorithms
+    from .planning import plan as plan
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
     from .scales import Scales as Scales
@@ -72,18 +75,21 @@ _HOME = {
     "Scales": "scales",
     "StatusError": "errors",
     "UnsupportedError": "errors",
+    "algorithms": "planning",
     "allgather_matmul": "tensor_parallel",
+    "draw": "layout.svg",
     "geadd": "level3",
     "hemm": "level3",
     "her2k": "level3",
     "herk": "level3",
     "herkx": "level3",
+    "load_problem": "layout.files",
     "matmul": "products",
     "matmul_allgather": "tensor_parallel",
     "matmul_allreduce": "tensor_parallel",
     "matmul_reduce_scatter": "tensor_parallel",
     "numroc": "layout",
-    "plan": "level3",
+    "plan": "planning",
     "plan_matmul": "products",
     "symm": "level3",
     "syr2k": "level3",

@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
-from .cli import main
+import os
+import sys
+
+
+def _leave_the_current_directory() -> None:
+    """Stop importing from the current directory, as the script ``pblasmp`` does, unless pblasmp itself is there."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib comes later)
+    here = os.getcwd()  # noqa: PTH109
+    if not getattr(sys.flags, "safe_path", False) and sys.path[0] in ("", here) and here != package:
+        del sys.path[0]
+
 
 if __name__ == "__main__":
+    _leave_the_current_directory()
+    from .cli import main
+
     main()

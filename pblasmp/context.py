@@ -3,46 +3,49 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import npy
-from .arrays import adopted
-from .comm import CLOSING, Agreement, Cell, Communicator, Exchange, Side, is_agreed, leave, watch, wrap
-from .dtypes import DTYPES, FLOAT8, as_dtype
+from . import creation, io
+from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, watch, wrap
+from .creation import Block, GridLike, Layout
 from .engines.base import Engine
 from .engines.choice import choose_engine
 from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
-from .layout.axis import Axis
 from .layout.grid import integer, one_of
+from .logs import logger
 from .matrix import DistributedMatrix
-from .scalapack import column_major_view, described
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Self
 
+    from .io import Progress
     from .layout.descriptor import MemoryOrder
 
 __all__ = ["Context"]
 
 EngineName = Literal["auto", "host", "cublasmp"]
-DEFAULT_BLOCK = 256
 _KEPT = 32
+_MANY = 1000
+_names = itertools.count(1)
+_by_name: WeakValueDictionary[str, Context] = WeakValueDictionary()
 
 
 class Closable(Protocol):
@@ -58,13 +61,16 @@ Kept = TypeVar("Kept", bound=Closable)
 class Context:
     """The ranks that compute together, and the engine they compute with. A context manager.
 
-    Leaving the ``with`` block closes it. An exception that only some ranks see inside the block ends the job: the
-    other ranks raise it too when they come to their next collective call, and are aborted when they don't come.
+    Leaving the ``with`` block closes it, and so does the end of the process. An exception that only some ranks see
+    inside the block ends the job: the other ranks raise it too when they come to their next collective call, and are
+    aborted when they don't come. One that only some ranks see inside a collective call, and catch, breaks the context:
+    every rank that uses it then raises ClosedError.
 
     Collective over ``comm``.
 
     Args:
-        comm: an mpi4py communicator or a torch.distributed process group; a communicator of our own is made beside it.
+        comm: an mpi4py communicator, a torch.distributed process group, or a device mesh of one dimension
+            (``device_mesh["tp"]``); a communicator of our own is made beside it.
             By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
             under torchrun; without either, one process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
@@ -73,14 +79,14 @@ class Context:
             object; it is never destroyed here. By default the engine makes one.
 
     Raises:
-        LayoutError: the engine's name is unknown, or ``comm`` is neither.
+        LayoutError: the engine's name is unknown, or ``comm`` is none of these.
         LibraryNotFoundError: a library that the engine needs is missing.
         UnsupportedError: torchrun started this process, which has no process group yet.
     """
 
     def __init__(
         self,
-        comm: MPI.Comm | ProcessGroup | Communicator | None = None,
+        comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None = None,
         engine: EngineName = "auto",
         *,
         nccl: object = None,
@@ -88,15 +94,18 @@ class Context:
         self._open = False
         caller = sys._getframe(1)
         self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self.made_of = comm  # where layers of PyTorch find their device mesh
         self._control = wrap(comm)
+        self._control.channel.name = f"the context made at {self._made_at}"
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._adopted = 0
-        watch(self)
+        watch(self, self._control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
+            logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
                 self.comm.free()
@@ -104,7 +113,26 @@ class Context:
             else:
                 leave(self._control, error)
             raise
+        self.name = f"{next(_names)}: rank {self.rank} of {self.size}"  # operators of PyTorch take texts
+        _by_name[self.name] = self
         self._open = True
+
+    @classmethod
+    def named(cls, name: str) -> Context:
+        """Return the context of this process that has this name. Local.
+
+        Raises:
+            ClosedError: it is gone.
+        """
+        try:
+            return _by_name[name]
+        except KeyError:
+            raise ClosedError(f"context {name} is gone") from None
+
+    @classmethod
+    def all_open(cls) -> list[Context]:
+        """Return the open contexts of this process, the last made first. Local."""
+        return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
 
     @property
     def rank(self) -> int:
@@ -138,14 +166,22 @@ class Context:
 
         Collective over the context.
         """
+        channel = self._control.channel
+        channel.look()
+        if self._open and (channel.cause or self._control.gone()):  # nothing collective can follow
+            self._open = False
+            channel.leave(0)
         if not self._open:
             return
-        if self._control.broken:  # ranks have left: nothing collective can follow
-            self._open = False
+        try:
+            everyone = closing(self._control, here=True)
+        except BaseException as error:
+            self._open = not is_agreed(error, self._control)  # else fail() has others to tell
+            raise
+        self._open = False
+        if not everyone:  # others have lost it without closing it, and end
             return
-        with Agreement(self._control, CLOSING):
-            self._open = False
-        with ExitStack() as last_first:  # all of it, whatever fails
+        with Running(self._control, "close"), ExitStack() as last_first:  # all of it, whatever fails
             last_first.callback(self._control.free)
             last_first.callback(self.comm.free)
             last_first.callback(self.engine.close)
@@ -181,10 +217,22 @@ class Context:
         self.check_open()
         return Agreement(self._control, call)
 
+    def running(self, call: str) -> Running:
+        """Return what goes around every collective call, its agreements included. Local.
+
+        ``with ctx.running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
+        what the ranks agreed to raise does not.
+
+        Raises:
+            ClosedError: the context is closed.
+        """
+        self.check_open()
+        return Running(self._control, call)
+
     def check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""
-        if self._control.broken:
-            raise ClosedError("a rank has left this context: nothing collective can follow")
+        if self._control.channel.cause:
+            raise self._control.channel.error()
         if not self._open:
             raise ClosedError(f"this context, made at {self._made_at}, is closed")
 
@@ -222,6 +270,12 @@ class Context:
         """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
         self._children.append(child)
         self._adopted += 1
+        if len(self._children) == _MANY:
+            warnings.warn(
+                f"{self!r} made at {self._made_at} has {_MANY} open plans: close those that are no longer used",
+                ResourceWarning,
+                stacklevel=3,
+            )
         return self._adopted
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
@@ -243,30 +297,128 @@ class Context:
 
     # -- matrices
 
-    def empty(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> DistributedMatrix:
+    def empty(
+        self,
+        layout: MatrixDescriptor | Sequence[int],
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
+        symmetric: bool = False,
+    ) -> DistributedMatrix:
         """Return an uninitialised matrix. Collective over the context.
 
         Args:
-            descriptor: how it lies.
+            layout: a descriptor, or the shape ``(rows, columns)``; with a shape, the rest says how it is distributed:
+            block: one block size or ``(mb, nb)``, by default 256.
+            grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
+            source: process that owns the first block, by default (0, 0).
+            dtype: element type, by default float64.
+            order: memory order of the local arrays, "C" (the default) or "F".
             symmetric: put it in memory that other GPUs reach (cublasmp), which lets AllGather + GEMM read its gathered
                 operand in place. Such memory is given back when the context closes. On the host: no difference.
 
         Raises:
-            LayoutError: the grid has more ranks than the context.
+            LayoutError: the layout is not legal, or its grid has more ranks than the context.
             MemoryError: a GPU has no room for it, on every rank.
         """
+        wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self.agreement("empty") as facts:
-            facts.update(descriptor=descriptor, symmetric=symmetric)
-            self.check_descriptor(descriptor)
+            facts.update(descriptor=wanted.descriptor(self.size), symmetric=symmetric)
             if not symmetric:
-                return self.allocate(descriptor)
-        return self.allocate(descriptor, symmetric=True)  # collective: it agrees itself
+                return self.allocate(wanted.descriptor(self.size))
+        return self.allocate(wanted.descriptor(self.size), symmetric=True)  # collective: it agrees itself
 
-    def zeros(self, descriptor: MatrixDescriptor) -> DistributedMatrix:
-        """Return a matrix of zeros. Collective over the context."""
-        out = self._new("zeros", descriptor)
+    def zeros(
+        self,
+        layout: MatrixDescriptor | Sequence[int],
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
+    ) -> DistributedMatrix:
+        """Return a matrix of zeros; arguments as of :meth:`empty`. Collective over the context."""
+        wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
+        out = creation.new(self, "zeros", wanted)
         out.local[...] = 0
         return out
+
+    def full(
+        self,
+        layout: MatrixDescriptor | Sequence[int],
+        value: complex,
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
+    ) -> DistributedMatrix:
+        """Return a matrix of which every element is ``value``. Collective over the context.
+
+        Args:
+            layout, block, grid, source, order: as of :meth:`empty`.
+            value: a number.
+            dtype: element type; by default float64, or complex128 where ``value`` is complex.
+
+        Raises:
+            LayoutError: the layout is not legal, or ``value`` is complex and the matrix real.
+        """
+        wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
+        return creation.full(self, wanted, value)
+
+    def eye(
+        self,
+        layout: MatrixDescriptor | Sequence[int] | int,
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
+    ) -> DistributedMatrix:
+        """Return a matrix with ones on the diagonal and zeros elsewhere. Collective over the context.
+
+        Args:
+            layout: a descriptor, the shape, or the number of rows and columns of a square matrix.
+            block, grid, source, dtype, order: as of :meth:`empty`.
+        """
+        shape = (layout, layout) if isinstance(layout, (int, np.integer)) else layout
+        wanted = Layout(shape, block=block, grid=grid, source=source, dtype=dtype, order=order)
+        return creation.eye(self, wanted)
+
+    def random(
+        self,
+        layout: MatrixDescriptor | Sequence[int],
+        *,
+        seed: int | None = None,
+        distribution: Literal["uniform", "normal"] = "uniform",
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
+    ) -> DistributedMatrix:
+        """Return a matrix of random numbers. Collective over the context.
+
+        Element (i, j) depends on i, j, ``seed`` and the type alone: any grid, blocks, memory order and number of ranks
+        give the same matrix, and a larger shape the same numbers where the smaller one has some.
+
+        Args:
+            layout, block, grid, source, dtype, order: as of :meth:`empty`.
+            seed: 0 to 2**64 - 1; by default another one each time.
+            distribution: "uniform" in [0, 1), or "normal" with mean 0 and variance 1. In complex matrices, each of
+                the real and imaginary parts.
+
+        Raises:
+            LayoutError: the layout is not legal, or the seed or the distribution.
+        """
+        wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
+        return creation.random(self, wanted, seed, distribution)
 
     def empty_aux(self, descriptor: MatrixDescriptor, activation: str) -> Any:
         """Return an uninitialised local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.
@@ -287,89 +439,58 @@ class Context:
         shape, ld, dtype = aux_layout(descriptor, self.rank, activation)
         return self.engine.empty(shape, dtype, descriptor.order, ld)
 
-    def _new(self, call: str, descriptor: MatrixDescriptor) -> DistributedMatrix:
-        with self.agreement(call) as facts:
-            facts["descriptor"] = descriptor
-            self.check_descriptor(descriptor)
-            return self.allocate(descriptor)
-
     def scatter(
-        self, array: NDArray[Any] | None, descriptor: MatrixDescriptor, root: int = 0
+        self,
+        array: NDArray[Any] | None,
+        descriptor: MatrixDescriptor | None = None,
+        root: int = 0,
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
     ) -> DistributedMatrix:
         """Return a matrix with the values of a NumPy array that only ``root`` has. Collective over the context.
 
         Args:
             array: on ``root``, a 2D array of the descriptor's shape, of any memory order; elsewhere ignored.
-            descriptor: how the matrix lies; the values are converted to its dtype.
+            descriptor: how the matrix is distributed; the values are converted to its dtype. Without one, the rest
+                says it.
             root: the rank that has the array.
+            block, grid, source, order: as of :meth:`empty`.
+            dtype: by default the array's, or float64 where that is no element type of matrices.
 
         Raises:
-            LayoutError: the array does not fit the descriptor, on every rank.
+            LayoutError: the array does not fit the descriptor, or is masked; on every rank.
         """
-        with self.agreement("scatter") as facts:
-            facts.update(descriptor=descriptor, root=root)
-            self.check_descriptor(descriptor)
-            self.check_rank(root, "root")
-            if self.rank == root:
-                array = self._fitting(array, descriptor)
-            out = self.allocate(descriptor)
-            host = out.on_host()
-        source = Side(
-            _whole(descriptor.shape[0]),
-            _whole(descriptor.shape[1]),
-            (Cell((0, 0), (root,)),),
-            descriptor.order,
-        )
-        exchange = Exchange(self.comm, source, Side.of(descriptor), descriptor.dtype)
-        exchange.run([array if self.rank == root else None], self.cells(descriptor, host))
-        self.engine.from_host(out.local, host)
-        return out
-
-    @staticmethod
-    def _fitting(array: Any, descriptor: MatrixDescriptor) -> NDArray[Any]:
-        """Return ``array`` as a NumPy array that has the descriptor's shape and converts to its dtype."""
-        values = _numbers(array, "array")
-        if values.shape != descriptor.shape:
-            raise LayoutError(f"array: shape is {values.shape}, the descriptor's {descriptor.shape}")
-        if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
-            raise LayoutError(f"array: {values.dtype} does not convert to {descriptor.dtype.name}")
-        return values
+        wanted = Layout(descriptor, block=block, grid=grid, source=source, dtype=dtype, order=order)
+        with self.running("scatter"):
+            return creation.scatter(self, array, wanted, root)
 
     def from_function(
-        self, function: Callable[[NDArray[np.int64], NDArray[np.int64]], Any], descriptor: MatrixDescriptor
+        self,
+        function: Callable[[NDArray[np.int64], NDArray[np.int64]], Any],
+        layout: MatrixDescriptor | Sequence[int],
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
     ) -> DistributedMatrix:
         """Return the matrix whose element (i, j) is ``function(i, j)``. Collective over the context; 0-based.
 
         Args:
             function: called once on every rank with a column of row indices and a row of column indices (int64) of its
                 part; returns the values, or anything that broadcasts to them.
-            descriptor: how the matrix lies.
+            layout, block, grid, source, dtype, order: as of :meth:`empty`.
 
         Raises:
             Exception: what ``function`` raises on any rank, on every rank.
         """
-        with self.agreement("from_function") as facts:
-            facts["descriptor"] = descriptor
-            self.check_descriptor(descriptor)
-            if not callable(function):
-                raise LayoutError(f"function: expected one of i and j, got {function!r}")
-            out = self.allocate(descriptor)
-            host = out.on_host()
-            if self.rank < descriptor.grid.size:
-                rows, cols = descriptor.global_indices(self.rank)
-                values = _numbers(function(rows[:, None], cols[None, :]), "from_function")
-                if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                    raise LayoutError(
-                        f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
-                    )
-                try:
-                    host[...] = values
-                except ValueError as error:
-                    raise LayoutError(
-                        f"from_function: {error}; expected values of shape {host.shape}"
-                    ) from None
-        self.engine.from_host(out.local, host)
-        return out
+        wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
+        return creation.from_function(self, function, wanted)
 
     def from_local(self, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:
         """Return a matrix over local arrays that the caller has, without a copy. Collective over the context.
@@ -377,34 +498,12 @@ class Context:
         Args:
             local: this rank's local array, one contiguous dimension as the descriptor's order says, its leading
                 dimension whatever it is; on ranks outside the grid anything.
-            descriptor: how the matrix lies.
+            descriptor: how the matrix is distributed.
 
         Raises:
-            LayoutError: an array has another shape, type or memory order, on every rank.
+            LayoutError: an array has another shape, type or memory order, or is masked; on every rank.
         """
-        with self.agreement("from_local") as facts:
-            facts["descriptor"] = descriptor
-            self.check_descriptor(descriptor)
-            if self.rank >= descriptor.grid.size:
-                return self.allocate(descriptor)
-            array = adopted(self.engine, local, "local array", descriptor.dtype)
-            expected = descriptor.local_shape(self.rank)
-            if array.shape != expected:
-                raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
-            if array.dtype != self.engine.stored(descriptor.dtype):
-                raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
-            contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
-            item, apart = array.itemsize, array.strides[other]
-            if array.size and (
-                (expected[contiguous] > 1 and array.strides[contiguous] != item)
-                or (expected[other] > 1 and (apart < expected[contiguous] * item or apart % item))
-            ):
-                raise LayoutError(
-                    f"local array: strides are {array.strides} bytes, expected contiguous "
-                    f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}, "
-                    f"a multiple of {item} bytes apart"
-                )
-            return DistributedMatrix(self, descriptor, array)
+        return creation.from_local(self, local, descriptor)
 
     def from_scalapack(self, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
         """Return the matrix that a local array and its ScaLAPACK descriptor mean, without a copy.
@@ -423,91 +522,39 @@ class Context:
             LayoutError: an array does not fit its descriptor, or a descriptor is not legal, on every rank.
             RankMismatchError: the ranks gave different descriptors.
         """
-        with self.agreement("from_scalapack") as facts:
-            facts["grid"] = grid
-            if not isinstance(grid, Grid):
-                raise LayoutError(f"grid: expected a Grid, got {grid!r}")
-            inside = self.rank < grid.size
-            if inside:
-                local = self.engine.adopt(local)
-                if not isinstance(desc, (Sequence, np.ndarray)):
-                    raise LayoutError(f"desc: expected nine integers, got {desc!r}")
-            mine = (list(desc), str(local.dtype)) if inside else None
-        first = self.comm.bcast(mine)
-        with self.agreement("from_scalapack: descriptor"):
-            numbers, kind = first if mine is None else mine
-            descriptor, lld = described(numbers, kind, grid)
-            self.check_descriptor(descriptor)
-            if inside:
-                local = column_major_view(local, descriptor.local_shape(self.rank), lld)
-        return self.from_local(local, descriptor)
+        return creation.from_scalapack(self, local, desc, grid)
 
     def load(
         self,
         path: str | os.PathLike[str],
         descriptor: MatrixDescriptor | None = None,
         *,
-        grid: Grid | None = None,
-        block: int | Sequence[int] | None = None,
-        source: Sequence[int] = (0, 0),
-        order: MemoryOrder | None = None,
+        dataset: str | None = None,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
-        progress: npy.Progress | None = None,
+        order: MemoryOrder | None = None,
+        progress: Progress | None = None,
     ) -> DistributedMatrix:
-        """Return the matrix of an .npy file, each rank reading its own blocks. Collective over the context.
+        """Return the matrix of a file. Collective over the context.
+
+        The ranks read contiguous parts of the file and pass the blocks on to their owners.
 
         Args:
-            path: the file, seen by every rank; in C or F order.
-            descriptor: how the matrix shall lie. Without one, the rest says it:
-            grid: by default the squarest one of all ranks.
-            block: one block size or ``(mb, nb)``, by default 256.
-            source: process that owns the first block.
-            order: memory order of the local arrays, by default the file's.
+            path: the file, seen by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
+                ends in ``.zarr`` (extra ``zarr``), otherwise .npy, in C or F order.
+            descriptor: how the matrix is distributed. Without one, the rest says it:
+            dataset: which dataset of an HDF5 file (needed if it has several), which array of a Zarr group.
+            block, grid, source: as of :meth:`empty`.
             dtype: element type, by default the file's; the numbers are converted.
+            order: memory order of the local arrays, by default the file's.
             progress: called on this rank with (bytes done, bytes in all) of its part.
 
         Raises:
             OSError: the file cannot be opened, on every rank.
-            LayoutError: it is not a 2D .npy file, or does not fit the descriptor, on every rank.
+            LayoutError: it is not a readable file of a matrix, or does not fit the descriptor, on every rank.
+            LibraryNotFoundError: h5py or zarr is missing.
         """
-        with self.agreement("load") as facts:
-            path = Path(path)
-            if descriptor is not None:
-                self.check_descriptor(descriptor)
-            array = npy.map_file(path)
-            wanted = (
-                descriptor.dtype if descriptor is not None else None if dtype is None else as_dtype(dtype)
-            )
-            array, kind = npy.as_element_type(path, array, wanted)
-            if descriptor is None:
-                shape = (block, block) if isinstance(block, int) else block or (DEFAULT_BLOCK, DEFAULT_BLOCK)
-                grid = Grid.squarest(self.size) if grid is None else grid
-                order = order or ("F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C")
-                descriptor = MatrixDescriptor(array.shape, shape, grid, source, kind, order)
-            facts.update(path=str(path), descriptor=descriptor)
-            self.check_descriptor(descriptor)
-            if descriptor.shape != array.shape:
-                raise LayoutError(f"{path}: shape is {array.shape}, the descriptor's {descriptor.shape}")
-            out = self.allocate(descriptor)
-            host = out.on_host()
-        coords = self.coords(out.descriptor)
-        with self.agreement("load: reading"):
-            if coords is not None:
-                npy.read(array, out.descriptor, coords, host, progress)
-        self.engine.from_host(out.local, host)
-        return out
-
-
-def _numbers(values: Any, name: str) -> NDArray[Any]:
-    """Return ``values`` as a NumPy array, or raise LayoutError where they are no numbers. Local."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:  # rows of several lengths
-        raise LayoutError(f"{name}: {error}") from None
-    if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
-        raise LayoutError(f"{name}: expected numbers, got {array.dtype}")
-    return array
-
-
-def _whole(extent: int) -> Axis:
-    return Axis(extent, max(1, extent))
+        wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)
+        return io.load(self, path, dataset, wanted, dtype, progress)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The element types of pblasmp and what each is accumulated in."""
+"""The element types of pblasmp: one table of what each is called, stored as, and summed in."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -10,25 +11,92 @@ import numpy as np
 
 from .errors import LayoutError
 
-__all__ = ["DTYPES", "FLOAT8", "accumulation_dtype", "as_dtype", "is_float8", "result_dtype", "scalar"]
+__all__ = [
+    "DTYPES",
+    "ELEMENT_TYPES",
+    "FLOAT8",
+    "ElementType",
+    "accumulation_dtype",
+    "as_dtype",
+    "element_type",
+    "is_float8",
+    "is_foreign",
+    "result_dtype",
+    "scalar",
+]
 
-DTYPES: dict[str, np.dtype] = {
-    "float64": np.dtype(np.float64),
-    "float32": np.dtype(np.float32),
-    "complex128": np.dtype(np.complex128),
-    "complex64": np.dtype(np.complex64),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """What pblasmp knows about one element type; sizes and limits are the dtype's own.
+
+    Attributes:
+        dtype: the type in NumPy. PyTorch calls it by the same name.
+        accumulation: the name of the type in which its products are summed.
+        blas: the letter of its BLAS routines; empty where BLAS lacks the type.
+        cuda: its name in CUDA's enumeration of data types, without the prefix ``CUDA_``.
+        tolerance: relative error of a product beyond which something is wrong.
+        storage: the type as which it passes between libraries that lack it, by DLPack and NumPy's views; empty where
+            every library has it.
+    """
+
+    dtype: np.dtype
+    accumulation: str
+    blas: str
+    cuda: str
+    tolerance: float
+    storage: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in NumPy, ml_dtypes and PyTorch."""
+        return str(self.dtype.name)
+
+    @property
+    def roundoff(self) -> float:
+        """The largest relative error of rounding to the type."""
+        return float(_finfo(self.dtype).eps) / 2
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number; larger results of 8 bits are stored as this."""
+        return float(_finfo(self.dtype).max)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive number."""
+        return float(_finfo(self.dtype).smallest_subnormal)
+
+
+_finfo: Any = ml_dtypes.finfo
+
+ELEMENT_TYPES: dict[str, ElementType] = {
+    row.name: row
+    for row in (
+        ElementType(np.dtype(np.float64), "float64", "d", "R_64F", 1e-12),
+        ElementType(np.dtype(np.float32), "float32", "s", "R_32F", 1e-4),
+        ElementType(np.dtype(np.complex128), "complex128", "z", "C_64F", 1e-12),
+        ElementType(np.dtype(np.complex64), "complex64", "c", "C_32F", 1e-4),
+        ElementType(np.dtype(np.float16), "float32", "", "R_16F", 1e-2),
+        ElementType(np.dtype(ml_dtypes.bfloat16), "float32", "", "R_16BF", 3e-2, "int16"),
+        ElementType(np.dtype(ml_dtypes.float8_e4m3fn), "float32", "", "R_8F_E4M3", 0.125, "uint8"),
+        ElementType(np.dtype(ml_dtypes.float8_e5m2), "float32", "", "R_8F_E5M2", 0.25, "uint8"),
+    )
 }
+"""Every element type by name. Adding one takes a row here, and kernels in the engines that shall compute with it."""
+
+DTYPES: dict[str, np.dtype] = {n: row.dtype for n, row in ELEMENT_TYPES.items() if row.dtype.itemsize > 1}
 """The element types of every routine, by name."""
 
-FLOAT8: dict[str, np.dtype] = {
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-}
+FLOAT8: dict[str, np.dtype] = {n: row.dtype for n, row in ELEMENT_TYPES.items() if row.dtype.itemsize == 1}
 """The element types of products with scales, by name."""
 
-_ALL = DTYPES | FLOAT8
+_BY_DTYPE = {row.dtype: row for row in ELEMENT_TYPES.values()}
+
+
+def element_type(dtype: np.dtype) -> ElementType:
+    """Return the row of ``ELEMENT_TYPES`` of one of pblasmp's own dtypes: what ``as_dtype`` returns. Local."""
+    return _BY_DTYPE[dtype]
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -38,25 +106,36 @@ def as_dtype(dtype: Any) -> np.dtype:
         LayoutError: ``dtype`` is none of the supported element types in native byte order.
     """
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
-    if isinstance(name, str) and name in _ALL:
-        return _ALL[name]
+    if isinstance(name, str) and name in ELEMENT_TYPES:
+        return ELEMENT_TYPES[name].dtype
     try:
         found = np.dtype(name)
-    except (TypeError, ValueError, SyntaxError):  # NumPy parses what it is given
+    except (
+        TypeError,
+        ValueError,
+        SyntaxError,
+        OverflowError,
+        RecursionError,
+    ):  # NumPy parses what it is given
         found = None
-    if found is None or found not in _ALL.values():
-        raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(_ALL)}")
+    if found is None or found not in _BY_DTYPE:
+        raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
     return found
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     """Return the type in which products of ``dtype`` are summed: float32 for types of 16 and 8 bits. Local."""
-    return DTYPES["float32"] if dtype.itemsize <= 2 else dtype
+    return DTYPES[element_type(dtype).accumulation]
 
 
 def is_float8(dtype: np.dtype) -> bool:
     """Return whether ``dtype`` is one of the 8-bit floats. Local."""
     return dtype in FLOAT8.values()
+
+
+def is_foreign(dtype: np.dtype) -> bool:
+    """Return whether file formats and CuPy lack ``dtype``: bfloat16 and the 8-bit floats. Local."""
+    return dtype in _BY_DTYPE and _BY_DTYPE[dtype].storage != ""
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:

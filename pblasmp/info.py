@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LibraryNotFoundError
-from .launch import find_launcher, python_environment
+from .launch import python_command
+from .launchers import find_launcher, kind_of_library
 
 __all__ = ["collect"]
 
@@ -23,7 +24,8 @@ _GPU_PACKAGES = (
     *("cupy-cuda12x", "cupy-cuda13x", "nvidia-cublasmp-cu12", "nvidia-cublasmp-cu13", "nccl4py"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvshmem4py-cu12", "nvshmem4py-cu13", "cuda-pathfinder"),
 )
-_FAMILIES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "intel"}
+
+_ANSWER_SECONDS = 60
 
 _ASK_BLAS = """
 import threadpoolctl
@@ -82,6 +84,16 @@ for i in range(count):
         "reaches": reaches,
     }
 """
+_ASK_ENGINE = """
+import os, sys
+from pblasmp.launchers import LAUNCHERS
+for row in LAUNCHERS:  # one process alone, whatever started this one
+    os.environ.pop(row.rank, None)
+sys.modules["mpi4py"] = None
+import pblasmp as pb
+with pb.Context() as ctx:
+    answer = {"engine": {"version": ctx.engine.name, "why": ctx.engine.why}}
+"""
 
 
 def collect() -> dict[str, Facts]:
@@ -101,9 +113,10 @@ def collect() -> dict[str, Facts]:
         "mpirun": _mpirun(),
         **_ask(_ASK_CUBLASMP, "cuBLASMp"),
         **_ask(_ASK_GPUS, "GPUs"),
+        **_ask(_ASK_ENGINE, "engine"),
     }
     library, launcher = found["MPI library"].get("version", ""), found["mpirun"].get("family")
-    family = next((kind for name, kind in _FAMILIES.items() if library.startswith(name)), None)
+    family = kind_of_library(library)
     if family and launcher not in (None, "other", family):
         found["mpirun"]["problem"] = f"it belongs to another MPI than the library, {library}"
     versions = {name: version for name in _GPU_PACKAGES if (version := _version(name))}
@@ -112,13 +125,18 @@ def collect() -> dict[str, Facts]:
 
 def _ask(script: str, topic: str) -> dict[str, Facts]:
     """Run a script that sets ``answer`` in a new process; without one, the problem stands under ``topic``."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{script}\nimport json; print(json.dumps(answer))"],
-        env=python_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = python_command(f"{script}\nimport json; print(json.dumps(answer))")
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return {topic: {"problem": f"no answer in {_ANSWER_SECONDS} s"}}
     if done.returncode == 0:
         answer: dict[str, Facts] = json.loads(done.stdout.splitlines()[-1])
         return answer

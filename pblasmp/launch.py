@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting MPI ranks: finding the launcher, its command and environment, and ending what was started.
+"""Starting MPI ranks and ending what was started. :mod:`pblasmp.launchers` knows the launchers.
 
-Three families of launcher are known: MPICH's Hydra, Intel MPI's Hydra and Open MPI's mpirun (PRRTE). The
-command line and the tests start their ranks through :class:`Job`, which leaves no process behind however it
+The command line and the tests start their ranks through :class:`Job`, which leaves no process behind however it
 ends.
 """
 
@@ -12,119 +11,21 @@ import contextlib
 import ctypes
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple
 
-from .errors import LibraryNotFoundError
+from .launchers import Launcher, Surroundings, find_launcher, surroundings
+from .logs import logger
 
-__all__ = ["Job", "Launcher", "Surroundings", "find_launcher", "python_environment", "surroundings"]
+__all__ = ["Job", "Launcher", "Surroundings", "find_launcher", "python_command", "surroundings"]
 
-Kind = Literal["mpich", "intel", "openmpi", "other"]
-
-_MPIRUN = "PBLASMP_MPIRUN"  # a launcher named by the user
 _JOB = "PBLASMP_JOB"  # carried by every process of a job, so that all of them can be found again
-
-
-class Surroundings(NamedTuple):
-    """The launcher that this process was started by, and its place among the others."""
-
-    name: str
-    rank: int
-    size: int
-
-
-def surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings | None:
-    """Say which launcher started this process and with how many ranks, or None when none did. Local.
-
-    Slurm's srun counts from two tasks on: one task is what an interactive shell has.
-    """
-    for name, of_rank, of_size, least in (
-        ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 1),
-        ("Hydra", "PMI_RANK", "PMI_SIZE", 1),
-        ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", 2),
-    ):
-        rank, size = environ.get(of_rank, ""), environ.get(of_size, "")
-        if rank.isdigit() and size.isdigit() and int(size) >= least:
-            return Surroundings(name, int(rank), int(size))
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """An MPI launcher: where it is, which family it belongs to and what it calls itself."""
-
-    path: Path
-    kind: Kind
-    version: str
-
-    def command(self, nranks: int, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs ``argv`` on ``nranks`` ranks, which may outnumber the cores. Local."""
-        options: list[str] = []
-        if self.kind == "openmpi":
-            options = ["--oversubscribe", "--bind-to", "none"]
-            if os.geteuid() == 0:
-                options.insert(0, "--allow-run-as-root")
-        return [str(self.path), *options, "-n", str(nranks), *argv]
-
-    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Return ``environ`` with what this launcher needs; what the user has set stays. Local."""
-        environment = dict(environ)
-        # Intel's and Debian's scripts call programs that lie beside them.
-        environment["PATH"] = os.pathsep.join(p for p in (str(self.path.parent), environ.get("PATH")) if p)
-        if self.kind == "openmpi":
-            environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-            environment.setdefault("OMPI_MCA_osc", "^ucx")
-            if self.version.startswith("5") and "SLURM_JOB_ID" not in environ:
-                environment.setdefault("OMPI_MCA_btl", "self,sm")  # one node: starts twice as fast
-        return environment
-
-
-def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher:
-    """Find the MPI launcher: the one named by PBLASMP_MPIRUN, else beside this Python, else on PATH. Local.
-
-    Raises:
-        LibraryNotFoundError: there is none, or it does not run.
-    """
-    named = environ.get(_MPIRUN)
-    if named:
-        return _identify(Path(named), environ)
-    here = Path(sys.executable).parent
-    for directory in [here, *(Path(p) for p in environ.get("PATH", "").split(os.pathsep) if p)]:
-        for name in ("mpirun", "mpiexec"):
-            path = directory / name
-            if path.is_file() and os.access(path, os.X_OK):
-                return _identify(path, environ)
-    raise LibraryNotFoundError(
-        f"no MPI launcher: neither mpirun nor mpiexec is in {here} or on PATH. "
-        f"pip install 'pblasmp[mpi]' brings one, or {_MPIRUN} can name it"
-    )
-
-
-def _identify(path: Path, environ: Mapping[str, str]) -> Launcher:
-    """Ask the launcher at ``path`` for its version and tell its family by the answer."""
-    environment = {**environ, "PATH": f"{path.parent}{os.pathsep}{environ.get('PATH', '')}"}
-    try:
-        answer = subprocess.run(
-            [path, "--version"], env=environment, capture_output=True, text=True, timeout=30, check=True,
-            stdin=subprocess.DEVNULL,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        raise LibraryNotFoundError(f"the MPI launcher {path} does not run: {error}") from error
-    words = answer.replace(",", " ").split()
-    version = next((w for w in words if w[0].isdigit() and "." in w), "")
-    if "Intel(R) MPI" in answer:
-        hydra = path.with_name("mpiexec.hydra")
-        return Launcher(hydra if hydra.is_file() else path, "intel", version)
-    if "Open MPI" in answer or "OpenRTE" in answer or "PRRTE" in answer:
-        return Launcher(path, "openmpi", version)
-    return Launcher(path, "mpich" if "HYDRA" in answer else "other", version)
 
 
 class Job:
@@ -157,9 +58,13 @@ class Job:
         self.output = output
         self._token = secrets.token_hex(16)
         environment = {**self.launcher.environment(environ), _JOB: self._token}
+        command = self.launcher.command(nranks, argv)
+        logger.info("starting %d ranks with %s (%s)", nranks, command[0], self.launcher.kind)
+        logger.debug("command: %s", shlex.join(command))
+        self._started = time.time()
         with output.open("wb") as file:
             self._process = subprocess.Popen(
-                self.launcher.command(nranks, argv),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -192,6 +97,8 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         self._process.wait()
+        if not left:
+            remove_shared_memory(self._started)
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines that launcher and ranks printed. Local."""
@@ -214,10 +121,15 @@ class Job:
         self.end()
 
 
-def python_environment() -> dict[str, str]:
-    """Return an environment in which a new Python imports from where this one does, and nowhere else. Local."""
-    here = {"", str(Path.cwd())} & set(sys.path)
-    return {**os.environ, **({} if here else {"PYTHONSAFEPATH": "1"})}
+def python_command(script: str, *arguments: str) -> list[str]:
+    """Return a command that runs a script in a new Python, from the current directory only if this one does. Local.
+
+    Left to itself, Python looks for modules in the current directory first, the standard library's included;
+    ``PYTHONSAFEPATH`` forbids that from Python 3.11 on only.
+    """
+    if not {"", str(Path.cwd())} & set(sys.path):
+        script = f"import sys\nif sys.path[:1] == ['']: del sys.path[0]\n{script}"
+    return [sys.executable, "-c", script, *arguments]
 
 
 _libc = ctypes.CDLL(None)
@@ -227,3 +139,33 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def _terminate_with_parent() -> None:
     """In the child, between fork and exec: have the kernel send SIGTERM when the parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def remove_shared_memory(since: float, directory: Path = Path("/dev/shm")) -> None:
+    """Remove what killed ranks of MPICH left: this user's files, made after ``since``, that nobody holds. Local."""
+    files = []
+    for path in directory.glob("mpich*"):
+        with contextlib.suppress(OSError):
+            facts = path.stat()
+            if facts.st_uid == os.geteuid() and facts.st_ctime >= since:
+                files.append(path)
+    in_use = held(directory) if files else set()
+    for path in files:
+        if str(path) not in in_use:
+            logger.debug("removing %s, left by killed ranks", path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def held(directory: Path) -> set[str]:
+    """Return the files in ``directory`` that a process has mapped or open."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    found.add(str(link.readlink()))
+        with contextlib.suppress(OSError):
+            lines = (process / "maps").read_text().splitlines()
+            found |= {line.split(maxsplit=5)[-1] for line in lines if str(directory) in line}
+    return found

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 PBLAS beside the product: triangular and symmetric products, solves, rank-k updates, sums; plans.
+"""The level-3 PBLAS besides the product: triangular and symmetric products, solves, rank-k updates, sums.
 
-Each routine returns a new matrix or writes into ``out=``; ``plan(routine, ...)`` prepares one to run many times.
+Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ...)`` prepares one to run many times.
 """
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, ParamSpec
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
+from .engines.base import Options
 from .errors import LayoutError
-from .layout.level3 import ROUTINES
-from .level3_plan import planned, run
+from .layout import Level3Problem, MatrixDescriptor
+from .layout.redistribution import nearest_routine
+from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
-from .products import matmul, plan_matmul
+from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .layout.level3 import Diag, Side, Uplo
     from .layout.problem import Op
-    from .plans import RoutinePlan
 
 __all__ = [
     "geadd",
@@ -28,7 +27,7 @@ __all__ = [
     "her2k",
     "herk",
     "herkx",
-    "plan",
+    "plan_routine",
     "symm",
     "syr2k",
     "syrk",
@@ -39,7 +38,6 @@ __all__ = [
 ]
 
 Matrix = DistributedMatrix
-Parameters = ParamSpec("Parameters")
 
 
 def trsm(
@@ -52,7 +50,7 @@ def trsm(
     diag: Diag = "N",
     alpha: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return X where ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context.
@@ -65,16 +63,18 @@ def trsm(
         op_a: "N", "T" or "C" (conjugate transpose).
         diag: "U": A has ones on its diagonal, which is not read.
         alpha: a number; with 0 neither A nor B is read, and the result is 0.
-        out: where to write the result, which may be ``b``; by default a new matrix that lies like B.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
+        out: where to write the result, which may be ``b``; by default a new matrix in the layout of B.
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("trsm", **locals())
+    return plan_routine(
+        "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def trmm(
@@ -87,7 +87,7 @@ def trmm(
     diag: Diag = "N",
     alpha: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) B`` or ``alpha B op(A)`` for a triangular A. Collective over the context.
@@ -100,16 +100,18 @@ def trmm(
         op_a: "N", "T" or "C" (conjugate transpose).
         diag: "U": A has ones on its diagonal, which is not read.
         alpha: a number; with 0 neither A nor B is read, and the result is 0.
-        out: where to write the result, which may be ``b``; by default a new matrix that lies like B.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
+        out: where to write the result, which may be ``b``; by default a new matrix in the layout of B.
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("trmm", **locals())
+    return plan_routine(
+        "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def symm(
@@ -122,7 +124,7 @@ def symm(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a symmetric A. Collective over the context.
@@ -130,20 +132,22 @@ def symm(
     Args:
         a: square symmetric matrix, of which only the triangle ``uplo`` is read.
         b: m × n.
-        c: lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: like the result, in any layout; None stands for zeros. With ``beta == 0`` it is not read.
         side: "L" for A B, "R" for B A.
         uplo: "L" or "U": which triangle of A is there.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else like B.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("symm", **locals())
+    return plan_routine(
+        "symm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def hemm(
@@ -156,7 +160,7 @@ def hemm(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a Hermitian A. Collective over the context.
@@ -164,21 +168,23 @@ def hemm(
     Args:
         a: square Hermitian matrix, of which only the triangle ``uplo`` is read.
         b: m × n.
-        c: lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: like the result, in any layout; None stands for zeros. With ``beta == 0`` it is not read.
         side: "L" for A B, "R" for B A.
         uplo: "L" or "U": which triangle of A is there.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
             The imaginary parts of A's diagonal are taken as 0 and not read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else like B.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("hemm", **locals())
+    return plan_routine(
+        "hemm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def syrk(
@@ -190,7 +196,7 @@ def syrk(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context.
@@ -204,17 +210,19 @@ def syrk(
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else in
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels", "summed").
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("syrk", **locals())
+    return plan_routine(
+        "syrk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def herk(
@@ -226,7 +234,7 @@ def herk(
     alpha: float = 1,
     beta: float = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context.
@@ -242,17 +250,19 @@ def herk(
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
         alpha, beta: real numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else in
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels", "summed").
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("herk", **locals())
+    return plan_routine(
+        "herk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def syr2k(
@@ -265,7 +275,7 @@ def syr2k(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context.
@@ -279,17 +289,19 @@ def syr2k(
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else in
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels", "summed").
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("syr2k", **locals())
+    return plan_routine(
+        "syr2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def her2k(
@@ -302,7 +314,7 @@ def her2k(
     alpha: complex = 1,
     beta: float = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C``. Collective over the context.
@@ -318,17 +330,19 @@ def her2k(
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
         alpha, beta: numbers, beta a real one; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else in
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels", "summed").
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("her2k", **locals())
+    return plan_routine(
+        "her2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def syrkx(
@@ -341,7 +355,7 @@ def syrkx(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context.
@@ -355,17 +369,19 @@ def syrkx(
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else in
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels", "summed").
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("syrkx", **locals())
+    return plan_routine(
+        "syrkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def herkx(
@@ -378,7 +394,7 @@ def herkx(
     alpha: complex = 1,
     beta: float = 0,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context.
@@ -394,17 +410,19 @@ def herkx(
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
         alpha, beta: numbers, beta a real one; with ``alpha == 0`` neither A nor B is read.
-        out: where to write the result, which may be ``c``; by default a new one that lies like C, else in
+        out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels", "summed").
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("herkx", **locals())
+    return plan_routine(
+        "herkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def geadd(
@@ -415,7 +433,7 @@ def geadd(
     alpha: complex = 1,
     beta: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) + beta C``. Collective over the context.
@@ -425,16 +443,18 @@ def geadd(
         c: m × n; with ``beta == 0`` it is not read.
         op_a: "N", "T" or "C" (conjugate transpose).
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new matrix that lies like C.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "moved").
+        out: where to write the result, which may be ``c``; by default a new matrix in the layout of C.
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("geadd", **locals())
+    return plan_routine(
+        "geadd", a, c=c, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
 def tradd(
@@ -446,7 +466,7 @@ def tradd(
     alpha: complex = 1,
     beta: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = True,
+    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context.
@@ -460,41 +480,82 @@ def tradd(
         uplo: "L" or "U": which side of the main diagonal of op(A) and C.
         op_a: "N", "T" or "C" (conjugate transpose).
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
-        out: where to write the result, which may be ``c``; by default a new matrix that lies like C.
-        redistribute: whether operands that the engine cannot take as they lie may be moved first.
-        algo: the way to take: "auto", or one that the engine has (host: "moved").
+        out: where to write the result, which may be ``c``; by default a new matrix in the layout of C.
+        redistribute: operands may be moved to other layouts first, which some algorithms need.
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
         LayoutError: sizes, types or options do not fit; every fault is named.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return run("tradd", **locals())
+    return plan_routine(
+        "tradd", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+    ).once()  # fmt: skip
 
 
-def plan(
-    routine: Callable[Parameters, Matrix], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> RoutinePlan:
-    """Prepare ``routine(*args, **kwargs)``, to run it any number of times. Collective over the context.
+def plan_routine(
+    routine: str,
+    a: Matrix,
+    b: Matrix | None = None,
+    c: Matrix | None = None,
+    *,
+    side: Side = "L",
+    uplo: Uplo = "L",
+    op_a: Op = "N",
+    diag: Diag = "N",
+    alpha: complex = 1,
+    beta: complex = 0,
+    out: Matrix | None = None,
+    redistribute: bool = False,
+    algo: str = "auto",
+) -> MatrixPlan:
+    """Prepare the level-3 routine of that name, given all its arguments. Collective over the context."""
+    traits = ROUTINES[routine]
+    ctx = context_of(routine, a, b, c, out)
+    with ctx.agreement(routine) as facts:
+        required = traits.operands if traits.shape == "added" else traits.operands.replace("c", "")
+        check_operands(ctx, required, {"a": a, "b": b, "c": c, "out": out})
+        d = out.descriptor if out is not None else _result(routine, a, b, c, op_a)
+        of_b, of_c = (None if x is None else x.descriptor for x in (b, c))
+        asked = Level3Problem(routine, a.descriptor, d, of_b, of_c, side, uplo, op_a, diag)
+        options = Options.of(
+            d.dtype, alpha=alpha, beta=beta, real=" ".join(traits.real), algo=algo, redistribute=redistribute
+        )
+        facts.update({each.name: getattr(asked, each.name) for each in fields(asked)})
+        facts.update(options.facts(), out="given" if out is not None else "new")
+        asked.validate(_name_of_result(traits, b, c, out))
+        if options.beta != 0 and c is None:
+            raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+        problem = asked if options.beta != 0 else replace(asked, c=None)
+        nearest = nearest_routine(problem)
+        reasons = () if nearest == problem else ("c is moved to the layout of the result",)
+        result = ctx.allocate(d) if out is None else out
+        matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
+        check_overlap(ctx, matrices, traits.in_place)
+        seeded = out is None and c is not None and asked.written is not None
+        if out is None and c is None and asked.written is not None:
+            result.local[...] = 0
+    return MatrixPlan(
+        ctx, routine, problem, options, matrices,
+        nearest=nearest, reasons=reasons, in_place=traits.in_place, seeded=seeded,
+    )  # fmt: skip
 
-    ``pb.plan(pb.syrk, a, c, uplo="U", beta=1, out=c)``, say; ``plan_matmul`` is ``plan`` of ``matmul``.
 
-    Args:
-        routine: ``pb.matmul`` or a level-3 routine.
-        *args: its arguments, ``**kwargs`` as well.
+def _name_of_result(traits: Routine, b: Matrix | None, c: Matrix | None, out: Matrix | None) -> str:
+    """Return the argument that D's layout comes from, or "d" where that is A."""
+    if out is not None:
+        return "out"
+    return "c" if c is not None else "d" if b is None or traits.shape == "updated" else "b"
 
-    Returns:
-        A plan: ``plan()`` runs it on what the matrices then hold, ``plan(c=other)`` on others that lie the same way.
-        Without ``out`` every run writes the same new matrix.
 
-    Raises:
-        LayoutError: ``routine`` is no routine of pblasmp; or what the routine itself raises.
-    """
-    name = getattr(routine, "__name__", repr(routine))
-    if routine is not matmul and not (name in ROUTINES and routine is globals()[name]):
-        raise LayoutError(f"plan: expected pb.matmul or a level-3 routine such as pb.trsm, got {name}")
-    given = inspect.signature(routine).bind(*args, **kwargs)
-    if routine is matmul:
-        return plan_matmul(*given.args, **given.kwargs)
-    given.apply_defaults()
-    return planned(name, **given.arguments)
+def _result(routine: str, a: Matrix, b: Matrix | None, c: Matrix | None, op_a: str) -> MatrixDescriptor:
+    """Return the layout of a new result: C's, else B's; for a rank-k update A's blocks on A's grid."""
+    square = ROUTINES[routine].shape == "updated"
+    like = c if c is not None or square else b
+    if like is not None:
+        return replace(like.descriptor, ld=None)
+    x = a.descriptor
+    along = int(op_a != "N")
+    order, block = x.shape[along], x.block[along]
+    return MatrixDescriptor((order, order), (block, block), x.grid, dtype=x.dtype, order=x.order)

@@ -3,25 +3,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import npy
+from . import arithmetic, io, reductions
 from .comm import Cell, Exchange, Side
+from .creation import Block, GridLike
 from .errors import LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
-from .layout.grid import one_of
+from .layout.grid import as_block, as_grid, one_of
 from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+    from typing_extensions import Self
+
     from .context import Context
+    from .io import Progress
+    from .layout.descriptor import MemoryOrder
     from .layout.level3 import Diag, Uplo
 
 __all__ = ["DistributedMatrix"]
@@ -66,6 +71,19 @@ class DistributedMatrix:
         """Element type."""
         return self.descriptor.dtype
 
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions: 2."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole matrix."""
+        return self.shape[0] * self.shape[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def __repr__(self) -> str:
         return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self._local.shape})"
 
@@ -101,6 +119,24 @@ class DistributedMatrix:
         whole, i, j = self._place()
         return DistributedMatrix(self.context, d[index], local, part_of=(whole, i + rows[0], j + cols[0]))
 
+    def __setitem__(self, index: tuple[slice, slice], value: DistributedMatrix | complex) -> None:
+        """Write a matrix of any layout, or a number, into a sub-matrix. Collective over the context; 0-based.
+
+        Raises:
+            LayoutError: the index is not a pair of slices of step 1, or the matrix does not fit.
+            TypeError: ``value`` is neither a matrix nor a number.
+        """
+        part = self[index]
+        if isinstance(value, DistributedMatrix):
+            if (
+                value.shape != part.shape or value._place() != part._place()
+            ):  # else A[i, j] += B has written it
+                value.redistribute(out=part)
+        elif arithmetic.is_scalar(value):
+            arithmetic.fill(part, value)
+        else:
+            raise TypeError(f"expected a DistributedMatrix or a number, got {type(value).__name__}")
+
     def _place(self) -> tuple[DistributedMatrix, int, int]:
         """Return the matrix that this one is a part of, maybe itself, and its first row and column there. Local."""
         if self.transpose_of is not None:
@@ -134,7 +170,8 @@ class DistributedMatrix:
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
-        return self._gather("gather", root, everywhere=False)
+        with self.context.running("gather"):
+            return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
         """Return the whole matrix on ``root``; on other ranks None or, with ``everywhere``, room for it."""
@@ -150,10 +187,11 @@ class DistributedMatrix:
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
-        whole = self._gather("allgather", 0, everywhere=True)
-        assert whole is not None
-        self.context.comm.bcast_into(whole, 0)
-        return whole
+        with self.context.running("allgather"):
+            whole = self._gather("allgather", 0, everywhere=True)
+            assert whole is not None
+            self.context.comm.bcast_into(whole, 0)
+            return whole
 
     def redistribute(
         self,
@@ -162,47 +200,81 @@ class DistributedMatrix:
         uplo: Uplo | None = None,
         diag: Diag = "N",
         out: DistributedMatrix | None = None,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
     ) -> DistributedMatrix:
         """Return the same matrix in another layout: grid, blocks, source, memory order, element type. Collective.
 
         Collective over the context. ScaLAPACK knows it as p?gemr2d and, with ``uplo``, as p?trmr2d.
 
         Args:
-            descriptor: the new layout; by default that of ``out``.
+            descriptor: the new layout; by default that of ``out``, or this matrix's with the changes that ``block``,
+                ``grid``, ``source``, ``dtype`` and ``order`` say.
             uplo: "L" or "U": move only this triangle. Of a matrix that is not square it is a trapezoid whose diagonal
                 ends in the last corner where it would otherwise be cut off, as in p?trmr2d.
             diag: "U" leaves the diagonal out, too.
             out: a matrix to write to; what is not moved keeps its values. In a new matrix it is zero.
+            block: one block size or ``(mb, nb)``.
+            grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``.
+            source: process that owns the first block; (0, 0) if ``grid`` or ``block`` are given.
+            dtype: element type.
+            order: memory order.
 
         Raises:
             LayoutError: the shapes differ, the grid has more ranks than the context, complex would become real, or
                 ``out`` shares memory with this matrix.
         """
         ctx = self.context
-        with ctx.agreement("redistribute") as facts:
-            if out is not None:
-                self._check_out(out)
-                descriptor = out.descriptor if descriptor is None else descriptor
-            facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
-            if descriptor is None:
-                raise LayoutError("redistribute: expected a descriptor or out=")
-            ctx.check_descriptor(descriptor)
-            if out is not None and out.descriptor != descriptor:
-                raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
-            if descriptor.shape != self.shape:
-                raise LayoutError(
-                    f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
-                )
-            if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                raise LayoutError(
-                    f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
-                )
-            part = self._part(uplo, diag)
-            result = ctx.allocate(descriptor) if out is None else out
-            if out is None and part is not None:
-                result.local[...] = 0
-        self.move_to(result, part)
-        return result
+        changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
+        with ctx.running("redistribute"):
+            with ctx.agreement("redistribute") as facts:
+                descriptor = self._changed(descriptor, out, changes)
+                if out is not None:
+                    self._check_out(out)
+                    descriptor = out.descriptor if descriptor is None else descriptor
+                facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
+                if descriptor is None:
+                    raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
+                ctx.check_descriptor(descriptor)
+                if out is not None and out.descriptor != descriptor:
+                    raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
+                if descriptor.shape != self.shape:
+                    raise LayoutError(
+                        f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
+                    )
+                if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
+                    raise LayoutError(
+                        f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
+                    )
+                part = self._part(uplo, diag)
+                result = ctx.allocate(descriptor) if out is None else out
+                if out is None and part is not None:
+                    result.local[...] = 0
+            self.move_to(result, part)
+            return result
+
+    def _changed(
+        self, descriptor: MatrixDescriptor | None, out: DistributedMatrix | None, changes: dict[str, Any]
+    ) -> MatrixDescriptor | None:
+        """Return the new layout where keywords say it, else ``descriptor``."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        if not given:
+            return descriptor
+        if descriptor is not None or out is not None:
+            what = "a descriptor" if descriptor is not None else "out="
+            raise LayoutError(f"redistribute: {', '.join(given)} not with {what}; expected one or the other")
+        if "block" in given:
+            given["block"] = as_block(given["block"])
+        if "grid" in given:
+            given["grid"] = as_grid(given["grid"])
+        if given.keys() & {"block", "grid"}:
+            given = {"source": (0, 0), "lead": (0, 0)} | given
+        if given.keys() - {"dtype"}:
+            given["ld"] = None
+        return replace(self.descriptor, **given)
 
     def _check_out(self, out: DistributedMatrix) -> None:
         if not isinstance(out, DistributedMatrix):
@@ -240,50 +312,33 @@ class DistributedMatrix:
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
     def save(
-        self, path: str | os.PathLike[str], *, order: str | None = None, progress: npy.Progress | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dataset: str | None = None,
+        order: MemoryOrder | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """Write an .npy file, each rank its own blocks; it appears under its name when it is whole. Collective.
+        """Write a file; it appears under its name when it is whole. Collective over the context.
 
-        Collective over the context. bfloat16 is written as NumPy does, as 2 bytes without a type.
+        Each rank writes contiguous parts of the file. An existing file is replaced and keeps its mode; an HDF5 file
+        keeps its other datasets, a Zarr group its other arrays. bfloat16 and 8-bit floats are written to .npy as NumPy
+        does, as bytes without a type; HDF5 and Zarr note the type in an attribute.
 
         Args:
-            path: where to; seen by every rank. An existing file is replaced.
-            order: memory order of the file, by default the matrix's.
+            path: where to, seen by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
+                ends in ``.zarr`` (extra ``zarr``), otherwise .npy. A symbolic link is followed.
+            dataset: the dataset in an HDF5 file (needed there), the array in a Zarr group (by default the path is an
+                array itself). Groups on the way to it are made.
+            order: memory order in an .npy file, by default the matrix's.
             progress: called on this rank with (bytes done, bytes in all) of its part.
 
         Raises:
             OSError: the file cannot be written, or the disk is full; nothing is left behind then.
+            LayoutError: there is something else under this name, or an argument is not legal.
+            LibraryNotFoundError: h5py or zarr is missing.
         """
-        ctx, d = self.context, self.descriptor
-        order = d.order if order is None else order
-        temporary = None
-        try:
-            with ctx.agreement("save") as facts:
-                path = Path(path)
-                facts.update(matrix=d, path=str(path), order=order)
-                if order not in ("C", "F"):
-                    raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
-                if ctx.rank == 0:
-                    temporary = npy.temporary_name(path)
-                    with npy.errors_naming(path):
-                        npy.create(temporary, d, order)
-            name = ctx.comm.bcast(temporary)
-            coords = ctx.coords(d)
-            with ctx.agreement("save: writing"):
-                if coords is not None:
-                    file = npy.map_for_writing(name, d.dtype)
-                    npy.write(file, d, coords, self.on_host(), progress)
-                    if isinstance(file.base, np.memmap):
-                        file.base.flush()
-            with ctx.agreement("save: renaming"):
-                if temporary is not None:
-                    with npy.errors_naming(path):
-                        temporary.replace(path)
-                    temporary = None
-        finally:
-            if temporary is not None:
-                with contextlib.suppress(OSError):  # it may not be there; the error to tell is what failed
-                    temporary.unlink()
+        io.save(self, path, dataset, order, progress)
 
     # -- arithmetic
 
@@ -294,6 +349,146 @@ class DistributedMatrix:
         from .products import matmul
 
         return matmul(self, other)
+
+    def __add__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+        """Return the sum as a new matrix, laid out like this one. Collective over the context.
+
+        ``-``, ``*`` and ``/`` likewise: element by element, as in NumPy, with a matrix of the same shape or a number.
+        A right operand in another layout is redistributed to the left one's first. Element types are promoted as in
+        NumPy; numbers of Python's own types do not widen a matrix's type.
+
+        Raises:
+            LayoutError: the shapes differ, or the matrices belong to different contexts.
+        """
+        return self._binary("+", self, other)
+
+    def __sub__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+        """Return the difference, see ``+``. Collective over the context."""
+        return self._binary("-", self, other)
+
+    def __mul__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+        """Return the product, element by element, see ``+``. Collective over the context."""
+        return self._binary("*", self, other)
+
+    def __truediv__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
+        """Return the quotient, element by element, see ``+``. Collective over the context."""
+        return self._binary("/", self, other)
+
+    def __radd__(self, other: complex) -> DistributedMatrix:
+        return self._binary("+", other, self)
+
+    def __rsub__(self, other: complex) -> DistributedMatrix:
+        return self._binary("-", other, self)
+
+    def __rmul__(self, other: complex) -> DistributedMatrix:
+        return self._binary("*", other, self)
+
+    def __rtruediv__(self, other: complex) -> DistributedMatrix:
+        return self._binary("/", other, self)
+
+    def __iadd__(self, other: DistributedMatrix | complex) -> Self:
+        """Add to this matrix in place, see ``+``; ``-=``, ``*=`` and ``/=`` likewise. Collective over the context.
+
+        Raises:
+            LayoutError: as ``+``; or the result is complex and this matrix real, or its local array is read-only.
+        """
+        return self._in_place("+", other)
+
+    def __isub__(self, other: DistributedMatrix | complex) -> Self:
+        return self._in_place("-", other)
+
+    def __imul__(self, other: DistributedMatrix | complex) -> Self:
+        return self._in_place("*", other)
+
+    def __itruediv__(self, other: DistributedMatrix | complex) -> Self:
+        return self._in_place("/", other)
+
+    @staticmethod
+    def _binary(symbol: str, left: Any, right: Any) -> DistributedMatrix:
+        operands = [each for each in (left, right) if not isinstance(each, DistributedMatrix)]
+        if not all(map(arithmetic.is_scalar, operands)):
+            refused: DistributedMatrix = NotImplemented
+            return refused
+        return arithmetic.binary(symbol, left, right)
+
+    def _in_place(self, symbol: str, other: Any) -> Self:
+        if not isinstance(other, DistributedMatrix) and not arithmetic.is_scalar(other):
+            refused: Self = NotImplemented
+            return refused
+        arithmetic.binary(symbol, self, other, in_place=True)
+        return self
+
+    def __neg__(self) -> DistributedMatrix:
+        """Return the negative as a new matrix. Collective over the context."""
+        return arithmetic.negative(self)
+
+    def __pos__(self) -> DistributedMatrix:
+        """Return a copy. Collective over the context."""
+        return self.copy()
+
+    def copy(self) -> DistributedMatrix:
+        """Return a new matrix of the same elements and layout. Collective over the context."""
+        return arithmetic.copy(self)
+
+    def astype(self, dtype: DTypeLike) -> DistributedMatrix:
+        """Return a new matrix of another element type in the same layout. Collective over the context.
+
+        Raises:
+            LayoutError: it is no element type of matrices, or complex would become real.
+        """
+        return arithmetic.cast(self, dtype)
+
+    def norm(self, ord: Literal["fro", "inf", "max"] | float = "fro") -> float:  # noqa: A002 - NumPy's name
+        """Return a norm, the same bits on every rank. Collective over the context.
+
+        It is computed in double precision whatever the element type, and scaled like LAPACK's lange: it overflows only
+        if the norm itself is too large. NaN in the matrix gives NaN. An empty matrix has norm 0.
+
+        Args:
+            ord: "fro" (Frobenius), 1 (largest column sum of absolute values), "inf" or ``numpy.inf`` (largest row
+                sum) or "max" (largest absolute value, which is not a consistent norm).
+
+        Raises:
+            LayoutError: there is no such norm.
+        """
+        return reductions.norm(self, ord)
+
+    def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
+        """Return the sum of all elements, or of each column or row, on every rank. Collective over the context.
+
+        Args:
+            axis: None for a scalar; 0 for the sums of the columns, 1 for those of the rows, as a NumPy vector.
+            dtype: type of the result, by default the matrix's; sums are made in double precision and rounded once.
+
+        Raises:
+            LayoutError: there is no such axis, or complex would become real.
+        """
+        return reductions.total(self, axis, dtype)
+
+    def trace(self) -> Any:
+        """Return the sum of the diagonal's elements, as a NumPy scalar on every rank. Collective over the context."""
+        return reductions.trace(self)
+
+    def diagonal(self) -> NDArray[Any]:
+        """Return the diagonal as a new NumPy vector on every rank. Collective over the context."""
+        return reductions.diagonal(self)
+
+    # -- it is no NumPy array
+
+    def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise TypeError(f"a DistributedMatrix does not become a NumPy array by itself: {_INSTEAD}")
+
+    def __array_function__(self, function: Any, *_args: Any) -> NoReturn:
+        name = f"{function.__module__}.{function.__name__}"
+        raise TypeError(f"{name} does not take a DistributedMatrix: {_INSTEAD}")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a DistributedMatrix is neither true nor false: compare with None, or ask for .size")
+
+    __iter__ = None  # it has a length, but no rows to iterate over
+
+
+_INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"
 
 
 def _whole(extent: int) -> Axis:

@@ -7,17 +7,16 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .arrays import adopted
-from .dtypes import as_dtype, result_dtype, scalar
+from .dtypes import result_dtype
 from .engines.base import Options
 from .epilogue import Epilogue
 from .errors import LayoutError
+from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
-from .layout.grid import integer
-from .layout.legal import legalised
+from .layout.redistribution import nearest_legal
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
-from .plans import RoutinePlan, check_operands, check_overlap, context_of, stand_ins
+from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
 from .scales import Scales
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from .context import Context
     from .layout.problem import Op
     from .layout.schemes import Scheme
-    from .plans import Matrices
 
 __all__ = ["matmul", "plan_matmul"]
 
@@ -61,7 +59,7 @@ def matmul(
         op_a, op_b: "N", "T" or "C" (conjugate transpose).
         epilogue: what follows the product: a bias, an activation, their gradients (``Epilogue``).
         scales: of 8-bit operands and results (``Scales``).
-        algo: the way to take: "auto", or one that the engine has (host: "shared", "gathered", "panels").
+        algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
         redistribute: move operands that break a rule to a legal layout first, instead of raising.
         compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
@@ -75,15 +73,11 @@ def matmul(
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
     """
-    plan = plan_matmul(
+    return plan_matmul(
         a, b, c, out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
         epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, redistribute=redistribute,
         compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
-    )  # fmt: skip
-    try:
-        return plan._run_agreed()
-    finally:
-        plan.close()
+    ).once()  # fmt: skip
 
 
 def plan_matmul(
@@ -104,7 +98,7 @@ def plan_matmul(
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
-) -> RoutinePlan:
+) -> MatrixPlan:
     """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Returns:
@@ -126,38 +120,31 @@ def plan_matmul(
         asked = MatmulProblem(
             a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
         )
-        alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
-        options = Options(
-            alpha,
-            beta,
-            algo,
-            compute,
-            None if comm_dtype is None else as_dtype(comm_dtype),
-            None if comm_sms is None else integer(comm_sms, "comm_sms", 1),
-        )
-        facts.update(redistribute=redistribute, out="given" if out is not None else "new")
-        facts.update(
-            {each.name: getattr(value, each.name) for value in (asked, options) for each in fields(value)}
-        )
+        options = Options.of(
+            d.dtype, alpha=alpha, beta=beta, algo=algo, compute=compute,
+            comm_dtype=comm_dtype, comm_sms=comm_sms, redistribute=redistribute,
+        )  # fmt: skip
+        facts.update({each.name: getattr(asked, each.name) for each in fields(asked)})
+        facts.update(options.facts(), out="given" if out is not None else "new")
         if not isinstance(epilogue, (Epilogue, type(None))):
             raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
         if not isinstance(scales, (Scales, type(None))):
             raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
         facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
-        problem = legalised(asked) if redistribute and scheme == "gemm" else asked
-        _validate(problem, asked, redistribute)
-        problem, reasons = ctx.engine.suited(problem)
-        if beta != 0 and c is None:
+        problem = nearest_legal(asked) if redistribute and scheme == "gemm" else asked
+        _validate(problem, asked, redistribute, "out" if out is not None else "c" if c is not None else "d")
+        if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
-        matrices = {"a": a, "b": b, "c": c, "d": ctx.allocate(d) if out is None else out}
-        options = replace(
-            options,
-            epilogue=_epilogue(ctx, epilogue, asked, problem, matrices),
-            scales=scales and scales.adopted(partial(adopted, ctx.engine, name="scales"), problem, ctx.rank),
-        )
+        matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx.allocate(d) if out is None else out}
+        e = _epilogue(ctx, epilogue, asked, problem, matrices)
+        if scales is not None:
+            scales = scales.adopted(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
         check_overlap(ctx, matrices, "c")
-        moved = stand_ins(ctx, asked, problem)
-    return RoutinePlan(ctx, "matmul", asked, problem, matrices, moved, options, reasons)
+    reasons = () if problem == asked else ("operands are moved to legal layouts: redistribute=True",)
+    return MatrixPlan(
+        ctx, "matmul", asked, options, matrices,
+        nearest=problem, reasons=reasons, epilogue=e, scales=scales,
+    )  # fmt: skip
 
 
 def _untransposed(x: DistributedMatrix, op: Op) -> tuple[DistributedMatrix, Op]:
@@ -189,11 +176,11 @@ def _default_result(
     return MatrixDescriptor((m, n), block, a.grid, source, result_dtype(a.dtype), a.order)
 
 
-def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool) -> None:
+def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool, result: str) -> None:
     try:
-        problem.validate()
+        problem.validate(result)
     except LayoutError as error:
-        if not redistribute and problem.scheme == "gemm" and not legalised(asked).faults():
+        if not redistribute and problem.scheme == "gemm" and not nearest_legal(asked).faults():
             raise LayoutError(
                 f"{error}\n  redistribute=True moves the operands to legal layouts first"
             ) from None
@@ -212,7 +199,7 @@ def _epilogue(
         return None
     if problem.d != asked.d:
         raise LayoutError("epilogue: D is moved after the product; expected a D that is legal as it lies")
-    fitted = epilogue.adopted(partial(adopted, ctx.engine, name="epilogue"), problem, ctx.rank)
+    fitted = epilogue.adopted(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)
     for name in fitted.outputs:
         for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):

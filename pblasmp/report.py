@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from .engines.algorithms import Verdict
 from .engines.base import Workspace
 
 __all__ = ["Report"]
@@ -16,12 +18,13 @@ class Report:
 
     Attributes:
         call: the product: ops, sizes, type, scheme.
-        engine: name of the engine.
+        engine: name of the engine, and why it was taken.
         asked: the algorithm asked for.
-        path: the way taken.
+        path: how it is computed.
         sent_bytes: bytes that this rank sends to other ranks in one run.
         copied_bytes: bytes that this rank copies in its node's memory in one run.
-        workspace: memory beside the operands.
+        workspace: memory besides the operands.
+        algorithms: by name, why each algorithm was taken or not.
         moved: the operands that are redistributed first, each with its new layout.
         notes: reasons and warnings.
     """
@@ -33,8 +36,14 @@ class Report:
     sent_bytes: int
     copied_bytes: int
     workspace: Workspace
+    algorithms: Mapping[str, Verdict] = field(default_factory=dict)
     moved: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm that was taken."""
+        return next((name for name, verdict in self.algorithms.items() if verdict.taken), "")
 
     @property
     def bytes_moved(self) -> int:
@@ -50,6 +59,7 @@ class Report:
             f"  each run   {_bytes(self.sent_bytes)} sent, {_bytes(self.copied_bytes)} copied by this rank",
             f"  workspace  {_bytes(device)} on the device, {_bytes(host)} on the host",
             *(f"  first      {move}" for move in self.moved),
+            *(f"  algorithm  {name}: {verdict}" for name, verdict in self.algorithms.items()),
             *(f"  note       {note}" for note in self.notes),
         ]
         return "\n".join(lines)

@@ -16,7 +16,7 @@ from .errors import LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer
 
-__all__ = ["ScalapackMatrix", "column_major_view", "described", "leading_dimension"]
+__all__ = ["ScalapackMatrix", "column_major_view", "leading_dimension", "read_descriptor"]
 
 
 class ScalapackMatrix(NamedTuple):
@@ -84,7 +84,7 @@ def leading_dimension(array: Any) -> int:
     return max(1, int(rows), apart)
 
 
-def described(desc: Sequence[int], kind: str, grid: Grid) -> tuple[MatrixDescriptor, int]:
+def read_descriptor(desc: Sequence[int], kind: str, grid: Grid) -> tuple[MatrixDescriptor, int]:
     """Return what a rank's nine integers say: how the matrix lies, the same on every rank, and this rank's LLD. Local.
 
     Raises:

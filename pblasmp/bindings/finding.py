@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LibraryNotFoundError, PblasmpError, UnsupportedError
+from ..extras import install
 
 __all__ = ["ENVIRONMENT", "TOO_OLD", "open_library", "path_of"]
 
 ENVIRONMENT = "PBLASMP_CUBLASMP"
 TOO_OLD = (
     "cuBLASMp 0.4 and older are not supported: they communicate through CAL, not NCCL."
-    " Install a newer one: pip install 'pblasmp[cu13]'"
+    f" Install a newer one: {install('cu13')}"
 )
 
 _FILE = "libcublasmp.so.0"
@@ -146,13 +147,13 @@ def _explanation(failure: _Failure) -> PblasmpError:
         return UnsupportedError(TOO_OLD)
     if missing == _FILE:
         advice = (
-            f"cuBLASMp ({_FILE}) was not found. Install it: pip install 'pblasmp[cu13]'"
+            f"cuBLASMp ({_FILE}) was not found. Install it: {install('cu13')}"
             f" (cu12 for CUDA 12), or set {ENVIRONMENT} to its path"
         )
     elif missing.startswith("libcuda.so"):
         advice = f"cuBLASMp needs an NVIDIA GPU with its driver; {missing} of the driver was not found"
     elif missing:
-        advice = f"cuBLASMp needs {missing}, which was not found. Install it: pip install 'pblasmp[{cuda}]'"
+        advice = f"cuBLASMp needs {missing}, which was not found. Install it: {install(cuda)}"
     else:
         advice = "cuBLASMp was found but cannot be opened"
     return LibraryNotFoundError(f"{advice} ({error})")

@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pblasmp``."""
+"""The command ``pblasmp``. Importing it is quick: until ``main`` runs, Ctrl-C shows Python's own traceback."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from ..errors import LayoutError
+from .signals import INTERRUPTED, end_on_signals, settle
 
 __all__ = ["main"]
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command line of this process and exit. Local; commands that compute start their own ranks."""
-    from .commands import run_command_line
+    end_on_signals()
+    try:
+        from .commands import run_command_line
 
-    run_command_line()
+        run_command_line()
+    except KeyboardInterrupt:
+        settle()
+        from .terminal import complain
+
+        complain("interrupted")
+        raise SystemExit(INTERRUPTED) from None
+    except LayoutError as error:  # an environment variable that modules read when they are imported
+        from .terminal import complain
+
+        complain(str(error))
+        raise SystemExit(2) from None
+    finally:
+        settle()

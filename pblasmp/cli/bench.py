@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp bench``: the tensor-parallel products beside GEMM and the plain collective, one after the other."""
+"""``pblasmp bench``: the tensor-parallel products next to GEMM and the plain collective, one after the other."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,15 @@ from .. import tensor_parallel
 from ..context import Context
 from ..drawing.bars import Panel, draw_bars
 from ..drawing.picture import picture_format
-from ..dtypes import as_dtype
+from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..errors import LayoutError
-from ..launch import surroundings
+from ..launchers import surroundings
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
+from .timing import samples
 
-__all__ = ["COLLECTIVES", "BenchOptions", "bench", "print_bench"]
+__all__ = ["COLLECTIVES", "BenchOptions", "bench", "draw_bench", "print_bench"]
 
 COLLECTIVES = {
     "all_gather": ("AllGather + GEMM", tensor_parallel.plan_allgather_matmul),
@@ -37,7 +37,6 @@ SHAPES = {
 }
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
 _WARM_UP = 3
-_TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-12}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def _up(n: int, ranks: int) -> int:
 
 
 def _case(
-    ctx: Context, reporter: Reporter, name: str, shape: tuple[int, int, int], dtype: str, samples: int
+    ctx: Context, reporter: Reporter, name: str, shape: tuple[int, int, int], dtype: str, count: int
 ) -> dict[str, Any]:
     """Time one product of one shape. Collective over the context."""
     t, n, k = shape
@@ -132,48 +131,32 @@ def _case(
         for contender, run in makers.items():
             if contender == SYMMETRIC:
                 plan.input_buffer()[...] = separate.x
-            times[contender] = _timed(ctx, run, samples)
+            times[contender] = _timed(ctx, run, count)
             paths[contender] = plan.report().path
         error = separate.error(plan())
-    times[Separate.name(ctx)] = _timed(ctx, separate.run, samples)
-    times[ALONE] = _timed(ctx, separate.gemm, samples)
+    times[Separate.name(ctx)] = _timed(ctx, separate.run, count)
+    times[ALONE] = _timed(ctx, separate.gemm, count)
     error = max(ctx.comm.allgather(error))
     return {
         "case": f"{t}, {n}, {k}", "us": times, "path": paths[OURS], "error": error,
-        "good": error <= _TOLERANCE.get(dtype, 1e-4),
+        "good": error <= ELEMENT_TYPES[dtype].tolerance,
     }  # fmt: skip
 
 
-def _timed(ctx: Context, run: Callable[[], Any], samples: int) -> float:
+def _timed(ctx: Context, run: Callable[[], Any], count: int) -> float:
     """Return the median, in microseconds, of the slowest rank's time of each run. Collective over the context."""
-    for _ in range(_WARM_UP):
-        run()
-    mine = [_once(ctx, run) for _ in range(samples)]
-    return float(median(max(each) for each in zip(*ctx.comm.allgather(mine), strict=True)))
+    samples(ctx, run, _WARM_UP)
+    return float(median(samples(ctx, run, count))) * 1e6
 
 
-def _once(ctx: Context, run: Callable[[], Any]) -> float:
-    """Return the time of one run: the device's where there is one. Collective over the context."""
-    ctx.engine.synchronize()
-    ctx.comm.barrier()
-    if ctx.engine.name == "host":
-        start = time.perf_counter()
-        run()
-        return (time.perf_counter() - start) * 1e6
-    import cupy
-
-    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e3
-
-
-def print_bench(options: BenchOptions, result: dict[str, Any]) -> None:
-    """Print a table for each product, and draw the chart that was asked for. Local."""
+def print_bench(result: dict[str, Any]) -> None:
+    """Print a table for each product. Local."""
     for line in _lines(result):
         click.echo(line)
+
+
+def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
+    """Draw the chart that was asked for, if any. Local."""
     if options.output is not None:
         panels = [
             Panel(
@@ -186,7 +169,7 @@ def print_bench(options: BenchOptions, result: dict[str, Any]) -> None:
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
-    yield f"{ranks}, {result['dtype']}, engine {result['engine']} ({result['why']})"
+    yield f"{ranks}, {result['dtype']}, engine {result['engine']}"
     yield f"µs, the median of {result['samples']} runs, each the slowest rank's"
     for name, rows in result["sections"].items():
         columns = list(rows[0]["us"])

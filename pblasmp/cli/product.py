@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import click
@@ -15,19 +16,26 @@ import numpy as np
 
 import pblasmp as pb
 
-from .. import npy
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..errors import LayoutError
-from ..launch import surroundings
+from ..io.npy import read_header
+from ..io.source import element_type
+from ..launchers import surroundings
 from ..layout import Grid, MatrixDescriptor
 from ..layout.problem import Op
 from ..matrix import DistributedMatrix
 from .progress import Reporter
 from .ranks import on_ranks
+from .terminal import plain
+from .timing import samples
 from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
+
+
+_MOST_REPEATS = 5
+_REPEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class ProductOptions:
         dtype: element type of all matrices.
         engine: as in Context.
         check: whether to verify the product.
+        repeat: calls that are timed after the first one; None: what fits into a second.
         size: rows and columns of random matrices.
     """
 
@@ -61,6 +70,7 @@ class ProductOptions:
     dtype: str | None
     engine: Literal["auto", "host", "cublasmp"]
     check: bool
+    repeat: int | None
     size: int
 
     @property
@@ -94,7 +104,7 @@ def _validate(options: ProductOptions) -> np.dtype:
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
-    arrays = {name: npy.map_file(path) for name, path in files.items()}
+    arrays = {name: read_header(path) for name, path in files.items()}
     dtype = _common_dtype({path: arrays[name] for name, path in files.items()}, asked)
     scalar(options.alpha, dtype, "--alpha")
     scalar(options.beta, dtype, "--beta")
@@ -127,7 +137,7 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
             raise LayoutError(
                 f"{path} holds {array.dtype}: say with --dtype what to multiply it as ({', '.join(DTYPES)})"
             )
-        types[path] = npy.as_element_type(path, array, asked)[1]
+        types[path] = element_type(path, array.dtype, asked)
     if len(set(types.values())) > 1:
         found = ", ".join(f"{path} {dtype.name}" for path, dtype in types.items())
         raise LayoutError(f"the matrices differ in type ({found}): say with --dtype what to multiply them as")
@@ -181,17 +191,25 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             d = plan()
             ctx.engine.synchronize()
         result = _facts(ctx, a, b, d, options) | {"path": plan.report().path}
+        result["repeated_seconds"] = _repeated(ctx, plan, options.repeat, clock.seconds["multiplying"])
         if options.check:
             with clock.step("checking"):
                 verdict = verify_product(a, b, c, d, **scalars)
-            result |= {"error": verdict.error, "allowed": verdict.allowed, "good": verdict.good}
+            result |= {**verdict._asdict(), "good": verdict.good}
         if options.output is not None and result.get("good", True):
             if ctx.rank == 0:
-                reporter.temporary(npy.temporary_name(options.output))
+                reporter.temporary(options.output)
             with clock.step("writing"):
                 d.save(options.output, progress=reporter.progress)
             result["bytes"] = d.descriptor.nbytes
         return result | {"seconds": clock.seconds}
+
+
+def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: float) -> list[float]:
+    """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
+    if repeat is None:
+        repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
+    return samples(ctx, plan, repeat)
 
 
 def _operands(
@@ -262,21 +280,38 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
     yield "layout", f"{result['dtype']} in blocks of {block}, rank 0 holds {local} of D"
-    yield "engine", f"{result['engine']}, path {result['path']} ({result['why']})"
+    yield "engine", f"{result['engine']}, path {result['path']}"
     operands = sum(seconds[step] for step in options.operand_steps)
     yield ("make" if options.a is None else "read"), f"{operands:.3f} s"
     yield "prepare", f"{seconds['preparing']:.3f} s"
-    rate = result["flops"] / seconds["multiplying"] / 1e9
-    yield "multiply", f"{seconds['multiplying']:.3f} s, {rate:.1f} GFLOP/s"
+    first, repeated = seconds["multiplying"], result["repeated_seconds"]
+    if repeated:
+        steady = median(repeated)
+        rate = _rate(result["flops"], steady)
+        calls = "one more call" if len(repeated) == 1 else f"the median of {len(repeated)} more calls"
+        yield "multiply", f"{first:.4f} s for the first call, then {steady:.4f} s, {rate} ({calls})"
+    else:
+        yield "multiply", f"{first:.4f} s, {_rate(result['flops'], first)} (the first call)"
     if "error" in result:
-        verdict = "right" if result["good"] else "WRONG"
-        yield (
-            "check",
-            f"{verdict}: relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}",
-        )
+        yield "check", _verdict(result)
     if "bytes" in result:
         rate = result["bytes"] / seconds["writing"] / 1e6
-        yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {options.output}"
+        yield "write", f"{seconds['writing']:.3f} s, {rate:.0f} MB/s, {plain(options.output)}"
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    text = "right" if result["good"] else "WRONG"
+    text += f": relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}"
+    if result["nans"] or result["infinities"]:
+        text += f"; D holds {result['nans']} NaN and {result['infinities']} infinite numbers"
+        text += ", as NumPy's does" if not result["misplaced"] else ""
+    if result["misplaced"]:
+        text += f"; {result['misplaced']} elements are NaN, infinite or finite where NumPy's are not"
+    return text
+
+
+def _rate(flops: int, seconds: float) -> str:
+    return f"{flops / seconds / 1e9 if seconds else 0:.1f} GFLOP/s"
 
 
 def _term(name: str, op: str) -> str:

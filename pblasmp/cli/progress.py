@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 import traceback
 from collections.abc import Iterator
@@ -12,25 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from ..errors import PblasmpError
+from .terminal import console, is_terminal, use_colour
 
-__all__ = ["Channel", "Display", "Reporter", "describe", "is_bad_input"]
+__all__ = ["Channel", "Display", "LogHandler", "Reporter", "describe", "is_bad_input"]
 
 Event = dict[str, Any]
 
 
 def is_bad_input(error: BaseException) -> bool:
     """Return whether ``error`` says that the input will not do, rather than that something broke. Local."""
-    return isinstance(error, (PblasmpError, OSError, click.ClickException))
+    return isinstance(error, (PblasmpError, OSError, MemoryError, click.ClickException))
 
 
 def describe(error: BaseException) -> str:
     """Return what to tell the user of ``error``. Local."""
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx is not None else "pblasmp"
+        return f"{error.format_message().rstrip('.')}. Try '{command} --help'"
     if isinstance(error, click.ClickException):
         return error.format_message()
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error) if is_bad_input(error) else f"{type(error).__name__}: {error} (a fault in pblasmp)"
@@ -46,7 +52,7 @@ class Reporter:
         """Say how far the step is, in units of its own. Local."""
 
     def temporary(self, path: Path) -> None:
-        """Name a file to be removed if this process is killed before it can do so. Local."""
+        """Name a file that is about to be written: what is left if the ranks are killed is removed. Local."""
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -58,15 +64,17 @@ class Display(Reporter):
     """Progress on the terminal, a line for each step; nothing where stderr is no terminal. A context manager."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
+        shown = is_terminal(2)
+        context = click.get_current_context(silent=True)
+        colour = shown and (use_colour("auto") if context is None else bool(context.color))
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
-            console=console,
+            console=console(colour=colour, stderr=True, terminal=shown),
             transient=True,
-            disable=not console.is_terminal,
+            disable=not shown,
         )
         self._task: TaskID | None = None
 
@@ -121,6 +129,10 @@ class Channel(Reporter):
         """Tell it, on rank 0. Local."""
         self._write({"temporary": str(path)})
 
+    def log(self, line: str) -> None:
+        """Tell a line of the log. Local."""
+        self._write({"log": line})
+
     def result(self, result: Any) -> None:
         """Tell the result of the work, on rank 0. Local."""
         self._write({"result": result})
@@ -152,7 +164,19 @@ class Channel(Reporter):
             self._read[path] = whole
 
     def _write(self, event: Event) -> None:
-        if self._rank > 0 and "error" not in event:
+        if self._rank > 0 and not {"error", "log"} & event.keys():
             return
         with (self._directory / f"rank{self._rank:06}.events").open("a") as file:
             file.write(json.dumps(event) + "\n")
+
+
+class LogHandler(logging.Handler):
+    """Sends the log of a rank through its channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record. Local."""
+        self._channel.log(self.format(record))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +17,17 @@ from typing import Any
 
 import click
 
-from ..launch import Job, python_environment, surroundings
+from ..io.temporary import remove_abandoned
+from ..launch import Job, python_command
+from ..launchers import NoLauncher, surroundings
+from ..logs import logger
+from .options import DEFAULT_RANKS
 from .progress import Channel, Display, Reporter
+from .terminal import plain
 
-__all__ = ["FailureError", "leading", "on_ranks"]
+__all__ = ["FailureError", "on_ranks"]
+
+_RANK = "import sys; from pathlib import Path; from pblasmp.cli.rank import main; sys.exit(main(Path(sys.argv[1])))"
 
 Result = dict[str, Any]
 Work = Callable[[Any, Reporter], Result]
@@ -43,19 +49,13 @@ class FailureError(Exception):
         self.printed = printed
 
 
-def leading() -> bool:
-    """Return whether this process speaks for all: it is rank 0, or was not started as a rank. Local."""
-    around = surroundings()
-    return around is None or around.rank == 0
-
-
 def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
     """Run ``work`` on ``nranks`` new ranks, or in place on all the ranks that an MPI launcher has started.
 
     Args:
         work: a function at the top level of a module.
         options: its first argument, sent by pickle.
-        nranks: how many ranks; None: as many as there are, or 4.
+        nranks: how many ranks; None: as many as there are, or one per core up to 4.
 
     Returns:
         The result of rank 0; in place, of this rank.
@@ -67,8 +67,8 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
     """
     around = surroundings()
     if around is None:
-        return _on_new_ranks(work, options, nranks or 4)
-    if nranks not in (None, around.size):
+        return _on_new_ranks(work, options, nranks or DEFAULT_RANKS)
+    if around.size is not None and nranks not in (None, around.size):
         raise click.UsageError(
             f"-n {nranks}, but {around.name} has started {around.size} ranks: leave -n out"
         )
@@ -88,8 +88,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
         directory = Path(name)
         (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
         display.step("starting ranks")
-        command = [sys.executable, "-m", "pblasmp.cli.rank", name]
-        with Job(command, nranks, directory / "output", environ=python_environment()) as job:
+        launcher = NoLauncher() if nranks == 1 else None
+        with Job(python_command(_RANK, name), nranks, directory / "output", launcher=launcher) as job:
             leftovers.callback(_remove_temporaries, directory)
             channel = Channel(directory)
             status: int | None = None
@@ -102,6 +102,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                     _show(event, display)
         if status != 0 or result is None:
             message = f"the ranks ended with status {status} and without a result"
+            if nranks > 1:
+                logger.info("pblasmp info shows whether %s fits mpi4py's MPI library", job.launcher.path)
             raise FailureError(message, printed=job.tail())
     return result
 
@@ -111,10 +113,12 @@ def _show(event: dict[str, Any], display: Display) -> None:
         display.step(event["step"])
     elif "done" in event:
         display.progress(event["done"], event["total"])
+    elif "log" in event:
+        click.echo(plain(event["log"]), err=True)
 
 
 def _remove_temporaries(directory: Path) -> None:
     """Remove what ranks that are gone may not have removed themselves."""
     for event in Channel(directory).events():
         if "temporary" in event:
-            Path(event["temporary"]).unlink(missing_ok=True)
+            remove_abandoned(Path(event["temporary"]))

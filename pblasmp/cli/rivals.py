@@ -31,7 +31,7 @@ class Separate:
     def __init__(self, ctx: Context, name: str, shape: tuple[int, int, int], dtype: np.dtype) -> None:
         t, n, k = shape
         p = ctx.size
-        self._ctx, self._name, self._lane = ctx, name, ctx.engine.lane()
+        self._ctx, self._name, self._operations = ctx, name, ctx.engine.operations
         self._random = np.random.default_rng([7, ctx.rank])
         self._shared = np.random.default_rng(7)
         sums = name in ("reduce_scatter", "all_reduce")
@@ -61,8 +61,8 @@ class Separate:
 
     def gemm(self) -> None:
         """Multiply alone, all of x being here. Local."""
-        x, w = (self._lane.operand(array, array.dtype) for array in (self._gathered, self.w))
-        self._lane.gemm(1, x, w.T, 0, self._part)
+        x, w = (self._operations.operand(array, array.dtype) for array in (self._gathered, self.w))
+        self._operations.gemm(1, x, w.T, 0, self._part)
 
     def run(self) -> Array:
         """Return the product, by a GEMM and a collective. Collective over the context."""
@@ -91,7 +91,7 @@ class Separate:
         import cupy
         import nccl.core as nccl_core
 
-        stream, comm = cupy.cuda.get_current_stream().ptr, self._ctx.engine.nccl  # type: ignore[attr-defined]  # cublasmp has one
+        stream, comm = cupy.cuda.get_current_stream().ptr, self._ctx.engine.session.nccl  # type: ignore[attr-defined]  # cublasmp has one
         if name == "gather":
             comm.allgather(source, target, stream=stream)
         elif name == "scatter":

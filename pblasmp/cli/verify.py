@@ -3,6 +3,9 @@
 
 R. Freivalds, Probabilistic machines can use less running time, IFIP Congress 1977: D = op(A) op(B) is tried
 on random vectors x of signs, D x = op(A) (op(B) x). A wrong D passes each with a probability of at most 1/2.
+
+NaN and infinities would spoil whole sums. The rows and columns of D that hold them are left out of the sums and
+compared with what NumPy computes, as ``equal_nan`` does: all of them, or a random choice where there are many.
 """
 
 from __future__ import annotations
@@ -10,34 +13,42 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import accumulation_dtype
+from ..dtypes import accumulation_dtype, element_type
 from ..matrix import DistributedMatrix
 
 __all__ = ["Verdict", "verify_product"]
 
 _VECTORS = 8
+_LINES = 32  # rows, and columns, with NaN or infinities that are computed again
 _CHUNK_BYTES = 1 << 24
+
+Array = NDArray[Any]
+_TRANSPOSED = {"N": "T", "T": "N", "C": "R"}  # the op of a transpose; R conjugates only
 
 
 class Verdict(NamedTuple):
-    """The outcome, relative to ``|alpha op(A)| |op(B)| |x| + |beta C| |x|``.
+    """The outcome; errors are relative to ``|alpha op(A)| |op(B)| |x| + |beta C| |x|``.
 
     Attributes:
-        error: the largest difference found.
+        error: the largest difference found among finite numbers.
         allowed: the largest that rounding explains.
+        nans, infinities: how many elements of D are NaN or infinite.
+        misplaced: how many elements that were computed again are of another kind (NaN, infinite, finite) than NumPy's.
     """
 
     error: float
     allowed: float
+    nans: int = 0
+    infinities: int = 0
+    misplaced: int = 0
 
     @property
     def good(self) -> bool:
-        """Whether the product may be called right; a NaN is not."""
-        return self.error <= self.allowed
+        """Whether the product may be called right."""
+        return self.error <= self.allowed and not self.misplaced
 
 
 def verify_product(
@@ -56,57 +67,197 @@ def verify_product(
     Returns:
         The same verdict on every rank.
     """
-    n, k = d.shape[1], a.shape[1 if op_a == "N" else 0]
-    x = np.random.default_rng(20).choice([-1.0, 1.0], (n, _VECTORS))
-    bx, bx_size = _apply(b, op_b, x, np.ones(n))
-    abx, abx_size = _apply(a, op_a, bx, bx_size)
-    dx, _ = _apply(d, "N", x, np.ones(n))
-    difference, size = dx - alpha * abx, abs(alpha) * abx_size
-    if c is not None and beta:
-        cx, cx_size = _apply(c, "N", x, np.ones(n))
-        difference, size = difference - beta * cx, size + abs(beta) * cx_size
-    rounding, kept = _epsilon(accumulation_dtype(d.dtype)), _epsilon(d.dtype)
-    size += (
-        max(n, 1) * _smallest(d.dtype) / kept
-    )  # below it, results round to multiples of the smallest number
-    error = float(np.max(np.abs(difference) / size[:, None], initial=0.0))
-    return Verdict(error, 8 * math.sqrt(max(k, 1)) * rounding + 4 * kept)
+    with np.errstate(all="ignore"):  # NaN and overflow are what it is about
+        product = _Product(a, b, c if beta else None, d, alpha, beta, op_a, op_b)
+        k = a.shape[1 if op_a == "N" else 0]
+        rounding, kept = element_type(accumulation_dtype(d.dtype)).roundoff, element_type(d.dtype).roundoff
+        allowed = 8 * math.sqrt(max(k, 1)) * rounding + 4 * kept
+        spoiled, counts = product.spoiled()
+        error, misplaced = product.error_of_sums(spoiled), 0
+        for axis in (0, 1):
+            for lines in _some(np.flatnonzero(spoiled[axis])):
+                one, others = product.error_of_lines(lines, axis, allowed)
+                error, misplaced = max(error, one), misplaced + others
+    return Verdict(error, allowed, *counts, misplaced)
+
+
+def _some(lines: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the lines, or a random choice of them, in batches."""
+    if lines.size > _LINES:
+        lines = np.sort(np.random.default_rng(21).choice(lines, _LINES, replace=False))
+    return [lines[start : start + _VECTORS] for start in range(0, lines.size, _VECTORS)]
+
+
+class _Product(NamedTuple):
+    """The matrices, and what they are multiplied with."""
+
+    a: DistributedMatrix
+    b: DistributedMatrix
+    c: DistributedMatrix | None
+    d: DistributedMatrix
+    alpha: complex
+    beta: complex
+    op_a: str
+    op_b: str
+
+    def _tainted(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows of op(A) and which columns of op(B) hold NaN or infinities. Collective."""
+        if not self.alpha:  # nothing is read
+            m, n = self.d.shape
+            return np.zeros(m, bool), np.zeros(n, bool)
+        a, b = _not_finite(self.a), _not_finite(self.b)
+        rows, cols = (a.rows if self.op_a == "N" else a.cols), (b.cols if self.op_b == "N" else b.rows)
+        return rows > 0, cols > 0
+
+    def spoiled(self) -> tuple[tuple[NDArray[np.bool_], NDArray[np.bool_]], tuple[int, int]]:
+        """Return the rows and columns of D to leave out of sums, and how many NaN and infinities D has. Collective."""
+        rows, cols = self._tainted()
+        m, n = self.d.shape
+        found = _not_finite(self.d)
+        if m and n:
+            rows, cols = rows | (found.rows == n), cols | (found.cols == m)
+        rows = rows | (found.rows > np.count_nonzero(cols))  # single elements: overflow, or C's
+        if self.c is not None:
+            rows = rows | (_not_finite(self.c).rows > 0)
+        return (rows, cols), (found.nans, int(found.rows.sum()) - found.nans)
+
+    def error_of_sums(self, spoiled: tuple[NDArray[np.bool_], NDArray[np.bool_]]) -> float:
+        """Return the largest difference of random sums over all but the spoiled rows and columns. Collective."""
+        rows, cols = spoiled
+        n = self.d.shape[1]
+        step = 0.5 ** math.ceil(math.log2(2 * n + 2))  # so that sums of large numbers stay finite
+        x = np.random.default_rng(20).choice([-step, step], (n, _VECTORS))
+        x[cols] = 0
+        ones = np.where(cols, 0, step)
+        bx, bx_size = _apply(self.b, self.op_b, x, ones)
+        abx, abx_size = _apply(self.a, self.op_a, bx, bx_size)
+        dx, _ = _apply(self.d, "N", x, ones)
+        difference, size = dx - self.alpha * abx, abs(self.alpha) * abx_size
+        if self.c is not None:
+            cx, cx_size = _apply(self.c, "N", x, ones)
+            difference, size = difference - self.beta * cx, size + abs(self.beta) * cx_size
+        # below it, results round to multiples of the smallest number
+        size += element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff * (max(n, 1) * step)
+        told = ~rows & np.isfinite(size)  # where sums overflow on the way, rounding explains all
+        return float(np.max((np.abs(difference) / size[:, None])[told], initial=0.0))
+
+    def error_of_lines(self, lines: NDArray[np.int64], axis: int, allowed: float) -> tuple[float, int]:
+        """Compare some rows (axis 0) or columns of D with what they must be. Collective.
+
+        Returns:
+            The largest relative difference of finite elements, and how many elements are of another kind.
+        """
+        got = _lines(self.d, "N", lines, axis)
+        first, last = (
+            ((self.b, self.op_b), (self.a, self.op_a)) if axis else ((self.a, self.op_a), (self.b, self.op_b))
+        )
+        expected, size = np.zeros_like(got), np.zeros(got.shape)
+        row_taint, col_taint = self._tainted()
+        tainted = (row_taint[:, None] | col_taint[lines]) if axis else (col_taint[:, None] | row_taint[lines])
+        if self.alpha:
+            ours = _lines(*first, lines, axis)
+            matrix, op = last
+            product, sizes = _apply(
+                matrix, op if axis else _TRANSPOSED[op], ours, np.abs(ours), all_of_it=True
+            )
+            expected, size = self.alpha * product, abs(self.alpha) * sizes
+        if self.c is not None:
+            c = _lines(self.c, "N", lines, axis)
+            expected, size = expected + self.beta * c, size + abs(self.beta) * np.abs(c)
+            tainted = tainted | ~np.isfinite(c)
+        size = size + element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff
+        finite = np.isfinite(got)
+        error = np.abs(got - expected) / size
+        may_overflow = ~(size * (1 + allowed) < element_type(self.d.dtype).largest)
+        close = finite & (error <= allowed)
+        plain = ~tainted & finite & np.isfinite(error)
+        wrong = np.where(tainted, ~_same_kind(got, expected), ~finite & ~may_overflow)
+        wrong &= ~close
+        return float(np.max(error[plain], initial=0.0)), int(np.count_nonzero(wrong))
+
+
+def _same_kind(got: Array, expected: Array) -> NDArray[np.bool_]:
+    """Return where two arrays are NaN, infinite with the same sign, or finite together."""
+    if got.dtype.kind == "c":  # libraries differ in what the other part of an infinite number is
+        return np.asarray(np.isfinite(got) == np.isfinite(expected))
+    both_infinite = np.isinf(got) & (got == expected)
+    return np.asarray(
+        both_infinite | (np.isnan(got) & np.isnan(expected)) | (np.isfinite(got) & np.isfinite(expected))
+    )
+
+
+def _wide(*arrays: Any) -> np.dtype:
+    return np.dtype(np.complex128 if any(x.dtype.kind == "c" for x in arrays) else np.float64)
+
+
+class _Counts(NamedTuple):
+    """How many NaN and infinities are in each row and each column, and how many NaN in all."""
+
+    rows: Array
+    cols: Array
+    nans: int
+
+
+def _not_finite(matrix: DistributedMatrix) -> _Counts:
+    """Count the NaN and infinities of a matrix. Collective."""
+    comm, (m, n) = matrix.context.comm, matrix.shape
+    counts = np.zeros(m + n + 1)
+    local = matrix.on_host()
+    if local.size:
+        rows, cols = matrix.descriptor.global_indices(comm.rank)
+        spoiled = ~np.isfinite(local)
+        if spoiled.any():
+            counts[rows] = np.count_nonzero(spoiled, axis=1)
+            counts[m + cols] = np.count_nonzero(spoiled, axis=0)
+            counts[-1] = np.count_nonzero(np.isnan(local))
+    comm.sum_into(counts)
+    return _Counts(counts[:m], counts[m:-1], int(counts[-1]))
+
+
+def _lines(matrix: DistributedMatrix, op: str, lines: NDArray[np.int64], axis: int) -> Array:
+    """Return rows (axis 0) or columns of op(M), as columns in double precision, the same on every rank. Collective."""
+    descriptor, comm = matrix.descriptor, matrix.context.comm
+    along = axis if op == "N" else 1 - axis
+    found = np.zeros((descriptor.shape[1 - along], lines.size), _wide(descriptor))
+    local = matrix.on_host()
+    if local.size:
+        indices = descriptor.global_indices(comm.rank)
+        at = np.minimum(np.searchsorted(lines, indices[along]), lines.size - 1)
+        mine = lines[at] == indices[along]
+        part = local[:, mine] if along else local[mine].T
+        found[np.ix_(indices[1 - along], at[mine])] = part.astype(found.dtype)
+        if op == "C":
+            np.conjugate(found, out=found)
+    comm.sum_into(found)
+    return found
 
 
 def _apply(
-    matrix: DistributedMatrix, op: str, x: NDArray[Any], size: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``op(M) x`` and ``|op(M)| size`` in double precision, the same on every rank."""
+    matrix: DistributedMatrix, op: str, x: Array, size: Array, *, all_of_it: bool = False
+) -> tuple[Array, Array]:
+    """Return ``op(M) x`` and ``|op(M)| size`` in double precision, the same on every rank. Collective.
+
+    NaN and infinities of M count as zero unless ``all_of_it``.
+    """
     descriptor, comm = matrix.descriptor, matrix.context.comm
-    wide = np.dtype(np.complex128 if descriptor.dtype.kind == "c" or x.dtype.kind == "c" else np.float64)
-    length = descriptor.shape[0 if op == "N" else 1]
-    y, y_size = np.zeros((length, x.shape[1]), wide), np.zeros(length)
+    transposed = op in ("T", "C")
+    length = descriptor.shape[1 if transposed else 0]
+    y = np.zeros((length, x.shape[1]), _wide(descriptor, x))
+    y_size = np.zeros((length, *size.shape[1:]))
     local = matrix.on_host()
     if local.size:
         rows, cols = descriptor.global_indices(comm.rank)
-        if op != "N":
+        if transposed:
             local, rows, cols = local.T, cols, rows
-        step = max(1, _CHUNK_BYTES // (local.shape[1] * wide.itemsize))
+        step = max(1, _CHUNK_BYTES // (local.shape[1] * y.itemsize))
         for start in range(0, len(rows), step):
-            part = local[start : start + step].astype(wide)
-            if op == "C":
+            part = local[start : start + step].astype(y.dtype)
+            if op in ("C", "R"):
                 np.conjugate(part, out=part)
+            if not all_of_it:
+                part[~np.isfinite(part)] = 0
             y[rows[start : start + step]] = part @ x[cols]
             y_size[rows[start : start + step]] = np.abs(part) @ size[cols]
     comm.sum_into(y)
     comm.sum_into(y_size)
     return y, y_size
-
-
-def _epsilon(dtype: np.dtype) -> float:
-    """Return the unit roundoff."""
-    return float(_limits(dtype).eps) / 2
-
-
-def _smallest(dtype: np.dtype) -> float:
-    return float(_limits(dtype).smallest_subnormal)
-
-
-def _limits(dtype: np.dtype) -> Any:
-    finfo: Any = ml_dtypes.finfo
-    return finfo(dtype)

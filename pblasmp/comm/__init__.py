@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from .agreement import CLOSING, Agreement, is_agreed, leave
+from .agreement import Agreement, Running, closing, is_agreed, leave
 from .communicator import Communicator, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .shared import SharedMemory
 
 __all__ = [
-    "CLOSING",
     "Agreement",
     "Cell",
     "Communicator",
     "Exchange",
+    "Running",
     "SharedMemory",
     "Side",
+    "closing",
     "is_agreed",
     "leave",
     "watch",

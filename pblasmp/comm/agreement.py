@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PblasmpError, RankMismatchError
+from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator
+from .side_channel import SideChannel, text_of
 
-__all__ = ["CLOSING", "Agreement", "is_agreed", "leave"]
+__all__ = ["CLOSING", "Agreement", "Running", "closing", "is_agreed", "leave"]
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -31,7 +32,7 @@ class _Mark:
     """What is known of an exception: who agreed on it, and whether this rank shows it. Stays here when it travels."""
 
     def __init__(self) -> None:
-        self.agreed_by: list[Communicator] = []
+        self.agreed_by: list[SideChannel] = []
         self.shown_here = True
 
     def __reduce__(self) -> tuple[type[_Mark], tuple[()]]:
@@ -47,7 +48,7 @@ def _mark(error: BaseException) -> _Mark:
 
 def is_agreed(error: BaseException, comm: Communicator) -> bool:
     """Return whether every rank of ``comm`` raised this error together. Local."""
-    return comm in _mark(error).agreed_by
+    return comm.channel in _mark(error).agreed_by
 
 
 def is_reported_here(error: BaseException) -> bool:
@@ -78,48 +79,142 @@ class Agreement:
         self._facts: dict[str, Any] = {"call": call}
 
     def __enter__(self) -> dict[str, Any]:
+        self._comm.channel.take_turn(self._facts["call"])
         return self._facts
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, Exception):
-            return  # an interrupt is nobody's argument
-        vote = _Vote(self._comm, self._facts, error)
-        vote.wait()
-        outcome = vote.outcome()
+        channel, call = self._comm.channel, self._facts["call"]
+        try:
+            if error is not None and not isinstance(error, Exception):
+                return  # an interrupt is nobody's argument
+            outcome = _voted(self._comm, self._facts, error)
+        except BaseException as second:
+            channel.break_(second, call)  # the others count on this rank's vote
+            raise
+        finally:
+            channel.end_turn()
         if outcome is not None:
-            raise outcome from (None if isinstance(error, PblasmpError) else error)
+            if error is not None:  # one traceback, which shows where this rank found its fault
+                outcome.__traceback__ = error.__traceback__
+            raise outcome from None
+
+
+class Running:
+    """``with Running(comm, "matmul"):`` around a collective call: an exception that only this rank sees breaks it all.
+
+    What ranks raise together passes: what they agreed on. Any other exception leaves the others with messages that
+    will not come, so the context is broken from then on, and every rank that uses it or waits in it raises ClosedError,
+    which names this rank and the exception. Transfers under way are ended, or what they use is kept for good.
+
+    Local; may be nested.
+
+    Args:
+        comm: the ranks, those of the whole context.
+        call: what it is called in messages.
+
+    Raises:
+        ClosedError: the context is broken, or another thread is using it.
+    """
+
+    def __init__(self, comm: Communicator, call: str) -> None:
+        self._comm, self._call = comm, call
+
+    def __enter__(self) -> None:
+        self._comm.channel.take_turn(self._call)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        channel = self._comm.channel
+        try:
+            if error is None:
+                channel.check()  # what came from a rank that has left may be wrong
+                channel.forget()
+            elif not is_agreed(error, self._comm):
+                channel.break_(error, self._call)
+        finally:
+            channel.end_turn()
+
+
+def _voted(comm: Communicator, facts: dict[str, Any], error: Exception | None) -> BaseException | None:
+    """Return what the ranks agree to raise, None if nothing. Collective."""
+    call = facts["call"]
+    try:
+        facts = _as_texts(facts)
+    except Exception as unprintable:  # noqa: BLE001 - the user's code is this rank's fault
+        facts, error = {"call": call}, error or unprintable
+    vote = _Vote(comm, facts, error)
+    vote.wait()
+    return vote.outcome()
 
 
 def leave(comm: Communicator, error: BaseException) -> None:
     """Make the other ranks raise ``error`` where they next agree, or end the job if they don't within a second. Local.
 
     For an exception that this rank alone may have seen. Returns when every rank knows; ``error`` is then one that all
-    raise, and one of them shows. Otherwise it is shown here and every rank is aborted.
+    raise, and one of them shows. Otherwise it is shown here and every rank is aborted. In a broken context nobody
+    agrees any more: the ranks wait a second for each other to leave.
     """
-    if comm.size == 1:
+    if comm.size == 1 or comm.channel.disowned:
         return
-    vote = _Vote(comm, {"call": _LEAVING}, error)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while not vote.done():
+    channel, deadline = comm.channel, time.monotonic() + _GRACE_SECONDS
+    vote = None if channel.cause else _Vote(comm, {"call": _LEAVING}, error)
+    while vote is not None and not channel.cause:
+        try:
+            if vote.done():
+                vote.outcome(error)
+                return
+        except ClosedError:  # broken meanwhile
+            break
+        except RuntimeError:  # MPI's and PyTorch's: a rank cannot be reached
+            _abort(comm, error)
         if time.monotonic() > deadline:
-            traceback.print_exception(error)
-            sys.stderr.flush()
-            comm.abort(exit_status(error))
+            _abort(comm, error)
         time.sleep(0.01)
-    vote.outcome(error)
+        channel.look()
+    own = not isinstance(error, (ClosedError, SystemExit))
+    channel.leave(2 if own else 1)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while True:
+        everyone, shows = channel.left()
+        if everyone:
+            _mark(error).shown_here = shows == comm.rank
+            return
+        if time.monotonic() > deadline + (0 if shows == comm.rank else _GRACE_SECONDS / 2):
+            _abort(comm, error)
+        time.sleep(0.01)
+
+
+def _abort(comm: Communicator, error: BaseException) -> None:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    comm.abort(exit_status(error))
+
+
+def closing(comm: Communicator, *, here: bool) -> bool:
+    """Agree that the context of ``comm`` ends; return whether it still was there on every rank. Collective.
+
+    Args:
+        comm: the ranks.
+        here: whether it still is there on this one, or has been lost without being closed.
+    """
+    with Agreement(comm, CLOSING):
+        pass
+    everywhere = all(comm.allgather(here))
+    if not everywhere:
+        comm.channel.broken_by_agreement("a rank has lost it without closing it")
+    return everywhere
 
 
 class _Vote:
-    """One reduction over this rank's facts and fault, and what follows from it."""
+    """One reduction over this rank's facts (texts) and fault, and what follows from it."""
 
-    def __init__(self, comm: Communicator, facts: dict[str, Any], error: BaseException | None) -> None:
-        self._comm, self._error = comm, error
-        self._facts = {
-            name: value if isinstance(value, str) else repr(value) for name, value in facts.items()
-        }
-        digest = hashlib.blake2b(repr(sorted(self._facts.items())).encode(), digest_size=8).digest()
+    def __init__(self, comm: Communicator, facts: dict[str, str], error: BaseException | None) -> None:
+        self._comm, self._error, self._facts = comm, error, facts
+        self._place = comm.channel.next_agreement(facts["call"])
+        digest = hashlib.blake2b(repr(sorted(facts.items())).encode(), digest_size=8).digest()
         mine = int.from_bytes(digest, "little", signed=True)
         self._mine = np.array([~mine, mine, error is not None], dtype=np.int64)
         self._all = np.empty_like(self._mine)
@@ -132,7 +227,7 @@ class _Vote:
     def wait(self) -> None:
         """Wait until every rank has voted."""
         if self._request is not None:
-            self._comm.wait(self._request)
+            self._comm.channel.until(self.done, patient=self._comm.patient, place=self._place)
 
     def outcome(self, instead: BaseException | None = None) -> BaseException | None:
         """Return None, or the error that every rank raises: ``instead`` where this rank has one of its own."""
@@ -143,9 +238,10 @@ class _Vote:
         if self._error is not None and not isinstance(self._error, SystemExit):
             shows = is_reported_here(self._error)
         everyone = self._comm.allgather(
-            (self._facts, None if self._error is None else _portable(self._error), shows)
+            (self._facts, None if self._error is None else _packed(self._error), shows)
         )
-        facts, faults, showing = (list(column) for column in zip(*everyone, strict=True))
+        facts, packed, showing = (list(column) for column in zip(*everyone, strict=True))
+        faults = [None if each is None else _unpacked(*each) for each in packed]
         error = instead
         if error is None:
             error = _combined(faults) if faulty else _mismatch(facts)
@@ -156,9 +252,10 @@ class _Vote:
         else:
             reporter = faults.index(None) if None in faults else 0
         mark = _mark(error)
-        mark.agreed_by.append(self._comm)
+        mark.agreed_by.append(self._comm.channel)
         mark.shown_here = self._comm.rank == reporter
-        self._comm.broken = any(each["call"] in (CLOSING, _LEAVING) for each in facts)
+        if any(each["call"] in (CLOSING, _LEAVING) for each in facts):
+            self._comm.channel.broken_by_agreement("a rank has left it")
         return error
 
 
@@ -171,17 +268,36 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
     return RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
 
 
-def _portable(error: BaseException) -> BaseException:
-    """Return ``error`` without its traceback, as something that other ranks can unpickle and raise."""
+def _as_texts(facts: dict[str, Any]) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else repr(value) for name, value in facts.items()}
+
+
+def _packed(error: BaseException) -> tuple[bytes, str]:
+    """Return ``error`` without its traceback, pickled, and its text: pickling and printing run the user's code."""
+    text = text_of(error)
     if isinstance(error, SystemExit) and error.code:  # whoever leaves in peace is a fault for those that stay
-        return SystemExit(exit_status(error))
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - pickling runs the user's code
-        copy = None
-    if type(copy) is type(error) and isinstance(copy, Exception):
-        return copy
-    return PblasmpError(f"{type(error).__name__}: {error}")
+        return pickle.dumps(SystemExit(exit_status(error))), text
+    if isinstance(error, Exception):
+        try:
+            packed = pickle.dumps(error)
+            if type(pickle.loads(packed)) is type(error):
+                return packed, text
+        except Exception:  # noqa: BLE001
+            pass
+    return b"", text
+
+
+def _unpacked(packed: bytes, text: str) -> BaseException:
+    """Return the error of another rank to raise here, too."""
+    if packed:
+        try:
+            error = pickle.loads(packed)
+            str(error)
+            if isinstance(error, BaseException):
+                return error
+        except Exception:  # noqa: BLE001
+            pass
+    return PblasmpError(text)
 
 
 def _combined(faults: list[BaseException | None]) -> BaseException:
@@ -198,9 +314,11 @@ def _combined(faults: list[BaseException | None]) -> BaseException:
     elif len(found) < len(faults):
         where = f" (on {_ranks([rank for rank, _ in found])})"
     else:
-        return first
+        where = ""
     if isinstance(first, OSError) and first.errno is not None:
         return type(first)(first.errno, f"{first.strerror}{where}", first.filename)
+    if not where:
+        return first
     try:
         error = type(first)(f"{first}{where}")
         vars(error).update(vars(first))  # whatever else it says

@@ -3,27 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError, LibraryNotFoundError, UnsupportedError
+from ..errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
+from ..extras import install
+from ..launchers import surroundings
+from .side_channel import SideChannel, number_open
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Communicator", "Request", "chunks", "wrap"]
+__all__ = ["Communicator", "Request", "check_world", "chunks", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
-_YIELDS = 500  # polls that give the core to whoever else is ready, before a wait sleeps: a sleep takes longer
-_PAUSE_SECONDS = 2e-5
-_LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
+_NOTE = 1  # tag of the side channel's messages
 _TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Array = NDArray[Any]
@@ -36,14 +39,14 @@ class Communicator(Protocol):
 
     Attributes:
         rank, size: this process's number, and how many there are.
-        broken: a rank has left for good; nothing collective can follow.
+        channel: what the ranks tell each other meanwhile; that of the communicator it was split from.
         patient: waits leave the core to others: for nodes with fewer cores than ranks, where a rank that waits busily
             takes time from those it waits for.
     """
 
     rank: int
     size: int
-    broken: bool
+    channel: SideChannel
     patient: bool
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
@@ -85,8 +88,14 @@ class Communicator(Protocol):
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """Return a communicator of the group in ``groups`` that holds this rank. Collective."""
 
+    def duplicate(self) -> Communicator:
+        """Return a communicator of the same ranks with a channel of its own. Collective."""
+
     def abort(self, code: int) -> None:
         """End every rank at once. Local."""
+
+    def gone(self) -> bool:
+        """Return whether the ranks can no longer talk, since the user has finalised MPI. Local."""
 
     def free(self) -> None:
         """Give up what wrap() or split() made. Collective."""
@@ -97,8 +106,10 @@ class _Serial:  # its arguments matter only where there are several ranks
 
     rank = 0
     size = 1
-    broken = False
     patient = False
+
+    def __init__(self) -> None:
+        self.channel = SideChannel(0, (0,))
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> None:
         out[...] = values
@@ -137,8 +148,14 @@ class _Serial:  # its arguments matter only where there are several ranks
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:  # noqa: ARG002
         return self
 
+    def duplicate(self) -> Communicator:
+        return _Serial()
+
     def abort(self, code: int) -> None:
         os._exit(code)
+
+    def gone(self) -> bool:
+        return False
 
     def free(self) -> None:
         pass
@@ -156,56 +173,95 @@ def chunks(array: Array) -> list[Array]:
     return [data[at : at + _CHUNK_BYTES] for at in range(0, data.size, _CHUNK_BYTES)]
 
 
-def _pause(polls: int) -> int:
-    """Leave the core to others for a moment and return ``polls + 1``. Local."""
-    if polls < _YIELDS and hasattr(os, "sched_yield"):
-        os.sched_yield()
-    else:
-        time.sleep(_PAUSE_SECONDS)
-    return polls + 1
+class _Notes:
+    """Notes as messages of an MPI communicator."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._gone = comm, MPI.Is_finalized
+        self._sent: list[Request] = []
+
+    def send(self, note: bytes) -> None:
+        if self._gone():
+            return
+        others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+        self._sent = [each for each in self._sent if not each.Test()]
+        self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
+
+    def arrived(self) -> list[bytes]:
+        from mpi4py import MPI
+
+        notes: list[bytes] = []
+        while not self._gone() and self._comm.Iprobe(MPI.ANY_SOURCE, _NOTE):
+            status = MPI.Status()
+            self._comm.Probe(MPI.ANY_SOURCE, _NOTE, status)
+            note = bytearray(status.Get_count(MPI.BYTE))
+            self._comm.Recv(note, status.source, _NOTE)
+            notes.append(bytes(note))
+        return notes
 
 
 class _Mpi:
     """A duplicate of an mpi4py communicator, so that our messages never meet the caller's."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, channel: SideChannel) -> None:
         self._comm = comm
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.broken = False
         self.patient = False
+        self.channel = channel
+        self._carries_notes = not channel.connected
+        if self._carries_notes:
+            channel.connect(_Notes(comm))
+
+    def _done(self, request: Request) -> None:
+        """Wait for a collective call that has begun."""
+        self.wait(self.channel.watch(request))
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
         from mpi4py import MPI
 
-        return self._comm.Iallreduce(values, out, op=MPI.MAX)
+        return self.channel.watch(self._comm.Iallreduce(values, out, op=MPI.MAX))
 
     def allgather(self, value: Any) -> list[Any]:
-        return self._comm.allgather(value)
-
-    def bcast(self, value: Any, root: int = 0) -> Any:
-        return self._comm.bcast(value, root)
-
-    def barrier(self) -> None:
-        self._comm.Barrier()
-
-    def wait(self, request: Request) -> None:
-        if not self.patient:
-            request.Wait()
-            return
-        polls = 0
-        while not request.Test():
-            polls = _pause(polls)
-
-    def wait_any(self, requests: Sequence[Request]) -> int:
         from mpi4py import MPI
 
-        if not self.patient:
-            return MPI.Request.Waitany(requests)
-        polls = 0
-        while (i := self.test_any(requests)) is None:
-            polls = _pause(polls)
-        return i
+        mine = pickle.dumps(value)
+        sizes = np.empty(self.size, np.intc)
+        self._done(self._comm.Iallgather(np.array([len(mine)], np.intc), sizes))
+        ends = np.cumsum(sizes, dtype=np.int64)
+        everyones = np.empty(ends[-1], np.uint8)
+        self._done(self._comm.Iallgatherv(mine, (everyones, sizes, ends - sizes, MPI.BYTE)))
+        return [
+            pickle.loads(everyones[end - size : end].tobytes())
+            for size, end in zip(sizes, ends.tolist(), strict=True)
+        ]
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        mine = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
+        size = np.array([mine.size])
+        self._done(self._comm.Ibcast(size, root))
+        data = mine.copy() if self.rank == root else np.empty(size[0], np.uint8)
+        self._done(self._comm.Ibcast(data, root))
+        return value if self.rank == root else pickle.loads(data.tobytes())
+
+    def barrier(self) -> None:
+        self._done(self._comm.Ibarrier())
+
+    def wait(self, request: Request) -> None:
+        self.channel.until(request.Test, patient=self.patient)
+
+    def wait_any(self, requests: Sequence[Request]) -> int:
+        found: list[int] = []
+
+        def done() -> bool:
+            i = self.test_any(requests)
+            found.extend([] if i is None else [i])
+            return i is not None
+
+        self.channel.until(done, patient=self.patient)
+        return found[0]
 
     def test_any(self, requests: Sequence[Request]) -> int | None:
         from mpi4py import MPI
@@ -219,44 +275,118 @@ class _Mpi:
         flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
         step = _CHUNK_BYTES // array.itemsize
         for at in range(0, flat.size, step):
-            self._comm.Allreduce(MPI.IN_PLACE, flat[at : at + step], op=MPI.SUM)
+            self._done(self._comm.Iallreduce(MPI.IN_PLACE, flat[at : at + step], op=MPI.SUM))
 
     def bcast_into(self, array: Array, root: int) -> None:
         for chunk in chunks(array):
-            self._comm.Bcast(chunk, root)
+            self._done(self._comm.Ibcast(chunk, root))
 
     def isend(self, array: Array, dest: int) -> list[Request]:
-        return [self._comm.Isend(chunk, dest) for chunk in chunks(array)]
+        return [self.channel.watch(self._comm.Isend(chunk, dest)) for chunk in chunks(array)]
 
     def irecv(self, array: Array, source: int) -> list[Request]:
-        return [self._comm.Irecv(chunk, source) for chunk in chunks(array)]
+        return [self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)]
 
     def nodes(self) -> list[tuple[int, ...]]:
         from mpi4py import MPI
 
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        with _enough_communicators():
+            node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         first = node.bcast(self.rank)
         node.Free()
         by_first: dict[int, list[int]] = {}
-        for rank, leader in enumerate(self._comm.allgather(first)):
+        for rank, leader in enumerate(self.allgather(first)):
             by_first.setdefault(leader, []).append(rank)
         return [tuple(ranks) for _, ranks in sorted(by_first.items())]
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         color = next(i for i, group in enumerate(groups) if self.rank in group)
-        return _Mpi(self._comm.Split(color, self.rank))
+        with _enough_communicators():
+            return _Mpi(self._comm.Split(color, self.rank), self.channel)
+
+    def duplicate(self) -> Communicator:
+        return _duplicate(self._comm)
 
     def abort(self, code: int) -> None:
         self._comm.Abort(code)
 
-    def free(self) -> None:
+    def gone(self) -> bool:
         from mpi4py import MPI
 
-        if not MPI.Is_finalized():
+        return MPI.Is_finalized()
+
+    def free(self) -> None:
+        if not self.gone():
+            if self._carries_notes:
+                self.channel.close()
             self._comm.Free()
 
 
-def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
+def check_world(nranks: int, launcher: str) -> None:
+    """Raise unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
+
+    Where mpirun belongs to another MPI than mpi4py's library, each rank is alone in a world of its own.
+
+    Raises:
+        LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
+    """
+    MPI = _mpi()
+    if MPI.COMM_WORLD.size < nranks:
+        library = " ".join(MPI.Get_library_version().strip("\0 ").split("\n")[0].split())
+        raise LibraryNotFoundError(
+            f"{launcher} started {nranks} ranks, but mpi4py's MPI library ({library}) sees {MPI.COMM_WORLD.size}: "
+            "the launcher belongs to another MPI. Use the mpirun of that library; pblasmp info shows both, "
+            "PBLASMP_MPIRUN names the one that pblasmp starts. For separate one-rank jobs, pass MPI.COMM_SELF"
+        )
+
+
+def _mpi() -> Any:
+    """Return mpi4py's MPI, or raise LibraryNotFoundError."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LibraryNotFoundError(
+            f"an MPI launcher started this process, but no MPI library can be loaded ({error}): {install('mpi')}"
+        ) from None
+    return MPI
+
+
+def _duplicate(comm: MPI.Comm) -> _Mpi:
+    """Return a duplicate with a channel of its own, when all ranks are here."""
+    channel = SideChannel(comm.rank, _processes(comm))
+    here = comm.Ibarrier()
+    channel.until(channel.watch(here).Test, place=channel.making())
+    with _enough_communicators():
+        return _Mpi(comm.Dup(), channel)
+
+
+def _processes(comm: MPI.Comm) -> tuple[int, ...]:
+    """Return the ranks in COMM_WORLD of a communicator's processes."""
+    from mpi4py import MPI
+
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    try:
+        return tuple(group.Translate_ranks(None, world))
+    finally:
+        group.Free()
+        world.Free()
+
+
+@contextlib.contextmanager
+def _enough_communicators() -> Iterator[None]:
+    """Say why MPI cannot make another communicator."""
+    from mpi4py import MPI
+
+    try:
+        yield
+    except MPI.Exception as error:
+        raise PblasmpError(
+            f"MPI cannot make another communicator: {error}; {number_open()} contexts of this process are open or "
+            "were never closed, each of which holds some"
+        ) from error
+
+
+def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
     """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
 
     None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
@@ -265,43 +395,42 @@ def wrap(comm: MPI.Comm | ProcessGroup | Communicator | None) -> Communicator:
     Collective over ``comm``.
 
     Raises:
-        LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded.
+        LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded, or one of another MPI.
         UnsupportedError: started by torchrun, but there is no process group yet.
-        LayoutError: ``comm`` is something else, or a group that this rank is not in.
+        LayoutError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
     if not hasattr(comm, "Dup") and isinstance(comm, Communicator):  # that asks COMM_NULL for its size
-        return comm.split([range(comm.size)])
-    launched_by_mpi = any(name in os.environ for name in _LAUNCHER_VARIABLES)
+        return comm.duplicate()
+    launcher = surroundings()
     dist = sys.modules.get("torch.distributed")  # without it there is no process group either
     if dist is not None and dist.is_available():
-        if comm is None and not launched_by_mpi and dist.is_initialized():
+        if comm is None and launcher is None and dist.is_initialized():
             comm = dist.group.WORLD
-        if isinstance(comm, dist.ProcessGroup):
+        meshes = sys.modules.get("torch.distributed.device_mesh")
+        if isinstance(comm, dist.ProcessGroup) or (meshes and isinstance(comm, meshes.DeviceMesh)):
             from .process_group import beside
 
             return beside(comm)
-    if comm is None and not launched_by_mpi and _TORCHRUN_VARIABLE in os.environ:
+    if comm is None and launcher is None and _TORCHRUN_VARIABLE in os.environ:
         raise UnsupportedError(
             "this process was started by torchrun, but PyTorch has no process group: "
             "call torch.distributed.init_process_group first"
         )
     if comm is None:
         try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            if launched_by_mpi:
-                raise LibraryNotFoundError(
-                    f"this process was started by an MPI launcher, but MPI cannot be loaded ({error}): "
-                    "install one MPI, for example with pip install 'pblasmp[mpi]'"
-                ) from None
+            comm = _mpi().COMM_WORLD
+        except LibraryNotFoundError:
+            if launcher is not None:
+                raise
             return _Serial()
-        comm = MPI.COMM_WORLD
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator or a process group of this rank's, got {comm!r}"
+            f"comm: expected an mpi4py communicator or a process group of this rank's, or a device mesh, got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
+    if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:
+        check_world(launcher.size, launcher.title)
     if not mpi or mpi.Is_inter():  # COMM_NULL is false
         what = "an intercommunicator" if mpi else "COMM_NULL, as ranks outside a communicator have it"
         raise LayoutError(f"comm: expected a communicator that this rank is in, got {what}")
-    return _Mpi(mpi.Dup())
+    return _duplicate(mpi)

@@ -9,7 +9,7 @@ while the receivers take the ones before.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
-from ..layout.moves import Piece, common, copy
+from ..layout.intersection import Piece, copy, intersect
 from .communicator import Communicator, Request
 
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
@@ -120,6 +120,21 @@ class Exchange:
         self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self._copies)
         self._limit = max(1, _MESSAGE_BYTES // dtype.itemsize)
 
+    @property
+    def copies(self) -> Sequence[_Part]:
+        """What this rank copies itself."""
+        return self._copies
+
+    @property
+    def sends(self) -> Mapping[int, Sequence[_Part]]:
+        """What this rank sends, by receiver."""
+        return self._sends
+
+    @property
+    def receives(self) -> Mapping[int, Sequence[_Part]]:
+        """What this rank receives, by sender."""
+        return self._receives
+
     def run(
         self, src: Sequence[Array | None], dst: Sequence[Array | None], *, conjugate: bool = False
     ) -> None:
@@ -155,7 +170,7 @@ def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
 
 
 class _Commons:
-    """common() between two axes, each pair of processes once."""
+    """``intersect`` between two axes, each pair of processes once."""
 
     def __init__(self, src: Axis, dst: Axis) -> None:
         self._axes = src, dst
@@ -164,7 +179,7 @@ class _Commons:
     def __call__(self, p: int, q: int) -> Any:
         if (p, q) not in self._known:
             src, dst = self._axes
-            self._known[p, q] = common(src, p, dst, q)
+            self._known[p, q] = intersect(src, p, dst, q)
         return self._known[p, q]
 
 

@@ -1,45 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Python does with an exception that nobody catches, while several ranks work together.
+"""How a process ends while several ranks work together: with an exception that nobody catches, or just so.
 
-One rank shows it; and when only one rank has it, the others are told or ended, so that the job does not hang.
+One rank shows an exception; and when only one rank has it, the others are told or ended, so that the job does not hang.
+A process that ends without one closes the contexts that are still open, as leaving a ``with`` block does.
 """
 
 from __future__ import annotations
 
+import atexit
 import sys
 import weakref
 from types import TracebackType
 from typing import Protocol
 
-from .agreement import is_reported_here
+from .agreement import closing, is_reported_here
+from .communicator import Communicator
 
 __all__ = ["watch"]
 
 
-class Failing(Protocol):
-    """A context: what is told of an exception that nobody catches."""
+class Ending(Protocol):
+    """A context: what is told of the end of the process."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks, unless they raise it too."""
+        """Tell the other ranks of an exception that nobody catches, unless they raise it too."""
+
+    def close(self) -> None:
+        """Give everything back, unless that has been done. Collective."""
 
 
-_watched: list[weakref.ref[Failing]] = []
+_watched: list[tuple[weakref.ref[Ending], Communicator]] = []  # in the order of making, the same on all ranks
 _previous_hook = sys.excepthook
 
 
-def watch(context: Failing) -> None:
-    """Have an exception that nobody catches end every rank of ``context``, shown by one of them. Local."""
+def watch(context: Ending, comm: Communicator) -> None:
+    """Have the end of the process end ``context``, whose ranks agree through ``comm``. Local."""
     global _previous_hook
-    _watched[:] = [ref for ref in _watched if ref() is not None]
-    _watched.append(weakref.ref(context))
+    _watched[:] = [(ref, comm) for ref, comm in _watched if ref() is not None or _is_open(comm)]
+    _watched.append((weakref.ref(context), comm))
+    atexit.unregister(_close_all)
+    atexit.register(
+        _close_all
+    )  # the last to be registered is the first to be called: before what the engines need ends
     if sys.excepthook is not _hook:
         _previous_hook, sys.excepthook = sys.excepthook, _hook
 
 
+def _is_open(comm: Communicator) -> bool:
+    """Return whether other ranks may wait for this one to close what it has lost. Local."""
+    return comm.size > 1 and not (comm.channel.closed or comm.channel.cause or comm.gone())
+
+
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    for ref in reversed(_watched):
+    for ref, _ in reversed(_watched):
         context = ref()
         if context is not None:
             context.fail(error)
     if is_reported_here(error):
         _previous_hook(kind, error, trace)
+
+
+def _close_all() -> None:
+    """Close what is open, last made first. The exit status stays: ranks that are not about to end raise an error."""
+    for ref, comm in reversed(_watched):
+        context = ref()
+        try:
+            if context is not None:
+                context.close()
+            elif _is_open(comm):
+                closing(comm, here=False)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the rest is closed, too
+            _hook(type(error), error, error.__traceback__)

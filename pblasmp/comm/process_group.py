@@ -10,6 +10,7 @@ import os
 import pickle
 import platform
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,13 +21,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import LibraryNotFoundError
+from ..errors import LayoutError, LibraryNotFoundError
 from .communicator import Communicator, chunks
+from .side_channel import SideChannel
 
 __all__ = ["beside"]
 
 _TIMEOUT = timedelta(days=7)  # a rank may compute as long as it likes; one that ends is noticed at once
+_LOOK_SECONDS = 0.05
 _made: Counter[str] = Counter()  # the same on every rank of a group, whose ranks make ours in the same order
 
 Array = NDArray[Any]
@@ -55,59 +59,92 @@ class _Message:
             raise self._error
         return self._done
 
-    def Wait(self) -> None:  # noqa: N802 - as in mpi4py
-        with self._changed:
-            self._changed.wait_for(self.Test)
+    def __bool__(self) -> bool:
+        return not self._done
 
 
-class _Reduction:
-    """A reduction under way."""
+class _Collective:
+    """A collective call under way."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
-    def Test(self) -> bool:  # noqa: N802 - as in mpi4py
-        return bool(self._work.is_completed())
+    def __bool__(self) -> bool:
+        return not self._work.is_completed()
 
-    def Wait(self) -> None:  # noqa: N802 - as in mpi4py
-        self._work.wait()
+    def Test(self) -> bool:  # noqa: N802 - as in mpi4py
+        if self:
+            return False
+        self._work.wait()  # raises what went wrong
+        return True
+
+
+class _Notes:
+    """Notes by way of the store through which the ranks found each other. A look at it is a message to its server."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._read = 0
+        self._next_look = 0.0
+
+    def send(self, note: bytes) -> None:
+        self._store.set(f"note {self._store.add('sent', 1)}", note)
+
+    def arrived(self) -> list[bytes]:
+        if time.monotonic() < self._next_look:
+            return []
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        notes = []
+        while self._read < self._store.add("sent", 0) and self._store.check(
+            [name := f"note {self._read + 1}"]
+        ):
+            notes.append(self._store.get(name))
+            self._read += 1
+        return notes
 
 
 class _Gloo:
     """A communicator of ``ranks``, numbered as in PyTorch's default group. Making one is collective over them."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], channel: SideChannel | None = None) -> None:
         if not dist.is_gloo_available():
             raise LibraryNotFoundError("this PyTorch has no gloo, which a process group's ranks talk through")
         self._ranks = list(ranks)
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
-        self.broken = False
-        self.patient = False
+        self.patient = True
         name = "-".join(map(str, self._ranks))
         _made[name] += 1
         store = dist.PrefixStore(f"pblasmp/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
         self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, _TIMEOUT)
         self._changed = threading.Condition()
+        self.channel = channel or SideChannel(self.rank, tuple(self._ranks))
+        self._carries_notes = channel is None
+        if self._carries_notes:
+            self.channel.connect(_Notes(store))
 
-    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Reduction:
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Collective:
         out[...] = values
         return self._reduce(out, dist.ReduceOp.MAX)
 
-    def _reduce(self, array: Array, op: Any) -> _Reduction:
+    def _started(self, work: Any) -> _Collective:
+        collective: _Collective = self.channel.watch(_Collective(work))
+        return collective
+
+    def _reduce(self, array: Array, op: Any) -> _Collective:
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        return _Reduction(self._group.allreduce([torch.from_numpy(array)], options))
+        return self._started(self._group.allreduce([torch.from_numpy(array)], options))
 
     def allgather(self, value: Any) -> list[Any]:
         message = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.zeros(self.size, np.int64)
         sizes[self.rank] = message.size
-        self._reduce(sizes, dist.ReduceOp.MAX).Wait()
+        self.wait(self._reduce(sizes, dist.ReduceOp.MAX))
         padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         padded.numpy()[: message.size] = message
         everyones = [torch.empty_like(padded) for _ in range(self.size)]
-        self._group.allgather([everyones], [padded]).wait()
+        self.wait(self._started(self._group.allgather([everyones], [padded])))
         return [
             pickle.loads(each.numpy()[:size].tobytes()) for each, size in zip(everyones, sizes, strict=True)
         ]
@@ -121,15 +158,16 @@ class _Gloo:
         return value if self.rank == root else pickle.loads(data.tobytes())
 
     def barrier(self) -> None:
-        self._group.barrier().wait()
+        self.wait(self._started(self._group.barrier()))
 
-    def wait(self, request: _Message | _Reduction) -> None:
-        request.Wait()
+    def wait(self, request: _Message | _Collective) -> None:
+        self.channel.until(request.Test, patient=True)
 
     def wait_any(self, requests: Sequence[_Message]) -> int:
         with self._changed:
             while (i := self.test_any(requests)) is None:
-                self._changed.wait()
+                self._changed.wait(_LOOK_SECONDS)
+                self.channel.check()
         return i
 
     def test_any(self, requests: Sequence[_Message]) -> int | None:
@@ -138,13 +176,13 @@ class _Gloo:
     def sum_into(self, array: Array) -> None:
         flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
         if flat.size:
-            self._reduce(flat.view(flat.real.dtype), dist.ReduceOp.SUM).Wait()
+            self.wait(self._reduce(flat.view(flat.real.dtype), dist.ReduceOp.SUM))
 
     def bcast_into(self, array: Array, root: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         for chunk in chunks(array):
-            self._group.broadcast([torch.from_numpy(chunk)], options).wait()
+            self.wait(self._started(self._group.broadcast([torch.from_numpy(chunk)], options)))
 
     def isend(self, array: Array, dest: int) -> list[_Message]:
         return self._post(
@@ -155,7 +193,8 @@ class _Gloo:
         return self._post(self._group.recv, chunks(array), source)
 
     def _post(self, start: Callable[..., Any], parts: Sequence[Array], rank: int) -> list[_Message]:
-        return [_Message(start([torch.from_numpy(part)], rank, 0), self._changed) for part in parts]
+        works = (start([torch.from_numpy(part)], rank, 0) for part in parts)
+        return [self.channel.watch(_Message(work, self._changed)) for work in works]
 
     def nodes(self) -> list[tuple[int, ...]]:
         boot = Path("/proc/sys/kernel/random/boot_id")  # machines may share a name
@@ -167,15 +206,35 @@ class _Gloo:
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         mine = next(group for group in groups if self.rank in group)
-        return _Gloo([self._ranks[rank] for rank in mine])
+        return _Gloo([self._ranks[rank] for rank in mine], self.channel)
+
+    def duplicate(self) -> Communicator:
+        return _Gloo(self._ranks)
 
     def abort(self, code: int) -> None:
         os._exit(code)  # the others see their connections end
 
+    def gone(self) -> bool:
+        return False
+
     def free(self) -> None:
+        if self._carries_notes:
+            self.channel.close()
         self._group = None
 
 
-def beside(group: dist.ProcessGroup) -> Communicator:
-    """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``."""
-    return _Gloo(dist.get_process_group_ranks(group))
+def beside(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
+    """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``.
+
+    Raises:
+        LayoutError: a device mesh of several dimensions, or one that this rank is not in.
+    """
+    if not isinstance(group, DeviceMesh):
+        return _Gloo(dist.get_process_group_ranks(group))
+    if group.ndim != 1:
+        names = group.mesh_dim_names
+        example = f", as device_mesh[{names[-1]!r}] has it" if names else ""
+        raise LayoutError(f"comm: a device mesh of {group.ndim} dimensions, expected 1{example}")
+    if group.get_coordinate() is None:
+        raise LayoutError(f"comm: expected a device mesh that this rank is in, got {group}")
+    return _Gloo(group.mesh.tolist())

@@ -49,33 +49,34 @@ class SharedMemory:
 
     def _grow(self, nbytes: int) -> str:
         self.close()
-        descriptor = -1
+        descriptor, mapped = -1, None
         path, why_not = "", ""
         if self._node.rank == 0:
             try:
                 descriptor = os.memfd_create("pblasmp", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, nbytes)
                 path = f"/proc/{os.getpid()}/fd/{descriptor}"
-            except (AttributeError, OSError) as error:
+            except (AttributeError, OSError, OverflowError) as error:
                 why_not = f"no anonymous file of {nbytes} bytes: {error}"
-        path = self._node.bcast(path)
-        if path and self._node.rank != 0:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                why_not = f"the memory of another rank of this node cannot be opened: {error}"
-        reasons = [reason for reason in self._node.allgather(why_not) if reason]
+        try:
+            path = self._node.bcast(path)
+            if path:
+                try:
+                    if self._node.rank != 0:
+                        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                    mapped = mmap.mmap(descriptor, nbytes)
+                except (OSError, ValueError, OverflowError, MemoryError) as error:
+                    why_not = f"the memory that this node's ranks share cannot be opened: {error}"
+            # The last that can fail has been done; rank 0's descriptor has stayed open until all had opened it.
+            reasons = [reason for reason in self._node.allgather(why_not) if reason]
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
         if not reasons:
-            self._map = mmap.mmap(descriptor, nbytes)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map, self._size = mapped, nbytes
+            if mapped is not None and hasattr(mmap, "MADV_HUGEPAGE"):
                 with contextlib.suppress(OSError):  # faster where the kernel has them
-                    self._map.madvise(mmap.MADV_HUGEPAGE)
-            self._size = nbytes
-        if descriptor >= 0:
-            self._node.barrier()  # rank 0's descriptor stays open until all have opened it
-            os.close(descriptor)
-        else:
-            self._node.barrier()
+                    mapped.madvise(mmap.MADV_HUGEPAGE)
         return reasons[0] if reasons else ""
 
 

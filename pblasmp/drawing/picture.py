@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
+from ..extras import install
 from .words import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "figure", "picture_format", "save", "settings"]
 
 FORMATS = (".pdf", ".png", ".svg")
-_MISSING = "pictures need matplotlib: pip install 'pblasmp[plot]'"
+_MISSING = f"pictures need matplotlib: {install('plot')}"
 
 _SIDE = 3.2  # the longest side of the largest matrix
 _ELEMENT = 0.4  # the largest side of an element

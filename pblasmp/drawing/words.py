@@ -6,11 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..layout.schemes import SCHEMES
+from ..layout.svg import PALETTE, Block, Colours, block_count, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..layout.axis import Axis
     from ..layout.descriptor import MatrixDescriptor
     from ..layout.files import ProblemFile
     from ..layout.grid import Grid
@@ -27,17 +25,6 @@ __all__ = [
     "sizes",
     "views",
 ]
-
-PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
-"""Light colours that stay apart for the colour-blind, for black text on them (after Paul Tol's qualitative "light")."""
-
-
-class Block(NamedTuple):
-    """A block of one dimension: the half-open range of its indices, and the process that owns them."""
-
-    start: int
-    stop: int
-    process: int
 
 
 class View(NamedTuple):
@@ -64,34 +51,6 @@ def views(file: ProblemFile) -> list[View]:
     if len(found) == 4 and found[2][1:] == found[3][1:]:
         found[2:] = [found[2]._replace(name="D, C")]
     return found
-
-
-def blocks(axis: Axis) -> Iterator[Block]:
-    """Yield the blocks of an axis in order, whoever owns them."""
-    start, number = 0, 0
-    while start < axis.extent:
-        stop = min(axis.extent, (number + 1) * axis.block - axis.lead)
-        yield Block(start, stop, (axis.source + number) % axis.nprocs)
-        start, number = stop, number + 1
-
-
-def block_count(axis: Axis) -> int:
-    """Return how many blocks an axis has."""
-    return -(-(axis.lead + axis.extent) // axis.block)
-
-
-class Colours:
-    """From a rank to an index in ``PALETTE``: a colour for each of a few ranks; of many, neighbours differ."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-
-    def __call__(self, rank: int) -> int:
-        """Return the colour of ``rank``."""
-        if self.grid.size <= len(PALETTE) or rank >= self.grid.size:
-            return rank % len(PALETTE)
-        prow, pcol = self.grid.coords(rank)
-        return (3 * prow + pcol) % len(PALETTE)
 
 
 def formula(file: ProblemFile) -> str:

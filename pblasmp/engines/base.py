@@ -1,32 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol that every engine fulfils, and the values it speaks in."""
+"""What an engine supplies, what it prepares, and the values they exchange.
+
+An engine supplies *local operations* (``Operations``), a *transport* between ranks (``Transport``), and algorithms that
+only it has. Algorithms that every engine can run are written once, over the first two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comm import Exchange, Side
+from ..dtypes import as_dtype, scalar
 from ..epilogue import Epilogue
-from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from ..errors import LayoutError, UnsupportedError
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.grid import integer
 from ..layout.trapezoid import Trapezoid
 from ..scales import Scales
 
 if TYPE_CHECKING:
-    from .lane import Lane
+    from numpy.typing import DTypeLike
 
-__all__ = ["Engine", "Move", "Options", "Problem", "Product", "Workspace", "overlap"]
+__all__ = [
+    "Engine",
+    "Move",
+    "Operands",
+    "Operations",
+    "Options",
+    "Problem",
+    "Product",
+    "Transfer",
+    "Transport",
+    "Workspace",
+    "blas_operand",
+    "overlap",
+    "same_memory",
+    "scale",
+]
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
-Problem = TypeVar("Problem", MatmulProblem, Level3Problem)
+Message = tuple[LocalArray, int]  # a contiguous array and the other rank
+Problem = MatmulProblem | Level3Problem | ParallelProblem
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Memory that a plan needs on this rank beside its operands, in bytes; plans of one context share it."""
+    """Memory that a plan needs on this rank besides its operands, in bytes; plans of one context share it."""
 
     device_bytes: int
     host_bytes: int
@@ -34,16 +59,15 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a product is to be computed.
+    """How a product is to be computed. ``Options.of`` checks what users give.
 
     Attributes:
         alpha, beta: scalars, float or complex as D's type.
-        algo: "auto" or a way that the engine has.
+        algo: "auto" or the name of an algorithm.
         compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
-        comm_dtype: type in which partial sums travel (schemes "rs" and "ar"); None is D's type.
+        comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
-        epilogue: what follows the product, over this engine's arrays.
-        scales: of 8-bit operands and results, over this engine's arrays.
+        redistribute: operands may be moved to other layouts first.
     """
 
     alpha: complex = 1
@@ -52,54 +76,122 @@ class Options:
     compute: str | None = None
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
-    epilogue: Epilogue | None = None
-    scales: Scales | None = None
+    redistribute: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        dtype: np.dtype,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        real: str = "",
+        algo: str = "auto",
+        compute: str | None = None,
+        comm_dtype: DTypeLike | None = None,
+        comm_sms: int | None = None,
+        redistribute: bool = False,
+    ) -> Options:
+        """Return the options that a user asks for. Local.
+
+        Args:
+            dtype: the result's element type.
+            real: names of the scalars, of "alpha" and "beta", that must be real whatever the type is.
+            alpha, beta, algo, compute, comm_dtype, comm_sms, redistribute: see the attributes.
+
+        Raises:
+            LayoutError: an option has the wrong type or is out of range.
+        """
+        scalars = {}
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            number = scalar(value, dtype, name)
+            if name in real.split():
+                if complex(number).imag != 0:
+                    raise LayoutError(f"{name}: {value!r} is complex, but it must be real here")
+                number = complex(number).real
+            scalars[name] = number
+        _check_type("algo", algo, str, "a string")
+        if compute is not None:
+            _check_type("compute", compute, str, "None or a string")
+        _check_type("redistribute", redistribute, bool, "True or False")
+        return cls(
+            **scalars,
+            algo=algo,
+            compute=compute,
+            comm_dtype=None if comm_dtype is None else as_dtype(comm_dtype),
+            comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1),
+            redistribute=redistribute,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return by name what must be the same on every rank. Local."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
-class Product(Protocol):
-    """A prepared product: everything that can be decided before the numbers are there.
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise LayoutError(f"{name}: expected {expected}, got {value!r}")
+
+
+@dataclass(eq=False)
+class Operands:
+    """The arrays of one run on this rank, and what follows the product. Nothing prepared outlives them.
 
     Attributes:
-        workspace: what it needs on this rank.
-        sent_bytes: what this rank sends to other ranks in one run.
-        copied_bytes: what this rank copies, to its own memory or the node's, in one run.
+        a, b, c, d: local arrays; None where there is no such operand.
+        epilogue: what follows the product, over this engine's arrays.
+        scales: of 8-bit operands and results, over this engine's arrays.
+        gathered: where AllGather + GEMM leaves all of X; None: nowhere.
     """
 
-    workspace: Workspace
-    sent_bytes: int
-    copied_bytes: int
+    a: LocalArray
+    b: LocalArray | None
+    c: LocalArray | None
+    d: LocalArray
+    epilogue: Epilogue | None = None
+    scales: Scales | None = None
+    gathered: LocalArray | None = None
 
-    @property
-    def path(self) -> str:
-        """Name of the way it takes."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Anything a reader of the plan's report should know."""
+class Product:
+    """Something prepared: all that can be decided before the numbers are known. Subclasses say how it runs.
 
-    def run(self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray) -> None:
+    Attributes:
+        path: how it computes, in a few words.
+        notes: what a reader of the plan's report should know.
+        moved: the operands that are moved to other layouts first, each with its new layout.
+        workspace: what it needs on this rank.
+        sent_bytes: what this rank sends to other ranks in one run.
+        copied_bytes: what this rank copies, in its own memory or the node's, in one run.
+        queues: a run only queues work on a GPU, so that the ranks need not agree before it.
+    """
+
+    path: str = ""
+    notes: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    workspace = Workspace(0, 0)
+    sent_bytes: int = 0
+    copied_bytes: int = 0
+    queues: bool = False
+
+    def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
+        raise NotImplementedError
 
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
-        """Let these, made of the same parts, take the place of the planned epilogue and scales. Local."""
+    def misfit(self, name: str, array: LocalArray) -> str:  # noqa: ARG002 - any array of the planned layout will do
+        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
+        return ""
 
-    def release(self) -> None:
-        """Forget the arrays of the last run: the next one is given others, what follows by ``follow``. Local."""
-
-    def misfit(self, name: str, array: LocalArray) -> str:
-        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
-
-    def capture(
-        self, a: LocalArray, b: LocalArray, c: LocalArray | None, d: LocalArray
-    ) -> Callable[[], None]:
+    def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
         """Record the product as a CUDA graph and return what replays it. Collective over the context.
 
         Raises:
-            UnsupportedError: this engine has no graphs.
+            UnsupportedError: it cannot be recorded.
         """
+        raise UnsupportedError(f"a CUDA graph: {self.path or type(self).__name__} cannot be recorded")
 
     def close(self) -> None:
-        """Give back what only this product holds. Collective over the context."""
+        """Free what only this product holds. Collective over the context."""
 
 
 class Move(Protocol):
@@ -125,26 +217,182 @@ class Move(Protocol):
         """Write what is moved into ``target``. Collective over the context."""
 
     def misfit(self, source: LocalArray) -> str:
-        """Return why ``source`` cannot take the place of the planned array, or an empty string. Local."""
+        """Return why ``source`` cannot replace the planned array, or an empty string. Local."""
 
     def close(self) -> None:
-        """Give back what only this move holds. Collective over the context."""
+        """Free what only this move holds. Collective over the context."""
+
+
+class Operations(Protocol):
+    """What a rank does with its own arrays. Local; on GPUs everything is queued on CuPy's current stream.
+
+    Attributes:
+        xp: numpy or cupy: the module whose arrays these are.
+        tile: columns of the tiles into which a triangle is cut where the diagonal is.
+        panel: indices of k in a panel of the algorithm "panels".
+        panel_flops: operations of a product that hide the cost of starting its messages.
+        stores_float8: whether results may be 8-bit floats.
+    """
+
+    xp: Any
+    tile: int
+    panel: int
+    panel_flops: float
+    stores_float8: bool
+
+    def workspace(self, nbytes: int) -> Workspace:
+        """Return ``nbytes`` of scratch as a plan reports it."""
+
+    def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> LocalArray:
+        """Return an uninitialised array in the buffer ``name``, which all products of the engine share."""
+
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return the type of local arrays of ``dtype``: itself, or bytes for what the array library does not know."""
+
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which copies of operands of ``dtype`` are kept until they are multiplied."""
+
+    def writes(self, dtype: np.dtype) -> bool:
+        """Return whether ``gemm`` writes results of ``dtype`` itself, rounding each once."""
+
+    def operand(self, array: LocalArray, dtype: np.dtype, name: str = "") -> LocalArray:
+        """Return ``array``, whose elements are ``dtype``, in a type that ``gemm`` takes: itself, or a copy.
+
+        A copy may be in a buffer that the next operand called ``name`` overwrites.
+        """
+
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which operands of ``dtype`` are multiplied: one that holds their values."""
+
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:
+        """Return why ``gemm`` cannot sum products of ``dtype`` in ``compute``, or an empty string."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return a context for a few products in a row."""
+
+    def gemm(
+        self,
+        alpha: complex,
+        a: LocalArray,
+        b: LocalArray,
+        beta: complex,
+        d: LocalArray,
+        compute: str | None = None,
+    ) -> None:
+        """Compute ``d = alpha a b + beta d`` on 2D arrays with one contiguous dimension each.
+
+        With ``beta == 0``, ``d`` is never read. ``compute`` is what products are summed in, as in ``Options``.
+        """
+
+    def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
+        """Replace ``x`` by the solution of ``a y = alpha x`` for a triangular ``a``."""
+
+    def add(
+        self,
+        d: LocalArray,
+        alpha: complex,
+        x: LocalArray,
+        beta: complex,
+        c: LocalArray,
+        mask: LocalArray | None,
+        *,
+        conjugate: bool,
+    ) -> None:
+        """Write ``alpha x + beta c`` into ``d`` where ``mask`` is true; ``conjugate`` x first.
+
+        With ``alpha == 0`` x is not read, with ``beta == 0`` c is not.
+        """
+
+    def copy_where(self, dst: LocalArray, src: Any, mask: LocalArray | None) -> None:
+        """Copy ``src`` (an array or a number) where ``mask`` is true; everywhere where there is no mask."""
+
+
+class Transfer(Protocol):
+    """Data under way."""
+
+    def finish(self) -> None:
+        """Let what is computed from now on find everything where it belongs. Collective with the ranks involved."""
+
+
+class Transport(Protocol):
+    """How ranks exchange data.
+
+    Attributes:
+        rank, size: this rank's number, and how many there are.
+        nodes: the ranks of each node, in the order of their first ranks.
+        why_not_shared: empty, or why the ranks of a node cannot share memory.
+    """
+
+    rank: int
+    size: int
+    nodes: tuple[tuple[int, ...], ...]
+    why_not_shared: str
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
+        """Start messages after what was computed so far. Ranks match messages in order. Local.
+
+        The arrays are in use until the transfer is finished.
+        """
+
+    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
+        """Return the exchange plan between two layouts: the last few are remembered. Local."""
+
+    def start_exchange(
+        self,
+        exchange: Exchange,
+        src: Sequence[LocalArray | None],
+        dst: Sequence[LocalArray | None],
+        *,
+        conjugate: bool = False,
+        slots: int | None = None,
+    ) -> Transfer:
+        """Start moving what an exchange plan says between the local arrays of its cells, None for other ranks'.
+
+        Without ``slots`` everything is under way when this returns; with, that many messages are at a time, the rest
+        in ``finish``.
+        """
+
+    def sum_ranks(self, array: LocalArray) -> None:
+        """Replace a contiguous array by its sum over all ranks, in the order of the ranks. Collective."""
+
+    def fence(self) -> None:
+        """Return when every rank's writes to shared buffers are visible to its node. Collective."""
+
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
+        """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
+
+    def fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every node has ``nbytes`` of memory to give, and how much the tightest one has. Collective."""
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
+        """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
 
 
 class Engine(Protocol):
-    """One way to compute. Local unless said otherwise.
+    """Arrays, operations and transport of one kind of machine. Local unless said otherwise.
 
     Attributes:
-        name: "host" or "cublasmp".
+        name: "host" or "cublasmp", for reports.
         why: why this engine was taken.
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
-        uneven: whether products on one line of processes are as fast where extents do not divide by the ranks.
+        xp: numpy or cupy.
+        device: this rank's GPU, with its ``index``; None on the host.
+        operations: what a rank does with its own arrays.
+        transport: how ranks exchange data.
+        algorithms: those that only this engine has (``engines.algorithms.Algorithm``).
     """
 
     name: str
     why: str
     agrees: bool
-    uneven: bool
+    xp: Any
+    device: Any
+    operations: Operations
+    transport: Transport
+
+    @property
+    def algorithms(self) -> Sequence[Any]:
+        """Algorithms of this engine alone."""
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
@@ -152,10 +400,7 @@ class Engine(Protocol):
         """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
     def recycle(self, array: LocalArray) -> None:
-        """Let the next symmetric array have the memory of this one, which nobody uses any more. Collective."""
-
-    def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return the type of local arrays of ``dtype``: itself, or bytes for what the array library does not know."""
+        """Let the next symmetric array reuse the memory of this one, which nobody uses any more. Collective."""
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.
@@ -177,11 +422,8 @@ class Engine(Protocol):
     def overlap(self, a: LocalArray, b: LocalArray) -> bool:
         """Return whether two local arrays have an element in common."""
 
-    def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
-        """Return the legal problem that this engine can run, and why it is another one than ``problem``.
-
-        Operands may be laid out otherwise: the plan then moves them first. The same on every rank.
-        """
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
+        """Return a context in which work is queued on another library's stream of that GPU."""
 
     def synchronize(self) -> None:
         """Wait until the work that was queued is done."""
@@ -198,37 +440,43 @@ class Engine(Protocol):
         Collective over the context. What is not moved keeps its values.
         """
 
-    def prepare(
-        self, problem: MatmulProblem, options: Options, arrays: Sequence[LocalArray | None]
-    ) -> Product:
-        """Prepare a legal product of the local arrays of A, B, C and D. Collective over the context.
-
-        Raises:
-            UnsupportedError: this engine has no such product or no such option.
-        """
-
-    def prepare_level3(
-        self, problem: Level3Problem, options: Options, arrays: Sequence[LocalArray | None]
-    ) -> Product:
-        """Prepare a legal level-3 routine of the local arrays of A, B, C and D. Collective over the context.
-
-        C, where there is one, lies like D, maybe in the other memory order. D may be the array of C, for trsm and trmm
-        that of B.
-
-        Raises:
-            UnsupportedError: this engine has no such routine or no such option.
-        """
-
-    def lane(self) -> Lane:
-        """Return what this rank does on its own arrays, with messages meanwhile."""
-
     def close(self) -> None:
-        """Give everything back. Collective over the context."""
+        """Free everything. Collective over the context."""
 
 
 def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return whether two NumPy arrays have an element in common; also where that takes too long to tell. Local."""
+    """Return whether two NumPy arrays have an element in common; True where that takes too long to tell. Local."""
     try:
         return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def same_memory(a: LocalArray, b: LocalArray) -> bool:
+    """Return whether two local arrays have the same elements at the same addresses. Local."""
+    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
+        return False
+    return a is b or bool(a.size > 0 and _address(a) == _address(b))
+
+
+def _address(array: LocalArray) -> int:
+    at = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return int(at)
+
+
+def scale(array: LocalArray, beta: complex) -> None:
+    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
+    if beta == 0:
+        array[...] = 0
+    elif beta != 1:
+        array *= beta
+
+
+def blas_operand(array: LocalArray) -> tuple[str, int]:
+    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local."""
+    rows, cols = array.shape
+    item = array.itemsize
+    if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
+        return "N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
+    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
+    return "T", max(1, cols, array.strides[0] // item if rows > 1 else 1)

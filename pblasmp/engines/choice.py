@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from typing import Any
 
 from ..bindings import Library, version_text
@@ -37,6 +39,9 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
             raise LayoutError(f"engine: expected one of {', '.join(NAMES)}, got {name!r}")
     if name == "host":
         return HostEngine(comm, "asked for")
+    why = _without_cupy(comm)
+    if why and name == "auto":
+        return HostEngine(comm, why)  # no module for GPUs is loaded
     from .cublasmp import CublasmpEngine, find_device, open_library
 
     device = find_device(comm)
@@ -65,3 +70,15 @@ def _everywhere(comm: Communicator, library: Library | Exception) -> Library | E
     """Return this rank's library, or why a rank has none. Collective."""
     faults = comm.allgather(library if isinstance(library, Exception) else None)
     return next((fault for fault in faults if fault is not None), library)
+
+
+def _without_cupy(comm: Communicator) -> str:
+    """Return why no GPU can be used where CuPy is not installed on every rank, or an empty string. Collective."""
+    missing = [rank for rank, found in enumerate(comm.allgather(_has_cupy())) if not found]
+    return f"no cublasmp: CuPy is not installed (on rank {missing[0]})" if missing else ""
+
+
+def _has_cupy() -> bool:
+    if "cupy" in sys.modules:
+        return sys.modules["cupy"] is not None
+    return find_spec("cupy") is not None

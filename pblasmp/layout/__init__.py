@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from .axis import Axis, numroc
 from .descriptor import MatrixDescriptor
-from .grid import Grid
+from .grid import Grid, as_block, as_grid
 from .level3 import ColumnMajorLevel3, Level3Problem
+from .parallel import ParallelProblem
 from .problem import ColumnMajorProduct, MatmulProblem
 from .trapezoid import Trapezoid
 
@@ -18,6 +19,9 @@ __all__ = [
     "Level3Problem",
     "MatmulProblem",
     "MatrixDescriptor",
+    "ParallelProblem",
     "Trapezoid",
+    "as_block",
+    "as_grid",
     "numroc",
 ]

@@ -60,6 +60,12 @@ class Axis:
         if self.lead >= self.block:
             raise LayoutError(f"lead: {self.lead} is not inside a block of {self.block}")
 
+    @classmethod
+    def even(cls, extent: int, nprocs: int) -> Axis:
+        """Return ``extent`` indices dealt out evenly: a block of ceil(extent / nprocs) each, the last smaller."""
+        extent, nprocs = integer(extent, "extent", 0), integer(nprocs, "nprocs", 1)
+        return cls(extent, max(1, -(-extent // nprocs)), 0, nprocs)
+
     def _check(self, process: int) -> int:
         process = integer(process, "process", 0)
         if process >= self.nprocs:
@@ -73,6 +79,10 @@ class Axis:
         rounds, extra = divmod(blocks, self.nprocs)
         owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
         return owned - min(self.lead, owned) if turn == 0 else owned
+
+    def counts(self) -> list[int]:
+        """Return how many indices each process owns."""
+        return [self.count(process) for process in range(self.nprocs)]
 
     def index(self, i: int) -> int:
         """Return ``i`` checked to be an index of this axis."""

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,28 +13,22 @@ from numpy.typing import NDArray
 from ..dtypes import as_dtype
 from ..errors import LayoutError
 from .axis import Axis
-from .grid import Grid, integer
+from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
+from .svg import Drawing, Panel, draw_panels
+from .trapezoid import Trapezoid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import DTypeLike
 
-__all__ = ["MatrixDescriptor", "MemoryOrder"]
+__all__ = ["MatrixDescriptor", "MemoryOrder", "window_of"]
 
 MemoryOrder = Literal["C", "F"]
 
 _INT32_MAX = 2**31 - 1
 _FLIPPED: dict[str, MemoryOrder] = {"C": "F", "F": "C"}
 _REMEMBERED = 1024  # axes and texts: every call asks for those of its matrices, several times
-
-
-def _pair(value: Sequence[int], name: str, minimum: int) -> tuple[int, int]:
-    try:
-        first, second = value
-    except (TypeError, ValueError):
-        raise LayoutError(f"{name}: expected a pair of integers, got {value!r}") from None
-    return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)
 
 
 @lru_cache(_REMEMBERED)
@@ -48,8 +42,9 @@ class MatrixDescriptor:
 
     Args:
         shape: global ``(rows, columns)``, each at least 0.
-        block: ``(mb, nb)``, rows and columns of a block, each at least 1; may be larger than the matrix.
-        grid: the process grid.
+        block: ``(mb, nb)``, rows and columns of a block, each at least 1, or one integer for both; may be larger than
+            the matrix.
+        grid: the process grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``.
         source: ``(prow, pcol)`` of the process that owns the first block (ScaLAPACK's rsrc, csrc).
         dtype: element type: a name, a NumPy type or dtype; stored as ``np.dtype``.
         order: memory order of each rank's local array, "C" (rows contiguous) or "F" (columns contiguous).
@@ -75,8 +70,8 @@ class MatrixDescriptor:
         def __init__(
             self,
             shape: Sequence[int],
-            block: Sequence[int],
-            grid: Grid,
+            block: int | Sequence[int],
+            grid: Grid | str | Sequence[int],
             source: Sequence[int] = (0, 0),
             dtype: DTypeLike = "float64",
             order: MemoryOrder = "C",
@@ -88,15 +83,14 @@ class MatrixDescriptor:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("shape", _pair(self.shape, "shape", 0))
-        put("block", _pair(self.block, "block", 1))
-        put("source", _pair(self.source, "source", 0))
-        put("lead", _pair(self.lead, "lead", 0))
+        put("shape", pair(self.shape, "shape", 0))
+        put("block", as_block(self.block))
+        put("grid", as_grid(self.grid))
+        put("source", pair(self.source, "source", 0))
+        put("lead", pair(self.lead, "lead", 0))
         put("dtype", as_dtype(self.dtype))
-        if not isinstance(self.grid, Grid):
-            raise LayoutError(f"grid: expected a Grid, got {self.grid!r}")
-        if self.order not in ("C", "F"):
-            raise LayoutError(f"order: expected 'C' or 'F', got {self.order!r}")
+        if not one_of(self.order, ("C", "F")):
+            raise LayoutError(f"order: expected 'C' or 'F', got {short_repr(self.order)}")
         if self.source[0] >= self.grid.nprow or self.source[1] >= self.grid.npcol:
             raise LayoutError(f"source: process {self.source} is not in a grid of {self.grid}")
         if self.lead[0] >= self.block[0] or self.lead[1] >= self.block[1]:
@@ -259,6 +253,61 @@ class MatrixDescriptor:
             return tight
         return replace(tight, ld=lld)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> MatrixDescriptor:
+        """Return the descriptor in a table of plain values, as ``to_dict`` makes it and TOML or JSON holds it. Local.
+
+        Args:
+            data: the keys that a matrix has in a descriptor file: ``shape``, ``block`` and ``grid``; and any of
+                ``source``, ``dtype``, ``order``, ``lead``, ``ld`` and ``window``.
+
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from .schema import OperandTable, check
+
+        check(data, OperandTable, "descriptor", needs=("shape", "block", "grid"))
+        values = dict(data)
+        window = values.pop("window", None)
+        whole = cls(**values)
+        return whole if window is None else whole[window_of(whole.shape, window)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local."""
+        values = {
+            "shape": [*self.shape],
+            "block": [*self.block],
+            "grid": self.grid.label,
+            "source": [*self.source],
+            "dtype": self.dtype.name,
+            "order": self.order,
+            "lead": [*self.lead],
+            "ld": self.ld,
+        }
+        return {key: value for key, value in values.items() if value not in (None, [0, 0]) or key == "shape"}
+
+    def to_toml(self) -> str:
+        """Return the descriptor as TOML: the text of a table that ``from_dict`` reads back. Local."""
+        from .schema import to_toml
+
+        return to_toml(self.to_dict())
+
+    def panel(self, name: str = "", part: Trapezoid | None = None) -> Panel:
+        """Return what a picture shows of the matrix. Local.
+
+        Args:
+            name: what the picture calls it.
+            part: the elements that are read or written; None for all.
+        """
+        details = f"{self.shape[0]} × {self.shape[1]}, {self.dtype.name}, {self.order} order"
+        return Panel(name, details, self.rows, self.cols, self.grid, part)
+
+    def _draw(self) -> Drawing:
+        return draw_panels([self.panel()], str(self))
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
+
     def __repr__(self) -> str:
         return _written(self)
 
@@ -269,7 +318,27 @@ class MatrixDescriptor:
         )
 
 
+def window_of(shape: tuple[int, int], ranges: Sequence[Sequence[int]] | None = None) -> tuple[slice, slice]:
+    """Return ``[[i0, i1], [j0, j1]]`` as slices of a matrix of this shape, all of it for None. Local.
+
+    Raises:
+        LayoutError: a range is not inside the matrix.
+    """
+    rows, cols = ranges or [[0, extent] for extent in shape]
+    for (start, stop), extent in ((rows, shape[0]), (cols, shape[1])):
+        if not start <= stop <= extent:
+            raise LayoutError(
+                f"window: expected a part of 0 to {extent}, got {short_repr(start)} to {short_repr(stop)}"
+            )
+    return slice(*rows), slice(*cols)
+
+
 @lru_cache(_REMEMBERED)
 def _written(d: MatrixDescriptor) -> str:
-    """Return a descriptor as what makes an equal one."""
-    return f"MatrixDescriptor({', '.join(f'{each.name}={getattr(d, each.name)!r}' for each in fields(d))})"
+    """Return a descriptor as what makes an equal one, without what every descriptor has by default."""
+    given = [repr(d.shape), repr(d.block), repr(d.grid)]
+    given += [f"source={d.source}"] if d.source != (0, 0) else []
+    given += [f"dtype={d.dtype.name!r}", f"order={d.order!r}"]
+    given += [f"lead={d.lead}"] if d.lead != (0, 0) else []
+    given += [f"ld={d.ld}"] if d.ld is not None else []
+    return f"MatrixDescriptor({', '.join(given)})"

@@ -1,38 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptor files: matrix products written down as TOML. descriptors/README.md explains the format. 0-based.
+"""Descriptor files: problems written down as TOML. descriptors/README.md explains the format. 0-based.
 
-A file is checked in three steps, and each gathers every fault before it raises: the structure (keys, and the
-kinds of their values), the values (do they make descriptors?) and the rules (is the product legal? That is
-``MatmulProblem.validate``, and not part of loading).
+Loading a file checks its structure and its values. Whether the problem is legal is another question: that is the
+problem's ``validate``.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, Any, TypeAlias
 
-from ..dtypes import scalar
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor
-from .filekeys import Table, grid_faults, problem_faults
-from .grid import Grid
+from .grid import Grid, as_grid, short_repr
+from .level3 import Level3Problem
 from .problem import MatmulProblem
+from .schema import GridTable, Table, problem_faults, routine_faults, table_faults
+from .tables import Window, product_operands
 
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from .problem import Op
-    from .schemes import Scheme
-
-__all__ = ["ProblemFile", "check", "find", "load_grid", "load_problem", "root"]
+__all__ = ["ProblemFile", "check", "find", "load_grid", "load_problem", "load_problem_file", "root"]
 
 tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-Window = tuple[slice, slice]
+Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,61 +68,89 @@ def root() -> Path:
     for place in (package / "descriptors", package.parent / "descriptors"):  # in a wheel, in a checkout
         if (place / "problem.schema.json").is_file():
             return place
-    raise LayoutError(f"the descriptor files are neither in {package} nor beside it: install pblasmp again")
+    raise LayoutError(f"the descriptor files are neither in {package} nor next to it: install pblasmp again")
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: "problems", "invalid", "grids" or "sweeps". Local.
+    """Return the files that come with pblasmp, sorted: "problems", "invalid" or "grids". Local.
 
     Raises:
         LayoutError: there is no such kind.
     """
-    if kind not in ("problems", "invalid", "grids", "sweeps"):
-        raise LayoutError(f"descriptors: expected 'problems', 'invalid', 'grids' or 'sweeps', got {kind!r}")
+    if kind not in ("problems", "invalid", "grids"):
+        raise LayoutError(f"descriptors: expected 'problems', 'invalid' or 'grids', got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))
 
 
-def load_problem(file: str | PathLike[str]) -> ProblemFile:
-    """Return the product written in ``file``: a path, or the name of one that comes with pblasmp. Local.
+def load_problem(file: Source) -> MatmulProblem | Level3Problem:
+    """Return the problem written in a descriptor file: what its ``to_toml`` writes, or what you have written. Local.
 
-    Whether the product is legal is another question: ask ``.problem.validate()``.
+    Whether the problem is legal is another question: ask its ``validate``.
+
+    Args:
+        file: a path; the name of a file that comes with pblasmp; "-" for standard input; or an open file.
 
     Raises:
-        LayoutError: the file cannot be read or makes no problem; the message names the file and every fault.
+        LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    path = path_of(file, "problems")
-    found = _load(path)
-    if isinstance(found, list):
-        raise file_error(path, found)
-    return found
+    path, data, faults = _read(file)
+    if faults or "routine" not in data:
+        return _problem_file(path, data, faults).problem
+    faults = routine_faults(data)
+    if faults:
+        raise file_error(path, faults)
+    try:
+        return Level3Problem.from_dict(data)
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from None
 
 
-def load_grid(file: str | PathLike[str]) -> Grid:
-    """Return the process grid written in ``file``: a path, or the name of one that comes with pblasmp. Local.
+def load_problem_file(file: Source) -> ProblemFile:
+    """Return the matrix product written in a descriptor file, with its title, windows and scalars. Local.
+
+    Args:
+        file: as ``load_problem`` takes it.
+
+    Raises:
+        LayoutError: the file cannot be read or holds no matrix product; the message names the file and every fault.
+    """
+    return _problem_file(*_read(file))
+
+
+def load_grid(file: Source) -> Grid:
+    """Return the process grid written in ``file``, a path or the name of one that comes with pblasmp. Local.
 
     Raises:
         LayoutError: the file cannot be read or is no grid; the message names the file and every fault.
     """
-    path = path_of(file, "grids")
-    data, faults = read(path)
-    faults = faults or grid_faults(data)
+    path, data, faults = _read(file, "grids")
+    faults = faults or table_faults(data, GridTable)
     if faults:
         raise file_error(path, faults)
-    return _grid(data)
+    return as_grid(data)
 
 
-def check(file: str | PathLike[str]) -> list[str]:
-    """Return everything that is wrong with a problem, grid or sweep file: no fault, no item. Local."""
-    path = path_of(file, "problems")
-    data, faults = read(path)
-    if "grids" in data:
-        from .sweeps import faults_of
-
-        return faults_of(data)
-    if faults or "nprow" in data or "npcol" in data:
-        return faults or grid_faults(data)
-    found = _load(path)
+def check(file: Source) -> list[str]:
+    """Return everything that is wrong with a problem or grid file: no fault, no item. Local."""
+    path, data, faults = _read(file)
+    if faults:
+        return faults
+    if "nprow" in data or "npcol" in data:
+        return table_faults(data, GridTable)
+    if "routine" in data:
+        faults = routine_faults(data)
+        return faults or _faults_of(lambda: Level3Problem.from_dict(data).faults())
+    found = _product(path, data)
     return found if isinstance(found, list) else found.problem.faults()
+
+
+def _faults_of(find: Callable[[], list[str]]) -> list[str]:
+    """Return what ``find`` returns, or the faults that it raises."""
+    try:
+        return find()
+    except LayoutError as error:
+        head, *faults = str(error).split("\n  - ")
+        return faults or [head]
 
 
 def path_of(file: str | PathLike[str], kind: str) -> Path:
@@ -137,13 +160,18 @@ def path_of(file: str | PathLike[str], kind: str) -> Path:
     return shipped if path.name == str(file) and not path.exists() and shipped.is_file() else path
 
 
-def read(path: Path) -> tuple[Table, list[str]]:
+def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, list[str]]:
     """Return what is in a file, or why it cannot be read. Local."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), []
+        content = Path(file).read_bytes() if isinstance(file, (str, PathLike)) else file.read()
+        return tomllib.loads(content if isinstance(content, str) else content.decode()), []
     except OSError as error:
-        return {}, [f"cannot be read: {error.strerror}"]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return {}, [f"cannot be read: {error.strerror or error}"]
+    except RecursionError:
+        return {}, ["not a TOML file: its lists or tables are nested too deeply"]
+    except (
+        ValueError
+    ) as error:  # broken TOML or UTF-8, integers of thousands of digits, a path with a zero byte
         return {}, [f"not a TOML file: {error}"]
 
 
@@ -153,146 +181,44 @@ def file_error(path: Path, faults: list[str]) -> LayoutError:
     return LayoutError("\n  - ".join([f"{path}: {count} in this file:", *faults]))
 
 
-def _load(path: Path) -> ProblemFile | list[str]:
-    """Return the problem file, or every fault of its structure, or every fault of its values."""
-    data, faults = read(path)
-    faults = faults or problem_faults(data)
+def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]:
+    """Return what a file is called, what is in it, and why it cannot be read."""
+    if isinstance(file, str) and file == "-":
+        return Path("<stdin>"), *read_toml(getattr(sys.stdin, "buffer", sys.stdin))
+    if isinstance(file, (str, PathLike)):
+        path = path_of(file, kind)
+        return path, *read_toml(path)
+    if not hasattr(file, "read"):
+        raise LayoutError(f"file: expected a path, '-' or an open file, got {short_repr(file)}")
+    name = getattr(file, "name", None)
+    return Path(name if isinstance(name, str) else f"<{type(file).__name__}>"), *read_toml(file)
+
+
+def _problem_file(path: Path, data: Table, faults: list[str]) -> ProblemFile:
+    found = faults or _product(path, data)
+    if isinstance(found, list):
+        raise file_error(path, found)
+    return found
+
+
+def _product(path: Path, data: Table) -> ProblemFile | list[str]:
+    """Return the product in a file, or every fault of its structure, or every fault of its values."""
+    if "routine" in data:
+        return [
+            f"routine: expected a matrix product, got {short_repr(data['routine'])}: pblasmp.load_problem reads it"
+        ]
+    faults = problem_faults(data)
     if faults:
         return faults
-    scheme: Scheme = data.get("scheme", "gemm")
-    op_a, op_b = cast("tuple[Op, Op]", tuple(data.get("ops", "NN" if scheme == "gemm" else "TN")))
-    made = _Operands(data)
-    try:
-        if scheme == "gemm":
-            made.gemm(op_a, op_b)
-        else:
-            made.one_dimensional(scheme, op_a, op_b)
-        if made.faults:
-            return made.faults
-        if "c" in data:
-            made.put("c", _fields(made.parents["d"]), like="d")
-        dtype = made.operands["d"].dtype
-        alpha, beta = (
-            _scalar(data.get(name, default), dtype, name) for name, default in (("alpha", 1), ("beta", 0))
-        )
-    except LayoutError as error:
-        made.faults.append(str(error))
+    made, options = product_operands(data)
     if made.faults:
         return made.faults
-    problem = MatmulProblem(**made.operands, op_a=op_a, op_b=op_b, scheme=scheme)
-    title, description = data["title"], data.get("description", "").strip()
-    return ProblemFile(path, title, description, problem, made.parents, made.windows, alpha, beta)
-
-
-def _grid(value: str | Table) -> Grid:
-    if isinstance(value, dict):
-        return Grid(value["nprow"], value["npcol"], value.get("order", "row"))
-    known = [path.stem for path in find("grids")]
-    if value not in known:
-        raise LayoutError(
-            f"grid: expected one of {', '.join(known)}, or a table with nprow and npcol, got {value!r}"
-        )
-    return load_grid(value)
-
-
-def _scalar(value: Any, dtype: Any, name: str) -> complex:
-    return scalar(complex(*value) if isinstance(value, list) else value, dtype, name)
-
-
-def _fields(descriptor: MatrixDescriptor) -> Table:
-    return {field.name: getattr(descriptor, field.name) for field in fields(descriptor)}
-
-
-def _stored(op: str, rows: int, cols: int) -> tuple[int, int]:
-    """Return rows and columns of the stored matrix for those of op(matrix), and the other way round."""
-    return (rows, cols) if op == "N" else (cols, rows)
-
-
-class _Operands:
-    """The operands of a problem file as they are made: an operand's own table goes before what all share."""
-
-    def __init__(self, data: Table) -> None:
-        self.data = data
-        self.faults: list[str] = []
-        self.parents: dict[str, MatrixDescriptor] = {}
-        self.windows: dict[str, Window] = {}
-        self.operands: dict[str, MatrixDescriptor] = {}
-
-    def put(self, name: str, shared: Table, like: str = "") -> None:
-        """Make operand ``name``, with the window of operand ``like`` if any, or note its faults."""
-        own = dict(self.data.get(name, {}))
-        ranges = own.pop("window", None)
-        try:
-            if "grid" in own:
-                own["grid"] = _grid(own["grid"])
-            parent = MatrixDescriptor(**{**shared, **own})
-        except LayoutError as error:
-            self.faults.append(f"{name}.{error}")
-            return
-        if ranges is None and like and "shape" not in own:
-            window = self.windows[like]
-        else:
-            rows, cols = ranges or [[0, extent] for extent in parent.shape]
-            for (start, stop), extent in ((rows, parent.shape[0]), (cols, parent.shape[1])):
-                if not start <= stop <= extent:
-                    self.faults.append(
-                        f"{name}.window: expected a part of 0 to {extent}, got {start} to {stop}"
-                    )
-                    return
-            window = slice(*rows), slice(*cols)
-        self.parents[name], self.windows[name], self.operands[name] = parent, window, parent[window]
-
-    def gemm(self, op_a: Op, op_b: Op) -> None:
-        """Make A, B and D of a product on any layout; D follows A and B where nothing else says so."""
-        data = self.data
-        grid = _grid(data["grid"]) if "grid" in data else Grid.squarest(data["nranks"])
-        orders = dict(zip("abd", data.get("order", "C") * 3, strict=False))
-        shared = {"grid": grid, "source": data.get("source", (0, 0)), "dtype": data.get("dtype", "float64")}
-        known: dict[str, Table] = {name: {**shared, "order": orders[name]} for name in "abd"}
-        block = data.get("block")
-        sizes = {
-            "shape": [data[x] for x in "mnk"] if "m" in data else None,
-            "block": [block] * 3 if isinstance(block, int) else block,
-        }
-        for key, size in sizes.items():
-            if size is not None:
-                m, n, k = size
-                known["a"][key], known["b"][key], known["d"][key] = (
-                    _stored(op_a, m, k),
-                    _stored(op_b, k, n),
-                    (m, n),
-                )
-        self.put("a", known["a"])
-        self.put("b", known["b"])
-        if self.faults:
-            return
-        a, b = self.operands["a"], self.operands["b"]
-        for key in sizes:
-            known["d"].setdefault(
-                key, (_stored(op_a, *getattr(a, key))[0], _stored(op_b, *getattr(b, key))[1])
-            )
-        self.put("d", known["d"])
-
-    def one_dimensional(self, scheme: Scheme, op_a: Op, op_b: Op) -> None:
-        """Make A, B and D of a product in the layouts of a scheme, in any mix of memory orders."""
-        data = self.data
-        make = {
-            "ag": MatmulProblem.allgather,
-            "rs": MatmulProblem.reduce_scatter,
-            "ar": MatmulProblem.allreduce,
-        }
-        orders = dict(zip("abd", data.get("order", "F") * 3, strict=False))
-        turned = {name: orders[name] != orders["d"] for name in "abd"}  # made in D's order, then transposed
-        flipped: dict[Op, Op] = {"N": "T", "T": "N", "C": "N"}
-        p = make[scheme](
-            data["m"],
-            data["n"],
-            data["k"],
-            data["nranks"],
-            flipped[op_a] if turned["a"] else op_a,
-            flipped[op_b] if turned["b"] else op_b,
-            dtype=data.get("dtype", "float32"),
-            order=orders["d"],
-        )
-        for name, operand in (("a", p.a), ("b", p.b), ("d", p.d)):
-            self.put(name, _fields(operand.T if turned[name] else operand))
+    return ProblemFile(
+        path,
+        data["title"],
+        data.get("description", "").strip(),
+        MatmulProblem(**{**made.operands, **options}),
+        made.parents,
+        made.windows,
+        **made.scalars,
+    )

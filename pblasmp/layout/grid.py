@@ -5,15 +5,31 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import LayoutError
 
-__all__ = ["Grid", "integer"]
+__all__ = ["Grid", "as_block", "as_grid", "integer", "one_of", "pair", "short_repr"]
+
+_MOST_RANKS = 2**31 - 1
 
 RankOrder = Literal["row", "col"]
+
+_LARGEST = 10**100  # so that every number made of extents can be printed
+_LONGEST = 300  # characters of a value in a message
+_GRID_TEXT = re.compile(r"([1-9][0-9]{0,99})x([1-9][0-9]{0,99})(?:-(row|col))?")
+
+
+def short_repr(value: object) -> str:
+    """Return ``repr(value)`` for a message, shortened where it is long, whatever the value is. Local."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
+        return f"a value of type {type(value).__name__} that is too large to print"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def integer(value: object, name: str, minimum: int) -> int:
@@ -21,10 +37,64 @@ def integer(value: object, name: str, minimum: int) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise LayoutError(f"{name}: expected an integer, got {value!r}") from None
+        raise LayoutError(f"{name}: expected an integer, got {short_repr(value)}") from None
     if number < minimum:
-        raise LayoutError(f"{name}: expected at least {minimum}, got {number}")
+        raise LayoutError(f"{name}: expected at least {minimum}, got {short_repr(number)}")
+    if number > _LARGEST:
+        raise LayoutError(f"{name}: expected at most 10**100, got {short_repr(number)}")
     return number
+
+
+def pair(
+    value: Sequence[int], name: str, minimum: int, expected: str = "a pair of integers"
+) -> tuple[int, int]:
+    """Return two integers, each at least ``minimum``, or raise LayoutError. Local."""
+    try:
+        first, second = value
+    except (TypeError, ValueError):
+        raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}") from None
+    return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)
+
+
+def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]:
+    """Return ``(mb, nb)`` for one integer, which stands for both, or a pair. Local.
+
+    Raises:
+        LayoutError: a block size is not an integer of at least 1; the message begins with ``name``.
+    """
+    try:
+        size = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return pair(value, name, 1, "an integer or a pair of integers")  # type: ignore[arg-type]
+    return (integer(size, name, 1),) * 2
+
+
+def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "grid") -> Grid:
+    """Return the process grid meant by ``value``. Local.
+
+    Args:
+        value: a ``Grid``; ``(2, 3)``; or ``"2x3"``, whose ranks are numbered along rows, as in ``"2x3-row"``, or
+            ``"2x3-col"``, whose ranks are numbered down columns; or a table of descriptor files,
+            ``{"nprow": 2, "npcol": 3, "order": "col"}``.
+        name: what messages call it.
+
+    Raises:
+        LayoutError: ``value`` is none of these.
+    """
+    if isinstance(value, Grid):
+        return value
+    if isinstance(value, dict):
+        return Grid(value.get("nprow"), value.get("npcol"), value.get("order", "row"))  # type: ignore[arg-type]
+    if isinstance(value, str) and (match := _GRID_TEXT.fullmatch(value)):
+        return Grid(
+            integer(int(match[1]), f"{name} nprow", 1),
+            integer(int(match[2]), f"{name} npcol", 1),
+            "col" if match[3] == "col" else "row",
+        )
+    expected = "a Grid, a pair like (2, 3) or a text like '2x3'"
+    if isinstance(value, (str, bytes)):
+        raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}")
+    return Grid(*pair(value, name, 1, expected))
 
 
 def one_of(value: object, legal: Iterable[str]) -> bool:
@@ -32,7 +102,12 @@ def one_of(value: object, legal: Iterable[str]) -> bool:
     return isinstance(value, str) and value in (*legal,)
 
 
-@dataclass(frozen=True, slots=True)
+def _check_size(nranks: int, name: str) -> None:
+    if nranks > _MOST_RANKS:
+        raise LayoutError(f"{name}: MPI counts ranks in 32 bits, expected at most {_MOST_RANKS} processes")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Grid:
     """``nprow`` × ``npcol`` processes, numbered along rows or down columns. Local.
 
@@ -52,13 +127,15 @@ class Grid:
     def __post_init__(self) -> None:
         object.__setattr__(self, "nprow", integer(self.nprow, "grid nprow", 1))
         object.__setattr__(self, "npcol", integer(self.npcol, "grid npcol", 1))
-        if self.order not in ("row", "col"):
-            raise LayoutError(f"grid order: expected 'row' or 'col', got {self.order!r}")
+        _check_size(self.nprow * self.npcol, "grid")
+        if not one_of(self.order, ("row", "col")):
+            raise LayoutError(f"grid order: expected 'row' or 'col', got {short_repr(self.order)}")
 
     @classmethod
     def squarest(cls, nranks: int, order: RankOrder = "row") -> Grid:
         """Return the grid of ``nranks`` processes nearest to a square, never taller than wide. Local."""
         nranks = integer(nranks, "nranks", 1)
+        _check_size(nranks, "nranks")
         nprow = next(p for p in range(math.isqrt(nranks), 0, -1) if nranks % p == 0)
         return cls(nprow, nranks // nprow, order)
 
@@ -104,6 +181,15 @@ class Grid:
     def same_ranks(self, other: Grid) -> bool:
         """Return whether both grids put every rank at the same coordinates, whatever their order. Local."""
         return self.shape == other.shape and (self.order == other.order or 1 in self.shape)
+
+    @property
+    def label(self) -> str:
+        """The grid as ``as_grid`` and descriptor files read it: "2x3", or "2x3-col"."""
+        return f"{self.nprow}x{self.npcol}{'' if self.order == 'row' else '-col'}"
+
+    def __repr__(self) -> str:
+        order = "" if self.order == "row" else f", {self.order!r}"
+        return f"Grid({self.nprow}, {self.npcol}{order})"
 
     def __str__(self) -> str:
         return f"{self.nprow}x{self.npcol} processes in {self.order} order"

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..dtypes import DTYPES, is_float8
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import one_of
-from .problem import Op
+from .grid import one_of, short_repr
+from .product import Op
+from .routines import ROUTINES, Routine
+from .svg import Drawing, draw_panels
 from .trapezoid import Trapezoid
 
 __all__ = ["ROUTINES", "ColumnMajorLevel3", "Diag", "Level3Problem", "Routine", "Side", "Uplo"]
@@ -24,79 +26,6 @@ _LEGAL = {"side": ("L", "R"), "uplo": ("L", "U"), "op_a": ("N", "T", "C"), "diag
 _DEFAULTS = {"side": "L", "uplo": "L", "op_a": "N", "diag": "N"}
 _OTHER = {"L": "R", "R": "L"}
 _MIRRORED: dict[Uplo, Uplo] = {"L": "U", "U": "L"}
-
-
-@dataclass(frozen=True, slots=True)
-class Routine:
-    """What one routine reads and writes, and what becomes of it when memory is seen transposed.
-
-    Attributes:
-        formula: the definition, for people.
-        operands: the matrices it reads, of "a", "b" and "c".
-        options: the options that it has, of "side", "uplo", "op_a" and "diag".
-        shape: the rule of its sizes: "sided" (one square operand), "updated" (D is square) or "added".
-        triangle: the operand of which only the triangle ``uplo`` is touched: "a" (read) or "d" (written), or none.
-        d_flips: what flips when D is in C order: the routine then computes D's transpose.
-        a_flips: what flips when A is in C order: its memory then holds A's transpose.
-
-    What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, where D is
-    square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. What flips twice stays.
-    """
-
-    formula: str
-    operands: str
-    options: tuple[str, ...]
-    shape: Literal["sided", "updated", "added"]
-    triangle: Literal["a", "d", ""]
-    d_flips: frozenset[str]
-    a_flips: frozenset[str]
-
-
-def _routine(
-    formula: str, operands: str, options: str, shape: str, triangle: str, d_flips: str, a_flips: str
-) -> Routine:
-    return Routine(
-        formula, operands, tuple(options.split()), shape, triangle,  # type: ignore[arg-type]
-        frozenset(d_flips.split()), frozenset(a_flips.split()),
-    )  # fmt: skip
-
-
-ROUTINES: dict[str, Routine] = {
-    "trsm": _routine(
-        "op(A) D = alpha B, or D op(A) = alpha B", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op"
-    ),
-    "trmm": _routine(
-        "D = alpha op(A) B, or alpha B op(A)", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op"
-    ),
-    "symm": _routine(
-        "D = alpha A B + beta C, or alpha B A + beta C", "abc", "side uplo", "sided", "a", "side", "uplo"
-    ),
-    "hemm": _routine(
-        "D = alpha A B + beta C, or alpha B A + beta C",
-        "abc", "side uplo", "sided", "a", "side conj", "uplo conj",
-    ),
-    "syrk": _routine("D = alpha op(A) op(A)^T + beta C", "ac", "uplo op_a", "updated", "d", "uplo", "op"),
-    "herk": _routine(
-        "D = alpha op(A) op(A)^H + beta C", "ac", "uplo op_a", "updated", "d", "uplo conj", "op conj"
-    ),
-    "syr2k": _routine(
-        "D = alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C",
-        "abc", "uplo op_a", "updated", "d", "uplo", "op",
-    ),
-    "her2k": _routine(
-        "D = alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C",
-        "abc", "uplo op_a", "updated", "d", "uplo conj alpha", "op conj",
-    ),
-    "syrkx": _routine(
-        "D = alpha op(A) op(B)^T + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap", "op"
-    ),
-    "herkx": _routine(
-        "D = alpha op(A) op(B)^H + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap conj", "op conj"
-    ),
-    "geadd": _routine("D = alpha op(A) + beta C", "ac", "op_a", "added", "", "op", "op"),
-    "tradd": _routine("D = alpha op(A) + beta C", "ac", "uplo op_a", "added", "d", "uplo op", "op"),
-}  # fmt: skip
-"""Every routine by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +48,7 @@ class ColumnMajorLevel3:
     conj_alpha: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Level3Problem:
     """A routine of ``ROUTINES`` on distributed matrices. Local.
 
@@ -147,8 +76,10 @@ class Level3Problem:
     diag: Diag = "N"
 
     def __post_init__(self) -> None:
-        if self.routine not in ROUTINES:
-            raise LayoutError(f"routine: expected one of {', '.join(ROUTINES)}, got {self.routine!r}")
+        if not one_of(self.routine, ROUTINES):
+            raise LayoutError(
+                f"routine: expected one of {', '.join(ROUTINES)}, got {short_repr(self.routine)}"
+            )
         has = ROUTINES[self.routine]
         for name in "abcd":
             value = getattr(self, name)
@@ -156,12 +87,12 @@ class Level3Problem:
                 raise LayoutError(f"{name}: {self.routine} has no such operand")
             optional = name == "c" or name not in (*has.operands, "d")
             if not isinstance(value, MatrixDescriptor) and not (optional and value is None):
-                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {value!r}")
+                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
         for name, legal in _LEGAL.items():
             value = getattr(self, name)
             if not one_of(value, legal):
                 expected = f"{', '.join(map(repr, legal[:-1]))} or {legal[-1]!r}"
-                raise LayoutError(f"{name}: expected {expected}, got {value!r}")
+                raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}")
             if name not in has.options and value != _DEFAULTS[name]:
                 raise LayoutError(f"{name}: {self.routine} has no such option")
 
@@ -173,7 +104,7 @@ class Level3Problem:
     @property
     def is_hermitian(self) -> bool:
         """Whether a triangle stands for a Hermitian matrix (of a complex type), whose diagonal is real."""
-        return self.routine.startswith("he") and self.d.dtype.kind == "c"
+        return self.traits.hermitian and self.d.dtype.kind == "c"
 
     @property
     def m(self) -> int:
@@ -199,8 +130,8 @@ class Level3Problem:
         if self.traits.shape == "added":
             return times * 2 * self.m * self.n
         if self.traits.shape == "sided":
-            return times * self.m * self.n * self.k * (1 if self.routine.startswith("tr") else 2)
-        return times * self.n * (self.n + 1) * self.k * (2 if "2" in self.routine else 1)
+            return times * self.m * self.n * self.k * (1 if self.traits.triangular else 2)
+        return times * self.n * (self.n + 1) * self.k * (2 if self.traits.swept_twice else 1)
 
     @property
     def written(self) -> Trapezoid | None:
@@ -223,14 +154,70 @@ class Level3Problem:
         sizes = f"{self.m} x {self.n}" + ("" if self.traits.shape != "updated" else f" x {self.k}")
         return f"{self.d.dtype.name} {self.routine} {options} of {sizes} on {self.d.grid}"
 
-    def faults(self) -> list[str]:
+    def _draw(self) -> Drawing:
+        title = f"{self}: {self.traits.formula}"
+        panels = [x.panel(name.upper(), self.touched(name)) for name in "abcd" if (x := getattr(self, name))]
+        return draw_panels(panels, title, faults=self.faults())
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
+
+    def __repr__(self) -> str:
+        return f"Level3Problem({self})"
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Level3Problem:
+        """Return the problem in a table of plain values: what ``to_dict`` makes, or a descriptor file holds. Local.
+
+        Args:
+            data: the keys of a descriptor file, of which ``title`` may be missing.
+
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from .schema import error_of, routine_faults
+        from .tables import routine_operands
+
+        faults = routine_faults(data, titled=False)
+        if not faults:
+            made = routine_operands(data)
+            faults = made.faults
+        if faults:
+            raise error_of("problem", faults)
+        options: dict[str, Any] = {name: data[name] for name in _LEGAL if name in data}
+        return cls(data["routine"], **{**made.operands, **options})
+
+    def to_dict(self, title: str = "") -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local.
+
+        Args:
+            title: of the file; by default what ``str`` says of the problem.
+        """
+        options = {name: getattr(self, name) for name in self.traits.options}
+        operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name)) is not None}
+        return {"title": title or str(self), "routine": self.routine, **options, **operands}
+
+    def to_toml(self, title: str = "") -> str:
+        """Return the problem as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
+
+        Args:
+            title: of the file; by default what ``str`` says of the problem.
+        """
+        from .schema import to_toml
+
+        return to_toml(self.to_dict(title))
+
+    def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal; empty when it is. Local.
 
         Any grid, block, source, offset and memory order is legal: an engine that cannot take one moves the matrix.
-        """
-        return [*self._sizes(), *self._types(), *self._ops()]
 
-    def _sizes(self) -> Iterator[str]:
+        Args:
+            result: what messages call D: the argument of the caller that says how it lies.
+        """
+        return [*self._sizes(result), *self._types(result), *self._ops()]
+
+    def _sizes(self, d: str) -> Iterator[str]:
         """Say what is wrong with the shapes, each against what A and D ask of it."""
         shape = self.traits.shape
         m, n = self.d.shape
@@ -239,44 +226,52 @@ class Level3Problem:
         if shape == "sided":
             order = m if self.side == "L" else n
             expected = {"a": (order, order), "b": (m, n), "c": (m, n)}
-            why = {"a": f" for side={self.side!r} and a result of {m}x{n}", "b": " like d", "c": " like d"}
+            why = {
+                "a": f" for side={self.side!r} and a result of {m}x{n}",
+                "b": f" like {d}",
+                "c": f" like {d}",
+            }
         elif shape == "updated":
             rows, k = self.a.shape[::-1] if transposed else self.a.shape
             if m != n:
-                yield f"d: shape is {m}x{n}, expected a square matrix"
+                yield f"{d}: shape is {m}x{n}, expected a square matrix"
             elif rows != n:
-                yield f"a: shape is {_size(self.a)}{op}, so that d has order {rows}, but d is {m}x{n}"
+                yield f"a: shape is {_size(self.a)}{op}, so that {d} has order {rows}, but {d} is {m}x{n}"
             expected = {"b": (k, rows) if transposed else (rows, k), "c": (m, n)}
-            why = {"b": " like a", "c": " like d"}
+            why = {"b": " like a", "c": f" like {d}"}
         else:
             expected = {"a": (n, m) if transposed else (m, n), "c": (m, n)}
-            why = {"a": f"{op} and a result of {m}x{n}", "c": " like d"}
+            why = {"a": f"{op} and a result of {m}x{n}", "c": f" like {d}"}
         for name, legal in expected.items():
             x = getattr(self, name)
             if x is not None and x.shape != legal:
                 yield f"{name}: shape is {_size(x)}, expected {legal[0]}x{legal[1]}{why[name]}"
 
-    def _types(self) -> Iterator[str]:
+    def _types(self, d: str) -> Iterator[str]:
         if is_float8(self.d.dtype):
-            yield f"d: dtype is {self.d.dtype.name}, which only matmul has, expected one of {', '.join(DTYPES)}"
+            yield f"{d}: dtype is {self.d.dtype.name}, which only matmul has, expected one of {', '.join(DTYPES)}"
         for name in "abc":
             x = getattr(self, name)
             if x is not None and x.dtype != self.d.dtype:
-                yield f"{name}: dtype is {x.dtype.name}, expected {self.d.dtype.name} like d"
+                yield f"{name}: dtype is {x.dtype.name}, expected {self.d.dtype.name} like {d}"
 
     def _ops(self) -> Iterator[str]:
         if self.traits.shape != "updated" or self.d.dtype.kind != "c":
             return
-        legal, other = ("NC", "sy") if self.is_hermitian else ("NT", "he")
+        legal = "NC" if self.is_hermitian else "NT"
         if self.op_a not in legal:
             yield (
                 f"op_a: {self.routine} of complex matrices has {legal[0]!r} and {legal[1]!r}, got {self.op_a!r}: "
-                f"that is {other}{self.routine[2:]}'s"
+                f"that is {self.traits.twin}'s"
             )
 
-    def validate(self) -> None:
-        """Raise LayoutError naming every fault at once, or return None. Local."""
-        found = self.faults()
+    def validate(self, result: str = "d") -> None:
+        """Raise LayoutError naming every fault at once, or return None. Local.
+
+        Args:
+            result: what messages call D: the argument of the caller that says how it lies.
+        """
+        found = self.faults(result)
         if found:
             count = "a fault" if len(found) == 1 else f"{len(found)} faults"
             raise LayoutError("\n  - ".join([f"{count} in this {self.routine}:", *found]))

@@ -1,54 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MatmulProblem: D = op(A) op(B) as descriptors, whether it is legal, and its column-major form."""
+"""MatmulProblem: a matrix product on descriptors, how it is made, and whether it is legal."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype, result_dtype
 from ..errors import LayoutError
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import Grid, one_of
+from .grid import Grid, as_grid, short_repr
+from .product import ColumnMajorProduct, Op, Product
 from .rules import faults
 from .schemes import Scheme, scheme_operands
+from .svg import Drawing, draw_panels
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 __all__ = ["ColumnMajorProduct", "MatmulProblem", "Op"]
 
-Op = Literal["N", "T", "C"]
 
-
-@dataclass(frozen=True, slots=True)
-class ColumnMajorProduct:
-    """The same product of the same memory with every matrix F-ordered, as BLAS and cuBLASMp know it.
-
-    Attributes:
-        a, b, d, c: F-ordered descriptors of the memory (``c`` lies like ``d``, or is None).
-        op_a, op_b: what is done to them.
-        swapped: the product is the transpose of the caller's: ``a`` is the caller's B, ``b`` the caller's A.
-        conj_a, conj_b: conjugate the operand first (op C of an operand whose memory order is not D's: BLAS
-            has no conjugate without a transpose). Never set for real types.
-        copy_c: the caller's C is not in D's memory order: copy it locally first.
-    """
-
-    a: MatrixDescriptor
-    b: MatrixDescriptor
-    d: MatrixDescriptor
-    c: MatrixDescriptor | None
-    op_a: Op
-    op_b: Op
-    swapped: bool
-    conj_a: bool
-    conj_b: bool
-    copy_c: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulProblem:
+@dataclass(frozen=True, slots=True, repr=False)
+class MatmulProblem(Product):
     """``D = alpha op(A) op(B) + beta C`` on distributed matrices. Local.
 
     Args:
@@ -63,33 +39,13 @@ class MatmulProblem:
         LayoutError: an operand is no descriptor, or an op or the scheme is unknown.
     """
 
-    a: MatrixDescriptor
-    b: MatrixDescriptor
-    d: MatrixDescriptor
-    op_a: Op = "N"
-    op_b: Op = "N"
-    c: MatrixDescriptor | None = None
-    scheme: Scheme = "gemm"
-
-    def __post_init__(self) -> None:
-        for name in "abdc":
-            value = getattr(self, name)
-            if not isinstance(value, MatrixDescriptor) and not (name == "c" and value is None):
-                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {value!r}")
-        for name in ("op_a", "op_b"):
-            op = getattr(self, name)
-            if not one_of(op, "NTC"):
-                raise LayoutError(f"{name}: expected 'N', 'T' or 'C', got {op!r}")
-        if not one_of(self.scheme, ("gemm", "ag", "rs", "ar")):
-            raise LayoutError(f"scheme: expected 'gemm', 'ag', 'rs' or 'ar', got {self.scheme!r}")
-
     @classmethod
     def gemm(
         cls,
         m: int,
         n: int,
         k: int,
-        grid: Grid,
+        grid: Grid | str | Sequence[int],
         block: int | Sequence[int],
         *,
         op_a: Op = "N",
@@ -105,7 +61,7 @@ class MatmulProblem:
             m: rows of D.
             n: columns of D.
             k: columns of op(A).
-            grid: where all the matrices lie.
+            grid: the process grid of all the matrices: a ``Grid``, ``(2, 3)`` or ``"2x3"``.
             block: one block size for every dimension, or ``(mb, nb)`` or ``(mb, nb, kb)``; kb defaults to nb.
             op_a: "N", "T" or "C": A is stored k × m unless it is "N".
             op_b: "N", "T" or "C": B is stored n × k unless it is "N".
@@ -114,10 +70,7 @@ class MatmulProblem:
             order: memory order of all, "C" or "F", or three letters for A, B and D.
             with_c: the product adds to a C that lies like D.
         """
-        sizes = tuple(block) if isinstance(block, Sequence) else (block, block)
-        if len(sizes) not in (2, 3):
-            raise LayoutError(f"block: expected one, two or three integers, got {block!r}")
-        mb, nb, kb = sizes if len(sizes) == 3 else (*sizes, sizes[1])
+        grid, (mb, nb, kb) = as_grid(grid), _block_sizes(block)
         orders = order * 3 if len(order) == 1 else order
         if len(orders) != 3 or set(orders) - {"C", "F"}:
             raise LayoutError(f"order: expected 'C', 'F' or three of these letters, got {order!r}")
@@ -155,11 +108,7 @@ class MatmulProblem:
         out_dtype: DTypeLike | None,
         order: MemoryOrder,
     ) -> MatmulProblem:
-        if order == "C":  # the transpose of the F-ordered problem, whose A is our B
-            return cls._one_dimensional(scheme, n, m, k, nranks, op_b, op_a, dtype, out_dtype, "F").T
-        if order != "F":
-            raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
-        a, b, d = scheme_operands(scheme, m, n, k, nranks, op_a, op_b, as_dtype(dtype))
+        a, b, d = scheme_operands(scheme, m, n, k, nranks, op_a, op_b, as_dtype(dtype), order)
         d = replace(d, dtype=result_dtype(a.dtype) if out_dtype is None else as_dtype(out_dtype))
         return cls(a, b, d, op_a, op_b, scheme=scheme)
 
@@ -229,73 +178,91 @@ class MatmulProblem:
         """
         return cls._one_dimensional("ar", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
-    @property
-    def m(self) -> int:
-        """Rows of op(A)."""
-        return self.a.shape[0 if self.op_a == "N" else 1]
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> MatmulProblem:
+        """Return the product in a table of plain values: what ``to_dict`` makes, or a descriptor file holds. Local.
 
-    @property
-    def k(self) -> int:
-        """Columns of op(A)."""
-        return self.a.shape[1 if self.op_a == "N" else 0]
+        Whether the product is legal is another question: see ``validate``.
 
-    @property
-    def n(self) -> int:
-        """Columns of op(B)."""
-        return self.b.shape[1 if self.op_b == "N" else 0]
+        Args:
+            data: the keys of a descriptor file, of which ``title`` may be missing. Those that say nothing about layouts
+                (``title``, ``description``, ``alpha``, ``beta``) are checked and not kept.
 
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of the product: 2 m n k, four times that for complex types."""
-        return 2 * self.m * self.n * self.k * (4 if self.a.dtype.kind == "c" else 1)
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from .schema import error_of, problem_faults
+        from .tables import product_operands
 
-    @property
-    def T(self) -> MatmulProblem:  # noqa: N802
-        """The transposed product of the same memory: D^T = op(B)^T op(A)^T."""
-        c = None if self.c is None else self.c.T
-        return MatmulProblem(self.b.T, self.a.T, self.d.T, self.op_b, self.op_a, c, self.scheme)
+        faults = problem_faults(data, titled=False)
+        if not faults:
+            made, options = product_operands(data)
+            faults = made.faults
+        if faults:
+            raise error_of("product", faults)
+        return cls(**{**made.operands, **options})
 
-    def __str__(self) -> str:
-        scheme = "" if self.scheme == "gemm" else f", scheme {self.scheme}"
-        sizes = f"{self.m} x {self.n} x {self.k}"
-        return f"{self.a.dtype.name} {self.op_a}{self.op_b} product of {sizes} on {self.d.grid}{scheme}"
+    def to_dict(self, title: str = "") -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local.
 
-    def faults(self) -> list[str]:
-        """Return every reason why the problem is not legal, each with what to do; empty when it is. Local."""
-        return faults(self)
+        Args:
+            title: of the file; by default what ``str`` says of the product.
+        """
+        operands = {name: x.to_dict() for name in "abdc" if (x := getattr(self, name)) is not None}
+        scheme = {} if self.scheme == "gemm" else {"scheme": self.scheme}
+        return {"title": title or str(self), **scheme, "ops": self.op_a + self.op_b, **operands}
 
-    def validate(self) -> None:
+    def to_toml(self, title: str = "") -> str:
+        """Return the product as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
+
+        Args:
+            title: of the file; by default what ``str`` says of the product.
+        """
+        from .schema import to_toml
+
+        return to_toml(self.to_dict(title))
+
+    def _draw(self) -> Drawing:
+        named = {"A": self.a, "B": self.b, "D": self.d}
+        if self.c is not None and not self.c.same_places(self.d):
+            named["C"] = self.c
+        return draw_panels([x.panel(name) for name, x in named.items()], str(self), faults=self.faults())
+
+    def _repr_html_(self) -> str:
+        return self._draw().svg
+
+    def faults(self, result: str = "d") -> list[str]:
+        """Return every reason why the problem is not legal, each with what to do; empty when it is. Local.
+
+        Args:
+            result: what messages call D: the argument of the caller that says how it lies.
+        """
+        return faults(self, result)
+
+    def validate(self, result: str = "d") -> None:
         """Raise LayoutError naming every fault at once, or return None. Local.
 
         The rules are those of cuBLASMp, and the same on every engine: what runs on a laptop runs on GPUs.
 
+        Args:
+            result: what messages call D: the argument of the caller that says how it lies.
+
         Source: cublasmp.h of 0.10.0 and docs/layouts.md.
         """
-        found = self.faults()
+        found = self.faults(result)
         if found:
             count = "a fault" if len(found) == 1 else f"{len(found)} faults"
             raise LayoutError("\n  - ".join([f"{count} in this product:", *found]))
 
-    def column_major(self) -> ColumnMajorProduct:
-        """Return the same product of the same memory as one product of F-ordered matrices. Local.
 
-        A C-ordered matrix is its F-ordered transpose, so a C-ordered D turns the product round
-        (D^T = op(B)^T op(A)^T) and an operand whose order is not D's has its op flipped. Nothing moves.
-        """
-        swapped = self.d.order == "C"
-        p = self.T if swapped else self
-        a, op_a, conj_a = _column_major_operand(p.a, p.op_a)
-        b, op_b, conj_b = _column_major_operand(p.b, p.op_b)
-        copy_c = p.c is not None and p.c.order != p.d.order
-        c = None if p.c is None else replace(p.d, dtype=p.c.dtype) if copy_c else p.c
-        return ColumnMajorProduct(a, b, p.d, c, op_a, op_b, swapped, conj_a, conj_b, copy_c)
-
-
-def _column_major_operand(x: MatrixDescriptor, op: Op) -> tuple[MatrixDescriptor, Op, bool]:
-    if op == "C" and x.dtype.kind != "c":
-        op = "T"
-    if x.order == "F":
-        return x, op, False
-    if op == "N":
-        return x.T, "T", False
-    return x.T, "N", op == "C"
+def _block_sizes(block: int | Sequence[int]) -> tuple[int, int, int]:
+    """Return ``(mb, nb, kb)`` for one, two or three block sizes."""
+    try:
+        size = operator.index(block)  # type: ignore[arg-type]
+    except TypeError:
+        sizes = tuple(block) if isinstance(block, Sequence) else ()
+    else:
+        return size, size, size
+    if len(sizes) not in (2, 3):
+        raise LayoutError(f"block: expected one, two or three integers, got {short_repr(block)}")
+    return sizes[0], sizes[1], sizes[-1]

@@ -15,21 +15,26 @@ from .schemes import SCHEMES, scheme_faults, scheme_operands
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .problem import MatmulProblem
+    from .product import Product
 
 __all__ = ["faults"]
 
 _FLOAT8_MULTIPLE = 16
 
 
-def faults(p: MatmulProblem) -> list[str]:
-    """Return every fault of ``p``: operand, got, expected, the closest legal choice. Local."""
-    found = list(_sizes(p))
+def faults(p: Product, result: str = "d") -> list[str]:
+    """Return every fault of ``p``: operand, got, expected, the closest legal choice. Local.
+
+    Args:
+        p: the product.
+        result: what messages call D.
+    """
+    found = list(_sizes(p, result))
     if p.scheme == "gemm":
-        found += [*_grids(p), *_blocks(p)]
+        found += [*_grids(p, result), *_blocks(p, result)]
     elif not found:  # a scheme's layouts follow from the sizes
-        found += _scheme(p)
-    return [*found, *_types(p), *_alignment(p), *_c_like_d(p)]
+        found += _scheme(p, result)
+    return [*found, *_types(p, result), *_alignment(p, result), *_c_like_d(p, result)]
 
 
 def _axis(op: str, axis: int) -> int:
@@ -37,7 +42,7 @@ def _axis(op: str, axis: int) -> int:
     return axis if op == "N" else 1 - axis
 
 
-def _sizes(p: MatmulProblem) -> Iterator[str]:
+def _sizes(p: Product, d: str) -> Iterator[str]:
     k_of_b = p.b.shape[_axis(p.op_b, 0)]
     if p.k != k_of_b:
         yield (
@@ -50,26 +55,26 @@ def _sizes(p: MatmulProblem) -> Iterator[str]:
         expected = (p.m, p.n * ranks) if p.d.order == "F" else (p.m * ranks, p.n)
     if p.d.shape != expected:
         size = f"{expected[0]}x{expected[1]}"
-        yield f"d: shape is {_size(p.d)}, expected {size} = rows of op(A) x columns of op(B)"
+        yield f"{d}: shape is {_size(p.d)}, expected {size} = rows of op(A) x columns of op(B)"
 
 
 def _size(x: MatrixDescriptor) -> str:
     return f"{x.shape[0]}x{x.shape[1]}"
 
 
-def _types(p: MatmulProblem) -> Iterator[str]:
+def _types(p: Product, d: str) -> Iterator[str]:
     if is_float8(p.a.dtype) or is_float8(p.b.dtype):
-        yield from _float8(p)
+        yield from _float8(p, d)
         return
     if p.a.dtype != p.b.dtype:
         yield f"b: dtype is {p.b.dtype.name}, expected {p.a.dtype.name} like a"
     legal = [p.a.dtype.name] + (["float32"] if p.a.dtype.itemsize == 2 else [])
     if p.d.dtype.name not in legal:
-        yield f"d: dtype is {p.d.dtype.name}, expected {' or '.join(legal)} for operands of {p.a.dtype.name}"
+        yield f"{d}: dtype is {p.d.dtype.name}, expected {' or '.join(legal)} for operands of {p.a.dtype.name}"
 
 
-def _float8(p: MatmulProblem) -> Iterator[str]:
-    """What products of 8-bit floats must obey beside. Source: cuBLASLt's documentation; cublasmp.h of 0.10.0."""
+def _float8(p: Product, d: str) -> Iterator[str]:
+    """What products of 8-bit floats must obey besides. Source: cuBLASLt's documentation; cublasmp.h of 0.10.0."""
     names = (p.a.dtype.name, p.b.dtype.name)
     for name, x in (("a", p.a), ("b", p.b)):
         if not is_float8(x.dtype):
@@ -78,14 +83,14 @@ def _float8(p: MatmulProblem) -> Iterator[str]:
         yield "b: dtype is float8_e5m2 like a, expected float8_e4m3fn for one of them"
     legal = ["bfloat16", "float16", "float32", "float8_e4m3fn"] + ["float8_e5m2"] * ("float8_e5m2" in names)
     if p.d.dtype.name not in legal:
-        yield f"d: dtype is {p.d.dtype.name}, expected {', '.join(legal)} for operands of {' and '.join(names)}"
+        yield f"{d}: dtype is {p.d.dtype.name}, expected {', '.join(legal)} for operands of {' and '.join(names)}"
     form = p.column_major()
     if (form.op_a, form.op_b) != ("T", "N"):
         yield (
             f"ops: 8-bit operands have k contiguous in memory (TN in column-major terms), got {form.op_a}{form.op_b}: "
             "in C order op_a='N' and op_b='T'"
         )
-    for name, x in _operands(p):
+    for name, x in _operands(p, d):
         for axis, what in ((x.rows, "rows"), (x.cols, "columns")):
             if axis.extent % _FLOAT8_MULTIPLE or (
                 axis.block % _FLOAT8_MULTIPLE and axis.nprocs > 1 and axis.block < axis.extent
@@ -96,8 +101,8 @@ def _float8(p: MatmulProblem) -> Iterator[str]:
                 )
 
 
-def _alignment(p: MatmulProblem) -> Iterator[str]:
-    for name, x in _operands(p):
+def _alignment(p: Product, d: str) -> Iterator[str]:
+    for name, x in _operands(p, d):
         for axis, what in enumerate(("row", "column")):
             lead, block = x.lead[axis], x.block[axis]
             if lead:
@@ -108,25 +113,25 @@ def _alignment(p: MatmulProblem) -> Iterator[str]:
                 )
 
 
-def _operands(p: MatmulProblem) -> list[tuple[str, MatrixDescriptor]]:
-    named = [("a", p.a), ("b", p.b), ("d", p.d)]
+def _operands(p: Product, d: str) -> list[tuple[str, MatrixDescriptor]]:
+    named = [("a", p.a), ("b", p.b), (d, p.d)]
     return named if p.c is None else [*named, ("c", p.c)]
 
 
-def _grids(p: MatmulProblem) -> Iterator[str]:
+def _grids(p: Product, d: str) -> Iterator[str]:
     legal = (p.d.grid, p.d.grid.T)
-    for name, x in _operands(p)[:2]:
+    for name, x in _operands(p, d)[:2]:
         if not any(x.grid.same_ranks(grid) for grid in legal):
-            yield f"{name}: grid is {x.grid}, expected that of d ({p.d.grid}) or its transpose ({p.d.grid.T})"
+            yield f"{name}: grid is {x.grid}, expected that of {d} ({p.d.grid}) or its transpose ({p.d.grid.T})"
 
 
-def _blocks(p: MatmulProblem) -> Iterator[str]:
+def _blocks(p: Product, d: str) -> Iterator[str]:
     a_rows, a_cols = (p.a.block[_axis(p.op_a, axis)] for axis in (0, 1))
     b_rows, b_cols = (p.b.block[_axis(p.op_b, axis)] for axis in (0, 1))
     for name, what, got, like, expected in (
-        ("a", "rows of op(A)", a_rows, "the rows of d", p.d.block[0]),
+        ("a", "rows of op(A)", a_rows, f"the rows of {d}", p.d.block[0]),
         ("b", "rows of op(B)", b_rows, "the columns of op(A)", a_cols),
-        ("b", "columns of op(B)", b_cols, "the columns of d", p.d.block[1]),
+        ("b", "columns of op(B)", b_cols, f"the columns of {d}", p.d.block[1]),
     ):
         if got != expected:
             yield (
@@ -135,7 +140,7 @@ def _blocks(p: MatmulProblem) -> Iterator[str]:
             )
 
 
-def _legal_block(p: MatmulProblem, name: str) -> str:
+def _legal_block(p: Product, name: str) -> str:
     """Name the block of ``a`` or ``b`` that would obey every rule."""
     k_block = p.a.block[_axis(p.op_a, 1)]
     block = (p.d.block[0], k_block) if name == "a" else (k_block, p.d.block[1])
@@ -143,7 +148,7 @@ def _legal_block(p: MatmulProblem, name: str) -> str:
     return f"{name} in blocks of {block if op == 'N' else block[::-1]}"
 
 
-def _c_like_d(p: MatmulProblem) -> Iterator[str]:
+def _c_like_d(p: Product, d: str) -> Iterator[str]:
     if p.c is None:
         return
     if is_float8(p.d.dtype):
@@ -152,8 +157,8 @@ def _c_like_d(p: MatmulProblem) -> Iterator[str]:
         if p.c.order != p.d.order:
             yield f"c: is in {p.c.order} order, expected {p.d.order} order like a D of 8 bits"
     elif p.c.dtype != p.d.dtype:
-        yield f"c: dtype is {p.c.dtype.name}, expected {p.d.dtype.name} like d"
-    yield from _differences("c", p.c, p.d, "like d")
+        yield f"c: dtype is {p.c.dtype.name}, expected {p.d.dtype.name} like {d}"
+    yield from _differences("c", p.c, p.d, f"like {d}")
 
 
 def _differences(name: str, got: MatrixDescriptor, expected: MatrixDescriptor, why: str) -> Iterator[str]:
@@ -165,7 +170,7 @@ def _differences(name: str, got: MatrixDescriptor, expected: MatrixDescriptor, w
         yield f"{name}: grid is {got.grid}, expected {expected.grid} {why}"
 
 
-def _scheme(p: MatmulProblem) -> Iterator[str]:
+def _scheme(p: Product, result: str) -> Iterator[str]:
     form = p.column_major()
     m, n, ranks = p.m, p.n, p.d.grid.size
     if form.swapped:
@@ -173,7 +178,7 @@ def _scheme(p: MatmulProblem) -> Iterator[str]:
     found = scheme_faults(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b)
     if found:
         if form.swapped:
-            why = "of the transposed product, whose m is your n: d is in C order"
+            why = f"of the transposed product, whose m is your n: {result} is in C order"
             found = [f"{fault} ({why})" for fault in found]
         yield from found
         return
@@ -181,5 +186,5 @@ def _scheme(p: MatmulProblem) -> Iterator[str]:
     if form.swapped:
         a, b = b, a
     why = f"for {SCHEMES[p.scheme]} on {ranks} ranks"
-    for name, got, legal in (("a", p.a, a), ("b", p.b, b), ("d", p.d, d)):
+    for name, got, legal in (("a", p.a, a), ("b", p.b, b), (result, p.d, d)):
         yield from _differences(name, got, legal if got.order == "F" else legal.T, why)

@@ -67,12 +67,18 @@ def scheme_operands(
     op_a: str = "T",
     op_b: str = "N",
     dtype: DTypeLike = "float32",
+    order: str = "F",
 ) -> Operands:
-    """Return the F-ordered descriptors of A, B and D of ``D[m, n] = op(A) op(B)`` in this scheme. Local.
+    """Return the descriptors of A, B and D of ``D[m, n] = op(A) op(B)`` in this scheme, in one memory order. Local.
 
     Raises:
         LayoutError: the scheme lacks these ops, or an extent does not divide by the number of ranks.
     """
+    if order == "C":  # the transpose of the F-ordered product, whose A is our B
+        b, a, d = scheme_operands(scheme, n, m, k, nranks, op_b, op_a, dtype)
+        return a.T, b.T, d.T
+    if order != "F":
+        raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
     for name, value, minimum in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("nranks", nranks, 1)):
         integer(value, name, minimum)
     faults = scheme_faults(scheme, m, n, k, nranks, op_a, op_b)

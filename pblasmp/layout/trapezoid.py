@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Trapezoid", "copy_part"]
 
-_FINEST = (
-    64  # columns: where the diagonal is, what is computed in vain shrinks with them, and so does BLAS's speed
-)
+_FINEST = 64  # columns at the diagonal: smaller tiles waste less work but slow BLAS down
 
 Indices = NDArray[np.int64]
 Part = tuple[slice, slice, "NDArray[np.bool_] | None"]

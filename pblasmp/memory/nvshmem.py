@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import LibraryNotFoundError, UnsupportedError
+from ..extras import install
 
 __all__ = ["NvshmemHeap", "nvshmem_core"]
 
@@ -24,7 +25,7 @@ def nvshmem_core() -> Any:
         return import_module("nvshmem.core")
     except ImportError as error:
         raise LibraryNotFoundError(
-            f"cuBLASMp before 0.8 needs NVSHMEM and nvshmem4py ({error}): pip install 'pblasmp[cu13]'"
+            f"cuBLASMp before 0.8 needs NVSHMEM and nvshmem4py ({error}): {install('cu13')}"
         ) from None
 
 

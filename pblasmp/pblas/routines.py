@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import level3
-from ..dtypes import scalar
+from ..dtypes import ELEMENT_TYPES, scalar
 from ..errors import LayoutError
 from ..matrix import DistributedMatrix
 from ..products import matmul
@@ -24,7 +24,7 @@ __all__ = ["DTYPE", "ROUTINES", "PblasFunction", "Routine", "variant"]
 PblasFunction = Callable[..., None]
 Values = dict[str, Any]
 
-DTYPE = {letter: np.dtype(name) for letter, name in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)}
+DTYPE = {row.blas: row.dtype for row in ELEMENT_TYPES.values() if row.blas}
 """Element types by PBLAS's letters."""
 
 _OPTIONS = {

@@ -14,18 +14,20 @@ docs/tensor-parallel.md derives the layouts.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import LayoutError
 from ..layout.axis import Axis
 from ..layout.grid import integer
-from .operands import Arrays, Asked
-from .plan import ParallelPlan, planned, run_once
+from .operands import Arrays, Request
+from .plan import ParallelPlan, plan_product, run_once
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..context import Context
+    from ..layout.parallel import Form
     from ..scales import Scales
 
 __all__ = [
@@ -54,7 +56,7 @@ def shard(n: int, ranks: int, rank: int) -> slice:
     Raises:
         LayoutError: an argument is out of range.
     """
-    axis = Axis(n, max(1, -(-integer(n, "n", 0) // integer(ranks, "ranks", 1))), 0, ranks)
+    axis = Axis.even(integer(n, "n", 0), integer(ranks, "ranks", 1))
     if integer(rank, "rank", 0) >= ranks:
         raise LayoutError(f"rank: expected 0 to {ranks - 1}, got {rank}")
     start = min(n, rank * axis.block)
@@ -112,7 +114,7 @@ def allgather_matmul(
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
     """
-    asked = Asked(
+    asked = Request(
         "allgather_matmul", transposed, dtype, alpha, beta, activation, return_gathered,
         algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
@@ -162,7 +164,7 @@ def matmul_reduce_scatter(
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Asked(
+    asked = Request(
         "matmul_reduce_scatter", transposed, dtype, alpha, beta, activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
@@ -211,7 +213,7 @@ def matmul_allreduce(
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Asked(
+    asked = Request(
         "matmul_allreduce", transposed, dtype, alpha, beta, activation,
         comm_dtype=comm_dtype, algo=algo, compute=compute, comm_sms=comm_sms, x_dtype=x_dtype, w_dtype=w_dtype,
     )  # fmt: skip
@@ -234,6 +236,8 @@ def matmul_allgather(
     scales: Scales | None = None,
     x_dtype: DTypeLike | None = None,
     w_dtype: DTypeLike | None = None,
+    algo: str = "auto",
+    compute: str | None = None,
 ) -> Any:
     """Return ``activation(alpha X Wᵀ + beta C + bias)`` on every rank, each having computed the columns of its weights.
 
@@ -248,7 +252,7 @@ def matmul_allgather(
         activation, alpha, beta: as for ``allgather_matmul``.
         c: like the result, which it may be; each rank reads the columns that it computes.
         out: where to write the result: (..., N).
-        dtype, scales, x_dtype, w_dtype: as for ``allgather_matmul``.
+        dtype, scales, x_dtype, w_dtype, algo, compute: as for ``allgather_matmul``.
 
     Returns:
         (..., N), of the library that x is of.
@@ -256,79 +260,49 @@ def matmul_allgather(
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
-    asked = Asked(
-        "matmul_allgather", transposed, dtype, alpha, beta, activation, x_dtype=x_dtype, w_dtype=w_dtype
-    )
+    asked = Request(
+        "matmul_allgather", transposed, dtype, alpha, beta, activation,
+        algo=algo, compute=compute, x_dtype=x_dtype, w_dtype=w_dtype,
+    )  # fmt: skip
     return run_once(ctx, asked, Arrays(x, w, c, out, bias, scales))
 
 
-def plan_allgather_matmul(
-    x: Any,
-    w: Any,
-    ctx: Context,
-    *,
-    bias: Any = None,
-    c: Any = None,
-    out: Any = None,
-    scales: Scales | None = None,
-    **how: Any,
-) -> ParallelPlan:
-    """Prepare ``allgather_matmul`` with the same arguments, to run it any number of times. Collective over the context.
+def _planner(form: Form) -> Callable[..., ParallelPlan]:
+    def plan(
+        x: Any,
+        w: Any,
+        ctx: Context,
+        *,
+        bias: Any = None,
+        c: Any = None,
+        out: Any = None,
+        scales: Scales | None = None,
+        **options: Any,
+    ) -> ParallelPlan:
+        inspect.signature(_FUNCTIONS[form]).bind(x, w, ctx, **options)  # TypeError: there is no such argument
+        return plan_product(ctx, Request(form, **options), Arrays(x, w, c, out, bias, scales))
+
+    plan.__name__ = plan.__qualname__ = f"plan_{form}"
+    plan.__doc__ = f"""Prepare ``{form}`` with the same arguments: ``pb.plan(pb.{form}, ...)``. Collective over the context.
 
     Args:
         x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs reach.
-        w, ctx, bias, c, out, scales, **how: as for ``allgather_matmul``.
+        w, ctx, bias, c, out, scales, **options: as for ``{form}``.
 
     Raises:
-        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``{form}``.
     """
-    inspect.signature(allgather_matmul).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("allgather_matmul", **how), Arrays(x, w, c, out, bias, scales))
+    return plan
 
 
-def plan_matmul_reduce_scatter(
-    x: Any,
-    w: Any,
-    ctx: Context,
-    *,
-    bias: Any = None,
-    c: Any = None,
-    out: Any = None,
-    scales: Scales | None = None,
-    **how: Any,
-) -> ParallelPlan:
-    """Prepare ``matmul_reduce_scatter``: as ``plan_allgather_matmul``. Collective over the context."""
-    inspect.signature(matmul_reduce_scatter).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("matmul_reduce_scatter", **how), Arrays(x, w, c, out, bias, scales))
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "allgather_matmul": allgather_matmul,
+    "matmul_reduce_scatter": matmul_reduce_scatter,
+    "matmul_allreduce": matmul_allreduce,
+    "matmul_allgather": matmul_allgather,
+}
 
-
-def plan_matmul_allreduce(
-    x: Any,
-    w: Any,
-    ctx: Context,
-    *,
-    bias: Any = None,
-    c: Any = None,
-    out: Any = None,
-    scales: Scales | None = None,
-    **how: Any,
-) -> ParallelPlan:
-    """Prepare ``matmul_allreduce``: as ``plan_allgather_matmul``. Collective over the context."""
-    inspect.signature(matmul_allreduce).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("matmul_allreduce", **how), Arrays(x, w, c, out, bias, scales))
-
-
-def plan_matmul_allgather(
-    x: Any,
-    w: Any,
-    ctx: Context,
-    *,
-    bias: Any = None,
-    c: Any = None,
-    out: Any = None,
-    scales: Scales | None = None,
-    **how: Any,
-) -> ParallelPlan:
-    """Prepare ``matmul_allgather``: as ``plan_allgather_matmul``. Collective over the context."""
-    inspect.signature(matmul_allgather).bind(x, w, ctx, **how)  # TypeError: there is no such argument
-    return planned(ctx, Asked("matmul_allgather", **how), Arrays(x, w, c, out, bias, scales))
+plan_allgather_matmul = _planner("allgather_matmul")
+plan_matmul_reduce_scatter = _planner("matmul_reduce_scatter")
+plan_matmul_allreduce = _planner("matmul_allreduce")
+plan_matmul_allgather = _planner("matmul_allgather")

@@ -1,33 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tensor-parallel product is given: arrays understood and checked, and what all ranks know of them."""
+"""What a tensor-parallel product is given: arrays read and checked, and what all ranks know of them."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..arrays import adopted, folded, in_c_order, new_like, same_memory, typed
-from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype, scalar
-from ..engines.base import Options
+from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype
+from ..engines.base import Operands, Options, same_memory
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import LayoutError, UnsupportedError
-from ..layout import Grid, MatmulProblem
+from ..interop import as_local, as_typed, fold, in_c_order, new_like
+from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
 from ..layout.grid import integer, one_of
+from ..layout.parallel import Form
 from ..scales import Scales
 
 if TYPE_CHECKING:
     from ..context import Context
     from ..engines.base import Engine
 
-__all__ = ["Arrays", "Asked", "Form", "Local", "Operands", "Specification", "named", "shares", "understood"]
+__all__ = ["Arrays", "Local", "RankArrays", "Request", "Specification", "read_arrays"]
 
-Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 _ACTIVATIONS = ("relu", "gelu")
 
 
@@ -43,7 +42,7 @@ class Arrays(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a user asks for beside arrays; the same on every rank."""
 
     form: Form
@@ -65,22 +64,20 @@ class Asked:
         """Return the engine's options. Local.
 
         Raises:
-            LayoutError, UnsupportedError: one of them is not to be had.
+            LayoutError, UnsupportedError: an option is wrong, or does not fit the type.
         """
         if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
             raise LayoutError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
         if self.activation and out_dtype.kind == "c":
             raise UnsupportedError(f"activation: for real types, the result is {out_dtype.name}")
-        for name, value in (("algo", self.algo), ("compute", self.compute or "")):
-            if not isinstance(value, str):
-                raise LayoutError(f"{name}: expected a text, got {value!r}")
-        return Options(
-            scalar(self.alpha, out_dtype, "alpha"),
-            scalar(self.beta, out_dtype, "beta"),
-            self.algo,
-            self.compute,
-            None if self.comm_dtype is None else as_dtype(self.comm_dtype),
-            None if self.comm_sms is None else integer(self.comm_sms, "comm_sms", 1),
+        return Options.of(
+            out_dtype,
+            alpha=self.alpha,
+            beta=self.beta,
+            algo=self.algo,
+            compute=self.compute,
+            comm_dtype=self.comm_dtype,
+            comm_sms=self.comm_sms,
         )
 
     @property
@@ -103,8 +100,8 @@ class Local(NamedTuple):
 
 
 @dataclass
-class Operands:
-    """A rank's arrays, adopted and folded to 2D.
+class RankArrays:
+    """A rank's arrays as local arrays, folded to 2D.
 
     Attributes:
         given: as the user has them.
@@ -150,11 +147,12 @@ class Operands:
         ld_x, ld_c, ld_out = map(_ld, (self.x, self.c, self.out))
         return Local(first, self.inputs, self.outputs, ld_x, self.ld_w, ld_c, ld_out, memory)
 
-    def epilogue(self, spec: Specification) -> Epilogue | None:
-        """Return what follows the product. Local."""
-        if self.bias is None and spec.asked.activation is None:
-            return None
-        return Epilogue(spec.asked.activation, bias=self.bias)
+    def operands(self, spec: Specification) -> Operands:
+        """Return the operands of a run. Local."""
+        epilogue = None
+        if self.bias is not None or spec.asked.activation is not None:
+            epilogue = Epilogue(spec.asked.activation, bias=self.bias)
+        return Operands(self.x, self.w, self.c, self.out, epilogue, self.scales, self.gathered)
 
     def complete(self, ctx: Context, spec: Specification) -> None:
         """Check what depends on other ranks' sizes, and make the result where none is given. Local.
@@ -187,7 +185,7 @@ class Operands:
 class Specification:
     """All that decides how a product is computed, the same on every rank."""
 
-    asked: Asked
+    asked: Request
     options: Options
     dtype: np.dtype
     w_dtype: np.dtype
@@ -222,14 +220,32 @@ class Specification:
     @property
     def scattered(self) -> list[int]:
         """Rows of Y on each rank, where each sums a part of it."""
-        return [n * self.inner for n in shares(self.ranks[0].first, len(self.ranks))]
+        return [n * self.inner for n in Axis.even(self.ranks[0].first, len(self.ranks)).counts()]
+
+    @property
+    def problem(self) -> ParallelProblem:
+        """The product as a value."""
+        types = {"x": self.dtype, "w": self.w_dtype, "c": self.c_dtype, "out": self.out_dtype}
+        form, tokens = self.asked.form, self.tokens
+        everywhere = [sum(tokens)] * len(tokens) if form == "allgather_matmul" else tokens
+        return ParallelProblem(
+            form, tuple(tokens), tuple(self.inputs), tuple(self.outputs),
+            tuple(self.scattered if form == "matmul_reduce_scatter" else everywhere),
+            self.dtype, self.w_dtype, self.out_dtype,
+            self.c_dtype if self.options.beta != 0 else None,
+            self.outputs_first, self.inner, self.asked.return_gathered,
+            tuple(
+                (name, tuple(getattr(rank, f"ld_{name}") * dtype.itemsize for rank in self.ranks))
+                for name, dtype in types.items()
+            ),
+        )  # fmt: skip
 
     def check_rule(self) -> None:
         """Raise LayoutError unless what the ranks hold is split by the library's rule. Local."""
         name, held = "w", self.outputs
         if self.asked.form == "allgather_matmul":
             name, held = "x", [rank.first for rank in self.ranks]
-        expected = shares(sum(held), len(held))
+        expected = Axis.even(sum(held), len(held)).counts()
         if held != expected:
             raise LayoutError(
                 f"{name}: the ranks hold {held} of {sum(held)}, expected {expected}, as "
@@ -242,7 +258,7 @@ class Specification:
         if form == "allgather_matmul":
             return (sum(each.first for each in self.ranks), *self.rest, outputs[rank])
         if form == "matmul_reduce_scatter":
-            return (shares(self.ranks[0].first, len(self.ranks))[rank], *self.rest, outputs[rank])
+            return (Axis.even(self.ranks[0].first, len(self.ranks)).counts()[rank], *self.rest, outputs[rank])
         return (*lead, sum(outputs) if form == "matmul_allgather" else outputs[rank])
 
     def gathered_shape(self) -> tuple[int, ...]:
@@ -250,13 +266,7 @@ class Specification:
         return (sum(each.first for each in self.ranks), *self.rest, self.inputs[0])
 
 
-def shares(n: int, ranks: int) -> list[int]:
-    """Return how many of ``n`` indices each rank has: blocks of ceil(n / ranks), the last shorter or empty. Local."""
-    axis = Axis(n, max(1, -(-n // ranks)), 0, ranks)
-    return [axis.count(rank) for rank in range(ranks)]
-
-
-def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
+def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
     """Return a rank's operands as far as they can be judged without other ranks. Local.
 
     Raises:
@@ -272,7 +282,7 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
     any_order = in_c_order(w) and in_c_order(w.T)
     turned = not in_c_order(w) and in_c_order(w.T)
     outputs_first = bool(asked.transposed) == turned
-    w = folded(w.T if turned else w, "w")
+    w = fold(w.T if turned else w, "w")
     x, shape = None, given.x
     if isinstance(shape, tuple):
         shape = tuple(integer(extent, "x: a dimension of its shape", 0) for extent in shape)
@@ -292,7 +302,7 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
             raise UnsupportedError(
                 f"scales: mode {scales.mode!r}: the tensor-parallel functions have one scale for an array, 'tensor'"
             )
-        scales = scales.adopted(partial(adopted, engine, name="scales"), types, ctx.rank)
+        scales = scales.adopted(partial(as_local, engine, name="scales"), types, ctx.rank)
         scales = scales if scales.given else None
     bias = arrays.pop("bias", None)
     if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
@@ -300,15 +310,15 @@ def understood(ctx: Context, asked: Asked, given: Arrays) -> Operands:
             f"bias: shape {tuple(bias.shape)} with strides of {tuple(bias.strides)} bytes, expected contiguous "
             f"({outputs},): one for each of w's outputs"
         )
-    return Operands(
+    return RankArrays(
         given, tuple(shape[:-1]), inputs, outputs,
         dtype, w_dtype, types.d.dtype if types.c is None else types.c.dtype, types.d.dtype,
         w, outputs_first, any_order, _ld(w),
         scales=scales,
-        x=None if x is None else folded(x, "x"),
+        x=None if x is None else fold(x, "x"),
         bias=bias,
         shapes={name: tuple(array.shape) for name, array in arrays.items()},
-        **{name: folded(array, name) for name, array in arrays.items()},
+        **{name: fold(array, name) for name, array in arrays.items()},
     )  # fmt: skip
 
 
@@ -317,7 +327,7 @@ def _operand(
 ) -> tuple[Any, np.dtype]:
     """Return x or w as a local array and its element type, or raise LayoutError; with scales bytes are e4m3. Local."""
     expected = None if asked is None else as_dtype(asked)
-    local, dtype = typed(
+    local, dtype = as_typed(
         engine, array, name, expected or (None if scales is None else FLOAT8["float8_e4m3fn"])
     )
     if expected not in (None, dtype):
@@ -326,7 +336,7 @@ def _operand(
 
 
 def _result_arrays(
-    ctx: Context, asked: Asked, given: Arrays, dtype: np.dtype, w_dtype: np.dtype
+    ctx: Context, asked: Request, given: Arrays, dtype: np.dtype, w_dtype: np.dtype
 ) -> tuple[MatmulProblem, dict[str, Any]]:
     """Return a product of these types, and c, out and bias where they are given and used. Local.
 
@@ -336,13 +346,13 @@ def _result_arrays(
     engine = ctx.engine
     out_dtype = result_dtype(dtype) if asked.dtype is None else as_dtype(asked.dtype)
     if asked.dtype is None and given.out is not None:
-        out_dtype = typed(engine, given.out, "out")[1]
+        out_dtype = as_typed(engine, given.out, "out")[1]
     adds = asked.options(out_dtype).beta != 0
     if adds and given.c is None:
         raise LayoutError(f"c: beta is {asked.beta}, expected an array to scale by it")
     c_dtype = None
     if adds:
-        c_dtype = typed(engine, given.c, "c")[1] if is_float8(out_dtype) else out_dtype
+        c_dtype = as_typed(engine, given.c, "c")[1] if is_float8(out_dtype) else out_dtype
     types, faults = _types(dtype, w_dtype, out_dtype, c_dtype)
     if faults:
         raise LayoutError("; ".join(faults))
@@ -351,8 +361,8 @@ def _result_arrays(
     for name, kind in expected.items():
         if kind is None or getattr(given, name) is None:
             continue
-        arrays[name] = array = adopted(engine, getattr(given, name), name, kind)
-        if array.dtype != engine.stored(kind):
+        arrays[name] = array = as_local(engine, getattr(given, name), name, kind)
+        if array.dtype != engine.operations.stored(kind):
             raise LayoutError(f"{name}: dtype is {array.dtype}, expected {kind.name}")
     if "out" in arrays and not getattr(arrays["out"].flags, "writeable", True):
         raise LayoutError("out: is read-only")
@@ -366,19 +376,13 @@ def _types(
     """Return a small product of these types, and what is wrong with them. Local."""
     p = MatmulProblem.gemm(16, 16, 16, Grid(1, 1), 16, op_b="T", dtype=x, out_dtype=out)
     p = replace(p, b=replace(p.b, dtype=w), c=None if c is None else replace(p.d, dtype=c))
-    return p, tuple(map(named, p.faults()))
-
-
-def named(fault: str) -> str:
-    """Return a fault of a product in the words of these functions: A is x, B is w, D the result. Local."""
-    names = {"a": "x", "b": "w", "d": "result"}
-    return re.sub(r"\b[abd](?=[:,]|$)", lambda found: names[found[0]], fault)
+    return p, tuple(map(ParallelProblem.named, p.faults()))
 
 
 def _new(ctx: Context, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
     """Return a new array of the library that ``like`` is of, and the local array over it."""
     array = new_like(like, ctx.engine, shape, dtype)
-    return array, folded(adopted(ctx.engine, array, "out"), "out")
+    return array, fold(as_local(ctx.engine, array, "out"), "out")
 
 
 def _ld(array: Any) -> int:

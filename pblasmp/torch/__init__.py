@@ -14,21 +14,32 @@ Importing it imports PyTorch; pblasmp itself never does.
 
 from __future__ import annotations
 
+from ..extras import install
+
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"pblasmp.torch needs PyTorch ({error}): pip install 'pblasmp[torch]'", name=error.name
+        f"pblasmp.torch needs PyTorch ({error}): {install('torch')}", name=error.name
     ) from None
 
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 from .linear import ColumnParallelLinear, RowParallelLinear
+from .meshes import init_process_group
+from .styles import ColwiseParallel, RowwiseParallel, SequenceParallel
+from .vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 __all__ = [
     "ColumnParallelLinear",
+    "ColwiseParallel",
     "RowParallelLinear",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "VocabParallelEmbedding",
     "allgather_matmul",
+    "init_process_group",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_reduce_scatter",
+    "vocab_parallel_cross_entropy",
 ]

@@ -1,33 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four 1D products as differentiable functions.
-
-T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. What goes forward through one product
-comes back through another, with the same weights transposed:
-
-    forward                                              gradient of x
-    allgather_matmul         gather x, multiply          matmul_reduce_scatter
-    matmul_reduce_scatter    multiply, sum, scatter      allgather_matmul
-    matmul_allreduce         multiply, sum               local: every rank has the whole gradient of y
-    matmul_allgather         multiply, gather y          matmul_allreduce
-    split_matmul_allreduce   own part of x, as above     matmul_allgather
-    matmul_local             multiply                    matmul_allreduce
-
-Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient.
-"""
+"""The four 1D products as differentiable functions of tensors, DTensors among them."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
-from .. import tensor_parallel as product
 from ..errors import LayoutError
-from ..tensor_parallel.operands import Arrays, Asked
-from ..tensor_parallel.plan import check_context, run_once
+from ..tensor_parallel.plan import check_context
+from . import operators
+from .meshes import local, on_mesh
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -45,6 +32,8 @@ __all__ = [
 def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where the ranks hold rows of x. Collective over the context.
 
+    Operands may be DTensors, split as described; if x is one, so is the result. Likewise in the other functions.
+
     Args:
         x: (T/P, ..., K), this rank's part of the first dimension.
         w: (N/P, K), this rank's outputs.
@@ -58,10 +47,17 @@ def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         LayoutError: shapes or types do not fit, on every rank; or x needs a gradient and is not split as
             ``pblasmp.tensor_parallel.shard`` splits.
     """
-    _check(x, w, ctx)
-    keep = torch.is_grad_enabled() and w.requires_grad
-    y: Tensor = _AllGatherMatmul.apply(x, w, bias, ctx, keep)
-    return y
+    split = _Split(0, 0, 0, -1)
+    _check(x, w, ctx, bias, split)
+    needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
+    tokens = x.shape[0] if isinstance(x, DTensor) else None
+    if tokens is None and torch.compiler.is_compiling():  # which has to know the result's shape
+        tokens = x.shape[0] * ctx.size
+    by_rule = needs_x or tokens is not None
+    y, _ = operators.allgather_matmul(
+        local(x), local(w), _local(bias), ctx.name, False, needs_w, by_rule, tokens
+    )
+    return _like(x, w, y, split)
 
 
 def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
@@ -79,9 +75,10 @@ def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | Non
     Raises:
         LayoutError: shapes or types do not fit, on every rank.
     """
-    _check(x, w, ctx)
-    y: Tensor = _MatmulReduceScatter.apply(x, w, bias, ctx)
-    return y
+    split = _Split(-1, 1, None, 0)
+    _check(x, w, ctx, bias, split)
+    y = operators.matmul_reduce_scatter(local(x), local(w), _local(bias), ctx.name, False)
+    return _like(x, w, y, split)
 
 
 def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
@@ -101,9 +98,10 @@ def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
     Raises:
         LayoutError: shapes or types do not fit, on every rank.
     """
-    _check(x, w, ctx)
-    y: Tensor = _MatmulAllReduce.apply(x, w, bias, ctx)
-    return y
+    split = _Split(-1, 1, None, None)
+    _check(x, w, ctx, bias, split)
+    y = operators.matmul_allreduce(local(x), local(w), _local(bias), ctx.name, False)
+    return _like(x, w, y, split)
 
 
 def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
@@ -124,9 +122,13 @@ def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         LayoutError: shapes or types do not fit, on every rank; or w is not split as
             ``pblasmp.tensor_parallel.shard`` splits.
     """
-    _check(x, w, ctx)
-    y: Tensor = _MatmulAllGather.apply(x, w, bias, ctx)
-    return y
+    split = _Split(None, 0, 0, None)
+    _check(x, w, ctx, bias, split)
+    outputs = w.shape[0] if isinstance(w, DTensor) else None
+    if outputs is None and torch.compiler.is_compiling():
+        outputs = w.shape[0] * ctx.size
+    y = operators.matmul_allgather(local(x), local(w), _local(bias), ctx.name, False, outputs)
+    return _like(x, w, y, split)
 
 
 def matmul_local(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
@@ -134,11 +136,12 @@ def matmul_local(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None)
 
     As ``matmul_allgather`` without the gathering: communicates when it goes back.
     """
-    _check(x, w, ctx, agree=False)
+    split = _Split(None, 0, 0, -1)
+    _check(x, w, ctx, bias, split, agree=False)
     if x.shape[-1] != w.shape[1]:
         raise LayoutError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
-    y: Tensor = _MatmulLocal.apply(x, w, bias, ctx)
-    return y
+    y = operators.matmul_local(local(x), local(w), _local(bias), ctx.name)
+    return _like(x, w, y, split)
 
 
 def split_matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
@@ -146,164 +149,55 @@ def split_matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | No
 
     As ``matmul_allreduce`` of this rank's columns of x.
     """
-    _check(x, w, ctx)
-    y: Tensor = _SplitMatmulAllReduce.apply(x, w, bias, ctx)
-    return y
+    split = _Split(None, 1, None, None)
+    _check(x, w, ctx, bias, split)
+    y = operators.split_matmul_allreduce(local(x), local(w), _local(bias), ctx.name)
+    return _like(x, w, y, split)
 
 
-# -- what goes forward, and back
-
-Gradients: TypeAlias = "tuple[Tensor | None, ...]"
+# -- DTensors, and checks
 
 
-class _AllGatherMatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context, keep: bool) -> Tensor:
-        asked = Asked("allgather_matmul", return_gathered=keep, by_rule=node.needs_input_grad[0])
-        y = run_once(ctx, asked, Arrays(_in_rows(x), w, bias=bias))
-        y, gathered = y if keep else (y, None)
-        node.save_for_backward(gathered, w)
-        node.ctx = ctx
-        out: Tensor = y
-        return out
+class _Split(NamedTuple):
+    """The dimensions along which operands and result are split; None where every rank has all."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(node: Any, gy: Tensor) -> Gradients:
-        gathered, w = node.saved_tensors
-        gy, gx = _in_rows(gy), None
-        if node.needs_input_grad[0]:
-            gx = product.matmul_reduce_scatter(gy, w, node.ctx, transposed=True)
-        return (gx, *_parameters(node, gy, gathered), None, None)
+    x: int | None
+    w: int
+    bias: int | None
+    y: int | None
 
 
-class _MatmulReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        node.save_for_backward(x, w)
-        node.ctx = ctx
-        y: Tensor = product.matmul_reduce_scatter(_in_rows(x), w, ctx, bias=bias)
+def _placement(dim: int | None, dimensions: int) -> Placement:
+    return Replicate() if dim is None else Shard(dim % dimensions)
+
+
+def _local(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else local(bias)
+
+
+def _like(x: Tensor, w: Tensor, y: Tensor, split: _Split) -> Tensor:
+    """Return a result as a DTensor if x is one. Local."""
+    if not isinstance(x, DTensor):
         return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(node: Any, gy: Tensor) -> Gradients:
-        x, w = node.saved_tensors
-        gy = _in_rows(gy)
-        if any(node.needs_input_grad[1:3]):
-            gx, gy = product.allgather_matmul(gy, w, node.ctx, transposed=True, return_gathered=True)
-        else:
-            gx = product.allgather_matmul(gy, w, node.ctx, transposed=True)
-        return (gx, *_parameters(node, gy, x), None)
+    return on_mesh(y, x.device_mesh, _placement(split.y, y.ndim), (*x.shape[:-1], w.shape[0]))
 
 
-class _MatmulAllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        node.save_for_backward(x, w)
-        y: Tensor = product.matmul_allreduce(_in_rows(x), w, ctx, bias=bias)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(node: Any, gy: Tensor) -> Gradients:
-        x, w = node.saved_tensors
-        gx = gy @ w if node.needs_input_grad[0] else None
-        return (gx, *_parameters(node, gy, x), None)
-
-
-class _MatmulAllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        asked = Asked("matmul_allgather", by_rule=True)
-        y: Tensor = run_once(ctx, asked, Arrays(_in_rows(x), w, bias=bias))
-        node.save_for_backward(x, w)
-        node.ctx, node.mine = ctx, _own(y.shape[-1], ctx)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(node: Any, gy: Tensor) -> Gradients:
-        x, w = node.saved_tensors
-        mine, gx = _in_rows(gy)[..., node.mine], None
-        if node.needs_input_grad[0]:
-            gx = product.matmul_allreduce(mine, w, node.ctx, transposed=True)
-        return (gx, *_parameters(node, mine, x), None)
-
-
-class _MatmulLocal(torch.autograd.Function):
-    @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        node.save_for_backward(x, w)
-        node.ctx = ctx
-        return torch.nn.functional.linear(x, w, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(node: Any, gy: Tensor) -> Gradients:
-        x, w = node.saved_tensors
-        gy, gx = _in_rows(gy), None
-        if node.needs_input_grad[0]:
-            gx = product.matmul_allreduce(gy, w, node.ctx, transposed=True)
-        return (gx, *_parameters(node, gy, x), None)
-
-
-class _SplitMatmulAllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(node: Any, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context) -> Tensor:
-        mine = _in_rows(x)[..., _own(x.shape[-1], ctx)]
-        node.save_for_backward(mine, w)
-        node.ctx = ctx
-        y: Tensor = product.matmul_allreduce(mine, w, ctx, bias=bias)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(node: Any, gy: Tensor) -> Gradients:
-        mine, w = node.saved_tensors
-        gy, gx = _in_rows(gy), None
-        if node.needs_input_grad[0]:
-            gx = product.matmul_allgather(gy, w, node.ctx, transposed=True)
-        return (gx, *_parameters(node, gy, mine), None)
-
-
-def _parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of weights and bias, None for those that are not needed. Local."""
-    _, needs_w, needs_bias, *_ = node.needs_input_grad
-    rows = _rows(gy)
-    gw = None
-    if needs_w:
-        assert x is not None
-        gw = rows.t() @ _rows(x)
-    return gw, rows.sum(0) if needs_bias else None
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
-
-
-def _in_rows(tensor: Tensor) -> Tensor:
-    """Return ``tensor``, or a copy unless its rows are contiguous and at equal distances, as the products want them."""
-    rows, width = tensor.shape[:-1].numel(), tensor.shape[-1]
-    try:
-        folded = tensor.view(rows, width)
-    except RuntimeError:
-        return tensor.contiguous()
-    fits = (width <= 1 or folded.stride(1) == 1) and (rows <= 1 or folded.stride(0) >= width)
-    return tensor if fits else tensor.contiguous()
-
-
-# -- checks
-
-
-def _check(x: Tensor, w: Tensor, ctx: Context, *, agree: bool = True) -> None:
-    """Raise LayoutError unless these are tensors that can have gradients here.
+def _check(
+    x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None, split: _Split, *, agree: bool = True
+) -> None:
+    """Raise LayoutError unless these are tensors that can have gradients here, and DTensors are split as they must be.
 
     With ``agree`` on every rank: the others then are at what a product of theirs begins with. Collective, where it
     fails, over the context.
     """
     check_context(ctx, "pblasmp.torch")
+    operators.refuse_transforms("pblasmp.torch")
     fault = _fault("x", x, 1) or _fault("w", w, 2)
+    if not fault:
+        fault = _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
+        fault = fault or _misplaced("bias", bias, split.bias, ctx)
+    if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
+        fault = "w: expected a DTensor, as x is one, whose shape says how many outputs there are"
     if fault:
         with ctx.agreement("pblasmp.torch") if agree else nullcontext():
             raise LayoutError(fault)
@@ -321,6 +215,12 @@ def _fault(name: str, value: object, dimensions: int) -> str:
     return ""
 
 
-def _own(total: int, ctx: Context) -> slice:
-    """Return which of ``total`` indices this rank has. Local."""
-    return product.shard(total, ctx.size, ctx.rank)
+def _misplaced(name: str, tensor: Tensor | None, dim: int | None, ctx: Context) -> str:
+    if not isinstance(tensor, DTensor):
+        return ""
+    mesh, expected = tensor.device_mesh, (_placement(dim, tensor.ndim),)
+    if mesh.ndim != 1 or mesh.size() != ctx.size or mesh.get_local_rank() != ctx.rank:
+        return f"{name}: a DTensor on {mesh}, expected one on a mesh of the context's {ctx.size} ranks"
+    if tensor.placements != expected:
+        return f"{name}: a DTensor placed {tensor.placements}, expected {expected}: redistribute it first"
+    return ""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import LayoutError
 from ..layout.grid import integer
 from ..tensor_parallel import shard
-from ..tensor_parallel.plan import check_context
 from . import functions
+from .parameters import ParallelModule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
-class _ParallelLinear(torch.nn.Module):
+class _ParallelLinear(ParallelModule):
     """This rank's shard of a linear layer, split along dimension ``_split`` of its weight."""
 
     _split: int
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -37,22 +40,18 @@ class _ParallelLinear(torch.nn.Module):
         device: Any,
         dtype: Any,
         linear: torch.nn.Linear | None,
+        device_mesh: DeviceMesh | None,
     ) -> None:
-        super().__init__()
-        self.in_features = in_features = integer(in_features, "in_features", 0)
-        self.out_features = out_features = integer(out_features, "out_features", 0)
-        check_context(ctx, type(self).__name__)
-        self.ctx, self.sequence_parallel = ctx, sequence_parallel
-        if device is None:
-            gpu = getattr(ctx.engine, "device", None)
-            device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu.index)
-        shape = [out_features, in_features]
+        in_features = integer(in_features, "in_features", 0)
+        out_features = integer(out_features, "out_features", 0)
+        shape = out_features, in_features
+        bias_split = shape[:1], None if self._split else 0
+        super().__init__(
+            ctx, device, dtype, device_mesh, weight=(shape, self._split), bias=bias_split if bias else None
+        )
+        self.in_features, self.out_features = in_features, out_features
+        self.sequence_parallel = sequence_parallel
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
-        shape[self._split] = self.shard.stop - self.shard.start
-        self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.bias: torch.nn.Parameter | None = None
-        if bias:
-            self.bias = torch.nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype))
         if linear is None:
             self.reset_parameters()
         else:
@@ -71,7 +70,6 @@ class _ParallelLinear(torch.nn.Module):
             )
         )
 
-    @torch.no_grad()
     def load_linear(self, linear: torch.nn.Linear) -> None:
         """Take this rank's shard of the values of a whole layer of rank 0. Collective over the context.
 
@@ -91,16 +89,9 @@ class _ParallelLinear(torch.nn.Module):
                     f"{n}x{k} {dtype}{'' if b else ' without bias'}" for (n, k), b, dtype in (given, mine)
                 ]
                 raise LayoutError(f"linear: {texts[0]}, expected {texts[1]}")
-        rows, cols = (self.shard, slice(None)) if self._split == 0 else (slice(None), self.shard)
-        self.weight.copy_(self._of_root(linear.weight)[rows, cols])
+        self._take_of_root("weight", linear.weight)
         if self.bias is not None:
-            self.bias.copy_(self._of_root(linear.bias)[rows])
-
-    def _of_root(self, values: Tensor) -> Tensor:
-        """Return rank 0's values, on the CPU. Collective."""
-        whole = values.detach().to("cpu", copy=True).contiguous()
-        self.ctx.comm.bcast_into(whole.view(torch.uint8).numpy(), 0)
-        return whole
+            self._take_of_root("bias", linear.bias)
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return input, weight and bias in the type that autocast asks for. Local."""
@@ -126,8 +117,9 @@ def _check_linear(linear: object) -> None:
 class ColumnParallelLinear(_ParallelLinear):
     """y = x wᵀ + b with the outputs split over the ranks. Making one is collective over the context.
 
-    ``weight`` is (N/P, K) and ``bias`` (N/P,): this rank's outputs, as ``pblasmp.tensor_parallel.shard`` splits them.
-    The names are Megatron's.
+    ``weight`` and ``bias`` are DTensors of (N, K) and (N,); a rank's part, ``weight.to_local()``, is (N/P, K): its
+    outputs, as ``pblasmp.tensor_parallel.shard`` splits them. On one rank without a process group they are plain
+    tensors. The names are Megatron's.
 
     Args:
         in_features, out_features: sizes of the whole layer.
@@ -138,6 +130,8 @@ class ColumnParallelLinear(_ParallelLinear):
         device: by default this rank's GPU on cublasmp, the CPU on the host engine.
         dtype: by default PyTorch's.
         linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
+        device_mesh: of one dimension and the context's ranks, which the parameters, DTensors, are on; by default the
+            one that the context was made of, or one of its ranks.
 
     Raises:
         LayoutError: the ranks are to gather inputs and outputs both, or ``linear`` does not fit.
@@ -157,10 +151,13 @@ class ColumnParallelLinear(_ParallelLinear):
         device: Any = None,
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
+        device_mesh: DeviceMesh | None = None,
     ) -> None:
         if gather_output and sequence_parallel:
             raise LayoutError("gather_output: expected False with sequence_parallel, which gathers the input")
-        super().__init__(in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear)
+        super().__init__(
+            in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh
+        )
         self.gather_output = gather_output
 
     @classmethod
@@ -172,17 +169,19 @@ class ColumnParallelLinear(_ParallelLinear):
         gather_output: bool = False,
         sequence_parallel: bool = False,
         device: Any = None,
+        device_mesh: DeviceMesh | None = None,
     ) -> Self:
         """Return the shard of a whole layer of rank 0. Collective over the context.
 
         Args:
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, gather_output, sequence_parallel, device: as of the class.
+            ctx, gather_output, sequence_parallel, device, device_mesh: as of the class.
         """
         _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, gather_output=gather_output,
             sequence_parallel=sequence_parallel, device=device, dtype=linear.weight.dtype, linear=linear,
+            device_mesh=device_mesh,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,8 +201,9 @@ class ColumnParallelLinear(_ParallelLinear):
 class RowParallelLinear(_ParallelLinear):
     """y = x wᵀ + b with the inputs split over the ranks. Making one is collective over the context.
 
-    ``weight`` is (N, K/P): this rank's inputs, as ``pblasmp.tensor_parallel.shard`` splits them. ``bias`` is (N,), the
-    same on every rank, and so is its gradient. The names are Megatron's.
+    ``weight`` is a DTensor of (N, K); a rank's part, ``weight.to_local()``, is (N, K/P): its inputs, as
+    ``pblasmp.tensor_parallel.shard`` splits them. ``bias`` is one of (N,), the same on every rank, and so is its
+    gradient. On one rank without a process group they are plain tensors. The names are Megatron's.
 
     Args:
         in_features, out_features: sizes of the whole layer.
@@ -214,6 +214,8 @@ class RowParallelLinear(_ParallelLinear):
         device: by default this rank's GPU on cublasmp, the CPU on the host engine.
         dtype: by default PyTorch's.
         linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
+        device_mesh: of one dimension and the context's ranks, which the parameters, DTensors, are on; by default the
+            one that the context was made of, or one of its ranks.
 
     Raises:
         LayoutError: the output is to be scattered and the input not split, or ``linear`` does not fit.
@@ -233,12 +235,15 @@ class RowParallelLinear(_ParallelLinear):
         device: Any = None,
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
+        device_mesh: DeviceMesh | None = None,
     ) -> None:
         if sequence_parallel and not input_is_parallel:
             raise LayoutError(
                 "input_is_parallel: expected True with sequence_parallel, which scatters the output"
             )
-        super().__init__(in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear)
+        super().__init__(
+            in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh
+        )
         self.input_is_parallel = input_is_parallel
 
     @classmethod
@@ -250,18 +255,20 @@ class RowParallelLinear(_ParallelLinear):
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
         device: Any = None,
+        device_mesh: DeviceMesh | None = None,
     ) -> Self:
         """Return the shard of a whole layer of rank 0. Collective over the context.
 
         Args:
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, input_is_parallel, sequence_parallel, device: as of the class.
+            ctx, input_is_parallel, sequence_parallel, device, device_mesh: as of the class.
         """
         _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx,
             input_is_parallel=input_is_parallel, sequence_parallel=sequence_parallel, device=device,
             dtype=linear.weight.dtype, linear=linear,
+            device_mesh=device_mesh,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 import pblasmp as pb
-from tests.mpi.conftest import (  # noqa: F401 - the same hooks
+from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,
     pytest_runtest_logstart,

@@ -12,8 +12,7 @@ import torch
 
 import pblasmp as pb
 from tests.helpers.epilogues import KINDS, TOLERANCES, follow, followed, matrix, part, part_of_d, placed
-
-from .tables import Table
+from tests.helpers.gpu.tables import Table
 
 MAKERS = {
     "ag": pb.MatmulProblem.allgather,

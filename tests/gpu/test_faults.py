@@ -11,9 +11,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.cublasmp import epilogues, faults
 from tests.helpers.epilogues import followed
-
-from .level3 import every_case, one_case
-from .products import everywhere, integers, place, poisoned, product_part, wrong_part
+from tests.helpers.gpu.level3 import every_case, one_case
+from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part
 
 
 def column_major(shape, blocks, grid, ops, sources=((0, 0), (0, 0), (0, 0)), dtype="float64"):

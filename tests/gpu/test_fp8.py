@@ -14,11 +14,10 @@ import pblasmp as pb
 import pblasmp.tensor_parallel as tp
 from tests.helpers import float8
 from tests.helpers.epilogues import difference, part_of_d, placed
-from tests.mpi.tensor_cases import FORMS
-from tests.mpi.tensor_float8 import ALPHA, OF_W, OF_X, TYPES, Case, on_host
-
-from .products import everywhere
-from .tables import Table
+from tests.helpers.gpu.products import everywhere
+from tests.helpers.gpu.tables import Table
+from tests.helpers.tensor_cases import FORMS
+from tests.helpers.tensor_float8 import ALPHA, OF_W, OF_X, TYPES, Case, on_host
 
 TOLERANCE = (
     2.0**-9

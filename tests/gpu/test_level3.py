@@ -12,10 +12,9 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
-
-from .level3 import Case, cases, every_case, expected_of, one_case, values_of
-from .moves import say
-from .products import everywhere, integers, part_of, place, poisoned, wrong
+from tests.helpers.gpu.level3 import Case, cases, every_case, expected_of, one_case, values_of
+from tests.helpers.gpu.moves import say
+from tests.helpers.gpu.products import everywhere, integers, part_of, place, poisoned, wrong
 
 COUNT = int(
     os.environ.get("PBLASMP_RANDOM_ROUTINES", "25")

@@ -10,9 +10,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.cublasmp import faults
-
-from .moves import grids, one_move, say
-from .products import everywhere, integers, place, wrong
+from tests.helpers.gpu.moves import grids, one_move, say
+from tests.helpers.gpu.products import everywhere, integers, place, wrong
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", "1000"))
 BATCH = 50

@@ -10,10 +10,9 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE, ROUTINES
-from tests.mpi.cases import pick
-from tests.mpi.pblas_cases import arguments, differing, held, matrices, options
-
-from .products import everywhere
+from tests.helpers.cases import pick
+from tests.helpers.gpu.products import everywhere
+from tests.helpers.pblas_cases import arguments, differing, held, matrices, options
 
 CASES = 3  # of every routine in every type
 

@@ -9,8 +9,16 @@ import pytest
 import torch
 
 import pblasmp as pb
-
-from .products import OPS, everywhere, integers, place, poisoned, product_part, wrong, wrong_part
+from tests.helpers.gpu.products import (
+    OPS,
+    everywhere,
+    integers,
+    place,
+    poisoned,
+    product_part,
+    wrong,
+    wrong_part,
+)
 
 
 def square(

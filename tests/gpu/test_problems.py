@@ -7,8 +7,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout import files
-
-from .products import OPS, everywhere, integers, place, poisoned, wrong
+from tests.helpers.gpu.products import OPS, everywhere, integers, place, poisoned, wrong
 
 
 def run(ctx: pb.Context, file: files.ProblemFile) -> tuple[pb.DistributedMatrix, np.ndarray, np.ndarray]:
@@ -28,7 +27,7 @@ def run(ctx: pb.Context, file: files.ProblemFile) -> tuple[pb.DistributedMatrix,
 
 
 def test_problems_are_right_on_both_engines(ctx, host):
-    fitting = [files.load_problem(path) for path in files.find("problems")]
+    fitting = [files.load_problem_file(path) for path in files.find("problems")]
     fitting = [
         file for file in fitting if file.problem.d.grid.size <= ctx.size and file.problem.faults() == []
     ]

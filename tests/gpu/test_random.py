@@ -13,8 +13,16 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-
-from .products import everywhere, integers, part_of, place, poisoned, product_part, wrong, wrong_part
+from tests.helpers.gpu.products import (
+    everywhere,
+    integers,
+    part_of,
+    place,
+    poisoned,
+    product_part,
+    wrong,
+    wrong_part,
+)
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "2000"))
 BATCH = 50

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-
-from .products import OPS, everywhere, integers, place, poisoned, wrong
+from tests.helpers.gpu.products import OPS, everywhere, integers, place, poisoned, wrong
 
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
 MAKERS = {

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import pblasmp as pb
+from tests.helpers.gpu.products import everywhere
 from tests.helpers.sweeps import cases, fault, label
-
-from .products import everywhere
 
 
 def test_sweeps_on_gpus(ctx):

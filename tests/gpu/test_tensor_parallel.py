@@ -12,8 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
 from pblasmp.tensor_parallel import plan_allgather_matmul, shard
-
-from .products import everywhere
+from tests.helpers.gpu.products import everywhere
 
 FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
@@ -207,7 +206,7 @@ def rival(ctx):
     pytest.importorskip("torch")
     from mpi4py import MPI
 
-    from benchmarks.gpu_rivals import Torch
+    from reference.gpu import Torch
 
     torch = Torch(MPI.COMM_WORLD, ctx.engine.device.index, 0, lambda step: step())
     yield torch

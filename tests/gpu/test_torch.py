@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 import pblasmp as pb
-from tests.mpi import torch_cases as cases
-
-from .products import everywhere
+from tests.helpers import torch_cases as cases
+from tests.helpers.gpu.products import everywhere
 
 
 @pytest.fixture(scope="module")

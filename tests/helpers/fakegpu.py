@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from numpy.lib.stride_tricks import as_strided
 
 _TAG = 4711  # of NCCL's messages, which MPI carries
 
@@ -225,11 +226,14 @@ class FakeGpu:
 
         return SimpleNamespace(
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
+            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=np.where,
+            empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             maximum=np.maximum, take=np.take, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
-            zeros=lambda shape, dtype=float: np.zeros(shape, dtype).view(array_type),
+            zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
+            clip=np.clip,
             get_default_memory_pool=lambda: SimpleNamespace(
-                free_all_blocks=lambda: self.events.append(("pool emptied",))
+                free_all_blocks=lambda: self.events.append(("pool emptied",)), free_bytes=lambda: 0
             ),
         )  # fmt: skip
 
@@ -389,6 +393,14 @@ class FakeGpu:
             def recv(self, array: Any, peer: int, *, stream: int) -> None:
                 self._message("recv", array, peer, stream, lambda: self.comm.Irecv(array, peer, _TAG))
 
+            def all_reduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
+                assert array is out
+                assert op == "sum"
+                gpu.events.append(("all_reduce", stream, array.nbytes))
+                if self.comm is not None:
+                    total = sum(self.comm.allgather(np.array(array)))
+                    array[...] = total
+
             def _message(self, name: str, array: Any, peer: int, stream: int, post: Any) -> None:
                 assert array.flags.c_contiguous
                 assert group, "a message outside a group waits for its other end"
@@ -407,6 +419,7 @@ class FakeGpu:
         self.communicators: dict[int, Any] = {}
         return SimpleNamespace(
             Communicator=Communicator,
+            SUM="sum",
             get_unique_id=lambda: b"unique",
             group_start=lambda: group.append([]),
             group_end=group_end,

@@ -6,11 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.layout import files
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.layout.sweeps import Sweep, load_sweep
-from tests.gpu.products import integers, part_of, place
+from tests.helpers.gpu.products import integers, part_of, place
 from tests.helpers.level3 import OPS, dense, reads, shapes
+from tests.helpers.sweep_files import Sweep, find_sweeps, load_sweep
 
 NAMES = ("gemm", *(name for name in ROUTINES if name not in ("syrkx", "herkx")))  # those that PBLAS has
 TYPES = ("float32", "float64", "complex64", "complex128")
@@ -18,7 +17,7 @@ TYPES = ("float32", "float64", "complex64", "complex128")
 
 def sweeps() -> list[Sweep]:
     """Every sweep that comes with pblasmp."""
-    return [load_sweep(path) for path in files.find("sweeps")]
+    return [load_sweep(path) for path in find_sweeps()]
 
 
 def cases(nranks: int):

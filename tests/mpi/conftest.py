@@ -1,50 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mpirun -n 4 python -m pytest tests/mpi``: all ranks run pytest, rank 0 reports, a failure ends the job.
+"""``mpirun -n 4 python -m pytest tests/mpi``: all ranks run pytest."""
 
-Without mpirun, which is the usual way, the tests start their own ranks and nothing here does anything.
-"""
-
-from __future__ import annotations
-
-import faulthandler
-import os
-import sys
-import time
-from pathlib import Path
-
-import pytest
-
-from pblasmp.launch import surroundings
-
-LIMIT = 300.0  # seconds for one test
-
-
-@pytest.hookimpl(trylast=True)  # after the terminal plugin's
-def pytest_configure(config: pytest.Config) -> None:
-    if surroundings() is None:
-        return
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.rank > 0:
-        reporter = config.pluginmanager.getplugin("terminalreporter")
-        if reporter is not None:
-            reporter._tw._file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
-
-
-def pytest_runtest_logstart(nodeid: str) -> None:
-    if surroundings() is not None:
-        faulthandler.dump_traceback_later(LIMIT, exit=True, file=sys.__stderr__)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A rank that fails a test leaves the others waiting, if there are any: say what happened and end the job."""
-    if surroundings() is None or not report.failed:
-        return
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.size == 1:
-        return
-    rank = MPI.COMM_WORLD.rank
-    time.sleep(0.2 * rank)  # what fails on all ranks is told once
-    print(f"\n[rank {rank}] {report.nodeid} FAILED\n{report.longreprtext}", file=sys.__stderr__, flush=True)
-    MPI.COMM_WORLD.Abort(1)
+from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
+    pytest_configure,
+    pytest_runtest_logreport,
+    pytest_runtest_logstart,
+)

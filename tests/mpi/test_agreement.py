@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, misplaced, scattered
 
 LIMIT = 5.0  # seconds; it takes milliseconds, but machines may be busy
 
@@ -193,7 +193,8 @@ def bad_operand_on_one_rank(comm):
             ("op_a", "X", pb.LayoutError, ["op_a: expected 'N', 'T' or 'C', got 'X'"]),
             ("scheme", "ss", pb.LayoutError, ["scheme"]),
             ("epilogue", "relu", pb.UnsupportedError, ["epilogue"]),
-            ("out", a, pb.LayoutError, ["d: shape"]),
+            ("out", a, pb.LayoutError, ["out: shape is 8x6, expected 8x8"]),
+            ("c", a, pb.LayoutError, ["c: shape is 8x6, expected 8x8"]),
         ):
             options = {option: value} if bad else {}
             yield f"matmul: {option} {words[0]}", error(kind, [*words, on], pb.matmul, a, b, **options)
@@ -203,7 +204,7 @@ def bad_operand_on_one_rank(comm):
             error(pb.LayoutError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
         )
         plan = pb.plan_matmul(a, b)
-        yield "plan: another layout", error(pb.LayoutError, ["b: lies as", on], plan, None, wrong(other, b))
+        yield "plan: another layout", error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b))
         allocate = ctx.allocate
         if bad:
 

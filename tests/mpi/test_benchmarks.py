@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pblasmp.launch import find_launcher
+from reference.scalapack import locate
 from tests.helpers.mpi import starts_ranks
-from tests.helpers.scalapack import locate
 
 ROOT = Path(__file__).parents[2]
 

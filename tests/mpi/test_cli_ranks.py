@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.launch import find_launcher
 from tests.helpers.mpi import ROOT, starts_ranks
 
@@ -125,7 +127,11 @@ def test_product_of_files(pblasmp, tmp_path, nranks, trans, dtype, orders, optio
     assert d.dtype == dtype
     np.testing.assert_array_equal(d, (alpha * (op(trans[0], a) @ op(trans[1], b))).astype(dtype))
     assert re.search(rf"^grid .* of ({nranks} ranks|one rank) on one node$", done.stdout, re.MULTILINE)
-    assert re.search(r"^multiply +\d+\.\d+ s, \d+\.\d GFLOP/s$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^multiply +\d+\.\d+ s for the first call, then \d+\.\d+ s, \d+\.\d GFLOP/s \(",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert ("check     right" in done.stdout) == ("--check" in options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["A.npy", "B.npy", "D.npy"]
 
@@ -149,8 +155,65 @@ def test_random_matrices(pblasmp):
     done = pblasmp("matmul", "--size", 150, "--block", 32, "--dtype", "bfloat16", "--check")
     assert (done.returncode, done.stderr) == (0, "")
     assert "layout    bfloat16 in blocks of 32 × 32" in done.stdout
-    assert "of 4 ranks" in done.stdout
+    assert f"of {DEFAULT_RANKS} ranks" in done.stdout
     assert "check     right" in done.stdout
+
+
+def test_first_call_and_steady_state(pblasmp):
+    done = pblasmp("matmul", "-n", 2, "--size", 40, "--repeat", 3)
+    assert re.search(
+        r"^multiply .* for the first call, .*\(the median of 3 more calls\)$", done.stdout, re.MULTILINE
+    )
+    done = pblasmp("matmul", "-n", 2, "--size", 40, "--repeat", 0, "--json", "--check")
+    result = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (result["ranks"], result["good"], result["repeated_seconds"]) == (2, True, [])
+    assert result["seconds"]["multiplying"] > 0
+    assert result["why"] not in pblasmp("matmul", "-n", 1, "--size", 8).stdout  # the engine's line is short
+
+
+def test_one_rank_needs_no_mpi(pblasmp, patched, environment, tmp_path):
+    patched("import sys; sys.modules['mpi4py'] = None")
+    environment["PBLASMP_MPIRUN"] = str(tmp_path / "none")
+    done = pblasmp("matmul", "-n", 1, "--size", 40, "--check", "-o", "D.npy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of one rank on one node" in done.stdout
+    assert "check     right" in done.stdout
+    done = pblasmp("bench", "-n1", "--engine=host", "-call_gather", "--shape=8,6,4", "--samples=1", "--json")
+    assert (done.returncode, json.loads(done.stdout)["ranks"]) == (0, 1)
+    assert pblasmp("run", "one-rank").returncode == 0
+
+
+def test_not_finite_products_are_right_and_written(pblasmp, tmp_path):
+    a = integers((30, 20), 1)
+    a[3, 4], a[5, 6] = np.nan, np.inf
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", integers((20, 10), 2))
+    done = pblasmp("matmul", "A.npy", "B.npy", "-o", "D.npy", "-n", 2, "--block", 8, "--check")
+    assert done.returncode == 0, done.stderr
+    d = np.load(tmp_path / "D.npy")
+    assert (
+        f"; D holds {np.isnan(d).sum()} NaN and {np.isinf(d).sum()} infinite numbers, as NumPy's does"
+        in done.stdout
+    )
+    assert np.isnan(d[3]).all()
+
+
+def test_the_log(pblasmp, environment):
+    environment["PBLASMP_LOG"] = "info"
+    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    assert re.search(r"^pblasmp INFO: starting 2 ranks with .*$", done.stderr, re.MULTILINE)
+    assert re.findall(r"^pblasmp INFO( rank \d): engine (\w+) on 2 ranks: ", done.stderr, re.MULTILINE) == [
+        (" rank 0", "host")
+    ]
+    environment["PBLASMP_LOG"] = "debug,all"
+    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    assert {f"rank {r}: engine" in done.stderr for r in range(2)} == {True}
+    environment["PBLASMP_LOG"] = "loud"
+    done = pblasmp("matmul", "-n", 2, "--size", 8)
+    assert (done.returncode, done.stderr) == (
+        2, "pblasmp: PBLASMP_LOG: expected info or debug, or with ,all for every rank (info,all), got 'loud'\n"
+    )  # fmt: skip
 
 
 def test_smallest_matrix(pblasmp, tmp_path):
@@ -189,8 +252,22 @@ def test_run_compares_with_numpy(pblasmp, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "on 6 ranks" in done.stdout
     assert "all equal to NumPy's" in done.stdout
-    done = pblasmp("run", "grid-1x2", "-n", 3)
-    assert "on 3 ranks" in done.stdout
+    done = pblasmp("run", "grid-1x2", "-n", 3, "--json")
+    result = json.loads(done.stdout)
+    assert (result["ranks"], result["wrong"], result["elements"]) == (3, 0, 64)
+
+
+def test_run_reads_standard_input(environment, tmp_path):
+    text = (ROOT / "descriptors" / "problems" / "grid-1x2.toml").read_text()
+    command = [sys.executable, "-m", "pblasmp", "run", "-"]
+    for prefix in ([], find_launcher().command(2, [])):
+        done = subprocess.run(
+            [*prefix, *command], cwd=tmp_path, env=environment, input=text, capture_output=True, text=True,
+            timeout=LIMIT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "on 2 ranks" in done.stdout
+        assert "all equal to NumPy's" in done.stdout
 
 
 WRONG = """
@@ -309,7 +386,8 @@ def test_mpirun_of_another_mpi_is_told(pblasmp, tmp_path, environment):
     done = pblasmp("matmul", "-n", 2, "--size", 8)
     assert done.returncode == 2
     assert re.match(
-        r"pblasmp: 2 ranks were started, but .* sees 1: mpirun belongs to another MPI", done.stderr
+        r"pblasmp: mpirun started 2 ranks, but mpi4py's MPI library \(.*\) sees 1: the launcher belongs to another MPI",
+        done.stderr,
     )
 
 
@@ -384,7 +462,7 @@ def test_bench_needs_matplotlib_before_it_begins(pblasmp, patched):
     patched("import sys; sys.modules['matplotlib'] = None")
     done = pblasmp("bench", "-n2", "--engine=host", "--shape=8,6,4", "--samples=1", "-o", "chart.png")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "pblasmp: pictures need matplotlib: pip install 'pblasmp[plot]'\n"
+    assert re.fullmatch(r"pblasmp: pictures need matplotlib: pip install .*pblasmp\[plot\].*\n", done.stderr)
 
 
 def test_bench_tells_a_wrong_product(pblasmp, patched):

@@ -53,3 +53,66 @@ def verdicts(comm, grid):
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2), (1, 3)])
 def test_verdicts(grid):
     run_mpi(verdicts, max(2, grid[0] * grid[1]), grid=grid)
+
+
+def spoil(x, kind):
+    """Put NaN, infinities or numbers whose products overflow into a few elements of an array."""
+    if kind == "nan":
+        x[1, 2] = np.nan
+    elif kind == "inf":
+        x[1, 2], x[0, 1] = np.inf, -np.inf
+    elif kind == "overflow":
+        x[2] = np.finfo(x.dtype).max / 2
+    elif kind == "many":
+        x[:, 1] = np.nan
+    return x
+
+
+SPOILED = ("nan", "inf", "overflow", "many")
+
+
+def not_finite(comm, grid):
+    """NaN, infinities and overflow in A, B or C: the product is right; with one element changed it is not."""
+    m, n, k = 23, 19, 31
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype, (where, kind), ops in itertools.product(
+            ("float64", "complex64"), itertools.product("abc", SPOILED), ("NN", "TC")
+        ):
+            op = dict(zip("ab", ops, strict=True))
+            shapes = {
+                "a": (m, k) if op["a"] == "N" else (k, m),
+                "b": (k, n) if op["b"] == "N" else (n, k),
+                "c": (m, n),
+            }
+            values = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+            spoil(values[where], kind)
+            matrices = {
+                name: ctx.scatter(x, pb.MatrixDescriptor(x.shape, (5, 5), pb.Grid(*grid), dtype=dtype))
+                for name, x in values.items()
+            }
+            a, b, c = matrices.values()
+            scalars = {"alpha": 1.5, "beta": -0.5, "op_a": op["a"], "op_b": op["b"]}
+            d = pb.matmul(a, b, c, **scalars)
+            whole = d.allgather()
+            good = verify_product(a, b, c, d, **scalars)
+            name = f"{dtype} {ops} {kind} in {where}"
+            nans = np.isnan(whole)
+            told = (good.nans, good.infinities) == (nans.sum(), (~np.isfinite(whole) & ~nans).sum())
+            name = f"{dtype} {ops} {kind} in {where}"
+            told = (good.nans, good.infinities) == (np.isnan(whole).sum(), np.isinf(whole).sum())
+            yield f"{name} right", None if good.good and told else f"{good} though D is right"
+            i, j = (1, 2) if kind != "many" else (5, 6)
+            finite = bool(np.isfinite(whole[i, j]))
+            changes = [np.nan if finite else 7.0]
+            if kind != "overflow":
+                changes.append(whole[i, j] + 100 if finite else 3.0)
+            for value in changes:
+                wrong = whole.copy()
+                wrong[i, j] = value
+                bad = verify_product(a, b, c, ctx.scatter(wrong, d.descriptor), **scalars)
+                yield f"{name}, {value:.0f} in D", f"{bad} though D is wrong" if bad.good else None
+
+
+def test_not_finite():
+    run_mpi(not_finite, 4, timeout=120, grid=(2, 2))

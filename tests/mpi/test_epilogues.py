@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from tests.helpers.cases import agreed_error, first, grids, layout, numbers, pick, scattered, unlike
 from tests.helpers.epilogues import (
     KINDS,
     TOLERANCES,
@@ -21,7 +22,6 @@ from tests.helpers.epilogues import (
     part_of_d,
 )
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, grids, layout, numbers, pick, scattered, unlike
 
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
 MAKE = {

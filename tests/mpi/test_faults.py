@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 
@@ -19,7 +20,7 @@ GRACE = 1.0  # seconds that a rank waits for others before it aborts them
 def ends(name, tmp_path, nranks=4, options=()):
     """Run a program of faults.py; return its status, what was printed and how long the ranks took to end."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", *options, "-m", "tests.mpi.faults", name]
+    command = [sys.executable, "-W", "error", *options, "-m", "tests.helpers.faults", name]
     start = time.monotonic()
     with Job(command, nranks, tmp_path / "output", environ=environ) as job:
         status = job.wait(LIMIT)
@@ -114,7 +115,9 @@ def test_a_context_that_is_never_closed_warns(tmp_path):
     status, printed, _ = ends("never_closed", tmp_path, 2, ["-W", "always::ResourceWarning"])
     assert status == 0, printed
     for rank in range(2):
-        words = f"ResourceWarning: Context(rank {rank} of 2, engine host) made at {ROOT}/tests/mpi/faults.py:"
+        words = (
+            f"ResourceWarning: Context(rank {rank} of 2, engine host) made at {ROOT}/tests/helpers/faults.py:"
+        )
         assert printed.count(words) == 1, printed
 
 
@@ -123,6 +126,151 @@ def test_a_context_that_is_never_closed_warns(tmp_path):
 def test_a_context_that_is_closed_does_not(name, tmp_path):
     status, printed, _ = ends(name, tmp_path, 2, ["-W", "always::ResourceWarning"])
     assert (status, printed.strip()) == (0, "")
+
+
+BROKEN = "ClosedError: this context is broken, nothing collective can follow: "
+
+
+def on_rank(printed, rank):
+    """Return what a rank has told, in order; lines of several ranks may have been printed as one."""
+    told = [part for part in re.split(r"(?=rank \d: )|\n", printed) if part]
+    return [part[len("rank 0: ") :].strip() for part in told if part.startswith(f"rank {rank}: ")]
+
+
+@starts_ranks
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("caught_in_a_move", "redistribute"),
+        ("caught_before_a_move", "redistribute"),
+        ("caught_in_scatter", "scatter"),
+        ("caught_in_gather", "gather"),
+        ("caught_in_a_product", "matmul"),
+        ("caught_in_a_vote", "matmul"),
+    ],
+)
+def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call, tmp_path):
+    status, printed, seconds = ends(name, tmp_path, 3)
+    assert status == 0, printed
+    assert seconds < 30, printed
+    why = f"{BROKEN}rank 1 left {call} with MemoryError: no room"
+    assert on_rank(printed, 1) == ["MemoryError: no room", why, why], printed
+    for rank in (0, 2):  # where a rank had no need of rank 1, it has returned
+        first, *later = on_rank(printed, rank)
+        assert first in ("returned", why), printed
+        assert later == [why, why], printed
+
+
+@starts_ranks
+def test_a_signal_handler_may_raise_anywhere(tmp_path):
+    status, printed, _ = ends("caught_alarm", tmp_path, 3)
+    assert status == 0, printed
+    for rank in range(3):
+        assert on_rank(printed, rank) == [f"{BROKEN}rank 1 left redistribute with AlarmError"], printed
+
+
+@starts_ranks
+@pytest.mark.parametrize("name", ["uncaught_in_a_move", "uncaught_where_others_catch"])
+def test_an_exception_inside_a_call_ends_the_job_and_is_shown_once(name, tmp_path):
+    status, printed, _ = ends(name, tmp_path, 3)
+    assert status == 1, printed
+    assert printed.count("Traceback") == 1, printed
+    assert "\nValueError: my own" in printed, printed
+
+
+@starts_ranks
+def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
+    status, printed, _ = ends("caught_where_others_do_not", tmp_path, 3)
+    assert status == 1, printed
+    assert printed.count("Traceback") == 1, printed
+    assert f"{BROKEN}rank 1 left redistribute with ValueError: my own" in printed, printed
+
+
+@starts_ranks
+def test_what_cannot_be_shown_is_an_error_of_its_rank(tmp_path):
+    status, printed, _ = ends("unprintable", tmp_path, 3)
+    assert status == 0, printed
+    for rank in range(3):
+        assert on_rank(printed, rank) == [
+            "ValueError: my own (on rank 1)",
+            "PblasmpError: UnprintableError: (its message cannot be shown: ValueError) (on rank 1)",
+            "returned",
+        ], printed
+
+
+@starts_ranks
+def test_where_one_rank_cannot_map_all_raise(tmp_path):
+    status, printed, _ = ends("no_room_to_map", tmp_path, 3)
+    assert status == 0, printed
+    for rank in range(3):
+        assert "MemoryError: the memory that this node's ranks share cannot be opened" in on_rank(printed, rank)[0]
+
+
+@starts_ranks
+@pytest.mark.parametrize(("name", "status"), [("end_without_closing", 0), ("exit_without_closing", 3)])
+def test_the_end_of_a_process_closes_what_is_open(name, status, tmp_path):
+    found, printed, _ = ends(name, tmp_path, 3)
+    assert found == status, printed
+    assert sorted(printed.splitlines()) == [f"Context(rank {r} of 3, engine host, closed)" for r in range(3)]
+
+
+@starts_ranks
+@pytest.mark.parametrize(
+    ("name", "status"), [("one_ends_while_others_multiply", 1), ("one_exits_while_others_multiply", 3)]
+)
+def test_a_rank_that_ends_is_told_to_the_others(name, status, tmp_path):
+    found, printed, _ = ends(name, tmp_path, 3)
+    assert found in (1, status), printed
+    assert printed.count("Traceback") == 1, printed
+    assert "matmul on ranks 0, 2\n    closing the context on rank 1" in printed, printed
+
+
+@starts_ranks
+@pytest.mark.parametrize(
+    "name", ["one_has_lost_it", "one_has_lost_it_while_others_close", "finalised_before_the_end"]
+)
+def test_however_a_context_is_lost_the_job_ends(name, tmp_path):
+    status, printed, _ = ends(name, tmp_path, 3)
+    assert status == 0, printed
+    assert printed.count("ResourceWarning: Context(") == (name != "finalised_before_the_end"), printed
+
+
+@starts_ranks
+def test_a_child_does_not_speak_for_its_rank(tmp_path):
+    status, printed, _ = ends("child_leaves", tmp_path, 3)
+    assert status == 0, printed
+    assert "of which this one is a fork" in on_rank(printed, 1)[0], printed
+    assert printed.count("went on 140") == 1, printed
+
+
+@starts_ranks
+def test_two_threads_get_an_error(tmp_path):
+    status, printed, _ = ends("two_threads", tmp_path, 3)
+    assert status == 1, printed
+    why = f"{BROKEN}on rank 1 a thread called matmul while another used it"
+    assert [on_rank(printed, rank)[:1] for rank in range(3)] == [[why]] * 3, printed
+
+
+@starts_ranks
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [
+        ("used_in_different_orders", "from_function (the context made at"),
+        ("closed_in_different_orders", "closing the context (the context made at"),
+        ("made_while_others_multiply", "the making of a context"),
+    ],
+)
+def test_contexts_in_different_orders_are_found_out(name, waits, tmp_path):
+    status, printed, _ = ends(name, tmp_path, 3)
+    assert status not in (0, None), printed
+    assert "the ranks use their contexts in different orders: rank" in printed, printed
+    assert waits in printed, printed
+
+
+@starts_ranks
+def test_a_slow_rank_is_no_fault(tmp_path):
+    status, printed, _ = ends("slow_but_in_order", tmp_path, 3)
+    assert (status, printed.strip()) == (0, "went on 140")
 
 
 @starts_ranks

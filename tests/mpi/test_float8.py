@@ -9,8 +9,8 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers import float8
+from tests.helpers.cases import agreed_error, first, misplaced
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, misplaced
 
 
 def everything(comm):

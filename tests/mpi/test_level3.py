@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import product as host_product
+from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
+from tests.helpers.cases import pick, short_messages
 from tests.helpers.level3 import legal_flags
+from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import pick, short_messages
-from tests.mpi.level3 import DTYPES, called
 
 PATHS = ("auto", "shared", "gathered", "panels")
 
@@ -25,7 +25,7 @@ def paths_of(routine):
 
 
 def everything(comm, routines, part, parts):
-    host_product._PANEL = 4
+    HostOperations.panel = 4
     rng = np.random.default_rng(51)
     cases = [
         (routine, flags, dtype, algo)
@@ -47,7 +47,7 @@ def everything(comm, routines, part, parts):
 
 
 def extents(comm):
-    host_product._PANEL = 5
+    HostOperations.panel = 5
     rng = np.random.default_rng(52)
     with pb.Context(comm, engine="host") as ctx:
         for routine in ROUTINES:

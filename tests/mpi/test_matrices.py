@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import (
+from tests.helpers.cases import (
     SIZES,
     TYPES,
     agreed_error,
@@ -24,6 +23,7 @@ from tests.mpi.cases import (
     short_messages,
     unlike,
 )
+from tests.helpers.mpi import run_mpi
 
 SHAPES = ((0, 0), (0, 5), (5, 0), (1, 1), (1, 17), (13, 9), (20, 20))
 BLOCKS = ((1, 1), (2, 3), (7, 4), (40, 50))

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp import npy
 from pblasmp.dtypes import DTYPES
+from pblasmp.io import files, npy
+from tests.helpers.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
 
 
 def _file(comm, path, values):
@@ -118,12 +118,12 @@ def choices(comm, directory):
             ),
         )
         steps: list[tuple[int, int]] = []
-        npy._STEP, saved = 32, npy._STEP
+        files.TILE_BYTES, saved = 256, files.TILE_BYTES
         a = ctx.load(c, block=4, progress=lambda done, total: steps.append((done, total)))
         read = list(steps)
         steps.clear()
         a.save(f"{directory}/d.npy", progress=lambda done, total: steps.append((done, total)))
-        npy._STEP = saved
+        files.TILE_BYTES = saved
         for what, told in (("reading", read), ("writing", steps)):
             mine = a.local.nbytes
             ends = told[0] == (0, mine) and told[-1] == (mine, mine) and all(x[1] == mine for x in told)
@@ -140,6 +140,7 @@ def memory(comm, directory):
     """A rank holds its part, and never the whole."""
     values = np.arange(1200 * 1000, dtype=np.float64).reshape(1200, 1000)
     path = _file(comm, f"{directory}/x.npy", values)
+    files.TILE_BYTES = 1 << 17
     with pb.Context(comm, engine="host") as ctx:
         for order in "CF":
             d = pb.MatrixDescriptor(values.shape, (64, 64), pb.Grid.squarest(comm.size), order=order)
@@ -158,6 +159,113 @@ def memory(comm, directory):
                 ),
             )
             comm.Barrier()
+    files.TILE_BYTES = 8 << 20
+
+
+def tiles(comm, directory):
+    """Files shared out in tiles of every kind: many rows, one row, parts of rows that are longer than a tile."""
+    rng = np.random.default_rng(24)
+    saved = files.TILE_BYTES
+    path = f"{directory}/x.npy"
+    with pb.Context(comm, engine="host") as ctx:
+        for tile in (8, 100, 1000, 1 << 20):
+            for shape in ((1, 500), (500, 1), (37, 41), (3, 200), (0, 3)):
+                order = pick(rng, "CF")
+                values = np.asarray(numbers(rng, shape, "float64"), order=order)
+                files.TILE_BYTES = tile
+                a = ctx.scatter(values if comm.rank == 0 else None, layout(rng, shape, comm.size))
+                a.save(path, order=order)
+                b = ctx.load(path, layout(rng, shape, comm.size))
+                files.TILE_BYTES = saved
+                yield f"{tile} B, {shape} {order}", first(misplaced(b, values), unlike(np.load(path), values))
+                comm.Barrier()
+
+
+BROKEN = {  # by the error that NumPy leaks
+    "tokenize": "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 2",
+    "overflow": "{'descr': '<f8', 'fortran_order': False, 'shape': (10**400, 2)}",
+    "digits": "{'descr': '<f8', 'fortran_order': False, 'shape': (" + "9" * 5000 + ", 2)}",
+    "large": "{'descr': '<f8', 'fortran_order': False, 'shape': (9223372036854775807, 9223372036854775807)}",
+    "negative": "{'descr': '<f8', 'fortran_order': False, 'shape': (-2, -2)}",
+    "type": "{'descr': 7, 'fortran_order': False, 'shape': (2, 2)}",
+    "keys": "{'descr': '<f8', 7: False, 'shape': (2, 2)}",
+    "floats": "{'descr': '<f8', 'fortran_order': False, 'shape': (2.0, 2)}",
+    "nested": "(" * 5000,
+    "subarray": "{'descr': [('a', '<f8', (99999999999, 99999999))], 'fortran_order': False, 'shape': (2, 2)}",
+    "bytes": "\x00\xff\n",
+    "raw": "{'descr': '|V3', 'fortran_order': False, 'shape': (2, 2)}",
+}
+
+
+def broken_headers(comm, directory):
+    """Whatever is wrong with a header: one LayoutError on every rank that names the file."""
+    rng = np.random.default_rng(25)
+    with pb.Context(comm, engine="host") as ctx:
+        path = Path(directory) / "x.npy"
+
+        def refused(content):
+            if comm.rank == 0:
+                path.write_bytes(content)
+            comm.Barrier()
+            wrong = agreed_error(ctx, pb.LayoutError, [str(path)], ctx.load, path)
+            comm.Barrier()
+            return wrong
+
+        for name, text in BROKEN.items():
+            header = text.encode("latin1") + b"\n"
+            for version, size in ((1, 2), (2, 4), (3, 4)):
+                content = b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(size, "little") + header
+                yield f"{name}, version {version}", refused(content + bytes(64))
+        yield "a long header", refused(b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64))
+        good = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
+        good += b"{'descr': '<f8', 'fortran_order': False, 'shape': (4, 4)}".ljust(117) + b"\n" + bytes(100)
+        for count in range(60):  # too short for 4 x 4: never right, whatever the mutation
+            content = bytearray(good)
+            for at in rng.integers(10, 70, 2):
+                content[at] = rng.integers(256)
+            yield f"mutation {count}", refused(bytes(content))
+
+
+def replacing(comm, directory):
+    """A file that is replaced keeps its mode, links are followed, what a killed job left is removed."""
+    d = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid.squarest(comm.size))
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.random(d, seed=1)
+        values = a.allgather()
+        here, there = Path(directory) / "here", Path(directory) / "there"
+        if comm.rank == 0:
+            here.mkdir()
+            there.mkdir()
+            (there / "x.npy").write_bytes(b"old")
+            (there / "x.npy").chmod(0o640)
+            (here / "link.npy").symlink_to("../there/x.npy")
+            (here / "new.npy").symlink_to("../there/new.npy")
+            (there / ".x.npy.pblasmp-0123456789abcdef.tmp").write_bytes(b"left by a killed job")
+            (there / ".x.npy.mine.tmp").write_bytes(b"a user's")
+            (there / ".y.npy.pblasmp-0123456789abcdef.tmp").write_bytes(b"for another file")
+        comm.Barrier()
+        for name in ("link.npy", "new.npy"):
+            a.save(here / name)
+            yield name, unlike(np.load(here / name), values)
+        comm.Barrier()
+        left = sorted(x.name for x in there.iterdir())
+        expected = [".x.npy.mine.tmp", ".y.npy.pblasmp-0123456789abcdef.tmp", "new.npy", "x.npy"]
+        yield "what is there", None if left == expected else f"{left}"
+        mode = (there / "x.npy").stat().st_mode & 0o777
+        yield "its mode", None if mode == 0o640 else f"{mode:o}"
+        links = all((here / name).is_symlink() for name in ("link.npy", "new.npy"))
+        yield "the links", None if links else "a link was replaced"
+        umask = os.umask(0)
+        os.umask(umask)
+        mode = (there / "new.npy").stat().st_mode & 0o777
+        yield "a new file's mode", None if mode == 0o666 & ~umask else f"{mode:o}"
+        comm.Barrier()
+        if comm.rank == 0:
+            os.mkfifo(here / "pipe.npy")
+        comm.Barrier()
+        path = str(here / "pipe.npy")
+        yield "loading a pipe", agreed_error(ctx, pb.LayoutError, [path, "pipe"], ctx.load, path)
+        yield "saving to a pipe", agreed_error(ctx, pb.LayoutError, [path, "pipe"], a.save, path)
 
 
 def load_errors(comm, directory):
@@ -279,6 +387,7 @@ def save_errors(comm, directory):
 def test_a_new_file_has_its_space(tmp_path):
     """A full disk is told before anything is computed or written."""
     d = pb.MatrixDescriptor((300, 1000), (10, 10), pb.Grid(2, 2))
+    (tmp_path / "x.npy").touch()
     npy.create(tmp_path / "x.npy", d, "F")
     status = (tmp_path / "x.npy").stat()
     assert status.st_blocks * 512 >= d.nbytes
@@ -303,6 +412,21 @@ def test_what_load_and_save_are_told(nranks, tmp_path):
 
 def test_no_rank_holds_the_whole(tmp_path):
     run_mpi(memory, 4, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_tiles_of_every_kind(nranks, tmp_path):
+    run_mpi(tiles, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_broken_headers(nranks, tmp_path):
+    run_mpi(broken_headers, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_replacing_a_file(nranks, tmp_path):
+    run_mpi(replacing, nranks, directory=str(tmp_path))
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

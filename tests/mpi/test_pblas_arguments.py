@@ -7,9 +7,9 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
+from tests.helpers.cases import agreed_error
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error
-from tests.unit.test_pblas import PROTOTYPES
+from tests.helpers.prototypes import PROTOTYPES
 
 TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
 LEGAL = {"side": "L", "uplo": "u", "diag": "Non-unit", "m": 8, "n": 8, "k": 8, "alpha": 2.0, "beta": 1}

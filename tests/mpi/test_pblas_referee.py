@@ -14,10 +14,10 @@ import pytest
 import pblasmp as pb
 from pblasmp import pblas
 from pblasmp.pblas.routines import DTYPE, ROUTINES
+from reference.scalapack import ScaLAPACK, locate
+from tests.helpers.cases import first, grids, numbers, pick, scattered, unlike
 from tests.helpers.mpi import run_mpi
-from tests.helpers.scalapack import ScaLAPACK, locate
-from tests.mpi.cases import first, grids, numbers, pick, scattered, unlike
-from tests.mpi.pblas_cases import Held, arguments, differing, held, matrices, options, scalars
+from tests.helpers.pblas_cases import Held, arguments, differing, held, matrices, options, scalars
 
 SIZES = (1, 2, 4, 6)
 
@@ -184,12 +184,12 @@ def interoperation(comm, flavour):
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_routines(nranks, flavour):
-    run_mpi(routines, nranks, names=list(ROUTINES), count=5, flavour=flavour, timeout=120)
+    run_mpi(routines, nranks, names=list(ROUTINES), count=5, flavour=flavour, timeout=120, launch=True)
 
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_moves_tools_and_matrices(nranks, flavour):
-    run_mpi(others, nranks, flavour=flavour)
+    run_mpi(others, nranks, flavour=flavour, launch=True)
 
 
 def others(comm, flavour):

@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import engine as host_engine
-from pblasmp.engines.host import product as host_product
+from pblasmp.engines.host import transport as host_transport
+from pblasmp.engines.host.operations import HostOperations
+from tests.helpers.cases import (
+    agreed_error,
+    first,
+    grids,
+    layout,
+    misplaced,
+    numbers,
+    pick,
+    product,
+    scattered,
+)
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import agreed_error, first, grids, layout, misplaced, numbers, pick, product, scattered
 
 PATHS = ("shared", "gathered", "panels")
 
@@ -25,7 +35,7 @@ def _square(ctx, extent, block, dtype="float64", grid=None, **more):
 
 
 def runs(comm):
-    host_product._PANEL = 6
+    HostOperations.panel = 6
     rng = np.random.default_rng(41)
     with pb.Context(comm, engine="host") as ctx:
         for path in PATHS:
@@ -76,10 +86,10 @@ def misuse(comm):
         foreign = scattered(other, d, x)
         plan = pb.plan_matmul(a, b)
         for case, words, matrices in (
-            ("another layout", ["a: lies as", "4x4", "3x3"], (coarse,)),
+            ("another layout", ["a: its layout is", "4x4", "3x3"], (coarse,)),
             ("of another context", ["b: belongs to another context"], (None, foreign)),
             ("an array", ["a: expected a DistributedMatrix, got ndarray"], (x,)),
-            ("a c that was not planned", ["c: lies as", "no matrix"], (None, None, a)),
+            ("a c that was not planned", ["c: its layout is", "no matrix"], (None, None, a)),
             ("the result", ["out: shares memory with a"], (plan(),)),
         ):
             yield case, agreed_error(ctx, pb.LayoutError, words, plan, *matrices)
@@ -136,22 +146,24 @@ def ends(comm):
 
 def choices(comm):
     """What "auto" takes: by the memory of the node that has least, and it says why."""
-    host_product._PANEL = 64
+    HostOperations.panel = 64
     available = [1 << 40]
-    host_engine.available_bytes = lambda: available[0] if comm.rank == comm.size - 1 else 1 << 40
+    host_transport.available_bytes = lambda: available[0] if comm.rank == comm.size - 1 else 1 << 40
     with pb.Context(comm, engine="host") as ctx:
         d = _square(ctx, 256, 32)
         x, y = numbers(np.random.default_rng(43), (2, 256, 256), "float64")
         a, b = scattered(ctx, d, x), scattered(ctx, d, y)
-        sharing = ctx.engine._means.why_not_shared
+        sharing = ctx.engine.transport.why_not_shared
         for case, nbytes, why_not, path, words in (
             ("enough", 1 << 30, "", "shared", []),
-            ("no room", 1 << 20, "", "panels", ["operands needs 1048576 bytes a node", "gathered operands need"]),
+            ("no room", 1 << 20, "", "panels",
+             ["a shared copy of the operands would need 1048576 bytes a node, only 838860 available",
+              "gathered operands would need"]),
             ("no sharing", 1 << 30, "no memfd here", "gathered", ["no memfd here"]),
-            ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands need"]),
+            ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands would need"]),
         ):  # fmt: skip
-            available[0], ctx.engine._means.why_not_shared = nbytes, why_not
-            ctx.engine._held = 0  # what was had is held and not asked for again
+            available[0], ctx.engine.transport.why_not_shared = nbytes, why_not
+            ctx.engine.transport._held = 0  # what was had is held and not asked for again
             with pb.plan_matmul(a, b) as plan:
                 wrong = misplaced(plan(), x @ y)
                 report = plan.report()
@@ -172,9 +184,9 @@ def choices(comm):
             "shared cannot be had",
             agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="shared"),
         )
-        words = ["auto, shared, gathered, panels", "'summa'"]
+        words = ["algo: the host engine has 'auto', 'shared', 'gathered', 'panels' here, got 'summa'"]
         yield "unknown", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="summa")
-        ctx.engine._means.why_not_shared = sharing
+        ctx.engine.transport.why_not_shared = sharing
         yield "and it still runs", misplaced(a @ b, x @ y)
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout.files import find, load_problem
+from pblasmp.layout.files import find, load_problem_file
+from tests.helpers.cases import SIZES, first, misplaced, numbers, product, scattered
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import SIZES, first, misplaced, numbers, product, scattered
 
 
 def run_files(comm, names, paths):
     rng = np.random.default_rng(61)
     with pb.Context(comm, engine="host") as ctx:
         for path, name in zip(itertools.cycle(paths), names):
-            file = load_problem(name)
+            file = load_problem_file(name)
             p = file.problem
             wholes = {x: numbers(rng, d.shape, d.dtype) for x, d in file.parents.items()}
             parts = {x: whole[file.windows[x]] for x, whole in wholes.items()}
@@ -44,7 +44,7 @@ def run_files(comm, names, paths):
 
 def _names(nranks):
     """The files that need so many ranks; on six ranks all of them: those that need fewer leave some idle."""
-    files = {path.stem: load_problem(path).nranks for path in find("problems")}
+    files = {path.stem: load_problem_file(path).nranks for path in find("problems")}
     return [name for name, needed in files.items() if needed == nranks or nranks == 6]
 
 
@@ -59,4 +59,4 @@ def test_every_problem_file(nranks):
 
 def test_no_file_needs_more_ranks():
     assert len(_names(6)) == len(find("problems"))
-    assert all(load_problem(path).nranks <= 6 for path in find("problems"))
+    assert all(load_problem_file(path).nranks <= 6 for path in find("problems"))

@@ -139,7 +139,7 @@ def aborts(group: Any) -> None:
 
 def test_a_rank_that_leaves_ends_the_others():
     with pytest.raises(RanksFailedError, match="rank 1 did not finish") as failed:
-        run_torch(aborts, 3, timeout=30)
+        run_torch(aborts, 3, timeout=30, launch=True)
     assert "ended with status 1" in str(failed.value)
 
 
@@ -153,4 +153,40 @@ def without_a_group(group: Any) -> str:
 
 
 def test_under_torchrun_a_process_group_is_needed():
-    assert run_torch(without_a_group, 2) == [False, False]
+    assert run_torch(without_a_group, 2, launch=True) == [False, False]
+
+
+def breaks(group: Any) -> str:
+    """One rank gets an exception in the middle of a move and catches it."""
+    import pblasmp.comm.exchange as exchange
+
+    with pb.Context(group, engine="host") as ctx:
+        d = pb.MatrixDescriptor((300, 300), (7, 20), pb.Grid(ctx.size, 1))
+        a = ctx.from_function(lambda i, j: i + j, d)
+        original, calls = exchange.copy, []
+
+        def failing(*args: Any, **kwargs: Any) -> None:
+            calls.append(1)
+            if ctx.rank == 1 and len(calls) == 3:
+                raise MemoryError("no room")
+            original(*args, **kwargs)
+
+        exchange.copy = failing
+        try:
+            a.redistribute(pb.MatrixDescriptor((300, 300), (20, 7), pb.Grid(1, ctx.size)))
+            first = ""
+        except (MemoryError, pb.ClosedError) as error:
+            first = str(error)
+        exchange.copy = original
+        if ctx.rank == 1 and first != "no room":
+            return f"rank 1 got {first!r}"
+        try:
+            a.gather()
+        except pb.ClosedError as error:
+            return str(error)
+    return "nothing was raised"
+
+
+def test_a_rank_that_catches_an_exception_inside_a_call_breaks_the_context():
+    why = "this context is broken, nothing collective can follow: rank 1 left redistribute with MemoryError: no room"
+    assert run_torch(breaks, 3) == [why] * 3

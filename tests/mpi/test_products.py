@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import product as host_product
-from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import (
+from pblasmp.engines.host.operations import HostOperations
+from tests.helpers.cases import (
     OPS,
     TYPES,
     exact,
@@ -27,6 +26,7 @@ from tests.mpi.cases import (
     scattered,
     short_messages,
 )
+from tests.helpers.mpi import run_mpi
 
 PATHS = ("shared", "gathered", "panels")
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
@@ -132,7 +132,7 @@ def _sizes(rng):
 
 
 def _small_panels(width):
-    host_product._PANEL = width
+    HostOperations.panel = width
 
 
 def ops_and_orders(comm, part, parts):

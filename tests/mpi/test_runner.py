@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of MPI tests: every way in which a rank can fail is reported, nothing hangs or stays behind."""
+"""The runner of tests on ranks: every way in which a rank can fail is reported, nothing hangs or stays behind."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.helpers.mpi import RanksFailedError, run_mpi, starts_ranks
+import pblasmp as pb
+from pblasmp.testing import pool as pools
+from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
+
+HERE = "tests.mpi.test_runner"
 
 
 def identity(comm, offset):
     return {"rank": comm.rank + offset, "total": np.int64(comm.size), "row": np.arange(2)}
+
+
+def whole_world(comm):
+    from mpi4py import MPI
+
+    return [os.getpid(), comm == MPI.COMM_WORLD]
 
 
 def one_raises_the_others_wait(comm):
@@ -41,6 +52,12 @@ def one_is_killed(comm):
     comm.Barrier()
 
 
+def one_aborts(comm):
+    if comm.rank == 1:
+        comm.Abort(7)
+    comm.Barrier()
+
+
 def one_loops_for_ever(comm):
     while comm.rank == 1:
         pass
@@ -48,9 +65,12 @@ def one_loops_for_ever(comm):
 
 
 def warns(comm):
-    import warnings
-
     warnings.warn("careful", UserWarning, stacklevel=1)
+
+
+def prints(comm, text):
+    print(text)
+    assert text == "fine"
 
 
 def many_cases(comm):
@@ -75,66 +95,79 @@ def case_that_raises(comm):
 
 
 def failure(function, nranks=4, **options):
+    kept = _ranks(nranks) if options.get("launch") else []
     start = time.monotonic()
     with pytest.raises(RanksFailedError) as caught:
         run_mpi(function, nranks, **options)
-    assert not _processes_of(function), "a rank is still there"
-    return str(caught.value), time.monotonic() - start
+    seconds = time.monotonic() - start
+    assert _ranks(nranks) == kept, "a rank is still there"
+    return str(caught.value), seconds
 
 
-def _processes_of(function):
-    """The processes that run a rank of a test: there is none once a test is done."""
+def _ranks(nranks):
+    """The processes that this one started to be one of ``nranks`` ranks."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            command = (directory / "cmdline").read_bytes()
-            parent_job = (directory / "environ").read_bytes()
+            command = (directory / "cmdline").read_bytes().split(b"\0")
+            environ = (directory / "environ").read_bytes()
         except OSError:
             continue
-        if b"tests.helpers.rank" in command and f"TEST_OF={os.getpid()}".encode() in parent_job:
+        ours = f"PBLASMP_TEST_OF={os.getpid()}".encode() in environ
+        if ours and command[-3:-1] == [b"%d" % nranks, b"mpi"] and b"mpirun" not in command[0]:
             found.append(directory.name)
     return found
 
 
-@pytest.fixture(autouse=True)
-def _marked(monkeypatch):
-    monkeypatch.setenv("TEST_OF", str(os.getpid()))
+@pytest.fixture(autouse=True, scope="module")
+def _marked():
+    """Ranks that this module starts can be told from others; those that were kept until now end."""
+    pools.pool.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PBLASMP_TEST_OF", str(os.getpid()))
+        yield
+    pools.pool.close()
+
+
+@pytest.fixture(params=["kept", "launched"])
+def launch(request):
+    return {"launch": request.param == "launched"}
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
-def test_results_come_back_by_rank(nranks):
-    results = run_mpi(identity, nranks, offset=5)
+def test_results_come_back_by_rank(nranks, launch):
+    results = run_mpi(identity, nranks, offset=5, **launch)
     assert results == [{"rank": r + 5, "total": nranks, "row": [0, 1]} for r in range(nranks)]
 
 
 @starts_ranks
-def test_one_rank_raises_while_the_others_wait():
-    message, seconds = failure(one_raises_the_others_wait)
+def test_one_rank_raises_while_the_others_wait(launch):
+    message, seconds = failure(one_raises_the_others_wait, **launch)
     assert "rank 2 FAILED" in message
     assert "ZeroDivisionError: only here" in message
     for rank in (0, 1, 3):
         after = message.split(f"--- rank {rank} did not finish")[1].split("---")[0]
-        assert "one_raises_the_others_wait" in after, "it must say where the rank stood"
+        assert "one_raises_the_others_wait" in after, "it must say where the rank was"
     assert seconds < 15
 
 
 @starts_ranks
-def test_all_ranks_raise():
-    message, _ = failure(all_raise, 2)
+def test_all_ranks_raise(launch):
+    message, _ = failure(all_raise, 2, **launch)
     assert all(f"here on {rank}" in message for rank in range(2))
 
 
 @starts_ranks
-@pytest.mark.parametrize("function", [one_leaves, one_is_killed])
-def test_a_rank_disappears(function):
-    message, seconds = failure(function)
+@pytest.mark.parametrize("function", [one_leaves, one_is_killed, one_aborts])
+def test_a_rank_disappears(function, launch):
+    message, seconds = failure(function, **launch)
     assert "rank 1 did not finish\nit left no word" in message
     assert seconds < 15
 
 
 @starts_ranks
-def test_endless_loop_ends_at_the_limit():
-    message, seconds = failure(one_loops_for_ever, 3, timeout=3)
+def test_endless_loop_ends_at_the_limit(launch):
+    message, seconds = failure(one_loops_for_ever, 3, timeout=3, **launch)
     assert "did not end in 3 s" in message
     assert "while comm.rank == 1" not in message
     assert message.count("in one_loops_for_ever") == 3
@@ -142,26 +175,35 @@ def test_endless_loop_ends_at_the_limit():
 
 
 @starts_ranks
-def test_warnings_are_errors_on_ranks_too():
-    message, _ = failure(warns, 1)
+def test_warnings_are_errors_on_ranks_too(launch):
+    message, _ = failure(warns, 1, **launch)
     assert "UserWarning: careful" in message
 
 
 @starts_ranks
+def test_what_is_printed_is_shown_with_its_call_only():
+    run_mpi(prints, 1, text="fine")
+    message, _ = failure(prints, 1, text="bad")
+    assert message.split("--- printed\n")[1] == "bad"
+
+
+@starts_ranks
 def test_each_case_is_reported():
-    message, _ = failure(many_cases, 2)
-    assert message.endswith("case 1, rank 1: odd")
+    with pytest.raises(RanksFailedError, match=r"case 1, rank 1: odd$"):
+        run_mpi(many_cases, 2)
 
 
 @starts_ranks
 def test_ranks_must_run_the_same_cases_and_at_least_one():
-    assert "at least one" in failure(no_case, 1)[0]
-    assert "the same cases" in failure(other_cases, 2)[0]
+    with pytest.raises(RanksFailedError, match="at least one"):
+        run_mpi(no_case, 1)
+    with pytest.raises(RanksFailedError, match="the same cases"):
+        run_mpi(other_cases, 2)
 
 
 @starts_ranks
-def test_an_exception_names_the_case_before():
-    message, _ = failure(case_that_raises, 2)
+def test_an_exception_names_the_case_before(launch):
+    message, _ = failure(case_that_raises, 2, **launch)
     assert "rank 1 FAILED (after case 'first')" in message
 
 
@@ -172,4 +214,139 @@ def test_no_launcher_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(LibraryNotFoundError, match=r"pip install 'pblasmp\[mpi\]'"):
-        run_mpi(identity, 1, offset=0)
+        run_mpi(identity, 1, offset=0, launch=True)
+
+
+# -- ranks that are kept
+
+
+@starts_ranks
+def test_ranks_are_kept_and_are_a_world():
+    first = run_mpi(whole_world, 2)
+    assert run_mpi(whole_world, 2) == first
+    assert all(same for _, same in first)
+    assert {pid for pid, _ in run_mpi(whole_world, 2, launch=True)}.isdisjoint({pid for pid, _ in first})
+
+
+@starts_ranks
+@pytest.mark.parametrize("how", ["raises", "killed while idle"])
+def test_ranks_are_replaced_when_they_break(how):
+    before = {pid for pid, _ in run_mpi(whole_world, 2)}
+    if how == "raises":
+        failure(all_raise, 2)
+    else:
+        os.kill(min(before), signal.SIGKILL)
+        time.sleep(1.0)
+    after = {pid for pid, _ in run_mpi(whole_world, 2)}
+    assert after.isdisjoint(before)
+    assert set(map(int, _ranks(2))) == after
+
+
+@starts_ranks
+def test_a_failed_case_breaks_no_rank():
+    before = run_mpi(whole_world, 2)
+    with pytest.raises(RanksFailedError):
+        run_mpi(many_cases, 2)
+    assert run_mpi(whole_world, 2) == before
+
+
+@starts_ranks
+def test_idle_ranks_sleep():
+    pids = [pid for pid, _ in run_mpi(whole_world, 2)]
+
+    def ticks():
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+        return sum(int(stat[11]) + int(stat[12]) for stat in stats)
+
+    before = ticks()
+    time.sleep(0.5)
+    assert ticks() - before <= 2, "of 100 in which both could have worked"
+
+
+@starts_ranks
+def test_the_longest_unused_ranks_make_room(monkeypatch):
+    monkeypatch.setattr(pools, "_LIMIT", 3)
+    own = pools.Pool()
+    try:
+        pids = [
+            [outcome["result"][0] for outcome in own.call(f"{HERE}:whole_world", "", nranks, {}, 60.0)]
+            for nranks in (1, 2, 1, 3)
+        ]
+        assert pids[0] == pids[2]
+        alive = [Path(f"/proc/{pid}").exists() for each in pids[1:] for pid in each]
+        assert alive == [False, False, False, True, True, True]
+    finally:
+        own.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids[3])
+
+
+def disturb(comm, directory):
+    from pblasmp.comm import exchange
+    from pblasmp.comm.exchange import Exchange
+
+    os.chdir(directory)
+    os.environ["PBLASMP_DISTURBED"] = "yes"
+    del os.environ["HOME"]
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, directory)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    sys.excepthook = print
+    exchange._MESSAGE_BYTES = -1
+    Exchange.run = None
+
+
+def undisturbed(comm):
+    from pblasmp.comm import exchange
+    from pblasmp.comm.exchange import Exchange
+
+    with pytest.raises(UserWarning):
+        warnings.warn("careful", UserWarning, stacklevel=1)
+    return [
+        *(str(Path.cwd()), os.environ.get("PBLASMP_DISTURBED"), os.environ["HOME"], sys.path),
+        *(len(os.sched_getaffinity(0)), sys.excepthook is sys.__excepthook__),
+        *(exchange._MESSAGE_BYTES, callable(Exchange.run), os.getpid()),
+    ]
+
+
+@starts_ranks
+def test_each_call_finds_the_state_that_the_first_one_found(tmp_path):
+    before = run_mpi(undisturbed, 2)
+    run_mpi(disturb, 2, directory=str(tmp_path))
+    assert run_mpi(undisturbed, 2) == before
+    assert before[0][0] == str(Path.cwd())
+
+
+def seen(comm):
+    return [str(Path.cwd()), os.environ.get("PBLASMP_SEEN"), os.environ.get("PBLASMP_TEST_OF")]
+
+
+@starts_ranks
+def test_directory_and_environment_are_those_of_the_call(monkeypatch, tmp_path):
+    before = run_mpi(seen, 1)[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PBLASMP_SEEN", "yes")
+    monkeypatch.delenv("PBLASMP_TEST_OF")
+    assert run_mpi(seen, 1) == [[str(tmp_path), "yes", None]]
+    monkeypatch.undo()
+    assert run_mpi(seen, 1)[0] == before
+
+
+def leaves_a_context_open(comm):
+    pb.Context(comm, engine="host")
+
+
+def leaves_a_message(comm):
+    if comm.rank == 1:
+        comm.send("hello", 0, tag=5)
+
+
+@starts_ranks
+def test_what_is_left_behind_is_a_failure(launch):
+    message, _ = failure(leaves_a_context_open, 2, **launch)
+    assert (
+        f"ResourceWarning('Context(rank 1 of 2, engine host) made at {ROOT}/tests/mpi/test_runner.py:"
+        in message
+    )
+    message, _ = failure(leaves_a_message, 2, **launch)
+    assert "rank 0 FAILED\na message from rank 1 with tag 5 was never received" in message
+    assert "rank 1 was done" in message

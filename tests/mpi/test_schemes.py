@@ -11,8 +11,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.layout.schemes import OPS as SCHEME_OPS
-from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import (
+from tests.helpers.cases import (
     SIZES,
     TYPES,
     agreed_error,
@@ -24,6 +23,7 @@ from tests.mpi.cases import (
     product,
     scattered,
 )
+from tests.helpers.mpi import run_mpi
 
 MAKERS = {
     "ag": pb.MatmulProblem.allgather,

@@ -13,9 +13,9 @@ import pytest
 
 import pblasmp as pb
 import pblasmp.tensor_parallel as tp
+from tests.helpers.cases import TYPES, agreed_error, first, pick, unlike
 from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import TYPES, agreed_error, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
+from tests.helpers.tensor_cases import FORMS, Case, gelu, other_split, sizes
 
 SIZES = (1, 2, 3, 4)
 
@@ -133,7 +133,7 @@ def misuse(comm):
             ("two activations", ["activation: expected None"], (x, w), {"activation": np.array(["relu", "gelu"])}),
             ("alpha", ["alpha:", "complex"], (x, w), {"alpha": 1j}),
             ("no rows", ["x: shape", "expected C order"], (np.broadcast_to(x[:1], (2, 4)), w), {}),
-            ("algos", ["algo: expected a text, got ['auto']"], (x, w), {"algo": ["auto"]}),
+            ("algos", ["algo: expected a string, got ['auto']"], (x, w), {"algo": ["auto"]}),
             ("comm_sms", ["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
             ("a shape", ["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
         ):  # fmt: skip
@@ -142,7 +142,7 @@ def misuse(comm):
         pieces = {"return_gathered": True}
         for name, words, args, how in (
             ("complex activation", ["activation: for real types"], halves, {"activation": "relu"}),
-            ("algo", ["algo 'shared': this product runs piece by piece"], (x, w), {**pieces, "algo": "shared"}),
+            ("algo", ["algo 'shared': X is gathered where the caller gets it"], (x, w), {**pieces, "algo": "shared"}),
             ("compute", ["compute: the host engine has only None"], (x, w), {**pieces, "compute": "tf32"}),
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)
@@ -274,9 +274,8 @@ def kept(comm):
     """The plain functions plan once for each shape, keep a few plans, and no array of the user's."""
     rng = np.random.default_rng(65)
     with pb.Context(comm, engine="host") as ctx:
-        made = []
-        prepare = ctx.engine.prepare
-        ctx.engine.prepare = lambda *a: made.append(a[0]) or prepare(*a)
+        made, adopt = [], ctx.adopt
+        ctx.adopt = lambda plan: made.append(type(plan)) or adopt(plan)
         case = Case(rng, comm, "allgather_matmul", "float32", 8, 8, 8)
         for _ in range(3):
             case(ctx)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from tests.helpers.mpi import run_mpi
-from tests.mpi.cases import (
+from tests.helpers.cases import (
     SIZES,
     TYPES,
     agreed_error,
@@ -26,6 +25,7 @@ from tests.mpi.cases import (
     short_messages,
     unlike,
 )
+from tests.helpers.mpi import run_mpi
 
 
 def _window(rng, extent):

@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,40 +18,84 @@ import pblasmp as pb
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pblasmp"
 
-# From the bottom up: what a part of the package may import of the package, besides itself.
-BOTTOM = {"errors", "dtypes"}
-MAY_IMPORT: dict[str, set[str]] = {
+# From the bottom up: the parts of the package, and what each may import of it besides itself. Imports under
+# TYPE_CHECKING and within functions count.
+BOTTOM = {"errors", "extras", "dtypes", "launchers", "logs"}
+LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "extras": {"errors"},
     "dtypes": {"errors"},
-    "layout": BOTTOM,
-    "epilogue": BOTTOM | {"layout"},
-    "scales": BOTTOM | {"layout"},
+    "launchers": {"errors", "extras"},
+    "logs": {"errors", "launchers"},
+    "layout": {"errors", "dtypes"},
+    "epilogue": {"errors", "dtypes", "layout"},
+    "scales": {"errors", "dtypes", "layout"},
+    "scalapack": {"errors", "dtypes", "layout"},
+    "npy": {"errors", "dtypes", "layout"},
+    "drawing": {"errors", "extras", "layout"},
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},
     "bindings": BOTTOM | {"layout"},
     "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
-    "drawing": BOTTOM | {"layout"},
-    "launch": {"errors"},
-    "scalapack": BOTTOM | {"layout"},
+    "interop": {"errors", "dtypes", "engines"},
+    "report": {"engines"},
+    "matrix": BOTTOM | {"layout", "scalapack", "npy", "comm"},
+    "context": BOTTOM | {"layout", "epilogue", "scalapack", "npy", "comm", "engines", "interop", "matrix"},
+    "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context"},
+    "products": BOTTOM
+    | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
+    "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
+    "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
+    "planning": {"errors", "layout", "engines", "context", "plans", "products", "level3", "tensor_parallel"},
+    "pblas": BOTTOM
+    | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
+    "torch": {"errors", "extras", "layout", "context", "tensor_parallel"},
+    "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
+    | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
+    "launch": {"launchers", "logs"},
+    "testing": {"launch"},
+    "pytest_plugin": {"testing"},
+    "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
+    "cli": BOTTOM
+    | {"", "layout", "drawing", "comm", "npy", "engines", "context", "matrix", "tensor_parallel", "launch", "info"},
+    "__main__": {"cli"},
 }
-RUNNING = {"context", "matrix", "npy", "report", "standins", "plans", "products", "level3", "level3_plan"}
-RUNNING |= {"arrays", "tensor_parallel", "pblas"}
-MAY_IMPORT |= {part: set(MAY_IMPORT) | RUNNING for part in RUNNING}
-MAY_IMPORT["torch"] = {"errors", "layout", "context", "tensor_parallel"}
-MAY_IMPORT["info"] = BOTTOM | {"bindings", "launch", ""}
-MAY_IMPORT |= {part: {*MAY_IMPORT, "cli", ""} for part in ("cli", "__main__")}
-MAY_IMPORT[""] = set(MAY_IMPORT)  # pblasmp/__init__.py
+
+# A class and the methods that return it: imports that go up, beyond the layers.
+UP = {
+    ("matrix", "context"),  # the matrices that a context makes know it
+    ("matrix", "products"),  # A @ B
+}
+UP_WITHIN_A_PART = {
+    ("pblasmp.layout.rules", "pblasmp.layout.problem"),  # MatmulProblem.faults()
+    ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
+    ("pblasmp.layout.files", "pblasmp.layout.sweeps"),  # a file of any kind is checked
+}
 
 LAYOUT_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "difflib", "enum", "functools", "importlib"),
-    *("itertools", "json", "math", "operator", "pathlib", "re", "sys", "types", "typing", "tomllib", "tomli"),
-    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike"),
+    *(
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "pathlib",
+        "textwrap",
+        "xml",
+        "re",
+        "sys",
+        "types",
+        "typing",
+        "tomllib",
+        "tomli",
+    ),
+    *("numpy", "ml_dtypes", "pblasmp", "os.PathLike", "textwrap", "html", "pydantic", "typing_extensions"),
 }
 
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
-    *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc"),
-    *("Context", "DistributedMatrix", "Epilogue", "Scales", "matmul", "plan_matmul", "plan"),
+    *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc", "load_problem", "draw"),
+    *("Context", "DistributedMatrix", "Epilogue", "Scales", "matmul", "plan_matmul", "plan", "algorithms"),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *("PblasmpError", "LayoutError", "RankMismatchError", "UnsupportedError"),
@@ -76,12 +121,14 @@ def imports_of(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             name = ".".join([*base, *([node.module] if node.module else [])])
-            if name == "pblasmp":
-                yield from (f"{name}.{a.name}" if a.name in MAY_IMPORT else name for a in node.names)
-            elif name == "os":
+            if name == "os":
                 yield from (f"os.{alias.name}" for alias in node.names)
             else:
-                yield name
+                within = [f"{name}.{alias.name}" for alias in node.names]
+                yield from (each if each in MODULES else name for each in within)
+
+
+MODULES = {module_of(path): path for path in sources()}
 
 
 def part_of(module: str) -> str:
@@ -91,9 +138,35 @@ def part_of(module: str) -> str:
 @pytest.mark.parametrize("path", sources(), ids=module_of)
 def test_imports_point_down(path):
     part = part_of(module_of(path))
-    assert part in MAY_IMPORT, f"say in this test which layer pblasmp.{part} belongs to"
+    assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
     used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
-    assert used <= MAY_IMPORT[part] | {part}
+    up = {above for below, above in UP if below == part}
+    assert used <= LAYERS[part] | {part} | up
+
+
+def test_layers_are_in_order():
+    below: set[str] = set()
+    for part, may_import in LAYERS.items():
+        assert may_import <= below, f"pblasmp.{part}: {sorted(may_import - below)} come later"
+        below.add(part)
+    assert {part_of(module) for module in MODULES} == set(LAYERS)
+
+
+def test_no_module_imports_itself_through_others():
+    """Neither under TYPE_CHECKING nor within functions, but for a class and the methods that return it."""
+    graph = {
+        module: {each for each in imports_of(path) if each in MODULES and each != module}
+        for module, path in MODULES.items()
+    }
+    excepted = UP_WITHIN_A_PART | {(f"pblasmp.{below}", f"pblasmp.{above}") for below, above in UP}
+    for below, above in excepted:
+        assert above in graph[below], f"{below} does not import {above}: not an exception any more"
+        graph[below].discard(above)
+    graph["pblasmp"] = set()  # whose names are imported when they are first used
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "layout").rglob("*.py")), ids=module_of)
@@ -122,14 +195,33 @@ print(sorted(libraries() - before), sorted(new & heavy))
     assert run_python(script) == "[] []\n"
 
 
+@pytest.mark.parametrize("engine", ["host", "auto"])
+def test_cpu_ranks_load_no_module_for_gpus(engine):
+    """Where CuPy is not installed, "auto" needs none of them to say so."""
+    script = f"""
+import sys
+import pblasmp as pb
+with pb.Context(engine="{engine}") as ctx:
+    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
+    a = ctx.zeros(d)
+    pb.plan("matmul", a, a).report()
+    pb.trsm(a, a, alpha=0)
+    pb.allgather_matmul(a.local, a.local, ctx)
+    print(ctx.engine.name, ctx.engine.device)
+heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.cublasmp")
+print([name for name in sys.modules if name.startswith(heavy)])
+"""
+    assert run_python(script) == "host None\n[]\n"
+
+
 def test_layouts_need_no_mpi():
     script = """
 import sys
 import pblasmp as pb
 pb.MatrixDescriptor((5, 5), (2, 2), pb.Grid(1, 2)).local_shape(0)
-print("mpi4py" in sys.modules, "scipy" in sys.modules)
+print("mpi4py" in sys.modules, "scipy" in sys.modules, "pydantic" in sys.modules)
 """
-    assert run_python(script) == "False False\n"
+    assert run_python(script) == "False False False\n"
 
 
 def test_public_names_are_the_contract():

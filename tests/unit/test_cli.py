@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +20,11 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import info
-from pblasmp.cli import main
+from pblasmp.cli import main, options
 from pblasmp.cli.commands import cli
+from pblasmp.cli.terminal import use_colour
+from pblasmp.layout.files import check as check_file
+from pblasmp.layout.files import find
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """
@@ -189,7 +196,8 @@ def test_no_launcher_says_what_to_install(pblasmp, monkeypatch, tmp_path):
     status, _, err = pblasmp("matmul", "--size", 8)
     assert status == 2
     assert err.startswith("pblasmp: no MPI launcher")
-    assert "pip install 'pblasmp[mpi]'" in err
+    assert "pblasmp[mpi]" in err
+    assert "-n 1" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], *([name, "--help"] for name in cli.commands)])
@@ -220,6 +228,201 @@ def test_check_takes_the_names_of_problems_and_grids_that_come_along(pblasmp):
     assert pblasmp("check", ROOT / "descriptors" / "grids" / "2x2.toml")[0] == 0
 
 
+def test_usage_errors_say_where_help_is(pblasmp, files):
+    assert pblasmp("matmul", "--bogus")[2].endswith(". Try 'pblasmp matmul --help'\n")
+    assert pblasmp("bogus")[2].endswith(". Try 'pblasmp --help'\n")
+    assert "--help" not in pblasmp("check", "bad.toml")[2]  # the command was right
+
+
+MANY = ROOT / "descriptors" / "invalid" / "many-faults.toml"
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_many_faults_are_one_per_line(pblasmp, command):
+    faults = check_file(MANY)
+    status, out, err = pblasmp(command, MANY)
+    assert status == 2
+    assert [line.strip() for line in (out + err).splitlines() if line.startswith("  - ")] == [
+        f"- {x}" for x in faults
+    ]
+    assert len(faults) > 3
+
+
+def test_showing_what_is_not_legal_is_status_2(pblasmp, files):
+    status, out, err = pblasmp("show", "illegal.toml")
+    assert "This product is not legal" in out
+    assert (status, err) == (2, "pblasmp: illegal.toml: this product is not legal\n")
+    status, out, _ = pblasmp("show", "illegal.toml", "--json")
+    assert (status, json.loads(out)["legal"]) == (2, False)
+
+
+def test_json(pblasmp, files):
+    status, out, err = pblasmp("check", "--json", "good.toml", "bad.toml", "none.toml")
+    good, bad, none = json.loads(out)
+    assert (status, err.count("\n")) == (2, 1)
+    assert (good["legal"], good["faults"], good["nranks"]) == (True, [], 2)
+    assert good["operands"]["a"]["local_shapes"] == [[4, 2], [4, 2]]
+    assert (bad["legal"], none["legal"]) == (False, False)
+    assert "did you mean 'block'?" in bad["faults"][0]
+    assert none["faults"] == ["cannot be read: No such file or directory"]
+    status, out, err = pblasmp("show", "good.toml", "--json")
+    shown = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (shown["file"], shown["m"], shown["operands"]["d"]["block"]) == ("good.toml", 4, [2, 2])
+
+
+def test_list(pblasmp):
+    names = [path.stem for path in find("problems")]
+    status, out, _ = pblasmp("list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == names
+    listed = json.loads(pblasmp("list", "--json")[1])
+    assert [one["name"] for one in listed] == names
+    for one in listed:
+        assert f"{one['title']}\n" in out
+
+
+def test_standard_input(pblasmp, files, monkeypatch):
+    for command in ("check", "show"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROBLEM.encode())))
+        status, out, err = pblasmp(command, "-")
+        assert (status, err) == (0, "")
+        assert "Small" in out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"m = 1")))
+    status, _, err = pblasmp("run", "-")
+    assert (status, err.partition(":")[0]) == (2, "pblasmp")
+    assert "<stdin>: " in err
+    assert "title: missing" in err
+    assert "/tmp" not in err
+
+
+HUGE = "9" * 5000
+BAD_FILES = {
+    "nranks": ("nranks = 1000000000000000000", "at most 2147483647"),
+    "digits": (f"nranks = {HUGE}", "5000 digits"),
+    "hex": (f"nranks = 0x{'f' * 5000}", "at most 2147483647"),
+    "shown": (f"nranks = 1\nsource = 0x{'f' * 5000}", "out of range"),
+    "deep": (f"nranks = 1\nalpha = {'[' * 5000}{']' * 5000}", "too deep"),
+    "alpha": (f"nranks = 1\nalpha = [1{'0' * 400}, 0]", "out of range"),
+}
+
+
+@pytest.mark.parametrize("command", ["check", "run", "show"])
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_hostile_files_are_bad_input(pblasmp, tmp_path, command, name):
+    line, message = BAD_FILES[name]
+    (tmp_path / "x.toml").write_text(f'title = "T"\nm = 4\nn = 4\nk = 4\nblock = 2\n{line}\n')
+    status, out, err = pblasmp(command, "x.toml")
+    assert (status, err.count("\n")) == (2, 1)
+    assert message in out + err
+    assert "fault in pblasmp" not in err
+
+
+def test_run_has_limits(pblasmp, tmp_path):
+    (tmp_path / "many.toml").write_text('title = "T"\nm = 4\nn = 4\nk = 4\nblock = 2\nnranks = 5000\n')
+    status, _, err = pblasmp("run", "many.toml")
+    assert status == 2
+    assert re.search(r"many.toml needs 5000 ranks, at most \d+ are started: --max-ranks 5000", err)
+    assert "at most 3 are" in pblasmp("run", "many.toml", "--max-ranks", 3)[2]
+    size = 10**9
+    (tmp_path / "big.toml").write_text(
+        f'title = "T"\nm = {size}\nn = {size}\nk = {size}\nblock = 64\nnranks = 2\n'
+    )
+    status, _, err = pblasmp("run", "big.toml")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "big.toml: run compares whole matrices on one rank; these need" in err
+
+
+def test_control_characters_are_escaped(pblasmp, tmp_path):
+    text = PROBLEM.replace('"Small"', r'"red \u001b[31m and \u009b32m"')
+    (tmp_path / "x\x1b[1m.toml").write_text(text)
+    (tmp_path / "key.toml").write_text(text + '"a\\u001bb" = 1\n')
+    for command in (["check"], ["show"]):
+        _, out, err = pblasmp(*command, "x\x1b[1m.toml")
+        assert not {"\x1b", "\x9b"} & set(out + err)
+        assert r"red \x1b[31m and \x9b32m" in out
+    for command in ("check", "run"):
+        _, out, err = pblasmp(command, "key.toml")
+        assert r"a\x1bb: unknown key" in out + err
+
+
+def test_colours(pblasmp, files, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in pblasmp("check", "good.toml", "--color=always")[1]
+    assert "\x1b[" in pblasmp("--color=always", "check", "good.toml")[1]
+    assert "\x1b[" in pblasmp("show", "good.toml", "--color=always")[1]
+    assert "\x1b[" not in pblasmp("check", "good.toml")[1]  # no terminal
+    monkeypatch.setattr("pblasmp.cli.terminal.is_terminal", lambda _: True)
+    settings = (({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False))
+    for environ, expected in settings:
+        assert use_colour("auto", environ) is expected
+        assert use_colour("always", environ)
+        assert not use_colour("never", environ)
+
+
+def test_under_a_launcher_its_own_output_decides(monkeypatch, tmp_path):
+    """Open MPI gives ranks a pseudo-terminal wherever its own output goes."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    launcher = tmp_path / "mpirun"
+    launcher.symlink_to(shutil.which("bash"))
+    script = "from pblasmp.cli.terminal import is_terminal; print(is_terminal(1), is_terminal(2))"
+    inner = f"script -qec {shlex.quote(shlex.join([sys.executable, '-c', script]))} /dev/null; true"
+    if shutil.which("script") is None:
+        pytest.skip("script(1) makes the terminal of this test")
+    done = subprocess.run(
+        [launcher, "-c", inner], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_help_is_not_cut(pblasmp):
+    listed = " ".join(pblasmp("--help")[1].split())
+    for name, command in cli.commands.items():
+        assert f"{name} {command.help.splitlines()[0]}" in listed
+
+
+def test_the_default_number_of_ranks_is_told(pblasmp):
+    assert min(4, len(os.sched_getaffinity(0))) == options.DEFAULT_RANKS
+    for command in ("matmul", "bench"):
+        assert "one per core, at most 4]" in " ".join(pblasmp(command, "--help")[1].split())
+
+
+def test_completion(tmp_path):
+    def completed(*words):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "_PBLASMP_COMPLETE": "bash_complete"}
+        environment |= {"COMP_WORDS": " ".join(["pblasmp", *words]), "COMP_CWORD": str(len(words))}
+        script = "import sys; sys.argv[0] = 'pblasmp'; from pblasmp.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    assert "plain,matmul" in completed("mat")
+    assert {"plain,grid-2x2", "plain,grid-2x3", "file,grid-2x"} <= set(completed("show", "grid-2x"))
+    assert "plain,ag-nn-c" in completed("run", "ag-nn")
+
+
+def test_modules_in_the_current_directory_are_not_imported(tmp_path):
+    for name in ("colorsys", "json", "mpi4py", "numpy"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'a').write(__name__)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for arguments in (["matmul", "-n", "1", "--size", "8"], ["info"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pblasmp", *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "imported").exists()
+
+
 def test_show(pblasmp, files):
     status, out, err = pblasmp("show", "good.toml")
     assert (status, err) == (0, "")
@@ -243,6 +446,8 @@ def test_info(pblasmp):
     for name in ("mpi4py", "MPI library", "mpirun"):
         assert Path(found[name]["path"]).is_file()
         assert "problem" not in found[name]
+    assert found["engine"]["version"] in ("host", "cublasmp")
+    assert found["engine"]["why"]
     assert ("problem" in found["cuBLASMp"]) != ("version" in found["cuBLASMp"])
     text = pblasmp("info")[1]
     for topic, facts in found.items():
@@ -262,6 +467,7 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     monkeypatch.setenv("PBLASMP_MPIRUN", str(other))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     found = info.collect()
+    assert found["engine"]["version"] == "host"
     assert found["mpirun"]["problem"] == "it belongs to another MPI than the library, MPICH Version: 5"
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no libmpi')")
     monkeypatch.setenv("PBLASMP_MPIRUN", str(tmp_path / "none"))
@@ -291,4 +497,6 @@ def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "pblasmp: there is A but no B: give two files, or none for random matrices\n"
+    assert done.stderr == (
+        "pblasmp: there is A but no B: give two files, or none for random matrices. Try 'pblasmp matmul --help'\n"
+    )

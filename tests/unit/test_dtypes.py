@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from pblasmp.dtypes import DTYPES, accumulation_dtype, as_dtype, scalar
+from pblasmp.bindings import DataType
+from pblasmp.dtypes import (
+    DTYPES,
+    ELEMENT_TYPES,
+    FLOAT8,
+    accumulation_dtype,
+    as_dtype,
+    element_type,
+    scalar,
+)
 from pblasmp.errors import LayoutError
 
 NAMES = ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"]
@@ -17,6 +27,40 @@ def test_names():
     assert list(DTYPES) == NAMES
     assert [dtype.name for dtype in DTYPES.values()] == NAMES
     assert [dtype.itemsize for dtype in DTYPES.values()] == [8, 4, 16, 8, 2, 2]
+
+
+def test_the_table_is_whole():
+    assert ELEMENT_TYPES.keys() == DTYPES.keys() | FLOAT8.keys()
+    for name, row in ELEMENT_TYPES.items():
+        assert element_type(as_dtype(name)) is row
+        assert row.name == name
+        assert row.accumulation in DTYPES
+        assert element_type(DTYPES[row.accumulation]).accumulation == row.accumulation
+        assert row.roundoff < row.tolerance < 1
+        assert row.storage == "" or np.dtype(row.storage).itemsize == row.dtype.itemsize
+    assert len({DataType[row.cuda] for row in ELEMENT_TYPES.values()}) == len(ELEMENT_TYPES)
+
+
+def test_blas_has_its_four_letters():
+    assert {row.blas: row.name for row in ELEMENT_TYPES.values() if row.blas} == {
+        "s": "float32", "d": "float64", "c": "complex64", "z": "complex128",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "roundoff", "smallest"),
+    [
+        ("float8_e4m3fn", 448.0, 2.0**-4, 2.0**-9),
+        ("float8_e5m2", 57344.0, 2.0**-3, 2.0**-16),
+        ("bfloat16", 2.0**128 - 2.0**120, 2.0**-8, 2.0**-133),
+        ("float16", 65504.0, 2.0**-11, 2.0**-24),
+        ("float64", sys.float_info.max, 2.0**-53, 5e-324),
+        ("complex64", 2.0**128 - 2.0**104, 2.0**-24, 2.0**-149),
+    ],
+)
+def test_limits(name, largest, roundoff, smallest):
+    row = ELEMENT_TYPES[name]
+    assert (row.largest, row.roundoff, row.smallest) == (largest, roundoff, smallest)
 
 
 @pytest.mark.parametrize("name", NAMES)

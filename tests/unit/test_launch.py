@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -13,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from pblasmp.errors import LibraryNotFoundError
-from pblasmp.launch import Job, Launcher, Surroundings, find_launcher, surroundings
+from pblasmp.launch import (
+    Job,
+    Launcher,
+    Surroundings,
+    find_launcher,
+    python_command,
+    remove_shared_memory,
+    surroundings,
+)
+from pblasmp.launchers import LAUNCHERS, LauncherKind
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +82,7 @@ def test_intel_is_started_by_its_hydra(nowhere, tmp_path):
 
 
 def test_no_launcher(nowhere):
-    with pytest.raises(LibraryNotFoundError, match=r"pip install 'pblasmp\[mpi\]'"):
+    with pytest.raises(LibraryNotFoundError, match=r"pip install .*pblasmp\[mpi\].*-n 1"):
         find_launcher(nowhere)
 
 
@@ -118,6 +128,15 @@ def test_environments():
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, Surroundings("Slurm", 3, 8)),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),  # srun --pty bash
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # inside sbatch
+        ({"PMIX_RANK": "3"}, Surroundings("PMIx", 3, None)),
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "2"}, Surroundings("Slurm", 2, 8)),
+        (
+            {"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+            Surroundings("Hydra", 1, 2),
+        ),
+        ({"PMI_SIZE": "\u00b2", "PMI_RANK": "0"}, None),  # a superscript two, which isdigit() takes
+        ({"PMI_SIZE": "2", "PMI_RANK": ""}, None),
     ],
 )
 def test_surroundings(environ, expected):
@@ -150,6 +169,47 @@ def test_a_job_runs_and_its_output_is_kept(launcher, tmp_path):
         assert job.poll() == 3
     assert job.tail() == "one\ntwo"
     assert job.tail(1) == "two"
+
+
+def test_shared_memory_of_killed_ranks_is_removed(tmp_path):
+    for name in ("mpich_old", "mpich_left", "mpich_open", "mpich_mapped", "other"):
+        (tmp_path / name).write_bytes(b"0" * 4096)
+        if name == "mpich_old":
+            time.sleep(0.05)
+            since = time.time()
+            time.sleep(0.05)
+    with (tmp_path / "mpich_mapped").open("r+") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+    with mapped, (tmp_path / "mpich_open").open():
+        remove_shared_memory(since, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"mpich_old", "mpich_open", "mpich_mapped", "other"}
+
+
+def test_a_job_removes_the_shared_memory_of_its_ranks(launcher, tmp_path):
+    left = Path("/dev/shm") / f"mpich_test_{os.getpid()}"
+    with Job(["sh", "-c", f"touch {left}; kill -9 $$"], 1, tmp_path / "out", launcher=launcher) as job:
+        assert job.wait(20) != 0
+    assert not left.exists()
+
+
+def test_adding_a_launcher_is_adding_a_row(monkeypatch, nowhere, tmp_path):
+    row = LauncherKind(
+        "flux", "Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", answer="flux-core", options=("run",)
+    )
+    monkeypatch.setattr("pblasmp.launchers.LAUNCHERS", (*LAUNCHERS, row))
+    assert surroundings({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"}) == Surroundings("Flux", 1, 2)
+    mine = script(tmp_path / "flux", "echo flux-core 0.60.0")
+    found = find_launcher({**nowhere, "PBLASMP_MPIRUN": str(mine)})
+    assert found == Launcher(mine, "flux", "0.60.0")
+    assert found.command(2, ["a"]) == [str(mine), "run", "-n", "2", "a"]
+
+
+def test_a_new_python_imports_from_where_this_one_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "colorsys.py").write_text("print('mine')")
+    command = python_command("import colorsys, sys; print(sys.argv[1:])", "a", "b")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "['a', 'b']\n"
 
 
 def test_waiting_has_a_limit(launcher, tmp_path):

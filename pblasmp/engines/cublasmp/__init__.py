@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .device import find_device
-from .engine import CublasmpEngine, open_library
+from .engine import CublasmpEngine
+from .session import open_library
 
 __all__ = ["CublasmpEngine", "find_device", "open_library"]

@@ -4,38 +4,37 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import Any
 
 from ...errors import ClosedError
 from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
-from ..base import Workspace
+from ..base import Operands, Product, Workspace
 from .log import Listening
+from .session import Session
 from .streams import current
 from .types import DATA_TYPES
 
-if TYPE_CHECKING:
-    from .engine import CublasmpEngine
-
-__all__ = ["PreparedCall", "columns", "same_memory"]
+__all__ = ["PreparedCall", "columns"]
 
 Array = Any
 
 
-class PreparedCall(ABC):
+class PreparedCall(Product, ABC):
     """One routine on this rank's local arrays. Making, growing and closing one is collective over the context.
 
-    A subclass says in ``_bind`` which arrays the call gets, and in ``_told`` what else.
+    A subclass says in ``_bind`` which arrays the call gets, and in ``_arguments_of_call`` what else. Nothing of a run's
+    arrays is held after they are gone.
 
     Args:
-        engine: whose library is called.
+        session: whose library is called.
         routine: the function's name without its prefix.
         grid: the grid whose workspace is used.
-        arrays: the local arrays that ``run`` is expected to get.
+        operands: those that ``run`` is expected to get.
         inside: whether this rank calls the routine, or only takes part in what is collective.
 
     Attributes:
@@ -43,16 +42,20 @@ class PreparedCall(ABC):
         copied_bytes: what is copied to and from temporaries in one run.
     """
 
-    _listens = True  # whether the first run asks the log which way was taken
+    queues = True
+    _listens = True  # whether the first run asks the log what the library does
 
     def __init__(
-        self, engine: CublasmpEngine, routine: str, grid: Grid, arrays: tuple[Array, ...], *, inside: bool
+        self, session: Session, routine: str, grid: Grid, operands: Operands, *, inside: bool
     ) -> None:
-        self._engine, self._lib, self._routine = engine, engine.library, routine
+        self._session, self._lib, self._routine = session, session.library, routine
         self._closing = ExitStack()
-        self._recorded: WeakSet[_Recorded] = WeakSet()
-        self._bound, self._names = arrays, [*map(id, arrays)]
-        self._strides = tuple(None if x is None else x.strides for x in arrays)
+        self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
+        self._planned = operands  # until the call is prepared
+        self._bound: weakref.ref[Operands] | None = None
+        self._strides = {
+            name: None if (x := getattr(operands, name)) is None else x.strides for name in "abcd"
+        }
         self._inside = inside
         self._notes: list[str] = []
         self._said: list[str] = []
@@ -63,36 +66,42 @@ class PreparedCall(ABC):
         self._after: list[Callable[[], object]] = []
         self._call: Callable[[], None] | None = None
         self._sizes = self._needs = (0, 0)
-        self._workspace = engine.workspace(grid)
+        self._workspace = session.workspace(grid)
         self.copied_bytes = 0
         self.workspace = Workspace(0, 0)
 
     # -- what a subclass says
 
     @abstractmethod
-    def _bind(self, *arrays: Array) -> None:
+    def _bind(self, operands: Operands) -> None:
         """Point the call at these local arrays, and list what is done before and after it."""
 
     @abstractmethod
-    def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return C's arguments before the workspace and behind it; descriptors are made here."""
+
+    def _unbind(self) -> None:
+        """Forget the arrays of the last run."""
+        self._before, self._after = [], []
 
     # -- making
 
     def _prepare(self) -> None:
         """Make descriptors and ask for the workspace. Collective; closes what was made where a rank fails."""
         try:
-            self.workspace = Workspace(*self._engine.largest(self._asked_for))
+            self.workspace = Workspace(*self._session.largest(self._asked_for))
         except Exception:
             self.close()
             raise
+        finally:
+            del self._planned
 
     def _asked_for(self) -> tuple[int, int]:
         """Return the bytes that the call wants on the device and on the host. Local."""
         if not self._inside:
             return 0, 0
-        self._bind(*self._bound)
-        self._arguments, self._last = self._told()
+        self._bind_to(self._planned)
+        self._arguments, self._last = self._arguments_of_call()
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
         query = getattr(self._lib, f"cublasMp{self._routine}_bufferSize")
         query(*self._arguments, ctypes.byref(device), ctypes.byref(host), *self._last)
@@ -101,7 +110,7 @@ class PreparedCall(ABC):
 
     def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
         """Return cuBLASMp's descriptor of an F-ordered matrix, from where its first block begins."""
-        lib, out, grid = self._lib, ctypes.c_void_p(), self._engine.grid(x.grid)
+        lib, out, grid = self._lib, ctypes.c_void_p(), self._session.grid(x.grid)
         extents = x.shape[0] + x.lead[0], x.shape[1] + x.lead[1]
         dtype = DATA_TYPES[x.dtype.name]
         lib.cublasMpMatrixDescriptorCreate(
@@ -118,22 +127,22 @@ class PreparedCall(ABC):
         pointer = self._pointers.setdefault(name, ctypes.c_void_p())
         if array is None:
             return
-        pointer.value = self._engine.address(array, "abcd".index(name))
+        pointer.value = self._session.address(array, "abcd".index(name))
         if x is not None and array.size and x.lead != (0, 0):
             rows, cols = self._before_first(x)
             pointer.value -= (rows + cols * self._lld(array, x)) * array.itemsize
 
     def _before_first(self, x: MatrixDescriptor) -> tuple[int, int]:
         """Return the rows and columns of the first block that would lie before this rank's local array."""
-        prow, pcol = x.grid.coords(self._engine.rank)
+        prow, pcol = x.grid.coords(self._session.rank)
         return x.lead[0] * (prow == x.source[0]), x.lead[1] * (pcol == x.source[1])
 
     def _height(self, x: MatrixDescriptor) -> int:
         """Return the least leading dimension that cuBLASMp takes for this rank's array of an F-ordered matrix."""
-        if self._engine.rank >= x.grid.size:
+        if self._session.rank >= x.grid.size:
             return 1
         axis = Axis(x.shape[0] + x.lead[0], x.block[0], x.source[0], x.grid.nprow)
-        return max(1, axis.count(x.grid.coords(self._engine.rank)[0]))
+        return max(1, axis.count(x.grid.coords(self._session.rank)[0]))
 
     def _lld(self, array: Array, x: MatrixDescriptor) -> int:
         """Return the leading dimension of an F-ordered local array; of a single column any that will do."""
@@ -149,9 +158,9 @@ class PreparedCall(ABC):
     def _temporary(self, name: str, x: MatrixDescriptor) -> Array:
         """Return an F-ordered array for this rank's part of ``x``, the same each time."""
         if name not in self._temporaries:
-            inside = self._engine.rank < x.grid.size
-            shape = x.local_shape(self._engine.rank) if inside else (0, 0)
-            self._temporaries[name] = self._engine.empty(shape, x.dtype, "F", self._height(x))
+            inside = self._session.rank < x.grid.size
+            shape = x.local_shape(self._session.rank) if inside else (0, 0)
+            self._temporaries[name] = self._session.empty(shape, x.dtype, "F", self._height(x))
         return self._temporaries[name]
 
     def _through(
@@ -180,27 +189,35 @@ class PreparedCall(ABC):
         return f"{asked}, not run yet" if self._call is None else f"{asked}, of which cuBLASMp logged nothing"
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Anything a reader of the plan's report should know."""
         return tuple(self._notes)
 
-    def _run(self, *arrays: Array) -> None:
+    def run(self, operands: Operands) -> None:
         """Queue the call on CuPy's current stream. Collective; the first run allocates and listens to the log."""
-        names = [*map(id, arrays)]
-        if names != self._names:
-            self._bound, self._names = arrays, names
-            if self._inside:
-                self._bind(*arrays)
+        if self._bound is None or self._bound() is not operands:
+            self._bind_to(operands)
         if self._call is None or not self._workspace.covers(*self._sizes):
             self._first()
             return
         self._queue()
 
+    def _bind_to(self, operands: Operands) -> None:
+        """Let the call be that of these operands, as long as they exist."""
+        self._bound = weakref.ref(operands, self._gone)
+        if self._inside:
+            self._bind(operands)
+
+    def _gone(self, reference: weakref.ref[Operands]) -> None:
+        if self._bound is reference:
+            self._bound = None
+            self._unbind()
+
     def _first(self) -> None:
         self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
         try:
-            with self._engine.agreement(f"cublasMp{self._routine}: the first run"):
+            with self._session.agreement(f"cublasMp{self._routine}: the first run"):
                 self._first_call()
         except Exception:
             self._call = None  # the next run is again a first one
@@ -224,50 +241,45 @@ class PreparedCall(ABC):
 
     def _queue(self) -> None:
         assert self._call is not None
-        self._engine.follow_stream()
+        self._session.follow_stream()
         for action in self._before:
             action()
         self._call()
         for action in self._after:
             action()
 
-    def _capture(self, *arrays: Array) -> Callable[[], None]:
+    def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the call as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
         import cupy
 
-        self._run(*arrays)  # what is done but once is done before recording
+        self.run(operands)  # what is done but once is done before recording
         if not self._inside:
             return _nothing
         stream = cupy.cuda.Stream(non_blocking=True)
         with current(stream):
             stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
             try:
-                self._run(*arrays)
+                self.run(operands)
             finally:
                 graph = stream.end_capture()
-        self._engine.follow_stream()  # again, off the stream of the recording
+        self._session.follow_stream()  # again, off the stream of the recording
         recorded = _Recorded(graph, self._workspace.generation)
         self._recorded.add(recorded)
-        engine, workspace = self._engine, self._workspace
+        session, workspace = self._session, self._workspace
 
         def replay() -> None:
             if recorded.graph is None:
                 raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
             if recorded.generation != workspace.generation:
                 raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-            engine.follow_stream()
+            session.follow_stream()
             recorded.graph.launch()
 
         return replay
 
-    def release(self) -> None:
-        """Forget the arrays of the last run; what is queued does without them."""
-        self._bound, self._names = (), []
-        self._before, self._after = [], []
-
-    def _misfit(self, which: int, array: Array) -> str:
-        """Return why ``array`` cannot take the place of the planned one of that number, or an empty string. Local."""
-        planned = self._strides[which]
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
+        planned = self._strides[name]
         if planned is None or array.strides == planned:
             return ""
         return f"the local array has strides {array.strides}, the plan is for {planned}"
@@ -293,8 +305,3 @@ def _nothing() -> None:
 def columns(array: Array, order: str) -> Array:
     """Return a local array as cuBLASMp sees it: the same memory in F order, transposed where it is in C order."""
     return array.T if order == "C" else array
-
-
-def same_memory(a: Array, b: Array) -> bool:
-    """Return whether two local arrays are one: the same elements at the same addresses."""
-    return a is b or bool(a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides)

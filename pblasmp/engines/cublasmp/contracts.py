@@ -14,7 +14,7 @@ from ...bindings import FUNCTIONS
 from ...layout import Level3Problem, MatrixDescriptor
 from . import faults
 
-__all__ = ["suited_level3", "symbol_of"]
+__all__ = ["nearest_level3", "symbol_of"]
 
 _ANY_BLOCKS = 901
 
@@ -23,15 +23,14 @@ _WORDS = {"a": "A", "b": "B", "d": "the result"}
 
 def symbol_of(problem: Level3Problem) -> str:
     """Return the function that computes a routine: of real types the Hermitian ones are the symmetric ones. Local."""
-    name = problem.routine
-    if problem.d.dtype.kind != "c" and name.startswith("he"):
-        name = "sy" + name[2:]
+    real = problem.d.dtype.kind != "c"
+    name = problem.traits.twin if problem.traits.hermitian and real else problem.routine
     symbol = f"cublasMp{name.capitalize()}"
     assert symbol in FUNCTIONS
     return symbol
 
 
-def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, tuple[str, ...]]:
+def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, tuple[str, ...]]:
     """Return the routine with layouts that cuBLASMp takes, ``problem`` itself where it does, and the reasons. Local.
 
     D stays where it can, and keeps its memory order, as every operand does.
@@ -49,7 +48,7 @@ def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, 
         name = {"a": "b", "b": "a"}.get(letter, letter) if form.swapped else letter
         order = {"a": problem.a.order, "b": b_order, "d": problem.d.order}[name]
         moved[name] = new.T if order == "C" else new
-        start = q.routine == "trsm" and letter == "b"
+        start = q.traits.solves and letter == "b"
         why = "it has to lie like the result" if start else f"{symbol_of(q)} wants {_what(old, new, q.d)}"
         reasons[name] = f"{_WORDS[name]} is moved: {why}"
     d = moved.get("d", problem.d)
@@ -63,7 +62,7 @@ def suited_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, 
 
 def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:
     """Return the layouts of A, B and D nearest to those of F-ordered matrices."""
-    if q.routine == "trsm" and version >= _ANY_BLOCKS:
+    if q.traits.solves and version >= _ANY_BLOCKS:
         return {"a": _laid(q.a, q.a.block, q.d, q.a.lead), "b": _like(q.b, q.d), "d": q.d}
     turned = q.op_a != "N"
     if q.traits.shape == "updated":
@@ -74,14 +73,14 @@ def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:
         laid = {"a": _laid(q.a, block, d), "d": d}
         return laid if q.b is None else laid | {"b": _laid(q.b, block, d)}
     if q.traits.shape == "added":
-        square = q.routine == "tradd" or version < _ANY_BLOCKS
+        square = q.written is not None or version < _ANY_BLOCKS
         d = _laid(q.d, (q.d.block[0],) * 2 if square else q.d.block, q.d)
         return {"a": _laid(q.a, d.block[::-1] if turned else d.block, d), "d": d}
     order = q.d.block[int(q.side == "R")]
-    d = _laid(q.d, (order, order) if q.side == "R" or q.routine == "trsm" else q.d.block, q.d)
+    d = _laid(q.d, (order, order) if q.side == "R" or q.traits.solves else q.d.block, q.d)
     a = _laid(q.a, (order, order), d)
     assert q.b is not None
-    b = _like(q.b, d) if q.routine == "trsm" else _laid(q.b, d.block, d)
+    b = _like(q.b, d) if q.traits.solves else _laid(q.b, d.block, d)
     return {"a": a, "b": b, "d": d}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...comm import Communicator
 from ...errors import LibraryNotFoundError, UnsupportedError
+from ...extras import install
 
 __all__ = ["Device", "find_device"]
 
@@ -67,7 +68,7 @@ def _own(indices: list[int], number: int) -> Device | Exception:
     try:
         import cupy
     except ImportError as error:
-        return LibraryNotFoundError(f"CuPy is not installed ({error}): pip install 'pblasmp[cu13]'")
+        return LibraryNotFoundError(f"CuPy is not installed ({error}): {install('cu13')}")
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()

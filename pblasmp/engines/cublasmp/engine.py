@@ -1,44 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CublasmpEngine: the GPU of a rank, its communicators, grids and workspaces, and the products on them."""
+"""CublasmpEngine: CuPy arrays on the GPUs of all ranks, cuBLASMp's routines, and the algorithms of every engine."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bindings import GridLayout, Library, version_text
-from ...comm import Agreement, Communicator
+from ...bindings import Library
+from ...comm import Communicator
 from ...dtypes import is_float8
-from ...epilogue import Epilogue
-from ...errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
-from ...layout import Grid, Level3Problem, MatmulProblem, MatrixDescriptor
+from ...errors import LayoutError
+from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
-from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ...scales import Scales
-from ..base import Move, Options, Problem, Product, overlap
-from . import epilogues, faults, scales
-from .contracts import suited_level3, symbol_of
+from ..base import Move
+from . import algorithms, streams
 from .device import Device
-from .lane import CublasmpLane
-from .level3 import CublasmpLevel3, ScaledPart
 from .moves import prepare_move
-from .product import CublasmpProduct, LocalProduct
-from .types import ALGORITHMS
+from .operations import CublasmpOperations
+from .session import Session
+from .transport import CublasmpTransport
 
 __all__ = ["CublasmpEngine"]
 
-_WINDOWS_SINCE = 800
-
 
 class CublasmpEngine:
-    """Products on GPUs. Making and closing one is collective over ``comm``.
+    """GPU ranks. Making and closing one is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
@@ -46,221 +35,45 @@ class CublasmpEngine:
         library: cuBLASMp, opened.
         why: why this engine was taken.
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        session: what is made once: communicators, grids, workspaces, symmetric memory, streams.
     """
 
     name = "cublasmp"
-    agrees = uneven = False
+    agrees = False
+    algorithms = algorithms.ALGORITHMS
 
     def __init__(
         self, comm: Communicator, device: Device, library: Library, why: str, nccl: Any = None
     ) -> None:
         import cupy
-        import nccl.core as nccl_core
 
-        self.why = why
-        self.library, self.version, self.rank = library, library.version, comm.rank
+        self.why, self.xp = why, cupy
+        self.session = Session(comm, device, library, nccl)
         self.device = device
-        self._comm, self._cupy, self._nccl_core = comm, cupy, nccl_core
-        self._grids: dict[Grid, int] = {}
-        self._workspaces: dict[Grid, SharedWorkspace] = {}
-        self._lane: CublasmpLane | None = None
-        self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
-        self._recycled: list[tuple[int, int]] = []
-        with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
-            before = cupy.cuda.runtime.getDevice()
-            cupy.cuda.Device(device.index).use()
-            self._closing.callback(cupy.cuda.Device(before).use)
-            self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
-            self._closing.callback(self.heap.close)
-            self._nccl = self._communicator(nccl)
-            self._communicators = {comm.size: self._nccl}
-            self._nowhere = cupy.empty(256, np.uint8)
-            handle = ctypes.c_void_p()
-            self._stream = cupy.cuda.get_current_stream()
-            library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
-            self._closing.callback(library.cublasMpDestroy, handle.value)
-            if self.version < _WINDOWS_SINCE and comm.size > 1:
-                self.grid(Grid(comm.size, 1))  # NVSHMEM: a first grid of fewer ranks lets later ones hang
-            self._closing = self._closing.pop_all()
-        assert handle.value is not None
-        self.handle = handle.value
-
-    # -- what is made once
-
-    def _windows(self) -> NcclWindows:
-        lib = self.library
-        allocate = lambda nbytes: self._nccl_core.mem_alloc(nbytes, self.device.index)  # noqa: E731
-        return NcclWindows(allocate, lib.cublasMpBufferRegister, lib.cublasMpBufferDeregister)
-
-    def _nvshmem(self) -> NvshmemHeap:
-        return NvshmemHeap(self._comm.rank, self._comm.size, self._comm.bcast, self.device.index)
-
-    def _communicator(self, given: Any) -> Any:
-        """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
-        core = self._nccl_core
-        if given is not None:
-            return core.Communicator(given) if isinstance(given, int) else given
-        uid = self._comm.bcast(core.get_unique_id() if self._comm.rank == 0 else None)
-        nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
-        self._closing.callback(nccl.destroy)
-        return nccl
+        self.operations = CublasmpOperations(self.session)
+        self.transport = CublasmpTransport(self.session, self.operations)
 
     @property
-    def capability(self) -> int:
-        """The GPU's compute capability: 90 for 9.0. Local."""
-        return int(self._cupy.cuda.Device(self.device.index).compute_capability)
-
-    @property
-    def nccl(self) -> Any:
-        """nccl4py's communicator of all ranks."""
-        return self._nccl
-
-    @property
-    def nccl_version(self) -> int:
-        """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
-        return _nccl_version()
-
-    def grid(self, grid: Grid) -> int:
-        """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
-        if grid not in self._grids:
-            nccl = self.communicator(grid.size)
-            handle = ctypes.c_void_p()
-            with Agreement(self._comm, "grid"):
-                if self.rank < grid.size:
-                    layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
-                    self.library.cublasMpGridCreate(
-                        grid.nprow, grid.npcol, layout, nccl, ctypes.byref(handle)
-                    )
-                    assert handle.value is not None
-                    self._closing.callback(self.library.cublasMpGridDestroy, handle.value)
-                    self._closing.callback(self.heap.withdraw, handle.value)
-            self._grids[grid] = handle.value or 0
-        return self._grids[grid]
-
-    def communicator(self, size: int) -> int:
-        """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
-        if size not in self._communicators:
-            part = self._nccl.split(0 if self.rank < size else None, self.rank)
-            self._communicators[size] = part
-            if self.rank < size:
-                self._closing.callback(part.destroy)
-        address: int = self._communicators[size].ptr
-        return address
-
-    def workspace(self, grid: Grid) -> SharedWorkspace:
-        """Return the workspace of the plans whose D lies on ``grid``. Local; growing it is collective."""
-        if grid not in self._workspaces:
-            self._workspaces[grid] = workspace = SharedWorkspace(
-                partial(self._new_memory, grid=self.grid(grid)),
-                partial(self._together, self.heap.free),
-                partial(self._together, self._cupy.cuda.alloc_pinned_memory),
-                partial(self._together, self._cupy.cuda.runtime.deviceSynchronize),
-            )
-            self._closing.callback(workspace.close)
-        return self._workspaces[grid]
-
-    def _new_memory(self, nbytes: int, grid: int = 0) -> int:
-        """Return the address of new symmetric memory for ``grid`` (a handle), or raise on every rank. Collective."""
-        self._check_room(nbytes)
-        address = 0
-        try:
-            with Agreement(self._comm, "symmetric memory"):
-                address = self.heap.allocate(nbytes)
-                if grid:
-                    self.heap.offer(address, grid)
-        except Exception:
-            if address:
-                self.heap.free(address)
-            raise
-        return address
-
-    def _together(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``function`` does here, or raise on every rank what it raises on any. Collective."""
-        with Agreement(self._comm, "workspace"):
-            return function(*arguments)
-
-    def _check_room(self, nbytes: int) -> None:
-        """Raise MemoryError on every rank if one of them has no room for ``nbytes`` on its GPU. Collective."""
-        with Agreement(self._comm, "symmetric memory") as facts:
-            facts["bytes"] = nbytes
-            free, _ = self._cupy.cuda.runtime.memGetInfo()
-            if free < nbytes:
-                self._cupy.get_default_memory_pool().free_all_blocks()
-                free, _ = self._cupy.cuda.runtime.memGetInfo()
-            if free < nbytes:
-                raise MemoryError(
-                    f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
-                )
-
-    def agreement(self, what: str) -> Agreement:
-        """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""
-        return Agreement(self._comm, what)
-
-    def largest(self, sizes: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-        """Return the largest of every rank's ``sizes()``, or raise what it raises on any rank. Collective."""
-        mine: tuple[int, int] = (0, 0)
-        with Agreement(self._comm, "descriptors"):
-            mine = sizes()
-        everyone = self._comm.allgather(mine)
-        return max(device for device, _ in everyone), max(host for _, host in everyone)
-
-    # -- arrays
+    def version(self) -> int:
+        """CuBLASMp's version: 1000 is 0.10.0."""
+        return self.session.version
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> Any:
         """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
-        rows, cols = shape
-        padded = (rows, ld) if order == "C" else (ld, cols)
-        block = self._symmetric(padded[0] * padded[1] * dtype.itemsize) if symmetric else None
-        memory = None
-        if block is not None:
-            memory = self._cupy.cuda.MemoryPointer(
-                self._cupy.cuda.UnownedMemory(*block, self, self.device.index), 0
-            )
-        array = self._cupy.ndarray(padded, self.stored(dtype), memory, order=order)
-        array = array[:, :cols] if order == "C" else array[:rows]
-        if block is not None:
-            self._blocks[id(array)] = block
-        return array
-
-    def _symmetric(self, nbytes: int) -> tuple[int, int]:
-        """Return address and size of symmetric memory: what was recycled, where it fits, or new. Collective."""
-        nbytes = max(self._comm.allgather(max(1, nbytes)))
-        fitting = [block for block in self._recycled if nbytes <= block[1] <= 2 * nbytes]
-        if fitting:
-            self._recycled.remove(fitting[0])
-            return fitting[0]
-        return self._new_memory(nbytes), nbytes
+        return self.session.empty(shape, dtype, order, ld, symmetric=symmetric)
 
     def recycle(self, array: Any) -> None:
         """Let the next symmetric array have the memory of this one, when queued work is done. Collective."""
         self.synchronize()
-        self._recycled.append(self._blocks.pop(id(array)))
-
-    def share(self, array: Any, grid: Grid) -> bool:
-        """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""
-        start = self.heap.holds(int(array.data.ptr)) if array.size else 0
-        inside = self.rank < grid.size
-        if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
-            return False
-        with Agreement(self._comm, "symmetric memory"):
-            if inside and start:
-                self.heap.offer(start, self.grid(grid))
-        return True
-
-    def address(self, array: Any, operand: int = 0) -> int:
-        """Return the device address of a local array; of an empty one an address of that operand's own. Local."""
-        address: int = array.data.ptr if array.size else self._nowhere.data.ptr + 64 * operand
-        return address
-
-    def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``, or bytes for 8-bit floats, which CuPy does not know. Local."""
-        return np.dtype(np.uint8) if is_float8(dtype) else dtype
+        self.session.recycle(array)
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:  # noqa: ARG002 - bytes stay bytes
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
-        cupy = self._cupy
+        cupy = self.xp
         try:
             if not isinstance(array, cupy.ndarray):
                 array = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
@@ -275,7 +88,7 @@ class CublasmpEngine:
     def to_host(self, array: Any) -> NDArray[Any]:
         """Return a NumPy copy of the values. Local."""
         order = "F" if array.strides[0] < array.strides[1] else "C"
-        values: NDArray[Any] = self._cupy.asnumpy(array, order=order)
+        values: NDArray[Any] = self.xp.asnumpy(array, order=order)
         return values
 
     def from_host(self, array: Any, values: NDArray[Any]) -> None:
@@ -283,49 +96,19 @@ class CublasmpEngine:
         if array.size:
             if is_float8(values.dtype):
                 values = values.view(np.uint8)
-            array[...] = self._cupy.asarray(values)
+            array[...] = self.xp.asarray(values)
 
     def overlap(self, a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
-        return bool(a.size and b.size) and overlap(_addresses(a), _addresses(b))
+        return self.session.overlap(a, b)
 
-    def follow_stream(self) -> None:
-        """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
-
-        Behind what was queued on another stream before: all products share workspaces and buffers.
-        """
-        stream = self._cupy.cuda.get_current_stream()
-        if stream.ptr == self._stream.ptr:
-            return
-        if not stream.is_capturing() and not self._stream.is_capturing():  # a graph knows only its own work
-            event = self._cupy.cuda.Event(disable_timing=True)
-            event.record(self._stream)
-            stream.wait_event(event)
-        self.library.cublasMpSetStream(self.handle, stream.ptr)
-        self._stream = stream
-
-    def sum_ranks(self, array: Any) -> None:
-        """Replace an array by its sum over the ranks, on the host. Collective over the context."""
-        values = self._cupy.asnumpy(array)
-        self._comm.sum_into(values)
-        array[...] = self._cupy.asarray(values)
-
-    # -- products
-
-    def suited(self, problem: Problem) -> tuple[Problem, tuple[str, ...]]:
-        """Return the problem as the library takes it and gets it right, and why operands are laid out otherwise. Local.
-
-        Raises:
-            UnsupportedError: this version has no such routine.
-        """
-        if isinstance(problem, MatmulProblem):
-            return faults.avoided(problem, self.version)
-        self.library.raw(symbol_of(problem))  # which this version may lack
-        return suited_level3(problem, self.version)
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
+        """Return a context in which another library's stream is CuPy's current one. Local."""
+        return streams.current(streams.external(handle, device))
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""
-        self._cupy.cuda.runtime.deviceSynchronize()
+        self.xp.cuda.runtime.deviceSynchronize()
 
     def prepare_move(
         self,
@@ -334,115 +117,9 @@ class CublasmpEngine:
         arrays: tuple[Any, Any],
         part: Trapezoid | None = None,
     ) -> Move:
-        """Prepare a move on the GPUs where the library can, through the host where not. Collective over the context."""
-        return prepare_move(self, self._comm, source, target, arrays, part)
-
-    def prepare(self, problem: MatmulProblem, options: Options, arrays: Sequence[Any | None]) -> Product:
-        """Prepare a legal product. Collective over the context."""
-        if options.algo != "auto":
-            algo = ALGORITHMS.get(options.algo)
-            if algo is None:
-                raise UnsupportedError(
-                    f"algo: cuBLASMp has auto, {', '.join(ALGORITHMS)}, got {options.algo!r}"
-                )
-            if self.version < algo.since:
-                needed, found = version_text(algo.since), version_text(self.version)
-                raise UnsupportedError(f"algo {options.algo!r} needs cuBLASMp {needed}, found {found}")
-        scales.check(problem, options, self.version, self.capability)
-        options, after = self._split(problem, options)
-        product: Product
-        if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
-            if is_float8(problem.d.dtype) and options.beta != 0:
-                raise UnsupportedError("an 8-bit D of beta C alone: cuBLASMp has nothing to multiply")
-            product = LocalProduct(options.beta, "D = beta C: there is nothing to multiply", options.scales)
-        else:
-            product = CublasmpProduct(self, problem, options, arrays)
-        return epilogues.FollowedProduct(self, product, *after) if after is not None else product
-
-    def _split(
-        self, problem: MatmulProblem, options: Options
-    ) -> tuple[Options, tuple[Epilogue | None, Scales, MatmulProblem, str] | None]:
-        """Return the options of the product alone, and what is computed after it with the reason, or None. Local."""
-        epilogue, why = options.epilogue, ""
-        if epilogue is not None:
-            why = epilogues.why_not_fused(epilogue, problem, self.version)
-            if not why and options.alpha == 0:
-                why = "alpha is 0"
-            if why and (epilogue.fused or is_float8(problem.d.dtype)):
-                kind = "" if epilogue.fused else ", and CuPy has no 8-bit floats"
-                raise UnsupportedError(f"epilogue: {epilogue.name} cannot be fused: {why}{kind}")
-        amax = None if options.scales is None or is_float8(problem.d.dtype) else options.scales.amax
-        if not why and amax is None:
-            return options, None
-        later = epilogue if why else None
-        reason = why or "cuBLASLt has amax of an 8-bit D alone"
-        return replace(options, epilogue=None if why else epilogue), (
-            later,
-            Scales(amax=amax),
-            problem,
-            reason,
-        )
-
-    def prepare_level3(
-        self,
-        problem: Level3Problem,
-        options: Options,
-        arrays: Sequence[Any | None],
-    ) -> Product:
-        """Prepare a legal level-3 routine. Collective over the context."""
-        if options.algo != "auto":
-            raise UnsupportedError(f"algo: {symbol_of(problem)} has only 'auto', got {options.algo!r}")
-        if 0 in (problem.m, problem.n, problem.k) or options.alpha == 0:
-            return ScaledPart(problem, options.beta, self.rank)
-        why = faults.level3_is_wrong(problem, options.alpha, self.version)
-        if why:
-            raise UnsupportedError(why)
-        return CublasmpLevel3(self, problem, options, arrays)
-
-    def lane(self) -> CublasmpLane:
-        """Return cuBLAS and NCCL's messages; one lane for all products. Local."""
-        if self._lane is None:
-            self._lane = CublasmpLane(self._comm.rank, self._comm.size, self._nccl, self.follow_stream)
-        return self._lane
+        """Prepare a move on the GPUs. Collective over the context."""
+        return prepare_move(self, self.session, source, target, arrays, part)
 
     def close(self) -> None:
-        """Give everything back, last made first. Collective over the context."""
-        self._closing.callback(self._cupy.cuda.runtime.deviceSynchronize)
-        self._closing.close()
-
-
-def _addresses(array: Any) -> NDArray[Any]:
-    """Return a NumPy array at the same addresses: never to be read, only to be compared."""
-
-    class Described:
-        __array_interface__ = {  # noqa: RUF012
-            "data": (array.data.ptr, True),
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.itemsize}",
-            "version": 3,
-        }
-
-    return np.asarray(Described())
-
-
-def _nccl_version() -> int:
-    from nccl.bindings import nccl
-
-    return int(nccl.get_version())
-
-
-def open_library() -> Library | PblasmpError:
-    """Return cuBLASMp, opened, or why it cannot be used here. Local."""
-    try:
-        import nccl.core  # noqa: F401
-    except ImportError as error:
-        return LibraryNotFoundError(f"nccl4py is not installed ({error}): pip install 'pblasmp[cu13]'")
-    try:
-        library = Library()
-        if library.version < _WINDOWS_SINCE:
-            nvshmem_core()
-        faults.check_nccl(library.version, _nccl_version())
-    except PblasmpError as error:
-        return error
-    return library
+        """Free everything, last made first. Collective over the context."""
+        self.session.close()

@@ -7,24 +7,22 @@ Source: cublasmp.h of 0.10.0 and cuBLASMp's release notes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ...bindings import MatmulAttribute, MatmulEpilogue, ResultScheme, version_text
-from ...dtypes import accumulation_dtype
+from ...dtypes import accumulation_dtype, is_float8
 from ...epilogue import Epilogue, along, aux_layout, bias_dtype
 from ...errors import LayoutError, UnsupportedError
 from ...layout import MatmulProblem
 from ...scales import Scales
-from ..after import After
-from ..base import Product
+from ..base import Engine, Operands, Product
+from ..finish import Finish
 from .types import DATA_TYPES
 
-if TYPE_CHECKING:
-    from .engine import CublasmpEngine
-
-__all__ = ["FollowedProduct", "attributes", "why_not_fused"]
+__all__ = ["FinishedProduct", "attributes", "why_not_fused"]
 
 Array = Any
 
@@ -111,65 +109,61 @@ def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
     return MatmulEpilogue["_".join(word for word in words if word)]
 
 
-class FollowedProduct:
-    """A product, and what CuPy computes from its rounded result: an epilogue, amax. All as ``Product`` says."""
+class FinishedProduct(Product):
+    """A product, and what CuPy computes from its rounded result: an epilogue, amax.
+
+    Args:
+        engine: where it runs.
+        product: the product alone.
+        p: the problem.
+        operands: the planned ones.
+        why: why the library does not compute what follows; empty where it computes the epilogue.
+        reason: what the report says.
+    """
+
+    queues = False
 
     def __init__(
-        self,
-        engine: CublasmpEngine,
-        product: Product,
-        e: Epilogue | None,
-        scales: Scales,
-        p: MatmulProblem,
-        why: str,
+        self, engine: Engine, product: Product, p: MatmulProblem, operands: Operands, why: str, reason: str
     ) -> None:
-        import cupy
-
-        what = " and ".join([*([e.name] if e is not None else []), *scales.given])
-        self._product, self._wide = product, accumulation_dtype(p.d.dtype)
-        self._after = After(cupy, e or Epilogue(), scales, p, engine.rank, engine.sum_ranks)
-        self._activates, self._given = e is not None, scales.given
-        self._note = f"{what} is computed after the product: {why}"
+        e = operands.epilogue if why else None
+        amax = operands.scales is not None and operands.scales.amax is not None and not is_float8(p.d.dtype)
+        what = " and ".join([*([e.name] if e is not None else []), *(["amax"] if amax else [])])
+        self._product, self._p, self._activates = product, p, e is not None
+        self._finish = Finish(engine, p)
+        self._note = f"{what} is computed after the product: {reason}"
         self.workspace, self.sent_bytes = product.workspace, product.sent_bytes
         self.copied_bytes = product.copied_bytes
 
     @property
-    def path(self) -> str:
-        """Name of the way that the product takes."""
+    def path(self) -> str:  # type: ignore[override]
+        """How the product is computed."""
         return self._product.path
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The product's, and why this follows it."""
         return (*self._product.notes, self._note)
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+    def run(self, operands: Operands) -> None:
         """Queue the product and what follows it. Collective over the context."""
-        self._product.run(a, b, c, d)
-        wide = d.astype(self._wide) if d.dtype != self._wide else d
-        self._after(wide, a, b)
+        d, wide_dtype = operands.d, accumulation_dtype(self._p.d.dtype)
+        self._product.run(replace(operands, epilogue=None) if self._activates else operands)
+        wide = d.astype(wide_dtype) if d.dtype != wide_dtype else d
+        amax = None if operands.scales is None else operands.scales.amax
+        later = replace(operands, scales=None if amax is None else Scales(amax=amax))
+        self._finish(wide, later, epilogue=self._activates)
         if wide is not d:
             d[...] = wide
 
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
-        """Let these take the place of the planned ones, here or in the product. Local."""
-        self._product.follow(None if self._activates else epilogue, scales)
-        amax = scales.amax if scales is not None and "amax" in self._given else None
-        self._after.follow(epilogue, Scales(amax=amax))
-
-    def release(self) -> None:
-        """Forget the arrays of the last run. Local."""
-        self._product.release()
-        self._after.release()
-
     def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string. Local."""
+        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         return self._product.misfit(name, array)
 
-    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
+    def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
         """There is more than one call to record."""
         raise UnsupportedError(f"a CUDA graph: {self._note}")
 
     def close(self) -> None:
-        """Give back what the product holds. Collective over the context."""
+        """Free what the product holds. Collective over the context."""
         self._product.close()

@@ -3,25 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
-from ...epilogue import Epilogue
+from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatrixDescriptor
-from ...scales import Scales
-from ..base import Options
-from .call import PreparedCall, columns, same_memory
+from ..base import Operands, Options, same_memory
+from .call import PreparedCall, columns
 from .contracts import symbol_of
 from .parts import part_writer, write_all
 from .product import LocalProduct
-from .types import compute_type, scale_dtype
-
-if TYPE_CHECKING:
-    from .engine import CublasmpEngine
+from .session import Session
+from .types import compute_type
 
 __all__ = ["CublasmpLevel3", "ScaledPart"]
 
@@ -41,41 +38,41 @@ class CublasmpLevel3(PreparedCall):
 
     def __init__(
         self,
-        engine: CublasmpEngine,
+        session: Session,
         problem: Level3Problem,
         options: Options,
-        arrays: Sequence[Array | None],
+        operands: Operands,
     ) -> None:
         self._problem, self._options = problem, options
         self._form = problem.column_major()
         self._f_ordered = q = self._form.problem
-        engine.grid(q.d.grid)
-        inside = engine.rank < q.d.grid.size
+        session.grid(q.d.grid)
+        inside = session.rank < q.d.grid.size
         self._symbol = symbol_of(problem)
         routine = self._symbol.removeprefix("cublasMp")
-        super().__init__(engine, routine, q.d.grid, tuple(arrays), inside=inside)
-        self.sent_bytes = _received_bytes(q, engine.rank) if inside else 0
+        super().__init__(session, routine, q.d.grid, operands, inside=inside)
+        self.sent_bytes = _received_bytes(q, session.rank) if inside else 0
         self._views: dict[str, Array] = {}
         self._start: Callable[[Array, Array], None] | None = None
         self._prepare()
 
     @property
-    def path(self) -> str:
+    def path(self) -> str:  # type: ignore[override]
         """What cuBLASMp logged that it ran; before the first run, what is called."""
         return self._logged(self._symbol)
 
     # -- making
 
-    def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of the function, in the order of its prototype."""
         q, alpha = self._f_ordered, self._options.alpha
         scale = (
-            q.d.dtype if q.traits.shape == "added" else scale_dtype(q.d.dtype)
+            q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
         )  # sums have no compute type
         alpha = alpha.conjugate() if self._form.conj_alpha else alpha
         self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
         values: dict[str, Any] = {
-            "handle": self._engine.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
+            "handle": self._session.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
             "trans": Operation[q.op_a], "diag": _DIAGONALS[q.diag], "m": q.m, "n": q.n, "k": q.k,
             "alpha": self._alpha.ctypes.data, "beta": self._beta.ctypes.data,
             "computeType": compute_type(q.d.dtype, None),
@@ -93,48 +90,33 @@ class CublasmpLevel3(PreparedCall):
 
     # -- running
 
-    def run(self, a: Array, b: Array | None, c: Array | None, d: Array) -> None:
-        """Queue the routine on CuPy's current stream. Collective; the first run allocates and listens to the log."""
-        self._run(a, b, c, d)
-
-    def capture(self, a: Array, b: Array | None, c: Array | None, d: Array) -> Callable[[], None]:
-        """Record the routine as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        return self._capture(a, b, c, d)
-
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
-        """Nothing follows a level-3 routine."""
-
-    def release(self) -> None:
-        """Forget the arrays of the last run; what is queued does without them."""
-        super().release()
+    def _unbind(self) -> None:
+        super()._unbind()
         self._views = {}
 
-    def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string."""
-        return self._misfit("abcd".index(name), array)
-
-    def _bind(self, *arrays: Array | None) -> None:
+    def _bind(self, operands: Operands) -> None:
         """Point the call at these local arrays; what has to be copied on the way goes through temporaries."""
         self._before, self._after = [], []
         q, p, form = self._f_ordered, self._problem, self._form
-        a, b, c, d = arrays
+        a, b, c, d = operands.a, operands.b, operands.c, operands.d
         out = whole = columns(d, p.d.order)
         if not self._fits(out, q.d):  # the rows before the first need room
             out = self._temporary("d", q.d)
             self._after.append(lambda: write_all(whole, out))
-        self._views = {"b" if p.routine == "trsm" else "c": out}
+        solves = p.traits.solves
+        self._views = {"b" if solves else "c": out}
         self._matrices = dict.fromkeys(self._views, q.d)
-        begins = b if p.routine == "trsm" else c if self._options.beta != 0 else None
+        begins = b if solves else c if self._options.beta != 0 else None
         if begins is not None and (out is not whole or not same_memory(begins, d)):
-            self._start_from("B" if p.routine == "trsm" else "C", columns(begins, p.d.order), out)
+            self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
         like = p.a.order if p.traits.shape == "updated" else p.d.order
-        operands = {"A": columns(a, p.a.order)}
-        if b is not None and p.routine != "trsm":
-            operands["B"] = columns(b, like)
-        for letter, name in zip("ab", sorted(operands, reverse=form.swapped), strict=False):
+        factors = {"A": columns(a, p.a.order)}
+        if b is not None and not solves:
+            factors["B"] = columns(b, like)
+        for letter, name in zip("ab", sorted(factors, reverse=form.swapped), strict=False):
             x: MatrixDescriptor = getattr(q, letter)
             self._matrices[letter] = x
-            self._views[letter] = self._operand(letter, name, operands[name], x, d)
+            self._views[letter] = self._operand(letter, name, factors[name], x, d)
         for letter, x in self._matrices.items():
             self._point(letter, self._views[letter], x)
 
@@ -146,7 +128,7 @@ class CublasmpLevel3(PreparedCall):
             return self._through(name, view, x, cupy.conjugate, "it is conjugated without a transpose")
         if name.lower() in self._form.relaid:
             return self._through(name, view, x, cupy.positive, "it is in another memory order")
-        if self._problem.routine == "trmm" and self._engine.overlap(view, d):
+        if self._problem.traits.triangular and self._session.overlap(view, d):
             return self._through(name, view, x, cupy.positive, "it is where the result goes")
         if not self._fits(view, x):
             return self._through(name, view, x, cupy.positive, "it begins inside a block")
@@ -156,7 +138,7 @@ class CublasmpLevel3(PreparedCall):
         """Copy to D, before each run, what the routine updates there."""
         self._copies(name, out.nbytes, "the result is computed in its place")
         if self._start is None:
-            self._start = part_writer(self._f_ordered.written, self._f_ordered.d, self._engine.rank)
+            self._start = part_writer(self._f_ordered.written, self._f_ordered.d, self._session.rank)
         start = self._start
         self._before.append(lambda: start(out, begins))
 
@@ -171,8 +153,9 @@ class ScaledPart(LocalProduct):
         if problem.is_hermitian and problem.written is not None:
             self._real_diagonal = _diagonal(problem.d, rank)
 
-    def run(self, a: Array, b: Array | None, c: Array | None, d: Array) -> None:  # noqa: ARG002 - neither is read
+    def run(self, operands: Operands) -> None:
         """Write beta C into the part of D."""
+        c, d = operands.c, operands.d
         if d.size == 0:
             return
         self._write(d, 0 if self._beta == 0 or c is None else c * self._beta)

@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a matrix from one layout to another on the GPUs: cublasMpGemr2D, or a copy where nothing crosses ranks."""
+"""Moving a matrix from one layout to another on GPUs: by cublasMpGemr2D or NCCL, or a copy where nothing crosses ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ...comm import Communicator, Exchange, Side
 from ...dtypes import is_float8
 from ...layout import MatrixDescriptor
-from ...layout.trapezoid import Trapezoid
-from ..base import Move, Workspace
-from ..exchange import ExchangeMove
+from ...layout.trapezoid import Trapezoid, copy_part
+from ..base import Engine, Move, Operands, Workspace
+from ..moves import ExchangeMove
 from . import faults
 from .call import PreparedCall, columns
 from .parts import part_writer, write_all
-
-if TYPE_CHECKING:
-    from .engine import CublasmpEngine
+from .session import Session
 
 __all__ = ["prepare_move"]
 
@@ -27,21 +26,23 @@ Array = Any
 
 
 def prepare_move(
-    engine: CublasmpEngine,
-    comm: Communicator,
+    engine: Engine,
+    session: Session,
     source: MatrixDescriptor,
     target: MatrixDescriptor,
     arrays: tuple[Array, Array],
     part: Trapezoid | None,
 ) -> Move:
     """Prepare a move between local arrays, of everything or of ``part``. Collective over the context."""
-    alike = source.dtype == target.dtype or not (is_float8(source.dtype) or is_float8(target.dtype))
+    float8 = is_float8(source.dtype) or is_float8(target.dtype)
+    alike = source.dtype == target.dtype or not float8
     if (source.same_places(target) and alike) or 0 in source.shape:
-        return _Copy(part_writer(part, target, comm.rank))
-    why = faults.moves_through_host(engine.version, source.dtype)
-    if why:
-        return _ThroughHost(engine, comm, source, target, part, why)
-    return _Gemr2D(engine, comm, source, target, arrays, part)
+        return _Copy(part_writer(part, target, session.rank))
+    if not alike:
+        return _ThroughHost(engine, session.comm, source, target, part)
+    if faults.moves_unseen(session.version, source.dtype):
+        return ExchangeMove(engine, source, target, part, "by NCCL")
+    return _Gemr2D(engine, session, source, target, arrays, part)
 
 
 class _Copy:
@@ -66,27 +67,44 @@ class _Copy:
         """Nothing is held."""
 
 
-class _ThroughHost(ExchangeMove):
-    """A move through MPI, by way of the host's memory."""
+class _ThroughHost:
+    """A move that converts 8-bit floats, which CuPy does not know: through MPI and the host's memory."""
+
+    workspace = Workspace(0, 0)
+    path = "through the host, which converts 8-bit floats"
 
     def __init__(
         self,
-        engine: CublasmpEngine,
+        engine: Engine,
         comm: Communicator,
         source: MatrixDescriptor,
         target: MatrixDescriptor,
         part: Trapezoid | None,
-        why: str,
     ) -> None:
-        super().__init__(comm, source, target, part)
-        self._engine, self._types = engine, (source.dtype, target.dtype)
-        self.path = f"through the host: {why}"
+        self._engine, self._source, self._target, self._part = engine, source, target, part
+        self._exchange = Exchange(comm, Side.of(source), Side.of(target), source.dtype)
+        self._rank = comm.rank
+        self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
 
     def run(self, source: Array, target: Array) -> None:
-        """Move everything. Collective over the context."""
-        on_host = self._engine.to_host(target).view(self._types[1])
-        super().run(self._engine.to_host(source).view(self._types[0]), on_host)
-        self._engine.from_host(target, on_host)
+        """Move everything, or the part. Collective over the context."""
+        there = self._engine.to_host(target).view(self._target.dtype)
+        arriving = there if self._part is None else np.empty_like(there)
+        mine = self._engine.to_host(source).view(self._source.dtype)
+        self._exchange.run(
+            [mine if rank == self._rank else None for rank in range(self._source.grid.size)],
+            [arriving if rank == self._rank else None for rank in range(self._target.grid.size)],
+        )
+        if self._part is not None and self._rank < self._target.grid.size:
+            copy_part(there, arriving, self._part, *self._target.global_indices(self._rank))
+        self._engine.from_host(target, there)
+
+    def misfit(self, source: Array) -> str:  # noqa: ARG002
+        """Any array of the planned layout will do."""
+        return ""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _Gemr2D(PreparedCall):
@@ -99,8 +117,8 @@ class _Gemr2D(PreparedCall):
 
     def __init__(
         self,
-        engine: CublasmpEngine,
-        comm: Communicator,
+        engine: Engine,
+        session: Session,
         source: MatrixDescriptor,
         target: MatrixDescriptor,
         arrays: tuple[Array, Array],
@@ -108,40 +126,42 @@ class _Gemr2D(PreparedCall):
     ) -> None:
         self._order = target.order
         self._converted = source.order != target.order or source.dtype != target.dtype
-        self._sides = Side.of(source), Side.of(target), comm, source.dtype
+        self._exchange = engine.transport.exchange(Side.of(source), Side.of(target), source.dtype)
         source = replace(source, order=target.order, dtype=target.dtype, ld=None)
         self._source, self._target = (source, target) if target.order == "F" else (source.T, target.T)
         self._part = part.T if part is not None and target.order == "C" else part
-        self._write = part_writer(self._part, self._target, comm.rank)
+        self._write = part_writer(self._part, self._target, session.rank)
         self._ranks = max(source.grid.size, target.grid.size)
         for grid in (self._source.grid, self._target.grid):
-            engine.grid(grid)
-        self._communicator = engine.communicator(self._ranks)
-        super().__init__(engine, "Gemr2D", self._target.grid, arrays, inside=engine.rank < self._ranks)
+            session.grid(grid)
+        self._communicator = session.communicator(self._ranks)
+        operands = Operands(arrays[0], None, None, arrays[1])
+        inside = session.rank < self._ranks
+        super().__init__(session, "Gemr2D", self._target.grid, operands, inside=inside)
         self._prepare()
         self.copied_bytes = sum(temporary.nbytes for temporary in self._temporaries.values())
 
     @property
-    def path(self) -> str:
+    def path(self) -> str:  # type: ignore[override]
         """How the matrix is moved, on this rank."""
         return "by cublasMpGemr2D" + (", through a temporary" if self._temporaries else "")
 
-    @cached_property
-    def sent_bytes(self) -> int:
+    @property
+    def sent_bytes(self) -> int:  # type: ignore[override]
         """Bytes that this rank holds and others need."""
-        source, target, comm, dtype = self._sides
-        return Exchange(comm, source, target, dtype).sent_bytes
+        return self._exchange.sent_bytes
 
-    def run(self, source: Array, target: Array) -> None:
+    def run(self, source: Array, target: Array) -> None:  # type: ignore[override]
         """Queue the move on CuPy's current stream. Collective over the context."""
-        self._run(source, target)
+        super().run(Operands(source, None, None, target))
 
-    def misfit(self, source: Array) -> str:
+    def misfit(self, source: Array) -> str:  # type: ignore[override]
         """Return why ``source`` cannot take the place of the planned array, or an empty string."""
-        return self._misfit(0, source)
+        return super().misfit("a", source)
 
-    def _bind(self, source: Array, target: Array) -> None:
+    def _bind(self, operands: Operands) -> None:
         """Point the call at the local arrays, or at temporaries in their place."""
+        source, target = operands.a, operands.d
         self._before, self._after = [], []
         a, b = columns(source, self._order), columns(target, self._order)
         if self._converted or not self._fits(a, self._source):
@@ -154,7 +174,7 @@ class _Gemr2D(PreparedCall):
         self._point("a", a, self._source)
         self._point("b", b, self._target)
 
-    def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of cublasMpGemr2D."""
         sides = (self._source, self._target)
         a, b = (
@@ -162,5 +182,5 @@ class _Gemr2D(PreparedCall):
         )
         (ia, ja), (ib, jb) = ((x.lead[0] + 1, x.lead[1] + 1) for x in sides)
         p = self._pointers
-        arguments = self._engine.handle, *self._source.shape, p["a"], ia, ja, a, p["b"], ib, jb, b
+        arguments = self._session.handle, *self._source.shape, p["a"], ia, ja, a, p["b"], ib, jb, b
         return arguments, (self._communicator,)

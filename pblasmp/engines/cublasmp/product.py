@@ -4,25 +4,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operation, ctype, version_text
-from ...dtypes import is_float8
-from ...epilogue import Epilogue, bias_dtype
+from ...dtypes import accumulation_dtype, is_float8
+from ...epilogue import bias_dtype
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
-from ...scales import Scales
-from ..base import Options, Workspace
+from ..base import Operands, Options, Product
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
-from .types import ALGORITHMS, DATA_TYPES, compute_type, scale_dtype
-
-if TYPE_CHECKING:
-    from .engine import CublasmpEngine
+from .session import Session
+from .types import ALGORITHMS, DATA_TYPES, compute_type
 
 __all__ = ["CublasmpProduct", "LocalProduct", "automatic"]
 
@@ -43,79 +40,59 @@ def automatic(problem: MatmulProblem, version: int) -> str:
     return "no_overlap" if small or problem.scheme == "ar" else "default"
 
 
-class LocalProduct:
+class LocalProduct(Product):
     """D = beta C: no product at all, for alpha = 0, an extent of 0, or a rank without a part. Local."""
 
-    sent_bytes = copied_bytes = 0
-    workspace = Workspace(0, 0)
-    notes: tuple[str, ...] = ()
+    queues = True
 
-    def __init__(self, beta: complex, path: str, scales: Scales | None = None) -> None:
-        self._beta, self.path, self._scales = beta, path, scales
+    def __init__(self, beta: complex, path: str) -> None:
+        self._beta, self.path = beta, path
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:  # noqa: ARG002 - neither is read
+    def run(self, operands: Operands) -> None:
         """Write beta C into D."""
-        if self._scales is not None and self._scales.amax is not None:
-            self._scales.amax[...] = 0  # of an 8-bit D, which is 0; of any other it is computed afterwards
+        c, d, scales = operands.c, operands.d, operands.scales
+        if scales is not None and scales.amax is not None:
+            scales.amax[...] = 0  # of an 8-bit D, which is 0; of any other it is computed afterwards
         if self._beta == 0 or c is None:
             d[...] = 0
         else:
             d[...] = c
             d *= self._beta
 
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:  # noqa: ARG002
-        """Let these take the place of the planned ones; no epilogue follows it."""
-        self._scales = scales
-
-    def release(self) -> None:
-        """Forget the arrays of the last run."""
-        self._scales = None
-
-    def misfit(self, name: str, array: Array) -> str:  # noqa: ARG002
-        """Any array of the planned layout will do."""
-        return ""
-
-    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:  # noqa: ARG002
-        """There is no call to record."""
-        raise UnsupportedError("a CUDA graph: this product calls nothing")
-
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 class CublasmpProduct(PreparedCall):
     """A product on this rank's part of D's grid. Making, growing and closing one is collective over the context."""
 
     def __init__(
-        self, engine: CublasmpEngine, problem: MatmulProblem, options: Options, arrays: Sequence[Array | None]
+        self, session: Session, problem: MatmulProblem, options: Options, operands: Operands, algo: str
     ) -> None:
-        self._problem, self._epilogue, self._scales = problem, options.epilogue, options.scales
-        self._options = replace(options, epilogue=None, scales=None)
+        self._problem, self._options, self._algo = problem, options, algo
+        self._descriptor_of_product = 0
+        self._epilogue, self._scales = operands.epilogue, operands.scales
         self._form = form = problem.column_major()
-        self._algo = automatic(problem, engine.version) if options.algo == "auto" else options.algo
         for x in (form.a, form.b, form.d):
-            engine.grid(x.grid)
-        inside = engine.rank < form.d.grid.size
-        super().__init__(engine, "Matmul", form.d.grid, tuple(arrays), inside=inside)
-        self.sent_bytes = received_bytes(form, problem, engine.rank) if inside else 0
+            session.grid(x.grid)
+        inside = session.rank < form.d.grid.size
+        super().__init__(session, "Matmul", form.d.grid, operands, inside=inside)
+        self.sent_bytes = received_bytes(form, problem, session.rank) if inside else 0
         if problem.scheme == "ag":
-            gathered = arrays[0] if form.swapped else arrays[1]
+            gathered = operands.a if form.swapped else operands.b
             self._notes.append(
-                _gathered_note("A" if form.swapped else "B", engine.share(gathered, form.d.grid))
+                _gathered_note("A" if form.swapped else "B", session.share(gathered, form.d.grid))
             )
         self._prepare()
 
     @property
-    def path(self) -> str:
+    def path(self) -> str:  # type: ignore[override]
         """What cuBLASMp logged that it ran; before the first run, what it is asked for."""
         return self._logged(self._algo)
 
     # -- making
 
-    def _told(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of cublasMpMatmul."""
         form, options, problem = self._form, self._options, self._problem
-        scale = scale_dtype(form.d.dtype)
+        scale = accumulation_dtype(form.d.dtype)
         self._alpha, self._beta = np.array(options.alpha, dtype=scale), np.array(options.beta, dtype=scale)
         descriptors = {
             name: self._descriptor(x, self._lld(array, x))
@@ -125,12 +102,12 @@ class CublasmpProduct(PreparedCall):
         if is_float8(form.d.dtype) and form.c is None:  # C has 16 bits, though it is not there
             like_d = replace(form.d, dtype=bias_dtype(problem))
             descriptors["c"] = self._descriptor(like_d, self._lld(self._sources[3], form.d))
-        if "c" not in descriptors and self._engine.version < 800:  # C may not be NULL: D, which is not read
+        if "c" not in descriptors and self._session.version < 800:  # C may not be NULL: D, which is not read
             self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
         m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
         p = self._pointers
         arguments = (
-            self._engine.handle, self._matmul_descriptor(), m, n, problem.k,
+            self._session.handle, self._matmul_descriptor(), m, n, problem.k,
             self._alpha.ctypes.data, p["a"], 1, 1, descriptors["a"], p["b"], 1, 1, descriptors["b"],
             self._beta.ctypes.data, p["c"], 1, 1, descriptors.get("c"), p["d"], 1, 1, descriptors["d"],
         )  # fmt: skip
@@ -167,9 +144,9 @@ class CublasmpProduct(PreparedCall):
 
     def _following(self) -> dict[MatmulAttribute, int]:
         """Return the attributes of epilogue and scales."""
-        engine, problem, found = self._engine, self._problem, {}
+        session, problem, found = self._session, self._problem, {}
         if self._epilogue is not None:
-            found = epilogues.attributes(self._epilogue, problem, engine.version, engine.rank, engine.address)
+            found = epilogues.attributes(self._epilogue, problem, session.version, session.rank, session.address)
         if self._scales is not None:
             found |= scales.attributes(self._scales, problem, self._place)
         return found
@@ -184,7 +161,7 @@ class CublasmpProduct(PreparedCall):
                 self._temporaries[name] = cupy.empty(1, np.float32)
             self._temporaries[name].fill(value)
             value = self._temporaries[name]
-        return self._engine.address(value)
+        return self._session.address(value)
 
     def _communication_type(self) -> np.dtype | None:
         """Return the type in which partial sums travel, where that is not the library's own choice, float32."""
@@ -193,63 +170,52 @@ class CublasmpProduct(PreparedCall):
         asked = self._options.comm_dtype
         kind = self._form.d.dtype
         wanted = asked or (bias_dtype(self._problem) if is_float8(kind) else kind)
-        if wanted == scale_dtype(kind):
+        if wanted == accumulation_dtype(kind):
             return None
-        if self._engine.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
+        if self._session.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
             return wanted
         if asked is not None:
             raise UnsupportedError(
-                f"comm_dtype: cuBLASMp has it since 0.8, found {version_text(self._engine.version)}"
+                f"comm_dtype: cuBLASMp has it since 0.8, found {version_text(self._session.version)}"
             )
         self._notes.append("partial sums travel in float32: cuBLASMp can choose since 0.8")
         return None
 
     # -- running
 
-    def run(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Queue the product on CuPy's current stream. Collective; the first run allocates and listens to the log."""
-        self._run(a, b, c, d)
-
-    def follow(self, epilogue: Epilogue | None, scales: Scales | None) -> None:
-        """Let these take the place of the planned ones."""
-        self._epilogue, self._scales = epilogue, scales
-        if self._inside:
-            self._set(self._following())
-
-    def release(self) -> None:
-        """Forget the arrays of the last run; what is queued does without them."""
-        super().release()
+    def _unbind(self) -> None:
+        super()._unbind()
         self._sources: tuple[Any, ...] = ()
         self._epilogue = self._scales = None
 
-    def capture(self, a: Array, b: Array, c: Array | None, d: Array) -> Callable[[], None]:
-        """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        return self._capture(a, b, c, d)
-
-    def _bind(self, *arrays: Array | None) -> None:
+    def _bind(self, operands: Operands) -> None:
         """Point the call at these local arrays; what has to be copied on the way goes through temporaries."""
         import cupy
 
         self._before = []
         form, problem = self._form, self._problem
-        a, b, c, d = arrays
-        operands = [columns(a, problem.a.order), columns(b, problem.b.order)]
+        a, b, c, d = operands.a, operands.b, operands.c, operands.d
+        factors = [columns(a, problem.a.order), columns(b, problem.b.order)]
         names = ["A", "B"]
         if form.swapped:
-            operands, names = operands[::-1], names[::-1]
+            factors, names = factors[::-1], names[::-1]
         for i, (x, conjugated) in enumerate(((form.a, form.conj_a), (form.b, form.conj_b))):
             if conjugated:
                 why = "it is conjugated without a transpose"
-                operands[i] = self._through(names[i], operands[i], x, cupy.conjugate, why)
+                factors[i] = self._through(names[i], factors[i], x, cupy.conjugate, why)
         if self._options.beta == 0:
             c = None
         elif c is not None and c is not d and (form.copy_c or faults.needs_c_in_d(d)):
             c = self._into_d(c, d, cupy.positive)
         results = [None if x is None else columns(x, problem.d.order) for x in (c, d)]
-        self._sources = (*operands, *results)
+        self._sources = (*factors, *results)
         for name, array in zip("abcd", self._sources, strict=True):
             self._point(name, array)
-        epilogue = self._epilogue
+        epilogue = operands.epilogue
+        changed = epilogue is not self._epilogue or operands.scales is not self._scales
+        if self._descriptor_of_product and changed:
+            self._epilogue, self._scales = epilogue, operands.scales
+            self._set(self._following())
         if epilogue is not None and epilogue.activation == "relu" and epilogue.aux is not None:
             mask = epilogue.aux  # products of parts of D may write some bits of a byte alone
             self._before.append(lambda: mask.fill(0))
@@ -259,10 +225,6 @@ class CublasmpProduct(PreparedCall):
         self._copies("C", c.nbytes, "it does not lie in memory as D does")
         self._before.append(lambda: copy(c, out=d))
         return d
-
-    def misfit(self, name: str, array: Array) -> str:
-        """Return why ``array`` cannot stand in for the planned operand ``name``, or an empty string."""
-        return self._misfit("abcd".index(name), array)
 
 
 def _gathered_note(name: str, symmetric: bool) -> str:

@@ -14,7 +14,6 @@ from ...dtypes import is_float8
 from ...errors import UnsupportedError
 from ...layout import MatmulProblem
 from ...scales import Scales
-from ..base import Options
 
 __all__ = ["attributes", "check"]
 
@@ -22,12 +21,12 @@ _FLOAT8_SINCE, _BLOCK_SINCE = 89, 100  # compute capabilities
 _OUTPUT_SINCE = 800  # before, C may not be left out, and D cannot stand in for it
 
 
-def check(p: MatmulProblem, options: Options, version: int, capability: int) -> None:
+def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int) -> None:
     """Raise UnsupportedError where an 8-bit product cannot be computed. Local.
 
     Args:
         p: the product, of any type.
-        options: with its scales and beta.
+        scales: of the product, or None.
         version: cuBLASMp's.
         capability: the GPU's compute capability, 90 for 9.0.
     """
@@ -44,7 +43,6 @@ def check(p: MatmulProblem, options: Options, version: int, capability: int) -> 
         raise UnsupportedError(  # it says so in the run, when some GPUs wait already for what others send
             "cuBLASMp has an 8-bit D on one GPU and in the schemes 'ag', 'rs' and 'ar', not in other layouts"
         )
-    scales = options.scales
     if scales is None or scales.mode == "tensor":
         return
     if capability < _BLOCK_SINCE:

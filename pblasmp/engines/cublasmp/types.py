@@ -6,20 +6,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...bindings import ComputeType, DataType, MatmulAlgoType
+from ...dtypes import ELEMENT_TYPES
 from ...errors import UnsupportedError
 
-__all__ = ["ALGORITHMS", "DATA_TYPES", "compute_type", "scale_dtype"]
+__all__ = ["ALGORITHMS", "DATA_TYPES", "compute_type"]
 
-DATA_TYPES = {
-    "float64": DataType.R_64F,
-    "float32": DataType.R_32F,
-    "float16": DataType.R_16F,
-    "bfloat16": DataType.R_16BF,
-    "complex64": DataType.C_32F,
-    "complex128": DataType.C_64F,
-    "float8_e4m3fn": DataType.R_8F_E4M3,
-    "float8_e5m2": DataType.R_8F_E5M2,
-}
+DATA_TYPES = {name: DataType[row.cuda] for name, row in ELEMENT_TYPES.items()}
 
 ALGORITHMS = {algo.name.lower(): algo for algo in MatmulAlgoType}
 """cuBLASMp's algorithms by the names that ``algo=`` takes."""
@@ -30,11 +22,6 @@ _COMPUTE = {
     "bf16x9": {"float32": ComputeType.COMPUTE_32F_EMULATED_16BFX9},
     "fixedpoint": {"float64": ComputeType.COMPUTE_64F_EMULATED_FIXEDPOINT},
 }
-
-
-def scale_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the type of alpha and beta, which products of ``dtype`` are also summed in."""
-    return np.dtype(np.float32) if dtype.itemsize <= 2 else dtype
 
 
 def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:

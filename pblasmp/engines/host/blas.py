@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...dtypes import element_type
 from ...errors import LayoutError, LibraryNotFoundError
-from ..lane import blas_operand
+from ..base import blas_operand, scale
 
-__all__ = ["LocalBlas", "gemm", "library_name", "load", "scale", "trsm"]
+__all__ = ["LocalBlas", "gemm", "library_name", "load", "trsm"]
 
-_LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
 _POINTERS = {"gemm": 13, "trsm": 11}
@@ -107,7 +107,7 @@ def gemm(
     scalars = np.array([alpha, beta], dtype=d.dtype)
     ints = np.array([m, n, k, lda, ldb, ldd], dtype=np.int32)
     at = ints.ctypes.data
-    load(library, _LETTERS[d.dtype.name])(
+    load(library, element_type(d.dtype).blas)(
         trans_a.encode(), trans_b.encode(), at, at + 4, at + 8,
         scalars.ctypes.data, a.ctypes.data, at + 12, b.ctypes.data, at + 16,
         scalars.ctypes.data + scalars.itemsize, d.ctypes.data, at + 20,
@@ -140,7 +140,7 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
     scalars = np.array([alpha], dtype=b.dtype)
     ints = np.array([m, n, lda, ldb], dtype=np.int32)
     at = ints.ctypes.data
-    load(library, _LETTERS[b.dtype.name], "trsm")(
+    load(library, element_type(b.dtype).blas, "trsm")(
         b"R" if turned else b"L", b"L" if stored_lower else b"U", trans, b"U" if unit else b"N",
         at, at + 4, scalars.ctypes.data, a.ctypes.data, at + 8, b.ctypes.data, at + 12,
     )  # fmt: skip
@@ -149,14 +149,6 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
 def _check(what: str, *numbers: int) -> None:
     if max(numbers) > _INT_MAX:
         raise LayoutError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")
-
-
-def scale(array: NDArray[Any], beta: complex) -> None:
-    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
-    if beta == 0:
-        array[...] = 0
-    elif beta != 1:
-        array *= beta
 
 
 class LocalBlas:

@@ -1,26 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for cuBLASMp, compiled once per version."""
+"""The recorder of calls and a library over it."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from pblasmp.bindings import Library
-from tests.helpers.recorder import Recorder, build
-
-
-@pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Returns the path of the stand-in for a version, which may lack some functions."""
-
-    @functools.cache
-    def make(version: int = 1000, *omit: str) -> str:
-        return build(tmp_path_factory.mktemp(f"cublasmp-{version}-"), version, omit=omit)
-
-    return make
+from tests.helpers.recorder import Recorder
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ import pytest
 
 from pblasmp.bindings import FUNCTIONS
 from pblasmp.bindings.enums import C_ENUMS
-
-from .header import Header, differences, enum_differences, parse
+from tests.helpers.header import Header, differences, enum_differences, parse
 
 BUILDS = {
     501: "0.5.1.65",

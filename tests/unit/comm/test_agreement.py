@@ -12,7 +12,7 @@ from pblasmp.comm import agreement
 from pblasmp.comm.agreement import CLOSING, Agreement, exit_status, is_agreed, is_reported_here, leave
 from pblasmp.comm.communicator import _Serial
 from pblasmp.errors import LayoutError, PblasmpError, RankMismatchError
-from tests.unit.comm.ranks import Aborted, on_ranks
+from tests.helpers.threads import Aborted, on_ranks
 
 
 class TwoArgumentsError(Exception):
@@ -200,7 +200,7 @@ def leaving(size, errors, call="gather"):
                 pass
             return comm
         leave(comm, error)
-        assert comm.broken
+        assert comm.channel.cause
         assert is_agreed(error, comm)
         return error
 

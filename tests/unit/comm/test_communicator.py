@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -10,14 +12,17 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import communicator
-from pblasmp.comm.communicator import _LAUNCHER_VARIABLES, _Serial, wrap
+from pblasmp.comm.communicator import _Serial, wrap
+from pblasmp.launchers import LAUNCHERS
+
+VARIABLES = [(row.rank, row.size) for row in LAUNCHERS if row.rank]
 
 
 @pytest.fixture
 def no_mpi(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    for name in _LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for rank, _ in VARIABLES:
+        monkeypatch.delenv(rank, raising=False)
 
 
 @pytest.mark.usefixtures("no_mpi")
@@ -60,11 +65,37 @@ def test_other_communicators_are_refused():
 
 
 @pytest.mark.usefixtures("no_mpi")
-@pytest.mark.parametrize("name", _LAUNCHER_VARIABLES)
-def test_under_a_launcher_a_missing_mpi_is_an_error(name, monkeypatch):
-    monkeypatch.setenv(name, "4")
-    with pytest.raises(pb.LibraryNotFoundError, match=r"started by an MPI launcher.*pblasmp\[mpi\]"):
+@pytest.mark.parametrize(("rank", "size"), VARIABLES)
+def test_under_a_launcher_a_missing_mpi_is_an_error(rank, size, monkeypatch):
+    monkeypatch.setenv(rank, "1")
+    if size:
+        monkeypatch.setenv(size, "4")
+    with pytest.raises(pb.LibraryNotFoundError, match=r"MPI launcher started this process.*pblasmp\[mpi\]"):
         wrap(None)
+
+
+@pytest.mark.parametrize("comm", ["", "MPI.COMM_WORLD"])
+def test_ranks_that_do_not_find_each_other_are_an_error(comm):
+    """Each rank that mpirun of another MPI starts is alone in a world of its own."""
+    script = f"from mpi4py import MPI; import pblasmp as pb; pb.Context({comm})"
+    environment = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "LibraryNotFoundError: Open MPI's launcher started 4 ranks, but mpi4py's MPI library (" in last
+    assert "sees 1: the launcher belongs to another MPI" in last
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace(f"({comm})", "(MPI.COMM_SELF).close()")],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_messages_are_cut_into_chunks_in_memory_order(monkeypatch):

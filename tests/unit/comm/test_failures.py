@@ -9,6 +9,7 @@ import pytest
 
 from pblasmp.comm import failures
 from pblasmp.comm.agreement import _mark
+from pblasmp.comm.communicator import _Serial
 
 
 class Told:
@@ -37,14 +38,14 @@ def uncaught(error):
 def test_every_context_is_told_and_it_is_shown(shown):
     contexts = [Told(), Told()]
     for context in contexts:
-        failures.watch(context)
+        failures.watch(context, _Serial())
     error = uncaught(ValueError("mine"))
     assert [context.errors for context in contexts] == [[error], [error]]
     assert shown == [error]  # once, however many contexts there are
 
 
 def test_it_is_shown_by_one_rank(shown):
-    failures.watch(Told())
+    failures.watch(Told(), _Serial())
     error = ValueError("mine")
     _mark(error).shown_here = False
     uncaught(error)
@@ -57,24 +58,24 @@ def test_a_context_decides_who_shows_it(shown):
             _mark(error).shown_here = False
 
     context = Elsewhere()
-    failures.watch(context)
+    failures.watch(context, _Serial())
     uncaught(ValueError("mine"))
     assert shown == []
 
 
 def test_contexts_that_are_gone_are_forgotten(shown):
     context = Told()
-    failures.watch(context)
-    failures.watch(Told())
-    failures.watch(Told())
-    assert len([ref for ref in failures._watched if ref() is not None]) == 1
+    failures.watch(context, _Serial())
+    failures.watch(Told(), _Serial())
+    failures.watch(Told(), _Serial())
+    assert len([ref for ref, _ in failures._watched if ref() is not None]) == 1
     assert len(failures._watched) <= 2
     uncaught(ValueError("mine"))
     assert len(context.errors) == 1
 
 
 def test_a_hook_of_the_users_in_between_is_kept(shown):
-    failures.watch(Told())
+    failures.watch(Told(), _Serial())
     theirs = []
     ours = sys.excepthook
     sys.excepthook = lambda *args: (theirs.append(args[1]), ours(*args))

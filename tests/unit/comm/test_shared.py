@@ -13,7 +13,7 @@ import pytest
 from pblasmp.comm import shared
 from pblasmp.comm.communicator import _Serial
 from pblasmp.comm.shared import SharedMemory, aligned, available_bytes, carve
-from tests.unit.comm.ranks import on_ranks
+from tests.helpers.threads import on_ranks
 
 
 def test_threads_share_it():

@@ -56,13 +56,13 @@ def made(shape, block, grid, **more):
 TWELVE = made(14, 2, pb.Grid(3, 4, "col"))
 LARGE = made(10_000, 256, pb.Grid(2, 3))
 HUGE = made(10**9, 128, pb.Grid(1000, 1000))
-FAULTY = files.load_problem(files.root() / "invalid" / "many-faults.toml")
+FAULTY = files.load_problem_file(files.root() / "invalid" / "many-faults.toml")
 MADE = {"twelve": TWELVE, "large": LARGE, "huge": HUGE, "faulty": FAULTY}
 
 
 @cache
 def picture(name):
-    return drawing.figure(MADE.get(name) or files.load_problem(name))
+    return drawing.figure(MADE.get(name) or files.load_problem_file(name))
 
 
 # --- the terminal ---
@@ -77,7 +77,7 @@ def terminal(file, width=110, colour=None):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_terminal_shows_every_owner(name):
     """Without colours a line of the map is a line of the golden owners, in order."""
-    file = files.load_problem(name)
+    file = files.load_problem_file(name)
     text = terminal(file, width=60)
     for view in words.views(file):
         facts = golden(name)[view.name[0].lower()]
@@ -97,7 +97,7 @@ def test_terminal_shows_every_owner(name):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_terminal_shows_every_local_shape(name):
-    file = files.load_problem(name)
+    file = files.load_problem_file(name)
     lines = [re.split(r" {2,}", line.strip()) for line in terminal(file).splitlines()]
     drawn = words.views(file)
     for rank in range(file.nranks):
@@ -110,7 +110,7 @@ def test_terminal_shows_every_local_shape(name):
 
 
 def test_terminal_map_in_full():
-    text = terminal(files.load_problem("ragged-2x3-sources"))
+    text = terminal(files.load_problem_file("ragged-2x3-sources"))
     expected = """
   0     3     6
 0 3 3 3 4 4 4 5 5
@@ -134,13 +134,13 @@ def test_terminal_map_in_full():
 
 
 def test_terminal_marks_what_is_outside_of_a_window():
-    lines = terminal(files.load_problem("sub-b")).splitlines()
+    lines = terminal(files.load_problem_file("sub-b")).splitlines()
     assert sum("[3:8, 3:10] of 12 × 12" in line for line in lines) == 1
     assert any("· · · 4 4 4 5 5 5 3 · ·" in line for line in lines)
 
 
 def test_terminal_colours_are_those_of_the_ranks():
-    text = terminal(files.load_problem("grid-2x2"), colour="truecolor")
+    text = terminal(files.load_problem_file("grid-2x2"), colour="truecolor")
     for rank, colour in enumerate(words.PALETTE[:4]):
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert re.search(rf"48;2;{red};{green};{blue}m *{rank} *\x1b", text)
@@ -149,7 +149,7 @@ def test_terminal_colours_are_those_of_the_ranks():
 
 
 def test_blocks_of_one_rank_can_be_told_apart():
-    text = terminal(files.load_problem("one-rank"), colour="truecolor")
+    text = terminal(files.load_problem_file("one-rank"), colour="truecolor")
     assert len(set(re.findall(r"48;2;\d+;\d+;\d+", text))) == 2
 
 
@@ -199,7 +199,7 @@ def test_terminal_marks_two_digit_ranks():
     ],
 )
 def test_formula(name, alpha, beta, line):
-    assert words.formula(dataclasses.replace(files.load_problem(name), alpha=alpha, beta=beta)) == line
+    assert words.formula(dataclasses.replace(files.load_problem_file(name), alpha=alpha, beta=beta)) == line
 
 
 def test_neighbours_in_the_grid_differ_in_colour():
@@ -242,7 +242,7 @@ def rgb(colour):
 @pytest.mark.parametrize("name", PICTURED)
 def test_picture_shows_every_owner(name):
     """The first mesh of each matrix is the matrix, the others are the local arrays, in the colour of their rank."""
-    file = files.load_problem(name)
+    file = files.load_problem_file(name)
     found = iter(meshes(picture(name)))
     for view in words.views(file):
         if 0 in view.parent.shape:
@@ -268,7 +268,7 @@ def test_picture_shows_every_owner(name):
 
 @pytest.mark.parametrize("name", PICTURED)
 def test_picture_names_ranks_shapes_and_indices(name):
-    file = files.load_problem(name)
+    file = files.load_problem_file(name)
     said = texts(picture(name))
     assert said[0] == file.title
     assert words.formula(file) in said[1]
@@ -350,7 +350,7 @@ def test_picture_lists_faults():
     ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
 )
 def test_files(tmp_path, suffix, magic):
-    file = files.load_problem("one-rank")
+    file = files.load_problem_file("one-rank")
     output = tmp_path / f"picture{suffix}"
     drawing.draw(file, output, dpi=50)
     content = output.read_bytes()
@@ -379,14 +379,14 @@ def test_parts_that_a_routine_touches(tmp_path):
 
 def test_unknown_kind_of_file(tmp_path):
     with pytest.raises(pb.UnsupportedError, match=r"picture\.jpg'.*\.pdf, \.png, \.svg"):
-        drawing.draw(files.load_problem("one-rank"), tmp_path / "picture.jpg")
+        drawing.draw(files.load_problem_file("one-rank"), tmp_path / "picture.jpg")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(pb.UnsupportedError, match=r"pip install 'pblasmp\[plot\]'"):
-        drawing.draw(files.load_problem("one-rank"), tmp_path / "picture.png")
+        drawing.draw(files.load_problem_file("one-rank"), tmp_path / "picture.png")
 
 
 def test_the_terminal_needs_no_matplotlib():

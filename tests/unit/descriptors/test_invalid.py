@@ -7,7 +7,7 @@ import pytest
 
 import pblasmp
 from pblasmp.layout import files
-from pblasmp.layout.filekeys import problem_faults
+from pblasmp.layout.schema import problem_faults
 from tests.helpers.golden import read
 
 INVALID = files.find("invalid")
@@ -27,7 +27,7 @@ def matches(claims, faults):
 def raised(path):
     """The error of a file, and the step that found it."""
     try:
-        problem = files.load_problem(path).problem
+        problem = files.load_problem_file(path).problem
     except pblasmp.PblasmpError as error:
         return ("structure" if problem_faults(read(path)) else "values"), error
     try:

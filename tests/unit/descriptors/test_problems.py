@@ -21,18 +21,18 @@ def name_of(path):
 
 @pytest.fixture(scope="module")
 def problems():
-    return {path.stem: files.load_problem(path) for path in PROBLEMS}
+    return {path.stem: files.load_problem_file(path) for path in PROBLEMS}
 
 
 @pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
 def test_problem_is_legal(path):
-    files.load_problem(path).problem.validate()
+    files.load_problem_file(path).problem.validate()
     assert files.check(path) == []
 
 
 @pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
 def test_problem_lies_as_brute_force_says(path):
-    problem = files.load_problem(path).problem
+    problem = files.load_problem_file(path).problem
     expected = json.loads((files.root() / "golden" / f"{path.stem}.json").read_text())
     assert set(expected) == {name for name in "abdc" if getattr(problem, name) is not None}
     for name, facts in expected.items():
@@ -54,7 +54,7 @@ def test_problem_lies_as_brute_force_says(path):
 
 @pytest.mark.parametrize("path", PROBLEMS, ids=name_of)
 def test_windows_cut_the_operands_from_their_parents(path):
-    problem_file = files.load_problem(path)
+    problem_file = files.load_problem_file(path)
     for name, parent in problem_file.parents.items():
         operand = getattr(problem_file.problem, name)
         window = problem_file.windows[name]
@@ -75,7 +75,9 @@ def test_every_file_is_known():
         for path in files.root().rglob("*")
         if path.is_file() and kinds.get(path.relative_to(files.root()).parts[0]) != path.suffix
     ]
-    assert sorted(path.name for path in stray) == ["README.md", "problem.schema.json", "sweep.schema.json"]
+    assert sorted(path.name for path in stray) == [
+        "README.md", "problem.schema.json", "routine.schema.json", "sweep.schema.json",
+    ]  # fmt: skip
 
 
 def test_every_grid_is_used():

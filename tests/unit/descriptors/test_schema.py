@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import pytest
@@ -12,17 +11,24 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from pblasmp.layout import files
-from pblasmp.layout.filekeys import grid_faults, problem_faults
+from pblasmp.layout.schema import GridTable, json_schemas, problem_faults, table_faults
+from tests.helpers.edits import edited
 from tests.helpers.golden import read
 
 SCHEMA = json.loads((files.root() / "problem.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
-GRID_VALIDATOR = Draft202012Validator({"$ref": "#/$defs/grid", "$defs": SCHEMA["$defs"]})
+GRID_VALIDATOR = Draft202012Validator({"$ref": "#/$defs/GridTable", "$defs": SCHEMA["$defs"]})
 FILES = {path.stem: read(path) for kind in ("problems", "invalid") for path in files.find(kind)}
 
 
-def test_schema_is_a_schema():
-    Draft202012Validator.check_schema(SCHEMA)
+ROUTINE_VALIDATOR = Draft202012Validator(json.loads((files.root() / "routine.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("name", json_schemas())
+def test_schemas_are_fresh(name):
+    text = (files.root() / name).read_text()
+    Draft202012Validator.check_schema(json.loads(text))
+    assert text == json_schemas()[name], "run: python -m pblasmp.layout.schema"
 
 
 @pytest.mark.parametrize("path", files.find("problems"), ids=lambda path: path.stem)
@@ -44,8 +50,8 @@ def test_grids_obey_the_schema(path):
 
 KEYS = [
     *SCHEMA["properties"],
-    *SCHEMA["$defs"]["operand"]["properties"],
-    *SCHEMA["$defs"]["raises"]["properties"],
+    *SCHEMA["$defs"]["OperandTable"]["properties"],
+    *SCHEMA["$defs"]["Raises"]["properties"],
 ]
 VALUES = st.sampled_from(
     [
@@ -64,20 +70,6 @@ EDITS = st.lists(
 )
 
 
-def edited(data, edits):
-    """Return a copy with keys set, or taken out (None), at the top or in a table."""
-    data = copy.deepcopy(data)
-    for table, key, value in edits:
-        target = data.get(table) if table else data
-        if not isinstance(target, dict):
-            continue
-        if value is None:
-            target.pop(key, None)
-        else:
-            target[key] = value
-    return data
-
-
 @given(st.sampled_from(sorted(FILES)), EDITS)
 def test_loader_and_schema_agree_on_edited_files(name, edits):
     data = edited(FILES[name], edits)
@@ -86,4 +78,6 @@ def test_loader_and_schema_agree_on_edited_files(name, edits):
 
 @given(st.dictionaries(st.sampled_from(["nprow", "npcol", "order", "description", "x"]), VALUES))
 def test_loader_and_schema_agree_on_grids(data):
-    assert GRID_VALIDATOR.is_valid(data) == (grid_faults(data) == []), grid_faults(data)
+    assert GRID_VALIDATOR.is_valid(data) == (table_faults(data, GridTable) == []), table_faults(
+        data, GridTable
+    )

@@ -13,15 +13,14 @@ from jsonschema import Draft202012Validator
 
 import pblasmp as pb
 from pblasmp.layout import files
-from pblasmp.layout.filekeys import sweep_faults
-from pblasmp.layout.sweeps import faults_of, load_sweep
+from pblasmp.layout.schema import table_faults
+from tests.helpers.edits import edited
 from tests.helpers.golden import read
-
-from .test_schema import edited
+from tests.helpers.sweep_files import SweepTable, faults_of, find_sweeps, load_sweep, schema
 
 SCHEMA = json.loads((files.root() / "sweep.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
-SWEEPS = {path.stem: read(path) for path in files.find("sweeps")}
+SWEEPS = {path.stem: read(path) for path in find_sweeps()}
 TESTER = {  # columns of PBLAS/TESTING/PDBLAS3TST.dat: M, N, K, blocks, first rows, TRANSA + TRANSB, UPLO
     "pblas-tester-1": (22, 23, 24, 4, 5, "NN", "U"),
     "pblas-tester-2": (30, 29, 28, 5, 1, "NN", "L"),
@@ -34,10 +33,14 @@ TESTER = {  # columns of PBLAS/TESTING/PDBLAS3TST.dat: M, N, K, blocks, first ro
 }
 
 
+def test_the_schema_is_fresh():
+    path = files.root() / "sweep.schema.json"
+    assert path.read_text() == schema(), "run: python -m tests.helpers.sweep_files"
+
+
 @pytest.mark.parametrize("name", SWEEPS)
 def test_sweeps_load_and_obey_the_schema(name):
     VALIDATOR.validate(SWEEPS[name])
-    assert files.check(files.root() / "sweeps" / f"{name}.toml") == []
     sweep = load_sweep(name)
     assert sweep.title
     assert max(grid.size for grid in sweep.grids.values()) <= 6
@@ -101,7 +104,7 @@ def test_files_that_cannot_be_read(tmp_path):
         load_sweep(tmp_path / "none.toml")
 
 
-KEYS = [*SCHEMA["properties"], *SCHEMA["$defs"]["part"]["properties"], "x"]
+KEYS = [*SCHEMA["properties"], *SCHEMA["$defs"]["PartTable"]["properties"], "x"]
 VALUES = st.sampled_from(
     [-1, 0, 1, 2.5, True, "", "N", "U", "NT", "TCN", [], [0], [0, 0], [1, 2], [0.5, 1], ["x"], {}, None]
 )
@@ -110,4 +113,4 @@ VALUES = st.sampled_from(
 @given(st.lists(st.tuples(st.sampled_from(["", *"abc"]), st.sampled_from(KEYS), VALUES), max_size=4))
 def test_loader_and_schema_agree_on_edited_files(edits):
     data = edited(BASE, edits)
-    assert VALIDATOR.is_valid(data) == (sweep_faults(data) == []), sweep_faults(data)
+    assert VALIDATOR.is_valid(data) == (table_faults(data, SweepTable) == []), table_faults(data, SweepTable)

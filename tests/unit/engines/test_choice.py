@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path a product takes on the host: what must move, and whether it fits."""
+"""Which algorithm takes a product on the host: what must move, whether it fits, and what is said of the rest."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
 import pblasmp as pb
+from pblasmp.dtypes import accumulation_dtype
+from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
 from pblasmp.engines.base import Options
-from pblasmp.engines.host import product
-from pblasmp.engines.host.common import Means
-from pblasmp.engines.host.level3 import level3_slabs
+from pblasmp.engines.catalogue import ALGORITHMS
+from pblasmp.engines.slab_terms import matmul_slabs, routine_slabs
+from pblasmp.errors import UnsupportedError
 
 GRID = pb.Grid(2, 2)
 SQUARE = pb.MatmulProblem.gemm(80, 120, 40, GRID, 10)
@@ -34,20 +38,29 @@ class Memory:
         return nbytes <= self.nbytes, self.nbytes
 
 
-def operands(problem, size):
-    return product.matmul_slabs(problem, 1, size).operands
+def engine(nodes=NODES, fits=None, why_not_shared="", rows=()):
+    """What algorithms ask of an engine before they prepare anything."""
+    transport = SimpleNamespace(
+        nodes=nodes, rank=0, size=sum(map(len, nodes)), fits=fits, why_not_shared=why_not_shared
+    )
+    operations = SimpleNamespace(
+        slab_dtype=accumulation_dtype, stores_float8=True, refusal=lambda dtype, compute: ""
+    )
+    return SimpleNamespace(name="host", transport=transport, operations=operations, algorithms=rows)
 
 
-def choose(problem, algo, nodes, fits, why_not_shared, beside=0):
-    means = Means(None, nodes, None, None, None, fits, why_not_shared)
-    size = sum(map(len, nodes))
-    return product.choose(operands(problem, size), problem.k, algo, means, beside)
+def taken(problem, nodes, fits, why_not_shared, algo="auto"):
+    """Return the algorithm that is taken, and by name why others are not."""
+    on = engine(nodes, fits, why_not_shared)
+    row, _, verdicts = choose(on, ALGORITHMS, problem, Options(algo=algo), None)
+    assert [name for name, verdict in verdicts.items() if verdict.taken] == [row.name]
+    return row.name, {name: verdict.why for name, verdict in verdicts.items() if not verdict.applies}
 
 
 def test_what_is_asked_for_is_taken():
     memory = Memory(0)
     for algo in ("shared", "gathered", "panels"):
-        assert choose(SQUARE, algo, NODES, memory, "") == (algo, ())
+        assert taken(SQUARE, NODES, memory, "", algo) == (algo, {})
     assert memory.asked == []
 
 
@@ -64,41 +77,119 @@ def test_what_is_asked_for_is_taken():
 )
 def test_shared_where_one_copy_a_node_fits(nodes, needed):
     memory = Memory(needed)
-    assert choose(SQUARE, "auto", nodes, memory, "") == ("shared", ())
+    assert taken(SQUARE, nodes, memory, "") == ("shared", {})
     assert memory.asked == [needed]
-    path, notes = choose(SQUARE, "auto", nodes, Memory(needed - 1), "")
-    assert path != "shared"
-    assert notes[0] == f"a shared copy of the operands needs {needed} bytes a node, of {needed - 1} to be had"
+    name, refused = taken(SQUARE, nodes, Memory(needed - 1), "")
+    assert name != "shared"
+    expected = f"a shared copy of the operands would need {needed} bytes a node, only {needed - 1} available"
+    assert refused["shared"] == expected
 
 
 def test_without_sharing_each_rank_gathers_its_own():
     needed = 4 * (SLAB_A + SLAB_B)
     memory = Memory(needed)
-    assert choose(SQUARE, "auto", NODES, memory, "no memfd") == ("gathered", ("no memfd",))
+    assert taken(SQUARE, NODES, memory, "no memfd") == ("gathered", {"shared": "no memfd"})
     assert memory.asked == [needed]
-    assert choose(SQUARE, "auto", NODES, Memory(needed - 1), "no memfd") == (
-        "panels",
-        ("no memfd", f"gathered operands need {needed} bytes a node, of {needed - 1} to be had"),
-    )
+    gathered = f"gathered operands would need {needed} bytes a node, only {needed - 1} available"
+    refused = {"shared": "no memfd", "gathered": gathered}
+    assert taken(SQUARE, NODES, Memory(needed - 1), "no memfd") == ("panels", refused)
 
 
 def test_panels_where_nothing_fits():
-    path, notes = choose(SQUARE, "auto", NODES, Memory(10), "")
-    assert path == "panels"
-    assert len(notes) == 2
+    name, refused = taken(SQUARE, NODES, Memory(10), "")
+    assert name == "panels"
+    assert set(refused) == {"shared", "gathered"}
 
 
 def test_what_need_not_move_needs_no_memory():
     memory = Memory(0)
     one = pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, 1), 8)
-    assert choose(one, "auto", ((0,),), memory, "") == (
-        "gathered",
-        ("both operands are multiplied where they lie",),
-    )
+    refused = {"shared": "all operands are multiplied in place: there is nothing to share"}
+    assert taken(one, ((0,),), memory, "") == ("gathered", refused)
     assert memory.asked == []
     memory = Memory(1 << 30)
-    assert choose(ROWS, "auto", NODES, memory, "")[0] == "shared"
+    assert taken(ROWS, NODES, memory, "")[0] == "shared"
     assert memory.asked == [40960]  # 40 × 120 numbers of B, in pages: A stays where it is
+
+
+# -- what is said of algorithms
+
+
+def row(name, cost, why="", view=None):
+    """An algorithm for products, which is never prepared."""
+    return Algorithm(
+        name, lambda *_: None, lambda problem: isinstance(problem, pb.MatmulProblem),
+        view=view or (lambda problem: problem), refusal=lambda *_: why, cost=lambda *_: cost,
+    )  # fmt: skip
+
+
+ROWS_OF_THREE = (row("slow", 9.0), row("quick", 1.0, "it is out of order"), row("good", 2.0), row("equal", 2.0))
+
+
+def said(verdicts):
+    return {name: str(verdict) for name, verdict in verdicts.items()}
+
+
+def test_the_cheapest_that_applies_is_taken():
+    found, viewed, verdicts = choose(engine(), ROWS_OF_THREE, SQUARE, Options(), None)
+    assert (found.name, viewed) == ("good", SQUARE)
+    assert said(verdicts) == {
+        "slow": "applies: slower than good by rule",
+        "quick": "it is out of order",
+        "good": "taken: the fastest by rule",
+        "equal": "applies: slower than good by rule",
+    }
+    assert said(survey(engine(), ROWS_OF_THREE, SQUARE, Options())) == said(verdicts)
+    assert [name for name, verdict in verdicts.items() if verdict] == ["slow", "good", "equal"]
+
+
+def test_an_algorithm_is_taken_by_name():
+    options = Options(algo="slow")
+    found, _, verdicts = choose(engine(), ROWS_OF_THREE, SQUARE, options, None)
+    assert found.name == "slow"
+    assert str(verdicts["slow"]) == "taken: asked for"
+    assert survey(engine(), ROWS_OF_THREE, SQUARE, options) == {
+        "slow": Verdict(True, "asked for", taken=True),
+        "quick": Verdict(False, "it is out of order"),
+        "good": Verdict(True, "not asked for"),
+        "equal": Verdict(True, "not asked for"),
+    }
+
+
+def test_refusals_name_the_algorithm_and_why():
+    rows = (*ROWS_OF_THREE, row("other", 1.0, view=lambda problem: "it has no such form"))
+    for algo, words in (
+        ("quick", "algo 'quick': it is out of order"),
+        ("other", "algo 'other': it has no such form"),
+        (
+            "summa",
+            "algo: the host engine has 'auto', 'slow', 'quick', 'good', 'equal', 'other' here, got 'summa'",
+        ),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            choose(engine(), rows, SQUARE, Options(algo=algo), None)
+        assert str(caught.value) == words
+    refusing = tuple(row(name, 1.0, f"{name} will not") for name in ("one", "two"))
+    with pytest.raises(UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"):
+        choose(engine(), refusing, SQUARE, Options(), None)
+    assert not any(survey(engine(), refusing, SQUARE, Options()).values())
+    with pytest.raises(UnsupportedError, match="got 'summa'"):
+        survey(engine(), rows, SQUARE, Options(algo="summa"))
+
+
+def test_an_engine_puts_its_own_algorithms_first():
+    """Of two with one name, the engine's is taken."""
+    own = row("good", 1.0)
+    found, _, verdicts = choose(engine(rows=(own,)), ROWS_OF_THREE, SQUARE, Options(), None)
+    assert found is own
+    assert list(verdicts) == ["good", "slow", "quick", "equal"]
+
+
+# -- slabs
+
+
+def operands(problem, size):
+    return matmul_slabs(problem, 1, engine((tuple(range(size)),))).operands
 
 
 def moves(problem, size=4):
@@ -161,7 +252,7 @@ def test_slabs_that_stand_on_both_sides_are_one(routine, block, dtype, count):
     a = pb.MatrixDescriptor((80, 40), (10, 10), GRID, dtype=dtype)
     d = pb.MatrixDescriptor((80, 80), block, GRID, dtype=dtype)
     b = a if routine in ("syr2k", "her2k", "syrkx") else None
-    slabs = level3_slabs(pb.Level3Problem(routine, a, d, b), Options(), 0, 4)
+    slabs = routine_slabs(pb.Level3Problem(routine, a, d, b), 1, engine())
     assert len(slabs.operands) == count
     if routine == "syrk" and count == 1:
         assert slabs.operands[0].needs == ((0,), (0, 1), (0, 1), (1,))

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pblasmp as pb
-from tests.unit.bindings.conftest import stand_in  # noqa: F401 - the same fixture
-
-from .machine import Witness, machine
+from tests.helpers.machine import Witness, machine
 
 
 @pytest.fixture
@@ -21,7 +19,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lib(alone: None, stand_in: Callable[..., str]) -> Iterator[Witness]:  # noqa: F811
+def lib(alone: None, stand_in: Callable[..., str]) -> Iterator[Witness]:
     """cuBLASMp 0.10 on a machine with one GPU; clean at the end of the test."""
     with machine(stand_in(1000)) as lib:
         yield lib

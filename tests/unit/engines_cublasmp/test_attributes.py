@@ -10,8 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAlgoType, MatmulAttribute, MatmulEpilogue
-
-from .machine import Witness, machine
+from tests.helpers.machine import Witness, machine
 
 MAKE = {
     "ag": pb.MatmulProblem.allgather,

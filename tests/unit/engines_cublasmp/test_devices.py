@@ -7,9 +7,8 @@ import sys
 from typing import Any
 
 import pblasmp as pb
+from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Witness, machine
 
 
 def choices(comm: Any, path: str, old: str) -> Any:

@@ -18,34 +18,12 @@ from pblasmp.dtypes import as_dtype
 from pblasmp.engines.base import Options
 from pblasmp.engines.cublasmp.scales import check
 from tests.helpers import float8
+from tests.helpers.fused_machines import Scaling
+from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import machine
-from .test_epilogues import Following
 
 A = MatmulAttribute
 E4, E5 = float8.E4, float8.E5
-
-
-class Scaling(Following):
-    """Also scales products of 8-bit floats."""
-
-    def _number(self, address: int) -> float:
-        return ctypes.c_float.from_address(address).value if address else 1.0
-
-    def _scalar(self, told: dict[str, int], name: str, like: str, **how: bool) -> Any:
-        value = super()._scalar(told, name, like, **how)
-        if name == "alpha":
-            stored = self.attributes(told["matmulDesc"])
-            for letter in "AB":
-                value = value * self._number(stored.get(A[f"{letter}_SCALE_POINTER"], 0))
-        return value
-
-    def _store(self, stored: dict[Any, int], part: np.ndarray, out: np.ndarray) -> None:
-        if A.AMAX_D_POINTER in stored:
-            ctypes.c_float.from_address(stored[A.AMAX_D_POINTER]).value = np.abs(part).max(initial=0)
-        limit = float8.LARGEST.get(out.dtype.name, np.inf)
-        out[...] = np.clip(part * self._number(stored.get(A.D_SCALE_POINTER, 0)), -limit, limit)
 
 
 def everything(comm: Any, path: str) -> Any:

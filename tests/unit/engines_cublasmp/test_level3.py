@@ -14,15 +14,14 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, Status
-from pblasmp.engines.cublasmp.contracts import suited_level3
+from pblasmp.engines.cublasmp.contracts import nearest_level3
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
-from tests.gpu.level3 import cases, one_case
 from tests.helpers import level3 as reference
+from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.gpu.level3 import cases, one_case
+from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, machine
-from .test_failures import left_behind, lives, names
 
 
 def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:
@@ -273,12 +272,12 @@ def test_what_is_moved(routine, layouts, moved, why):
     own = {x: replace(SQUARE, grid=pb.Grid(1, 2), **layouts.get(x, {})) if "grid" not in layouts.get(x, {})
            else replace(SQUARE, **layouts[x]) for x in (*ROUTINES[name].operands, "d")}  # fmt: skip
     for problem in (Level3Problem(name, **own), Level3Problem(name, **{x: d.T for x, d in own.items()})):
-        mended, reasons = suited_level3(problem, 1000)
+        mended, reasons = nearest_level3(problem, 1000)
         changed = "".join(x for x in own if getattr(mended, x) != getattr(problem, x))
         assert changed in (moved, moved.replace("c", ""))  # C follows the result where the plan is made
         assert why in "; ".join(reasons)
         assert bool(reasons) == bool(moved)
-        assert suited_level3(mended, 1000) == (mended, ())
+        assert nearest_level3(mended, 1000) == (mended, ())
 
 
 def test_sums_that_may_hang_move_no_data():
@@ -286,7 +285,7 @@ def test_sums_that_may_hang_move_no_data():
     for routine, order, op in itertools.product(("geadd", "tradd"), ("FF", "FC", "CF", "CC"), "NTC"):
         a, d = (pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(2, 1), (1, 0), "complex64", x) for x in order)
         problem = Level3Problem(routine, a, d, op_a=op)
-        mended, reasons = suited_level3(problem, 901)
+        mended, reasons = nearest_level3(problem, 901)
         form = mended.column_major()
         assert form.problem.op_a == "N"
         assert form.problem.a.same_places(form.problem.d)
@@ -294,10 +293,10 @@ def test_sums_that_may_hang_move_no_data():
         assert len(reasons) == (mended.a != a) == (order[0] != order[1] or op != "N")
         one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
                             replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
-        assert suited_level3(one, 901) == (one, ())
+        assert nearest_level3(one, 901) == (one, ())
     assert "A is moved to lie like the result: cublasMpTradd may hang where it moves data" in reasons
     turned = Level3Problem("geadd", d, d, op_a="T")
-    assert suited_level3(turned, 1000) == (turned, ())
+    assert nearest_level3(turned, 1000) == (turned, ())
 
 
 def test_moves_can_be_forbidden(ctx, lib):

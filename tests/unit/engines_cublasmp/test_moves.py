@@ -13,11 +13,10 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import DataType, Status
 from pblasmp.engines.cublasmp import faults
-from tests.gpu.moves import one_move
+from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.gpu.moves import one_move
+from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, Witness, machine
-from .test_failures import left_behind, lives, names
 
 D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F")
 

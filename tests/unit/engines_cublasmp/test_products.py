@@ -7,21 +7,17 @@ The library sees pointers, leading dimensions, descriptors and attributes alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp.layout import files
-from tests.gpu.products import OPS, everywhere, integers, part_of, poisoned, wrong
+from tests.helpers.gpu.multiply import multiply
+from tests.helpers.gpu.products import everywhere
+from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, machine
-from .told import misfits
 
 SCALARS = [
     (1, 0, None),
@@ -30,57 +26,6 @@ SCALARS = [
     (1, -2, "other"),
     (-2, 2, "other"),
 ]  # alpha, beta, C's order
-
-Window = tuple[slice, slice]
-
-
-def multiply(
-    ctx: pb.Context,
-    lib: Multiplying,
-    p: pb.MatmulProblem,
-    alpha: complex = 1,
-    beta: complex = 0,
-    within: Mapping[str, tuple[pb.MatrixDescriptor, Window]] = MappingProxyType({}),
-) -> str:
-    """Return what is wrong with a product, and with what the library was told.
-
-    Operands are sub-matrices of those ``within`` names: the whole matrix, and where they lie in it.
-    """
-    values = {x: integers(d.shape, d.dtype, seed, 1 if d.dtype.itemsize == 2 else 3)
-              for seed, x in enumerate("abc") if (d := getattr(p, x)) is not None}  # fmt: skip
-    wholes = {
-        x: poisoned(ctx, within[x][0] if x in within else d)
-        for x in "abcd"
-        if (d := getattr(p, x)) is not None
-    }
-    matrices = {x: whole[within[x][1]] if x in within else whole for x, whole in wholes.items()}
-    for x, of_x in values.items():
-        if (part := part_of(ctx, of_x, matrices[x].descriptor)) is not None:
-            ctx.engine.from_host(matrices[x].local, part.astype(p.a.dtype))
-    out = matrices["d"]
-    calls = len(lib.of("Matmul"))
-    multiplies = ctx.rank < p.d.grid.size and alpha != 0 and 0 not in (p.m, p.n, p.k)
-    with pb.plan_matmul(
-        *(matrices.get(x) for x in "abc"),
-        out=out,
-        alpha=alpha,
-        beta=beta,
-        op_a=p.op_a,
-        op_b=p.op_b,
-        scheme=p.scheme,
-    ) as plan:
-        plan()
-        fault = "; ".join(misfits(lib, p, matrices, alpha, beta)) if multiplies else ""
-    if len(lib.of("Matmul")) - calls != multiplies:
-        return "another number of calls"
-    expected = alpha * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
-    if p.scheme == "ar":
-        expected = np.tile(expected, (1, p.d.grid.size) if p.d.order == "F" else (p.d.grid.size, 1))
-    if beta:
-        expected = expected + beta * values["c"]
-    fault = fault or wrong(ctx, out, expected, 2.0**-6 if p.d.dtype.itemsize == 2 else 0)
-    out.local[...] = np.nan
-    return fault or ("" if np.isnan(wholes["d"].local).all() else "wrote beside the sub-matrix")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"])
@@ -109,7 +54,7 @@ def test_every_op_and_order(alone, stand_in, dtype):
 def problems_on_ranks(comm: Any, path: str) -> Any:
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
-            for file in map(files.load_problem, files.find("problems")):
+            for file in map(files.load_problem_file, files.find("problems")):
                 if file.nranks <= comm.size and not file.problem.faults():
                     within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
                     fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within)

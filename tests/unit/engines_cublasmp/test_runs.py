@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from benchmarks.gpu_devices import c_call
 from pblasmp.engines.cublasmp.streams import current
 
 D = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1))
@@ -26,15 +25,6 @@ def test_a_run_is_one_call(ctx, lib):
         for _ in range(3):
             plan()
         assert lib.gpu.events == [("Matmul",)] * 3
-
-
-def test_the_benchmark_makes_the_same_call(ctx, lib):
-    """The bare call that benchmarks/gpu_matmul.py times beside a plan is the plan's."""
-    with pb.plan_matmul(ctx.empty(D), ctx.empty(D)) as plan:
-        plan()
-        c_call(plan)()
-        planned, *bare = (call.arguments for call in lib.of("Matmul"))
-        assert bare == [planned, planned]
 
 
 def test_it_follows_the_current_stream(ctx, lib):

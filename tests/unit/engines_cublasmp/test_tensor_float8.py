@@ -13,16 +13,14 @@ import pblasmp as pb
 import pblasmp.tensor_parallel as tp
 from pblasmp.bindings import DataType, MatmulAttribute
 from tests.helpers import epilogues
+from tests.helpers.cases import agreed_error, first
 from tests.helpers.float8 import E4, E5
+from tests.helpers.fused_machines import Scaling
+from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.mpi.cases import agreed_error, first
-from tests.mpi.tensor_cases import FORMS, other_split
-from tests.mpi.tensor_cases import Case as WideCase
-from tests.mpi.tensor_float8 import TYPES, Case
-
-from .machine import machine
-from .test_float8 import Scaling
-from .test_tensor_parallel import on_gpu
+from tests.helpers.tensor_cases import FORMS, on_gpu, other_split
+from tests.helpers.tensor_cases import Case as WideCase
+from tests.helpers.tensor_float8 import TYPES, Case
 
 A = MatmulAttribute
 WIDE = TYPES[:3]

@@ -11,28 +11,18 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp.lane import CublasmpLane
+from pblasmp.engines.cublasmp.operations import CublasmpOperations
 from pblasmp.tensor_parallel import plan_allgather_matmul, plan_matmul_allgather, plan_matmul_reduce_scatter
+from tests.helpers.cases import TYPES, first, pick, unlike
+from tests.helpers.fused_machines import Following
+from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-from tests.mpi.cases import TYPES, first, pick, unlike
-from tests.mpi.tensor_cases import FORMS, Case, gelu, other_split, sizes
-
-from .machine import machine
-from .test_epilogues import Following
-
-
-def on_gpu(case: Case) -> Case:
-    """Move a case's arrays to the GPU that is played."""
-    import cupy
-
-    for name in ("local_x", "local_w", "local_c", "local_bias"):
-        setattr(case, name, cupy.asarray(getattr(case, name)))
-    return case
+from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
 
 
 def every_product(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
-    CublasmpLane.panel_flops = 1.0  # small products in panels, too; this process ends with this function
+    CublasmpOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for form, dtype, transposed in itertools.product(FORMS, TYPES, (False, True)):
@@ -122,7 +112,7 @@ def in_order(comm: Any, path: str) -> Any:
         case = on_gpu(Case(rng, comm, "matmul_allgather", "float32", 2, 512 * p, 3))
         with plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
             yield "small products take one panel", None if plan.report().path.endswith(": 1") else "more"
-        CublasmpLane.panel_flops = 1.0  # this process ends with this function
+        CublasmpOperations.panel_flops = 1.0  # this process ends with this function
         with plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
             gpu.events.clear()
             plan()

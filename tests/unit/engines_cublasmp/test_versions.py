@@ -14,10 +14,9 @@ import pblasmp as pb
 from pblasmp.bindings import MatmulAttribute, Operation
 from pblasmp.engines.cublasmp import faults
 from pblasmp.layout import Grid
+from tests.helpers.gpu.multiply import multiply
+from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Multiplying, machine
-from .test_products import multiply
 
 VERSIONS = [500, 700, 800, 900, 1000]
 
@@ -206,7 +205,7 @@ def test_an_nccl_with_which_products_die_is_refused(alone, stand_in):
             assert "NCCL 2.29.3" in ctx.engine.why
         lib.assert_clean()
     with machine(stand_in(900), nccl_version=22902), pb.Context(engine="cublasmp") as ctx:
-        assert ctx.engine.nccl_version == 22902
+        assert ctx.engine.session.nccl_version == 22902
 
 
 @starts_ranks

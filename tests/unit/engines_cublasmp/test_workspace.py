@@ -10,9 +10,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.memory.workspace import roomy
+from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-from .machine import Witness, machine
 
 D = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
 

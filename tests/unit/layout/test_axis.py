@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Axis, numroc
-
-from .oracle import axes, deal, owned
+from tests.helpers.oracle import axes, deal, owned
 
 
 @given(axes())
@@ -140,3 +139,20 @@ def test_an_axis_is_a_value():
     assert pickle.loads(pickle.dumps(axis)) == copy.deepcopy(axis) == axis
     with pytest.raises(FrozenInstanceError):
         axis.extent = 3
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_an_even_split(extent, nprocs):
+    axis = Axis.even(extent, nprocs)
+    counts = axis.counts()
+    assert sum(counts) == extent
+    assert counts == [len(axis.globals(process)) for process in range(nprocs)]
+    assert all(count == axis.block for count in counts[: extent // axis.block])
+    assert axis.block == max(1, -(-extent // nprocs))
+
+
+def test_an_even_split_of_nothing_and_among_nobody():
+    assert Axis.even(0, 3).counts() == [0, 0, 0]
+    for args, fault in (((-1, 2), "extent: expected at least 0"), ((4, 0), "nprocs: expected at least 1")):
+        with pytest.raises(LayoutError, match=fault):
+            Axis.even(*args)

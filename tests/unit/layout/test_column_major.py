@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
-
-from .oracle import empty, read, views, write
+from tests.helpers.oracle import empty, read, views, write
 
 PRODUCTS = list(itertools.product("NTC", repeat=2))
 ORDERS = ["".join(letters) for letters in itertools.product("CF", "CF", "CF", "-CF")]  # of A, B, D, C

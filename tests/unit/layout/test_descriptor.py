@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pblasmp.dtypes import DTYPES
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
-
-from .oracle import descriptors, empty, local_indices, places, read, write
+from tests.helpers.oracle import descriptors, empty, local_indices, places, read, write
 
 
 @given(descriptors())
@@ -177,8 +176,12 @@ def test_index_arrays_of_a_huge_matrix_are_as_large_as_they_must_be():
         ({"shape": (3, -1)}, "shape[1]: expected at least 0, got -1"),
         ({"shape": (3.5, 1)}, "shape[0]: expected an integer, got 3.5"),
         ({"block": (0, 1)}, "block[0]: expected at least 1, got 0"),
-        ({"block": 2}, "block: expected a pair of integers, got 2"),
-        ({"grid": (2, 2)}, "grid: expected a Grid, got (2, 2)"),
+        ({"block": 2.5}, "block: expected an integer or a pair of integers, got 2.5"),
+        ({"grid": "2"}, "grid: expected a Grid, a pair like (2, 3) or a text like '2x3', got '2'"),
+        (
+            {"shape": (10**5000, 1)},
+            "shape[0]: expected at most 10**100, got a value of type int that is too large to print",
+        ),
         ({"source": (2, 0)}, "source: process (2, 0) is not in a grid of 2x3 processes in row order"),
         ({"source": (0, 3)}, "source: process (0, 3) is not in a grid of 2x3 processes in row order"),
         ({"source": (0, -1)}, "source[1]: expected at least 0, got -1"),
@@ -278,6 +281,18 @@ def test_a_descriptor_is_a_value(name):
 def test_every_field_tells_descriptors_apart(changes):
     d = MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))
     assert replace(d, **changes) != d
+
+
+def test_one_way_to_say_grids_and_blocks():
+    d = MatrixDescriptor((10, 20), (4, 4), Grid(2, 3))
+    assert MatrixDescriptor((10, 20), 4, "2x3") == MatrixDescriptor((10, 20), 4, (2, 3)) == d
+    assert MatrixDescriptor((10, 20), 4, "2x3-col").grid == Grid(2, 3, "col")
+
+
+@given(descriptors())
+def test_repr_makes_an_equal_one(d):
+    assert eval(repr(d)) == d
+    assert "\n" not in repr(d)
 
 
 def test_defaults():

@@ -5,13 +5,14 @@ import copy
 import pickle
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 from hypothesis import given
 
 from pblasmp.errors import LayoutError
-from pblasmp.layout import Grid
-
-from .oracle import grids, number
+from pblasmp.layout import Grid, as_block, as_grid
+from pblasmp.layout.grid import integer
+from tests.helpers.oracle import grids, number
 
 
 @given(grids)
@@ -89,3 +90,82 @@ def test_a_grid_is_a_value():
     assert pickle.loads(pickle.dumps(grid)) == copy.deepcopy(grid) == grid
     with pytest.raises(FrozenInstanceError):
         grid.nprow = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "grid"),
+    [
+        (Grid(3, 1, "col"), Grid(3, 1, "col")),
+        ((2, 3), Grid(2, 3)),
+        ([7, 9], Grid(7, 9)),
+        (np.array([2, 3]), Grid(2, 3)),
+        ("2x3", Grid(2, 3)),
+        ("2x3-row", Grid(2, 3)),
+        ("12x10-col", Grid(12, 10, "col")),
+    ],
+    ids=repr,
+)
+def test_ways_to_say_a_grid(value, grid):
+    assert as_grid(value) == grid
+    assert as_grid(grid.label) == grid
+    assert repr(eval(repr(grid))) == repr(grid)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        *((value, "layout: expected a Grid, a pair like (2, 3) or a text like '2x3', got ")
+          for value in ("2", "2x", "0x3", "2x3x4", "2x-3", " 2x3", "2x3-diag", "", 4, None, (2,), (1, 2, 3), b"23")),
+        ((0, 1), "layout[0]: expected at least 1, got 0"),
+        ((1, 2.5), "layout[1]: expected an integer, got 2.5"),
+        (("2", "3"), "layout[0]: expected an integer, got '2'"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_grid(value, fault):
+    with pytest.raises(LayoutError) as error:
+        as_grid(value, "layout")
+    assert str(error.value).startswith(fault)
+
+
+def test_ways_to_say_a_block():
+    assert as_block(64) == as_block((64, 64)) == as_block([64, 64]) == as_block(np.int32(64)) == (64, 64)
+    assert as_block(np.array([2, 3])) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (0, "nb: expected at least 1, got 0"),
+        ((3, -1), "nb[1]: expected at least 1, got -1"),
+        (2.5, "nb: expected an integer or a pair of integers, got 2.5"),
+        ((1, 2, 3), "nb: expected an integer or a pair of integers, got (1, 2, 3)"),
+        (("4", 4), "nb[0]: expected an integer, got '4'"),
+        (None, "nb: expected an integer or a pair of integers, got None"),
+    ],
+)
+def test_what_is_no_block(value, fault):
+    with pytest.raises(LayoutError) as error:
+        as_block(value, "nb")
+    assert str(error.value) == fault
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), nested(100_000), "x" * 10**6], ids=type)
+def test_messages_take_any_value(value):
+    for call in (
+        as_grid,
+        as_block,
+        lambda x: integer(x, "n", 0),
+        lambda x: Grid(x, 1),
+        lambda x: Grid(1, 1, x),
+    ):
+        with pytest.raises(LayoutError) as error:
+            call(value)
+        assert len(str(error.value)) < 500

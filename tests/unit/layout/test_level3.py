@@ -241,3 +241,18 @@ def test_trapezoid_parts_are_the_elements(uplo, diagonal):
 def test_trapezoids_of_trmr2d(shape, uplo, diag, expected):
     mask = Trapezoid.of_shape(shape, uplo, diag).mask(np.arange(shape[0]), np.arange(shape[1]))
     assert ["".join(".x"[int(x)] for x in row) for row in mask] == expected
+
+
+def test_the_table_of_traits():
+    for name, row in ROUTINES.items():
+        assert row.triangular == (name in ("trsm", "trmm"))
+        assert row.solves == (name == "trsm")
+        assert row.hermitian == (name in ("hemm", "herk", "her2k", "herkx"))
+        assert row.swept_twice == (name in ("syr2k", "her2k"))
+        assert row.in_place == ("b" if name in ("trsm", "trmm") else "c")
+        if row.twin:
+            twin = ROUTINES[row.twin]
+            assert twin.twin == name
+            assert twin.hermitian != row.hermitian
+            assert (twin.operands, twin.options, twin.shape) == (row.operands, row.options, row.shape)
+        assert not row.real or row.hermitian

@@ -64,7 +64,7 @@ def test_flops():
         ((4, 3, 2, GRID, 0), {}, "block[0]: expected at least 1, got 0"),
         ((4, 3, 2, GRID, (1, 2, 3, 4)), {}, "block: expected one, two or three integers, got (1, 2, 3, 4)"),
         ((4, 3, 2, GRID, (1,)), {}, "block: expected one, two or three integers, got (1,)"),
-        ((4, 3, 2, (2, 3), 1), {}, "grid: expected a Grid, got (2, 3)"),
+        ((4, 3, 2, "2", 1), {}, "grid: expected a Grid, a pair like (2, 3) or a text like '2x3', got '2'"),
         ((4, 3, 2, GRID, 1), {"order": "CF"}, "order: expected 'C', 'F' or three of these letters, got 'CF'"),
         ((4, 3, 2, GRID, 1), {"order": "K"}, "order: expected 'C', 'F' or three of these letters, got 'K'"),
         ((4, 3, 2, GRID, 1), {"order": ""}, "order: expected 'C', 'F' or three of these letters, got ''"),

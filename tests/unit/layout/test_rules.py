@@ -386,3 +386,18 @@ def test_following_all_advice_at_once_mends_any_scheme(scheme, order, changes):
 def test_the_transposed_problem_is_legal_when_the_problem_is(ops, changes):
     p = mutate(gemm(*ops), changes)
     assert (p.faults() == []) == (p.T.faults() == [])
+
+
+@pytest.mark.parametrize("scheme", ["gemm", "ag"])
+def test_faults_name_the_argument_that_d_is_made_from(scheme):
+    p = MatmulProblem.allgather(8, 8, 8, 4) if scheme == "ag" else MatmulProblem.gemm(8, 8, 8, GRID, 2)
+    wrong = replace(p, d=replace(p.d, shape=(6, 8), block=(3, 3), dtype="complex64"))
+    for result in ("c", "out"):
+        faults = wrong.faults(result)
+        assert [fault.replace(result, "d") for fault in faults] == [
+            fault.replace(result, "d") for fault in wrong.faults()
+        ]
+        assert any(fault.startswith(f"{result}: shape is 6x8") for fault in faults)
+        assert not any(re.search(r"\bd\b", fault) for fault in faults)
+        with pytest.raises(LayoutError, match=f"{result}: shape is 6x8"):
+            wrong.validate(result)

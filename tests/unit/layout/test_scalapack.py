@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
-
-from .oracle import descriptors, local_indices
+from tests.helpers.oracle import descriptors, local_indices
 
 
 @given(descriptors(lead=False), st.integers(-1, 5))

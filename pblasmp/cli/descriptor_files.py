@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptor files on the command line: reading them, ``pblasmp check``, ``list``, and what ``--json`` says of one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import LayoutError
+from ..layout import MatrixDescriptor
+from ..layout.files import ProblemFile, check, file_error, find, load_problem_file, path_of
+from .terminal import plain
+
+__all__ = [
+    "check_files",
+    "describe_problem",
+    "legal",
+    "parse",
+    "print_checked",
+    "print_list",
+    "read_text",
+    "shipped",
+]
+
+STDIN = "-"
+_NAME_OF_STDIN = "<stdin>"
+_MOST_BYTES = 1 << 24
+_MOST_RANKS_TOLD = 4096
+
+_reading_failed = (ValueError, OverflowError, RecursionError, MemoryError, TypeError)
+"""What numbers of thousands of digits and arrays thousands deep raise, wherever they are read or shown."""
+
+
+def read_text(file: str) -> bytes:
+    """Return what is in a descriptor file: a path, "-", or the name of one that comes with pblasmp. Local.
+
+    Raises:
+        LayoutError: it cannot be read, or is too long to be a descriptor file.
+    """
+    try:
+        if file == STDIN:
+            text = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        else:
+            with path_of(file, "problems").open("rb") as stream:
+                text = stream.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise file_error(Path(_name(file)), [f"cannot be read: {reason}"]) from None
+    if len(text) > _MOST_BYTES:
+        raise file_error(Path(_name(file)), [f"longer than {_MOST_BYTES >> 20} MiB, not a descriptor file"])
+    return text
+
+
+def parse(file: str, text: bytes) -> ProblemFile:
+    """Return the problem in the text of ``file``, its title made harmless. Local.
+
+    Raises:
+        LayoutError: the text makes no problem; the message names the file and every fault.
+    """
+    with _as_path(file, text) as path:
+        found = load_problem_file(path)
+    return replace(
+        found, path=Path(_name(file)), title=plain(found.title), description=plain(found.description)
+    )
+
+
+def legal(file: str, text: bytes) -> ProblemFile:
+    """Return the problem in the text of ``file``, a legal one. Local.
+
+    Raises:
+        LayoutError: as ``parse``, or the product is not legal.
+    """
+    found = parse(file, text)
+    with _naming(file):
+        found.problem.validate()
+    return found
+
+
+def _name(file: str) -> str:
+    return _NAME_OF_STDIN if file == STDIN else file
+
+
+@contextlib.contextmanager
+def _as_path(file: str, text: bytes) -> Iterator[Path]:
+    """Give a text the path of a file, and errors about that path the name of the file it came from."""
+    with tempfile.TemporaryDirectory(prefix="pblasmp-") as directory:
+        path = Path(directory, "problem.toml")
+        path.write_bytes(text)
+        try:
+            yield path
+        except LayoutError as error:
+            raise LayoutError(str(error).replace(str(path), _name(file))) from None
+        except _reading_failed as error:
+            raise file_error(Path(_name(file)), [_too_much(error)]) from None
+
+
+@contextlib.contextmanager
+def _naming(file: str) -> Iterator[None]:
+    try:
+        yield
+    except LayoutError as error:
+        raise LayoutError(f"{_name(file)}: {error}") from None
+
+
+def _too_much(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "arrays or tables are nested too deep"
+    if isinstance(error, MemoryError):
+        return "it does not fit into memory"
+    return f"a number is out of range ({error})"
+
+
+def _faults(file: str, text: bytes) -> list[str]:
+    """Return everything that is wrong with a problem, grid or sweep. Local."""
+    try:
+        with _as_path(file, text) as path:
+            return check(path)
+    except LayoutError as error:
+        return [str(error).partition("\n  - ")[2]]
+
+
+def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return for each file whether it is legal, every fault, and what it says. Local."""
+    checked = []
+    for file in files:
+        found: ProblemFile | None = None
+        try:
+            text = read_text(file)
+            faults = _faults(file, text)
+            with contextlib.suppress(LayoutError):  # a grid or a sweep, or faulty
+                found = parse(file, text)
+        except LayoutError as error:
+            faults = [str(error).partition("\n  - ")[2]]
+        told = {} if found is None or faults else describe_problem(found)
+        checked.append({"file": _name(file), "legal": not faults, "faults": faults, **told})
+    return checked
+
+
+def describe_problem(file: ProblemFile) -> dict[str, Any]:
+    """Return what a problem file says, as JSON has it. Local."""
+    p = file.problem
+    return {
+        "title": file.title,
+        "description": file.description,
+        "scheme": p.scheme,
+        "op_a": p.op_a,
+        "op_b": p.op_b,
+        "m": p.m,
+        "n": p.n,
+        "k": p.k,
+        "alpha": file.alpha,
+        "beta": file.beta,
+        "nranks": file.nranks,
+        "operands": {
+            name: _describe_operand(parent, file.windows[name]) for name, parent in file.parents.items()
+        },
+    }
+
+
+def _describe_operand(parent: MatrixDescriptor, window: tuple[slice, slice]) -> dict[str, Any]:
+    rows, cols = window
+    size = parent.grid.size
+    part = (rows.stop - rows.start, cols.stop - cols.start) != parent.shape
+    window_text = (
+        f", of it rows {rows.start} to {rows.stop}, columns {cols.start} to {cols.stop}" if part else ""
+    )
+    return {
+        "text": f"{parent}{window_text}",
+        "shape": parent.shape,
+        "block": parent.block,
+        "source": parent.source,
+        "dtype": parent.dtype.name,
+        "order": parent.order,
+        "ld": parent.ld,
+        "grid": {"nprow": parent.grid.nprow, "npcol": parent.grid.npcol, "order": parent.grid.order},
+        "window": [[rows.start, rows.stop], [cols.start, cols.stop]],
+        "local_shapes": [parent.local_shape(rank) for rank in range(size)]
+        if size <= _MOST_RANKS_TOLD
+        else None,
+    }
+
+
+def print_checked(checked: list[dict[str, Any]]) -> None:
+    """Print what ``check_files`` returned. Local."""
+    for one in checked:
+        file, faults = plain(one["file"]), one["faults"]
+        if faults:
+            count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+            click.secho(f"{file}: {count}", fg="red")
+            for fault in faults:
+                click.echo("  - " + plain(fault).replace("\n", "\n    "))
+            continue
+        click.secho(f"{file}: legal", fg="green")
+        if "title" in one:
+            _print_problem(one)
+
+
+def _print_problem(one: dict[str, Any]) -> None:
+    click.echo(f"  {one['title']}")
+    click.echo(
+        f"  {one['op_a']}{one['op_b']} product of {one['m']} × {one['n']} × {one['k']}, scheme {one['scheme']}, "
+        f"{one['nranks']} ranks"
+    )
+    for name, operand in one["operands"].items():
+        click.echo(f"  {name.upper()}: {operand['text']}")
+
+
+def shipped() -> list[dict[str, Any]]:
+    """Return the problems that come with pblasmp: their names, titles and numbers of ranks. Local."""
+    found = [(path.stem, load_problem_file(path)) for path in find("problems")]
+    return [{"name": name, "nranks": file.nranks, "title": file.title} for name, file in found]
+
+
+def print_list(problems: list[dict[str, Any]]) -> None:
+    """Print a line for each problem. Local."""
+    width = max((len(one["name"]) for one in problems), default=0)
+    for one in problems:
+        ranks = "1 rank" if one["nranks"] == 1 else f"{one['nranks']} ranks"
+        click.echo(f"{click.style(one['name'].ljust(width), bold=True)}  {ranks:<8}  {one['title']}")

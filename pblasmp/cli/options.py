@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from .terminal import use_colour
+
+__all__ = [
+    "DEFAULT_RANKS",
+    "FILE",
+    "DescriptorFile",
+    "as_json",
+    "common",
+    "engine",
+    "examples",
+    "grid",
+    "number",
+    "ops",
+    "ranks",
+    "shapes",
+]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_RANKS = min(4, len(os.sched_getaffinity(0)))
+
+FILE = click.Path(path_type=Path)
+
+
+class DescriptorFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+    """A descriptor file: its path, "-" for standard input, or the name of one that comes with pblasmp."""
+
+    name = "file"
+
+    def shell_complete(
+        self, _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the names of problems that come with pblasmp, and files."""
+        from ..layout.files import find
+
+        names = [path.stem for path in find("problems") if path.stem.startswith(incomplete)]
+        return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+
+
+def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """Return the rows and columns of "2x3"."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})[x×]([0-9]{1,9})", text)
+    if match is None or 0 in (found := (int(match[1]), int(match[2]))):
+        raise click.BadParameter(f"{text!r}: expected rows x columns of ranks, for example 2x2", ctx, param)
+    return found
+
+
+def number(ctx: click.Context, param: click.Parameter, text: str | None) -> complex | None:
+    """Return a real or complex number."""
+    if text is None:
+        return None
+    try:
+        found = complex(text.replace("i", "j") if not re.search("inf|nan", text, re.IGNORECASE) else text)
+    except ValueError:
+        message = f"{text!r}: expected a number, for example 2, -0.5 or 1+2j"
+        raise click.BadParameter(message, ctx, param) from None
+    return found if found.imag else found.real
+
+
+def ops(ctx: click.Context, param: click.Parameter, text: str) -> str:
+    """Return the two letters of --trans."""
+    if not re.fullmatch("[NTC]{2}", text):
+        message = f"{text!r}: expected two letters of N, T and C, for A and for B, for example TN"
+        raise click.BadParameter(message, ctx, param)
+    return text
+
+
+def shapes(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return T, N and K of each --shape."""
+    found = []
+    for text in texts:
+        match = re.fullmatch(r"([0-9]{1,12}),([0-9]{1,12}),([0-9]{1,12})", text.replace(" ", ""))
+        if match is None or 0 in (shape := (int(match[1]), int(match[2]), int(match[3]))):
+            message = f"{text!r}: expected tokens, outputs and inputs, for example 1024,512,2048"
+            raise click.BadParameter(message, ctx, param)
+        found.append(shape)
+    return tuple(found)
+
+
+def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Command]:
+    """Return the option -n, whose default the help tells."""
+    return click.option(
+        "-n",
+        "--ranks",
+        type=click.IntRange(1),
+        help=f"MPI ranks to start; 1 needs no MPI. Under mpirun or srun, all that there are.  [default: {default}]",
+    )
+
+
+engine = click.option(
+    "--engine",
+    type=click.Choice(["auto", "host", "cublasmp"]),
+    default="auto",
+    show_default=True,
+    help="What computes: CPU ranks, cuBLASMp on GPUs, or whichever fits.",
+)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def common(command: Command) -> Command:
+    """Add what every command takes: --color, and --debug, which the command line looks for itself."""
+    debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+    colour = click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        expose_value=False,
+        callback=_colour,
+        help="Colours in the output.  [default: auto, on a terminal unless NO_COLOR is set]",
+    )
+    return colour(debug(command))
+
+
+def _colour(ctx: click.Context, _param: click.Parameter, when: str | None) -> None:
+    if when is not None or ctx.color is None:  # else what was said before the command's name
+        ctx.color = use_colour(when or "auto")
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a help text."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp run``: the product of a descriptor file, on integers, against NumPy on one rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+import pblasmp as pb
+
+from ..context import Context
+from ..errors import LayoutError
+from ..launchers import surroundings
+from ..layout import MatrixDescriptor
+from ..layout.files import ProblemFile
+from .descriptor_files import legal, read_text
+from .progress import Reporter
+from .ranks import on_ranks
+
+__all__ = ["print_run", "run_file"]
+
+
+def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) -> dict[str, Any]:
+    """Run the product of a descriptor file and return how it compares. Collective over ranks.
+
+    Args:
+        file: its path, "-", or the name of one that comes with pblasmp.
+        nranks: ranks to start; None: as many as the file needs.
+        max_ranks: the most to start because the file says so; None: 16, or twice the cores.
+        engine: as in Context.
+
+    Raises:
+        LayoutError: the file is faulty, its grid needs other ranks, or its matrices do not fit into memory.
+        FailureError: a rank that was started failed.
+    """
+    if surroundings() is not None:
+        return on_ranks(_work, (file, None, engine), nranks)
+    text = read_text(file)
+    found = _load(file, text)
+    if nranks is None:
+        nranks = found.nranks
+        most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
+        if nranks > most:
+            raise LayoutError(
+                f"{file} needs {nranks} ranks, at most {most} are started: --max-ranks {nranks}, if the machine "
+                "can take them"
+            )
+    if nranks < found.nranks:
+        raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: -n {found.nranks}")
+    return on_ranks(_work, (file, text, engine), nranks)
+
+
+def _load(file: str, text: bytes) -> ProblemFile:
+    """Return the problem of a file whose matrices, compared as wholes on one rank, fit into memory. Local."""
+    found = legal(file, text)
+    elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
+    distributed = sum(parent.nbytes for parent in found.parents.values())
+    needed = distributed + elements * 2 * np.dtype(complex).itemsize
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > here:
+        raise LayoutError(
+            f"{file}: run compares whole matrices on one rank; these need {needed / 2**30:.3g} GiB, "
+            f"this machine has {here / 2**30:.3g} GiB"
+        )
+    return found
+
+
+def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[str, Any]:
+    """What every rank does. Collective over all ranks."""
+    file, text, engine = options
+    with Context(engine=engine) as ctx, reporter.errors():
+        with ctx.agreement("pblasmp run: reading"):
+            if text is None and ctx.rank == 0:  # standard input is rank 0's alone
+                text = read_text(file)
+        text = ctx.comm.bcast(text)
+        with ctx.agreement("pblasmp run"):
+            assert text is not None
+            found = _load(file, text)
+            if ctx.size < found.nranks:
+                raise LayoutError(f"{file} needs {found.nranks} ranks, got {ctx.size}")
+        problem = found.problem
+        reporter.step("making operands")
+        whole = {
+            name: ctx.from_function(_numbers(seed, parent), parent)
+            for seed, (name, parent) in enumerate(found.parents.items())
+        }
+        a, b, d = (whole[name][found.windows[name]] for name in "abd")
+        c = whole["c"][found.windows["c"]] if "c" in whole else None
+        reporter.step("multiplying")
+        with pb.plan_matmul(
+            a, b, c, out=d, alpha=found.alpha, beta=found.beta,
+            op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme,
+        ) as plan:  # fmt: skip
+            plan()
+            report = str(plan.report())
+        reporter.step("comparing")
+        got = whole["d"].gather()
+        wrong = 0 if got is None else int(np.count_nonzero(got != _expected(found)))
+        return {
+            "file": str(found.path),
+            "title": found.title,
+            "ranks": ctx.size,
+            "engine": ctx.engine.name,
+            "report": report,
+            "elements": found.parents["d"].shape[0] * found.parents["d"].shape[1],
+            "wrong": ctx.comm.bcast(wrong),
+        }
+
+
+def _numbers(seed: int, descriptor: MatrixDescriptor) -> Any:
+    """Return a function of indices that gives small integers, complex ones for a complex matrix."""
+
+    def numbers(i: NDArray[np.int64], j: NDArray[np.int64]) -> Any:
+        real = (3 * i + 5 * j + i * j + seed) % 7 - 3
+        return real + 1j * ((i + 2 * j + seed) % 5 - 2) if descriptor.dtype.kind == "c" else real
+
+    return numbers
+
+
+def _expected(found: ProblemFile) -> NDArray[Any]:
+    """Return what D's whole matrix holds afterwards, by NumPy in double precision: exact for these integers."""
+
+    def whole(name: str) -> NDArray[Any]:
+        parent = found.parents[name]
+        i, j = np.ogrid[: parent.shape[0], : parent.shape[1]]
+        numbers: NDArray[Any] = _numbers(list(found.parents).index(name), parent)(i, j)
+        return numbers.astype(complex if parent.dtype.kind == "c" else float)
+
+    def operand(name: str, op: str = "N") -> NDArray[Any]:
+        part = whole(name)[found.windows[name]]
+        return part if op == "N" else part.T if op == "T" else part.conj().T
+
+    problem = found.problem
+    product = found.alpha * (operand("a", problem.op_a) @ operand("b", problem.op_b))
+    if problem.scheme == "ar":
+        copies = (
+            problem.d.grid.size
+        )  # every rank has a whole D: declared side by side, in C order one below the other
+        product = np.tile(product, (1, copies) if problem.d.order == "F" else (copies, 1))
+    if "c" in found.parents:
+        product = product + found.beta * operand("c")
+    expected = whole("d")
+    expected[found.windows["d"]] = product
+    return expected.astype(found.parents["d"].dtype)
+
+
+def print_run(result: dict[str, Any]) -> None:
+    """Print what was run and how it compares. Local."""
+    click.echo(f"{click.style(result['title'], bold=True)}, on {result['ranks']} ranks")
+    click.echo(result["report"])
+    agree = "all equal to" if not result["wrong"] else f"{result['wrong']} DIFFER from"
+    click.echo(f"  result     {result['elements']} elements, {agree} NumPy's")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C, SIGTERM and SIGHUP unwind the command line, once and for certain.
+
+A handler raises an exception, which Python drops where it runs callbacks of its own: in the middle of an import, in a
+``__del__``. So the handler sets a timer, which raises again until the exception is on its way up or has arrived.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+__all__ = ["INTERRUPTED", "end_on_signals", "settle"]
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_SECONDS = 0.05
+
+
+class _Ending:
+    """The exception that ends this process, and the timer that there was before it."""
+
+    error: BaseException | None = None
+    settled = False
+    before: tuple[object, tuple[float, float]] | None = None
+
+
+_ending = _Ending()
+
+
+def end_on_signals() -> None:
+    """Have signals end this process by an exception: KeyboardInterrupt, or SystemExit with 128 + their number. Local.
+
+    What cleans up then is not interrupted again.
+    """
+    _ending.error, _ending.settled = None, False
+    for number in _NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _end)
+
+
+def settle() -> None:
+    """Say that the exception has arrived, or that there will be none any more. Local."""
+    _ending.settled = True
+    if _ending.before is not None:
+        handler, timer = _ending.before
+        _ending.before = None
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    if _ending.error is not None or _ending.settled:
+        return
+    _ending.error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    handler = signal.signal(signal.SIGALRM, _again)
+    _ending.before = handler, signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+    raise _ending.error
+
+
+def _again(_number: int, _frame: FrameType | None) -> None:
+    """Raise the exception again unless it is being handled: by ``finally``, ``__exit__`` or ``except``."""
+    if _ending.settled or _ending.error is None:
+        return
+    handled = sys.exc_info()[1]
+    while handled is not None:
+        if handled is _ending.error:
+            return
+        handled = handled.__context__
+    raise _ending.error.with_traceback(None)

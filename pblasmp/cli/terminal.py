@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written where: colours, text from files made harmless, JSON, and who speaks for all ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..launchers import surroundings
+
+__all__ = ["complain", "console", "is_terminal", "leading", "plain", "print_json", "use_colour"]
+
+_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "flux")
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # all but the line feed
+
+
+def leading() -> bool:
+    """Return whether this process speaks for all: it is rank 0, or was not started as a rank. Local."""
+    around = surroundings()
+    return around is None or around.rank == 0
+
+
+def complain(message: str) -> None:
+    """Write an error, faults one per line and all else in one line, from the process that speaks for all. Local."""
+    if leading():
+        head, *faults = plain(message).split("\n  - ")
+        if len(faults) == 1:
+            head, faults = f"{head} - {faults[0]}", []
+        click.echo(f"pblasmp: {' '.join(head.split())}", err=True)
+        for fault in faults:
+            click.echo(f"  - {' '.join(fault.split())}", err=True)
+
+
+def plain(text: object) -> str:
+    """Return a text with control characters escaped, line feeds excepted: it may come from a stranger's file. Local."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON; numbers that JSON lacks (NaN, infinities) are null. Local."""
+    click.echo(json.dumps(_for_json(value), indent=2, allow_nan=False))
+
+
+def _for_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _for_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(each) for each in value]
+    if isinstance(value, complex):
+        return [_for_json(value.real), _for_json(value.imag)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def use_colour(when: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether standard output takes colours: "always", "never", or "auto". Local.
+
+    "auto" is no where NO_COLOR is set (https://no-color.org), where TERM is dumb, and where the output is no terminal.
+    """
+    if when != "auto":
+        return when == "always"
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and is_terminal(1)
+
+
+def is_terminal(descriptor: int) -> bool:
+    """Return whether what this process writes to 1 or 2 ends on a terminal. Local.
+
+    A launcher may give its ranks a pseudo-terminal, as Open MPI does: then the launcher's own output decides.
+    """
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    if stream is None or not stream.isatty():
+        return False
+    if surroundings() is None:
+        return True
+    launcher = _launcher_process()
+    if launcher is None:
+        return False
+    try:
+        return str(Path(f"/proc/{launcher}/fd/{descriptor}").readlink()).startswith(_TERMINALS)
+    except OSError:
+        return False
+
+
+def _launcher_process() -> int | None:
+    """Return the launcher among the ancestors of this process, the outermost; None where it is on another node."""
+    found, pid = None, os.getppid()
+    while pid > 1:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            break
+        if name in _LAUNCHERS:
+            found = pid
+        pid = int(rest.split()[1])
+    return found
+
+
+def console(*, colour: bool, stderr: bool = False, terminal: bool | None = None) -> Console:
+    """Return rich's console on standard output or standard error. Local."""
+    return Console(
+        stderr=stderr,
+        force_terminal=colour if terminal is None else terminal,
+        color_system="auto" if colour else None,
+        no_color=not colour,
+    )

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing what several ranks do together, for the command line and for benchmarks/: one run, and all ranks' runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+__all__ = ["device_seconds", "host_seconds", "samples", "slowest"]
+
+
+def host_seconds(run: Callable[[], Any]) -> float:
+    """Return how long one run took by the host's clock. Local."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def device_seconds(run: Callable[[], Any], stream: Any = None) -> float:
+    """Return how long the GPU took for one run on a CuPy stream, by default the current one. Local."""
+    import cupy
+
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    begin.record(stream)
+    run()
+    end.record(stream)
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e-3
+
+
+def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """Return the longest time of any rank for each sample, given each rank's samples. Local."""
+    return [max(each) for each in zip(*ranks, strict=True)]
+
+
+def samples(ctx: Context, run: Callable[[], Any], count: int) -> list[float]:
+    """Return the seconds that each of ``count`` runs took on the slowest rank. Collective over the context.
+
+    All ranks begin a run together. The device's clock counts where there is one.
+    """
+    clock = host_seconds if ctx.engine.name == "host" else device_seconds
+    mine = []
+    for _ in range(count):
+        ctx.engine.synchronize()
+        ctx.comm.barrier()
+        mine.append(clock(run))
+    return slowest(ctx.comm.allgather(mine))

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of a context tell each other apart from its calls: that one has broken it, or waits, or leaves.
+
+Every wait of this package goes through :meth:`SideChannel.until`, which looks for such notes meanwhile. So a rank that
+waits for one that will not come gets an error instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import ClosedError
+
+__all__ = ["Place", "SideChannel", "Transport", "number_open", "text_of"]
+
+_YIELDS = 500  # polls that give the core to whoever else is ready, before a wait sleeps: a sleep takes longer
+_PAUSE_SECONDS = 2e-5
+_POLLS = 64  # between two looks for notes
+_STALL_SECONDS = 1.0  # after which a rank says where it waits
+_DRAIN_SECONDS = 0.1  # that transfers of a broken context are given to end
+_LONGEST_TEXT = (
+    2000  # characters of a cause: notes stay small enough to be sent without anyone waiting for them
+)
+
+_MAKING = -1
+
+_BROKEN, _WAITS, _LEFT = "broken", "waits", "left"
+
+Members = tuple[int, ...]
+
+_kept_for_good: list[
+    Any
+] = []  # transfers that did not end, and so the memory that they write to or read from
+_open: weakref.WeakSet[SideChannel] = weakref.WeakSet()
+_made: Counter[Members] = Counter()
+_threads: set[int] = set()  # that have used a context
+
+
+class Transport(Protocol):
+    """How notes travel. Local."""
+
+    def send(self, note: bytes) -> None:
+        """Send a note to every other rank without waiting for any."""
+
+    def arrived(self) -> list[bytes]:
+        """Return the notes that have arrived since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank waits for all others: the ``number``-th agreement of a channel, or the making of one.
+
+    Attributes:
+        members: the processes it needs, by numbers that all channels of a process share.
+        index: which channel of these processes.
+        number: which of its agreements; -1 is its making.
+        call: what it is called in messages.
+    """
+
+    members: Members
+    index: int
+    number: int
+    call: str
+
+    def lacks_this_process(self) -> bool:
+        """Return whether this process has not come there yet. Local."""
+        if self.number == _MAKING:
+            return _made[self.members] <= self.index
+        here = [each for each in _open if (each._members, each._index) == (self.members, self.index)]
+        return any(each._agreements < self.number for each in here)
+
+
+class SideChannel:
+    """Notes between the ranks of one context. Every method is local.
+
+    Args:
+        rank, members: this rank's number, and the processes in rank order.
+
+    Attributes:
+        connected: notes can travel.
+        cause: empty, or why nothing collective can follow.
+        closed: the ranks have given the context up together.
+        name: what the context is called in messages.
+        disowned: this process is a fork of the one that the context is of.
+    """
+
+    def __init__(self, rank: int, members: Members) -> None:
+        self.rank, self.size = rank, len(members)
+        self.cause = ""
+        self.closed = False
+        self.disowned = False
+        self.name = "a context"
+        self._members = members
+        self._index = _made[members]
+        _made[members] += 1
+        self.connected = False
+        self._transport: Transport | None = None
+        self._told = True
+        self._agreements = 0
+        self._conflict: Place | None = None
+        self._waiting: dict[int, Place] = {}
+        self._left: dict[int, int] = {}
+        self._under_way: list[tuple[Any, bool]] = []
+        self._most = 64
+        self._turn = threading.RLock()
+
+    def connect(self, transport: Transport) -> None:
+        """Let notes travel."""
+        self.connected = True
+        if self.size > 1:
+            self._transport = transport
+            _open.add(self)
+
+    # -- one thread at a time
+
+    def take_turn(self, call: str) -> None:
+        """Have the context to this thread alone until ``end_turn``; a thread may take several turns.
+
+        Raises:
+            ClosedError: it is broken, or another thread is using it, which breaks it: nobody knows in which order
+                others see the calls.
+        """
+        _threads.add(threading.get_ident())
+        if not self._turn.acquire(blocking=False):
+            if not self.cause:
+                self._told = False
+                self.cause = f"on rank {self.rank} a thread called {call} while another used it"
+            raise self.error()
+        if self.cause:
+            self._turn.release()
+            raise self.error()
+
+    def end_turn(self) -> None:
+        """Let other threads use the context."""
+        self._turn.release()
+
+    # -- waiting
+
+    def next_agreement(self, call: str) -> Place:
+        """Return where a rank waits that begins another agreement."""
+        self._agreements += 1
+        return Place(self._members, self._index, self._agreements, f"{call} ({self.name})")
+
+    def until(self, done: Callable[[], Any], *, patient: bool = False, place: Place | None = None) -> None:
+        """Wait until ``done()``.
+
+        Args:
+            done: asked again and again.
+            patient: leave the core to others meanwhile.
+            place: where all ranks wait for each other, if this is such a wait.
+
+        Raises:
+            ClosedError: the context is broken.
+        """
+        polls, stalls = 0, time.monotonic() + _STALL_SECONDS
+        stalled = False
+        while not done():
+            polls += 1
+            if patient:
+                _pause(polls)
+            if polls % _POLLS:
+                continue
+            self.check()
+            if place is not None and time.monotonic() > stalls:
+                if len(_threads) > 1:  # one may come while another waits
+                    continue
+                if not stalled:
+                    stalled = True
+                    self._tell_where(place)
+                self._check_order(place)
+
+    def watch(self, transfer: Any, *, receives: bool = False) -> Any:
+        """Remember a transfer (what has mpi4py's ``Test``) until it is done, and return it."""
+        self._under_way.append((transfer, receives))
+        if len(self._under_way) > self._most:
+            self.forget()
+            self._most = max(64, 2 * len(self._under_way))
+        return transfer
+
+    def forget(self) -> None:
+        """Forget the transfers that are done."""
+        self._under_way = [each for each in self._under_way if each[0]]
+
+    # -- a broken context
+
+    def error(self) -> ClosedError:
+        """Return the error that whoever uses a broken context gets."""
+        return ClosedError(f"this context is broken, nothing collective can follow: {self.cause}")
+
+    def check(self) -> None:
+        """Look for notes; raise ClosedError if the context is broken."""
+        self.look()
+        if self.cause:
+            raise self.error()
+
+    def look(self) -> None:
+        """Read the notes that have arrived, and send the one that another thread could not."""
+        if self._transport is None or self.closed or not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self.cause and not self._told:
+                self._tell_cause()
+            for note in self._transport.arrived():
+                index, kind, rank, value = pickle.loads(note)
+                if index != self._index or rank == self.rank:
+                    continue  # for another context, which had this one's place, or this rank's own
+                if kind == _WAITS:
+                    self._waiting[rank] = value
+                elif kind == _LEFT:
+                    self._left[rank] = value
+                elif not self.cause:
+                    self.cause, self._conflict = value
+                    self._give_up()
+        finally:
+            self._turn.release()
+
+    def break_(self, error: BaseException, call: str) -> None:
+        """Tell all ranks that this one has left ``call`` with ``error``; end its transfers or keep what they use."""
+        if self._transport is None or self.closed:
+            return
+        if not self.cause:
+            self.cause, self._told = f"rank {self.rank} left {call} with {text_of(error)}", False
+        self.look()
+
+    def broken_by_agreement(self, cause: str) -> None:
+        """All ranks know that the context has ended."""
+        self.cause = self.cause or cause
+
+    def _tell_cause(self) -> None:
+        self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
+        self._told = True
+        self._give_up()
+
+    def _send(self, kind: str, value: Any) -> None:
+        if self._transport is not None and not self.closed:
+            self._transport.send(pickle.dumps((self._index, kind, self.rank, value)))
+
+    def _give_up(self) -> None:
+        """End the transfers that are under way; what does not end is kept for good, with its memory."""
+        under_way, self._under_way = self._under_way, []
+        _kept_for_good.append(under_way)
+        for transfer, receives in under_way:
+            if receives and transfer and hasattr(transfer, "Cancel"):
+                transfer.Cancel()
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        left = [transfer for transfer, _ in under_way if transfer]
+        while left and time.monotonic() < deadline:
+            with contextlib.suppress(RuntimeError):  # one that failed: MPI's and PyTorch's errors
+                left = [transfer for transfer in left if not transfer.Test()]
+            time.sleep(_PAUSE_SECONDS)
+        under_way[:] = [(transfer, False) for transfer in left]
+
+    def leave(self, weight: int) -> None:
+        """Tell the others that this rank leaves the broken context.
+
+        Args:
+            weight: 0 in peace, 1 with the error of a broken context that nobody catches, 2 with an error of its own.
+        """
+        if self.rank not in self._left:
+            self._left[self.rank] = weight
+            self._send(_LEFT, weight)
+
+    def left(self) -> tuple[bool, int]:
+        """Return whether every rank has left, and which of those that have should show its error."""
+        self.look()
+        return len(self._left) == self.size, min(self._left, key=lambda rank: (-self._left[rank], rank))
+
+    def close(self) -> None:
+        """The ranks give the context up together."""
+        self.look()
+        self.closed = True
+        _open.discard(self)
+
+    def disown(self) -> None:
+        """After a fork, in the child: the context is the parent's."""
+        self.disowned, self._transport = True, None
+        self._turn = threading.RLock()
+        self.cause = f"it belongs to process {os.getppid()}, of which this one is a fork"
+
+    # -- contexts that the ranks use in different orders
+
+    def making(self) -> Place:
+        """Return where a rank waits that makes a context."""
+        return Place(self._members, self._index, _MAKING, "the making of a context")
+
+    def _tell_where(self, place: Place) -> None:
+        """Tell those that may wait for this rank in other contexts."""
+        for other in list(_open):
+            if other is not self and not other.cause:
+                other._send(_WAITS, place)
+
+    def _check_order(self, place: Place) -> None:
+        """Raise ClosedError if a rank that this one waits for waits for this one elsewhere."""
+        for rank, elsewhere in self._waiting.items():
+            if elsewhere.lacks_this_process():
+                self._conflict, self._told = elsewhere, False
+                self.cause = (
+                    f"the ranks use their contexts in different orders: rank {self.rank} waits in {place.call}, "
+                    f"rank {rank} in {elsewhere.call}"
+                )
+                self.check()
+        for other in list(_open):
+            if other is not self:
+                other.look()
+                if other._conflict == place:
+                    self.cause, self._told = other.cause, False
+                    self.look()
+                    raise self.error()
+
+
+def number_open() -> int:
+    """Return how many contexts of this process have not been closed. Local."""
+    return len(_open)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the type and the message of an exception, whose own code may fail. Local."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 - the user's code
+        text = f"(its message cannot be shown: {type(second).__name__})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _pause(polls: int) -> None:
+    """Leave the core to others for a moment."""
+    if polls < _YIELDS and hasattr(os, "sched_yield"):
+        os.sched_yield()
+    else:
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _after_fork() -> None:
+    """A child does not speak for its parent's rank."""
+    for channel in list(_open):
+        channel.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New matrices: what ``Context`` makes of shapes, values, functions and arrays."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arithmetic import as_element
+from .comm import Cell, Exchange, Side
+from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
+from .errors import LayoutError
+from .interop import as_local
+from .layout import Grid, MatrixDescriptor
+from .layout.axis import Axis
+from .layout.grid import as_block, as_grid, integer, one_of
+from .philox import random_values
+from .scalapack import column_major_view, read_descriptor
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from .context import Context
+    from .layout.descriptor import MemoryOrder
+    from .matrix import DistributedMatrix
+
+__all__ = ["Block", "GridLike", "Layout"]
+
+Block: TypeAlias = "int | Sequence[int]"
+GridLike: TypeAlias = "Grid | Sequence[int] | str"
+
+DEFAULT_BLOCK = 256
+_SLAB = 1 << 16  # elements that are random at once on a CPU, in its caches
+_SLAB_GPU = 1 << 22
+
+
+class Layout:
+    """What a caller says of a new matrix: a descriptor, or a shape and keywords. Local.
+
+    Args:
+        given: a descriptor, or the shape.
+        block: one block size or ``(mb, nb)``.
+        grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
+        source: process that owns the first block.
+        dtype: element type.
+        order: memory order.
+    """
+
+    def __init__(
+        self,
+        given: MatrixDescriptor | Sequence[int] | None,
+        *,
+        block: Block | None = None,
+        grid: GridLike | None = None,
+        source: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+        order: MemoryOrder | None = None,
+    ) -> None:
+        self.given = given
+        self.keywords = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
+
+    def descriptor(self, nranks: int, **defaults: Any) -> MatrixDescriptor:
+        """Return the descriptor on at most ``nranks`` ranks; ``defaults`` for keywords that were not given. Local.
+
+        Raises:
+            LayoutError: a value is illegal, or keywords come with a descriptor.
+        """
+        given = {name: value for name, value in self.keywords.items() if value is not None}
+        if isinstance(self.given, MatrixDescriptor):
+            if given:
+                raise LayoutError(f"{', '.join(given)}: not with a descriptor; expected one or the other")
+            descriptor = self.given
+        else:
+            if not isinstance(self.given, (tuple, list, np.ndarray)):
+                raise LayoutError(
+                    f"expected a MatrixDescriptor or a shape (rows, columns), got {self.given!r}"
+                )
+            values = defaults | given
+            descriptor = MatrixDescriptor(
+                self.given,
+                as_block(values.get("block", DEFAULT_BLOCK)),
+                as_grid(values["grid"]) if "grid" in values else Grid.squarest(nranks),
+                values.get("source", (0, 0)),
+                values.get("dtype", "float64"),
+                values.get("order", "C"),
+            )
+        if descriptor.grid.size > nranks:
+            grid = descriptor.grid
+            raise LayoutError(f"descriptor: a grid of {grid} needs {grid.size} ranks, got {nranks}")
+        return descriptor
+
+
+def new(ctx: Context, call: str, layout: Layout) -> DistributedMatrix:
+    """Return an uninitialised matrix. Collective over the context."""
+    with ctx.agreement(call) as facts:
+        facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
+        return ctx.allocate(descriptor)
+
+
+def full(ctx: Context, layout: Layout, value: Any) -> DistributedMatrix:
+    """Return a matrix of equal elements. Collective over the context; see ``Context.full``."""
+    with ctx.agreement("full") as facts:
+        kind = "complex128" if np.iscomplexobj(value) else "float64"
+        descriptor = layout.descriptor(ctx.size, dtype=kind)
+        value = scalar(value, descriptor.dtype, "value")
+        facts.update(descriptor=descriptor, value=value)
+        out = ctx.allocate(descriptor)
+        out.local[...] = as_element(out, value)
+    return out
+
+
+def eye(ctx: Context, layout: Layout) -> DistributedMatrix:
+    """Return the identity. Collective over the context; see ``Context.eye``."""
+    out = new(ctx, "eye", layout)
+    out.local[...] = 0
+    coords = ctx.coords(out.descriptor)
+    if coords is not None:
+        i, j = diagonal_places(out.descriptor, coords)
+        xp = ctx.engine.xp
+        out.local[xp.asarray(i), xp.asarray(j)] = as_element(out, 1)
+    return out
+
+
+def diagonal_places(d: MatrixDescriptor, coords: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the local rows and columns of the diagonal's elements on the process at ``coords``. Local."""
+    rows, cols = d.rows.globals(coords[0]), d.cols.globals(coords[1])
+    _, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
+    return i, j
+
+
+def random(ctx: Context, layout: Layout, seed: int | None, distribution: str) -> DistributedMatrix:
+    """Return a random matrix. Collective over the context; see ``Context.random``."""
+    with ctx.agreement("random") as facts:
+        descriptor = layout.descriptor(ctx.size)
+        if seed is not None and integer(seed, "seed", 0) >= 1 << 64:
+            raise LayoutError(f"seed: expected less than 2**64, got {seed}")
+        if not one_of(distribution, ("uniform", "normal")):
+            raise LayoutError(f"distribution: expected 'uniform' or 'normal', got {distribution!r}")
+        facts.update(descriptor=descriptor, seed=seed, distribution=distribution)
+        out = ctx.allocate(descriptor)
+    key: int = ctx.comm.bcast(secrets.randbits(64)) if seed is None else int(seed)
+    with ctx.agreement("random: filling"):
+        if ctx.rank < descriptor.grid.size:
+            _fill_at_random(out, key, distribution)
+    return out
+
+
+def _fill_at_random(out: DistributedMatrix, seed: int, distribution: str) -> None:
+    engine, dtype = out.context.engine, out.dtype
+    known = engine.xp is np or not is_foreign(dtype)
+    xp: Any = engine.xp if known else np
+    local = out.local if known else out.on_host()
+    rows, cols = (
+        xp.asarray(each.astype(np.uint64)) for each in out.descriptor.global_indices(out.context.rank)
+    )
+    step = max(1, (_SLAB if xp is np else _SLAB_GPU) // max(1, len(cols)))
+    for at in range(0, len(rows), step):
+        here = rows[at : at + step, None]
+        local[at : at + step] = random_values(xp, here, cols[None, :], seed, dtype, distribution).astype(
+            dtype
+        )
+    if not known:
+        engine.from_host(out.local, local)
+
+
+def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedMatrix:
+    """Return a matrix with the values of an array on ``root``. Collective over the context; see ``Context.scatter``."""
+    with ctx.agreement("scatter") as facts:
+        facts["root"] = root
+        ctx.check_rank(root, "root")
+        descriptor = layout.given
+        if isinstance(descriptor, MatrixDescriptor):
+            descriptor = layout.descriptor(ctx.size)
+        elif descriptor is not None:
+            raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+        facts["descriptor"] = descriptor
+        facts["keywords"] = layout.keywords
+        if ctx.rank == root:
+            array = as_numbers(array, "array")
+            if array.ndim != 2:
+                raise LayoutError(f"array: expected a matrix (2 dimensions), got {array.ndim}")
+    if descriptor is None:
+        layout.given, kind = ctx.comm.bcast((array.shape, array.dtype) if ctx.rank == root else None, root)
+        with ctx.agreement("scatter: descriptor"):
+            kind = kind.newbyteorder("=")
+            known = kind in (DTYPES | FLOAT8).values()
+            descriptor = layout.descriptor(ctx.size, dtype=kind if known else "float64")
+    with ctx.agreement("scatter: matrix"):
+        if ctx.rank == root:
+            _check_fits(array, "array", descriptor)
+        out = ctx.allocate(descriptor)
+        host = out.on_host()
+    rows, cols = (Axis(extent, max(1, extent)) for extent in descriptor.shape)
+    whole = Side(rows, cols, (Cell((0, 0), (root,)),), descriptor.order)
+    exchange = Exchange(ctx.comm, whole, Side.of(descriptor), descriptor.dtype)
+    exchange.run([array if ctx.rank == root else None], ctx.cells(descriptor, host))
+    ctx.engine.from_host(out.local, host)
+    return out
+
+
+def as_numbers(values: Any, name: str) -> NDArray[Any]:
+    """Return ``values`` as a NumPy array, or raise LayoutError where they are no numbers, or masked. Local."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise LayoutError(
+            f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of several lengths
+        raise LayoutError(f"{name}: {error}") from None
+    if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
+        raise LayoutError(f"{name}: expected numbers, got {array.dtype}")
+    return array
+
+
+def _check_fits(array: NDArray[Any], name: str, descriptor: MatrixDescriptor) -> None:
+    """Raise LayoutError unless an array has the descriptor's shape and converts to its dtype. Local."""
+    if array.shape != descriptor.shape:
+        raise LayoutError(f"{name}: shape is {array.shape}, the descriptor's {descriptor.shape}")
+    if array.dtype.kind == "c" and descriptor.dtype.kind != "c":
+        raise LayoutError(f"{name}: {array.dtype} does not convert to {descriptor.dtype.name}")
+
+
+def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) -> DistributedMatrix:
+    """Return the matrix of a function of i and j. Collective over the context; see ``Context.from_function``."""
+    with ctx.agreement("from_function") as facts:
+        facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
+        if not callable(function):
+            raise LayoutError(f"function: expected one of i and j, got {function!r}")
+        out = ctx.allocate(descriptor)
+        host = out.on_host()
+        if ctx.rank < descriptor.grid.size:
+            rows, cols = descriptor.global_indices(ctx.rank)
+            values = as_numbers(function(rows[:, None], cols[None, :]), "from_function")
+            if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
+                raise LayoutError(
+                    f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
+                )
+            try:
+                host[...] = values
+            except ValueError as error:
+                raise LayoutError(f"from_function: {error}; expected values of shape {host.shape}") from None
+    ctx.engine.from_host(out.local, host)
+    return out
+
+
+def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:
+    """Return a matrix over local arrays of the caller's. Collective over the context; see ``Context.from_local``."""
+    from .matrix import DistributedMatrix
+
+    with ctx.agreement("from_local") as facts:
+        facts["descriptor"] = descriptor
+        ctx.check_descriptor(descriptor)
+        if ctx.rank >= descriptor.grid.size:
+            return ctx.allocate(descriptor)
+        if isinstance(local, np.ma.MaskedArray):
+            raise LayoutError("local array: a masked array, whose mask would be lost: fill it first")
+        array = as_local(ctx.engine, local, "local array", descriptor.dtype)
+        expected = descriptor.local_shape(ctx.rank)
+        if array.shape != expected:
+            raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
+        if array.dtype != ctx.engine.operations.stored(descriptor.dtype):
+            raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
+        contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
+        item, apart = array.itemsize, array.strides[other]
+        if array.size and (
+            (expected[contiguous] > 1 and array.strides[contiguous] != item)
+            or (expected[other] > 1 and (apart < expected[contiguous] * item or apart % item))
+        ):
+            raise LayoutError(
+                f"local array: strides are {array.strides} bytes, expected contiguous "
+                f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}, "
+                f"a multiple of {item} bytes apart"
+            )
+        return DistributedMatrix(ctx, descriptor, array)
+
+
+def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
+    """Return the matrix of a ScaLAPACK descriptor. Collective over the context; see ``Context.from_scalapack``."""
+    with ctx.agreement("from_scalapack") as facts:
+        facts["grid"] = grid
+        if not isinstance(grid, Grid):
+            raise LayoutError(f"grid: expected a Grid, got {grid!r}")
+        inside = ctx.rank < grid.size
+        if inside:
+            local = ctx.engine.adopt(local)
+            if not isinstance(desc, (Sequence, np.ndarray)):
+                raise LayoutError(f"desc: expected nine integers, got {desc!r}")
+        mine = (list(desc), str(local.dtype)) if inside else None
+    first = ctx.comm.bcast(mine)
+    with ctx.agreement("from_scalapack: descriptor"):
+        numbers, kind = first if mine is None else mine
+        descriptor, lld = read_descriptor(numbers, kind, grid)
+        ctx.check_descriptor(descriptor)
+        if inside:
+            local = column_major_view(local, descriptor.local_shape(ctx.rank), lld)
+    return from_local(ctx, local, descriptor)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of algorithms: which there are for a problem, which apply, and which one is taken.
+
+An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``catalogue.py``; an engine adds
+those of its library (``Engine.algorithms``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UnsupportedError
+from .base import Engine, Operands, Options, Problem, Product
+
+__all__ = ["Algorithm", "Verdict", "choose", "survey"]
+
+Planned = Operands | None
+
+
+def _same(problem: Problem) -> Problem | str:
+    return problem
+
+
+def _never(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to compute a kind of problem.
+
+    Attributes:
+        name: what ``algo=`` calls it.
+        prepare: ``prepare(engine, problem, options, operands)`` returns the product. Collective over the context.
+        serves: whether it is for this kind of problem at all: others don't list it. Local.
+        view: returns the problem as ``prepare`` wants it, or why it has no such form. Local.
+        refusal: ``refusal(engine, problem, options, operands)`` returns an empty string, or why it cannot be taken;
+            ``operands`` are None where they are not known. It depends on nothing but what the ranks agreed on.
+            Collective over the context.
+        cost: relative time by rule; "auto" takes the lowest, the first of equal ones. Local.
+    """
+
+    name: str
+    prepare: Callable[[Engine, Any, Options, Operands], Product]
+    serves: Callable[[Problem], bool]
+    view: Callable[[Problem], Any] = _same
+    refusal: Callable[[Engine, Any, Options, Planned], str] = _never
+    cost: Callable[[Engine, Any, Options], float] = field(default=lambda *_: 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is said of an algorithm for a problem; true where it applies.
+
+    Attributes:
+        applies: it can be taken.
+        why: why it was taken, or not.
+        taken: "auto", or what was asked for, takes it.
+    """
+
+    applies: bool
+    why: str
+    taken: bool = False
+
+    def __bool__(self) -> bool:
+        return self.applies
+
+    def __str__(self) -> str:
+        if self.taken:
+            return f"taken: {self.why}" if self.why else "taken"
+        return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
+
+
+def survey(
+    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, operands: Planned = None
+) -> dict[str, Verdict]:
+    """Return by name what is said of every algorithm for ``problem``, and which one is taken.
+
+    Collective over the context.
+
+    Raises:
+        UnsupportedError: there is no algorithm called ``options.algo`` for this problem.
+    """
+    known = _known(engine, rows, problem, options)
+    found = {name: _judge(engine, row, problem, options, operands) for name, row in known.items()}
+    costs = {
+        name: row.cost(engine, found[name][0], options) for name, row in known.items() if not found[name][1]
+    }
+    if options.algo != "auto":
+        best = options.algo if options.algo in costs else None
+    else:
+        best = min(costs, key=lambda name: costs[name], default=None)
+    return {name: _verdict(name, best, options, why) for name, (_, why) in found.items()}
+
+
+def choose(
+    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, operands: Operands
+) -> tuple[Algorithm, Any, dict[str, Verdict]]:
+    """Return the algorithm to take, the problem as it sees it, and what is said of every algorithm.
+
+    Collective over the context. What is slower by rule than the one taken is not asked whether it applies.
+
+    Raises:
+        UnsupportedError: there is no such algorithm, or it refuses, or all do.
+    """
+    known = _known(engine, rows, problem, options)
+    views = {name: row.view(problem) for name, row in known.items()}
+    order = sorted(
+        known,
+        key=lambda name: 0 if isinstance(views[name], str) else known[name].cost(engine, views[name], options),
+    )
+    refused: dict[str, str] = {}
+    for name in order if options.algo == "auto" else [options.algo]:
+        viewed, why = _judge(engine, known[name], problem, options, operands)
+        if not why:
+            verdicts = {each: _verdict(each, name, options, refused.get(each, "")) for each in known}
+            return known[name], viewed, verdicts
+        refused[name] = why
+    if options.algo != "auto":
+        raise UnsupportedError(f"algo {options.algo!r}: {refused[options.algo]}")
+    reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
+    raise UnsupportedError(f"no algorithm of the {engine.name} engine takes this problem:{reasons}")
+
+
+def _known(engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options) -> dict[str, Algorithm]:
+    """Return by name the algorithms for this kind of problem; what is asked for is among them."""
+    known: dict[str, Algorithm] = {}
+    for row in (*engine.algorithms, *rows):
+        if row.serves(problem):
+            known.setdefault(row.name, row)
+    if options.algo != "auto" and options.algo not in known:
+        names = ", ".join(map(repr, ("auto", *known)))
+        raise UnsupportedError(f"algo: the {engine.name} engine has {names} here, got {options.algo!r}")
+    return known
+
+
+def _judge(
+    engine: Engine, row: Algorithm, problem: Problem, options: Options, operands: Planned
+) -> tuple[Any, str]:
+    """Return the problem as the algorithm sees it, and why it refuses it or an empty string."""
+    viewed = row.view(problem)
+    if isinstance(viewed, str):
+        return None, viewed
+    return viewed, row.refusal(engine, viewed, options, operands)
+
+
+def _verdict(name: str, best: str | None, options: Options, why: str) -> Verdict:
+    """Return what is said of an algorithm where ``best`` is taken."""
+    if why:
+        return Verdict(applies=False, why=why)
+    if name == best:
+        return Verdict(applies=True, why="asked for" if options.algo != "auto" else "the fastest by rule", taken=True)
+    if options.algo != "auto" or best is None:
+        return Verdict(applies=True, why="not asked for")
+    return Verdict(applies=True, why=f"slower than {best} by rule")

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuBLASMp's routines as algorithms of the GPU engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from ...bindings import version_text
+from ...dtypes import is_float8
+from ...errors import PblasmpError, UnsupportedError
+from ...layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..algorithms import Algorithm
+from ..base import Engine, Operands, Options, Problem, Product
+from ..moved import MovedProduct
+from . import epilogues, faults, scales
+from .contracts import nearest_level3, symbol_of
+from .level3 import CublasmpLevel3, ScaledPart
+from .product import CublasmpProduct, LocalProduct, automatic
+from .session import Session
+from .types import ALGORITHMS as TYPES
+
+if TYPE_CHECKING:
+    from .engine import CublasmpEngine
+
+__all__ = ["ALGORITHMS"]
+
+
+def _session(engine: Engine) -> Session:
+    return cast("CublasmpEngine", engine).session
+
+
+# -- products
+
+
+def _serves(problem: Problem) -> bool:
+    if isinstance(problem, ParallelProblem):
+        return problem.form != "matmul_allgather"
+    return isinstance(problem, MatmulProblem)
+
+
+def _view(problem: Problem) -> Problem | str:
+    return problem.as_scheme() if isinstance(problem, ParallelProblem) else problem
+
+
+def _is_empty(problem: MatmulProblem, options: Options) -> bool:
+    return 0 in (problem.m, problem.n, problem.k) or options.alpha == 0
+
+
+def _later(
+    session: Session, problem: MatmulProblem, options: Options, operands: Operands | None
+) -> tuple[str, str]:
+    """Return why an epilogue is not fused, and why anything is computed after the product; empty strings if not."""
+    e = None if operands is None else operands.epilogue
+    why = ""
+    if e is not None:
+        why = epilogues.why_not_fused(e, problem, session.version)
+        if not why and options.alpha == 0:
+            why = "alpha is 0"
+        if why and (e.fused or is_float8(problem.d.dtype)):
+            kind = "" if e.fused else ", and CuPy has no 8-bit floats"
+            raise UnsupportedError(f"epilogue: {e.name} cannot be fused: {why}{kind}")
+    s = None if operands is None else operands.scales
+    amax = s is not None and s.amax is not None and not is_float8(problem.d.dtype)
+    return why, why or ("cuBLASLt has amax of an 8-bit D alone" if amax else "")
+
+
+def _row(name: str) -> Algorithm:
+    kind = TYPES[name]
+
+    def refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Operands | None) -> str:
+        session = _session(engine)
+        if session.version < kind.since:
+            needed, found = version_text(kind.since), version_text(session.version)
+            return f"it needs cuBLASMp {needed}, found {found}"
+        try:
+            scales.check(p, None if operands is None else operands.scales, session.version, session.capability)
+            _later(session, p, options, operands)
+        except PblasmpError as error:
+            return str(error)
+        if _is_empty(p, options) and is_float8(p.d.dtype) and options.beta != 0:
+            return "an 8-bit D of beta C alone: cuBLASMp has nothing to multiply"
+        if options.algo == "auto":  # asked for by name, operands are moved out of the way of faults
+            return "; ".join(faults.avoided(p, session.version)[1])
+        return ""
+
+    def cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
+        return 1.0 if automatic(p, _session(engine).version) == name else 9.0
+
+    def prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> Product:
+        session = _session(engine)
+        why, reason = _later(session, p, options, operands)
+        alone = operands
+        if why:
+            alone = replace(operands, epilogue=None)
+        product = _prepared(engine, p, options, alone, name)
+        if not reason:
+            return product
+        return epilogues.FinishedProduct(engine, product, p, operands, why, reason)
+
+    return Algorithm(name, prepare, _serves, _view, refusal, cost)
+
+
+def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Operands, name: str) -> Product:
+    """Return a product without known faults, of copies in other layouts where that takes it."""
+    session = _session(engine)
+    if _is_empty(p, options):
+        return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
+    nearest, reasons = faults.avoided(p, session.version)
+    if (nearest.a, nearest.b) == (p.a, p.b):
+        return CublasmpProduct(session, nearest, options, operands, name)
+    return MovedProduct(
+        engine, p, nearest, options, operands,
+        lambda used: CublasmpProduct(session, nearest, options, used, name), reasons,
+    )  # fmt: skip
+
+
+# -- level 3
+
+
+def _level3_refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:  # noqa: ARG001
+    session = _session(engine)
+    try:
+        session.library.raw(symbol_of(p))  # which this version may lack
+    except PblasmpError as error:
+        return str(error)
+    if 0 in (p.m, p.n, p.k) or options.alpha == 0:
+        return ""
+    why = faults.level3_is_wrong(p, options.alpha, session.version)
+    if why:
+        return why
+    _, reasons = nearest_level3(p, session.version)
+    if reasons and not options.redistribute:
+        return f"{'; '.join(reasons)}: redistribute=True allows it"
+    return ""
+
+
+def _prepare_level3(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> Product:
+    session = _session(engine)
+    if 0 in (p.m, p.n, p.k) or options.alpha == 0:
+        return ScaledPart(p, options.beta, session.rank)
+    nearest, reasons = nearest_level3(p, session.version)
+    if not reasons:
+        return CublasmpLevel3(session, nearest, options, operands)
+    return MovedProduct(
+        engine, p, nearest, options, operands,
+        lambda used: CublasmpLevel3(session, nearest, options, used), reasons,
+    )  # fmt: skip
+
+
+def _is_level3(problem: Problem) -> bool:
+    return isinstance(problem, Level3Problem)
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    *map(_row, TYPES),
+    Algorithm("cublasmp", _prepare_level3, _is_level3, refusal=_level3_refusal, cost=lambda *_: 1.0),
+)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU rank does with its own arrays: CuPy and cuBLAS, queued on CuPy's current stream."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from ...bindings import DiagType, FillMode, Operation, SideMode
+from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
+from ...errors import LayoutError, UnsupportedError
+from ..base import Workspace, blas_operand, scale
+from .session import Session, stored_dtype
+from .types import DATA_TYPES, compute_type
+
+__all__ = ["CublasmpOperations"]
+
+Array = Any
+
+_INT_MAX = 2**31 - 1
+_DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
+
+
+class CublasmpOperations:
+    """See ``engines.base.Operations``. Local to make.
+
+    Args:
+        session: whose streams are followed.
+    """
+
+    stores_float8 = False
+    tile = 512  # smaller tiles waste less work but slow cuBLAS down
+    panel = 8192
+    panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
+
+    def __init__(self, session: Session) -> None:
+        import cupy
+        from cupy_backends.cuda.libs import cublas
+
+        self.xp: Any = cupy
+        self._session, self._cublas = session, cublas
+        self._handle = cupy.cuda.device.get_cublas_handle()
+        self._buffers: dict[str, Array] = {}
+        self._values: dict[np.dtype, Array] = {}  # of every byte as an 8-bit float, by type
+
+    def workspace(self, nbytes: int) -> Workspace:
+        """Return ``nbytes`` on the device. Local."""
+        return Workspace(nbytes, 0)
+
+    def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
+        """Return an array in the buffer ``name``, which all products share. Local."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        flat: Array = self.bytes(name, nbytes)[:nbytes].view(stored_dtype(dtype))
+        return flat.reshape(shape) if order == "C" else flat.reshape(shape[::-1]).T
+
+    def bytes(self, name: str, nbytes: int) -> Array:
+        """Return at least ``nbytes`` of the buffer ``name``. Local."""
+        self._session.follow_stream()
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < nbytes:
+            self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
+        return buffer
+
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``, or bytes for 8-bit floats, which CuPy does not know. Local."""
+        return stored_dtype(dtype)
+
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``: operands are multiplied as they are stored. Local."""
+        return dtype
+
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``, of 8-bit floats bfloat16: cuBLAS has them in another interface. Local."""
+        return DTYPES["bfloat16"] if is_float8(dtype) else dtype
+
+    def writes(self, dtype: np.dtype) -> bool:
+        """Return whether cuBLAS writes results of ``dtype``. Local."""
+        return not is_float8(dtype)
+
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
+        """Return ``array``, or in the buffer ``name`` the values that its bytes stand for. Local."""
+        wide = self.multiplies(dtype)
+        if wide == dtype:
+            return array
+        if dtype not in self._values:
+            bits = np.arange(256, dtype=np.uint8).view(dtype).astype(wide).view(np.uint16)
+            self._values[dtype] = self.xp.asarray(bits)
+        transposed = array.shape[0] > 1 and array.strides[0] < array.strides[1]
+        source = array.T if transposed else array
+        values = self.scratch(f"wide {name}", source.shape, wide)
+        if source.size:
+            self.xp.take(self._values[dtype], source, out=values.view(np.uint16))
+        return values.T if transposed else values
+
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:
+        """Return why products of ``dtype`` cannot be summed in ``compute``, or an empty string. Local."""
+        try:
+            compute_type(self.multiplies(dtype), compute)
+        except UnsupportedError as error:
+            return str(error)
+        return ""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return a context in which nothing is different. Local."""
+        return nullcontext()
+
+    def gemm(
+        self, alpha: complex, a: Array, b: Array, beta: complex, d: Array, compute: str | None = None
+    ) -> None:
+        """Queue ``d = alpha a b + beta d``. Local."""
+        if d.size == 0:
+            return
+        if a.shape[1] == 0:  # nothing of a and b tells how they are stored
+            scale(d, beta)
+            return
+        flag, ldd = blas_operand(d)
+        if flag == "T":  # d is in C order: compute its transpose
+            a, b, d = b.T, a.T, d.T
+        (m, n), k = d.shape, a.shape[1]
+        (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
+        self._check(f"a local product of {m} x {n} x {k}", m, n, k, lda, ldb, ldd)
+        kind, result = DATA_TYPES[a.dtype.name], DATA_TYPES[d.dtype.name]
+        scalars = np.array([alpha, beta], dtype=accumulation_dtype(a.dtype))
+        at = scalars.ctypes.data
+        self._cublas.gemmEx(
+            self._handle, int(Operation[trans_a]), int(Operation[trans_b]), m, n, k,
+            at, a.data.ptr, int(kind), lda, b.data.ptr, int(kind), ldb,
+            at + scalars.itemsize, d.data.ptr, int(result), ldd,
+            int(compute_type(a.dtype, compute)), _DEFAULT_ALGO,
+        )  # fmt: skip
+
+    def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
+        """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local."""
+        (trans_x, ldx), (trans_a, lda) = blas_operand(x), blas_operand(a)
+        turned = trans_x == "T"  # x is in C order: solve Y^T a^T = alpha X^T
+        m, n = x.shape[::-1] if turned else x.shape
+        if m == 0 or n == 0:
+            return
+        self._check(f"solving {x.shape[0]} equations for {x.shape[1]} right-hand sides", m, n, lda, ldx)
+        stored_lower = lower == (trans_a == "N")
+        transposes = turned == (trans_a == "N")
+        scalar = np.array(alpha, dtype=x.dtype)
+        routine = getattr(self._cublas, f"{element_type(x.dtype).blas}trsm")
+        routine(
+            self._handle, int(SideMode.RIGHT if turned else SideMode.LEFT),
+            int(FillMode.LOWER if stored_lower else FillMode.UPPER),
+            int(Operation.T if transposes else Operation.N), int(DiagType.UNIT if unit else DiagType.NON_UNIT),
+            m, n, scalar.ctypes.data, a.data.ptr, lda, x.data.ptr, ldx,
+        )  # fmt: skip
+
+    @staticmethod
+    def _check(what: str, *numbers: int) -> None:
+        if max(numbers) > _INT_MAX:
+            raise LayoutError(f"{what} does not fit the 32-bit integers of cuBLAS: use more ranks")
+
+    def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
+        """Queue the copy of ``src`` where ``mask`` is true. Local."""
+        if dst.size == 0:
+            return
+        if mask is None:
+            dst[...] = src
+        else:
+            self.xp.copyto(dst, src, casting="unsafe", where=mask)
+
+    def add(
+        self,
+        d: Array,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        c: Array,
+        mask: Array | None,
+        *,
+        conjugate: bool,
+    ) -> None:
+        """Queue ``alpha x + beta c`` into ``d`` where ``mask`` is true. Local."""
+        factor, other = d.dtype.type(alpha), d.dtype.type(beta)
+        total: Any = d.dtype.type(0)
+        if alpha != 0:
+            total = factor * (x.conj() if conjugate else x)
+        if beta != 0:
+            total = total + other * c
+        self.copy_where(d, total, mask)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How GPU ranks exchange data: NCCL's messages on a stream of their own, packed and unpacked by CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ...comm import Exchange, Side
+from ...layout.intersection import Piece
+from ..base import Transfer
+from .operations import CublasmpOperations
+from .session import Session, stored_dtype
+
+__all__ = ["CublasmpTransport"]
+
+Array = Any
+
+_REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
+_SHARE_OF_MEMORY = 0.8
+
+
+class CublasmpTransport:
+    """See ``engines.base.Transport``. Local to make.
+
+    Args:
+        session: whose communicator and streams are used.
+        operations: whose buffers are used.
+    """
+
+    why_not_shared = "GPUs share no memory: each needs slabs of its own"
+
+    def __init__(self, session: Session, operations: CublasmpOperations) -> None:
+        import cupy
+        import nccl.core as nccl_core
+
+        self._cupy, self._nccl_core = cupy, nccl_core
+        self._session, self._operations = session, operations
+        self.rank, self.size = session.rank, session.size
+        self.nodes = tuple((rank,) for rank in range(session.size))  # a GPU has memory of its own
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, session.comm))
+        self._held = 0
+
+    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
+        """Return the exchange plan between two layouts. Local."""
+        return self._exchanges(src, dst, dtype)
+
+    def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
+        """Queue messages, as one group, behind what CuPy's current stream has so far. Local."""
+        cupy, nccl, address = self._cupy, self._session.nccl, self._stream.ptr
+        self._session.follow_stream()
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(cupy.cuda.get_current_stream())
+        self._stream.wait_event(event)
+        self._nccl_core.group_start()
+        try:
+            for array, rank in sends:
+                nccl.send(_bytes(array), rank, stream=address)
+            for array, rank in receives:
+                nccl.recv(_bytes(array), rank, stream=address)
+        finally:
+            self._nccl_core.group_end()
+        done = cupy.cuda.Event(disable_timing=True)
+        done.record(self._stream)
+        return _Messages(cupy, done, [array for array, _ in (*sends, *receives)])
+
+    def start_exchange(
+        self,
+        exchange: Exchange,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        *,
+        conjugate: bool = False,
+        slots: int | None = None,  # noqa: ARG002 - the GPU's queue is the only one
+    ) -> Transfer:
+        """Queue an exchange: what is sent is packed, messages travel, ``finish`` unpacks them. Local."""
+        return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
+
+    def sum_ranks(self, array: Array) -> None:
+        """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
+        if self.size == 1 or array.size == 0:
+            return
+        flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
+        if flat.dtype.kind == "c":
+            flat = flat.view(np.dtype(f"f{flat.dtype.itemsize // 2}"))
+        self._session.follow_stream()
+        stream = self._cupy.cuda.get_current_stream().ptr
+        self._session.nccl.all_reduce(flat, flat, self._nccl_core.SUM, stream=stream)
+
+    def fence(self) -> None:
+        """Nothing is shared. Local."""
+
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:  # noqa: ARG002 - nothing is shared
+        """Return at least ``nbytes`` of the buffer ``name``. Local."""
+        return self._operations.bytes(f"slab {name}", nbytes)
+
+    def fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every GPU has ``nbytes`` free, and how many the fullest one has. Collective.
+
+        What was available once is held in the buffers and not asked for again.
+        """
+        if nbytes > self._held:
+            free, _ = self._cupy.cuda.runtime.memGetInfo()
+            pool = self._cupy.get_default_memory_pool()
+            everywhere: list[int] = self._session.comm.allgather(int(free) + int(pool.free_bytes()))
+            limit = self._held + int(min(everywhere) * _SHARE_OF_MEMORY)
+            if nbytes > limit:
+                return False, limit
+            self._held = nbytes
+        return True, self._held
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
+        """Return the type asked for, by default the result's. Local."""
+        return asked or dtype
+
+
+class _Messages:
+    """Messages under way, with the arrays that they need."""
+
+    def __init__(self, cupy: Any, done: Any, arrays: list[Array]) -> None:
+        self._cupy, self._done, self._arrays = cupy, done, arrays
+
+    def finish(self) -> None:
+        """Let CuPy's current stream wait for them. Local."""
+        self._cupy.cuda.get_current_stream().wait_event(self._done)
+        self._arrays = []
+
+
+class _Exchange:
+    """An exchange under way."""
+
+    def __init__(
+        self,
+        transport: CublasmpTransport,
+        cupy: Any,
+        exchange: Exchange,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        conjugate: bool,
+    ) -> None:
+        self._cupy, self._dst = cupy, dst
+        self._arriving: list[tuple[Any, Array]] = []
+        order, kind = exchange.order, stored_dtype(exchange.dtype)
+        sends, receives = [], []
+        for rank in sorted({*exchange.sends, *exchange.receives}):
+            for part in exchange.sends.get(rank, ()):
+                source = _array(src, part.src)
+                message = None
+                if source.dtype == kind and not (conjugate and kind.kind == "c"):
+                    message = part.piece.region(source, order, source=True)
+                if message is None:
+                    message = _empty(cupy, part.piece.shape, kind, order)
+                    copy_piece(cupy, message, source, part.piece.packed(), conjugate=conjugate)
+                sends.append((_flat(message, order), rank))
+            for part in exchange.receives.get(rank, ()):
+                target = _array(dst, part.dst)
+                place = part.piece.region(target, order, source=False) if target.dtype == kind else None
+                if place is None:
+                    place = _empty(cupy, part.piece.shape, kind, order)
+                    self._arriving.append((part, place))
+                receives.append((_flat(place, order), rank))
+        self._messages = transport.start(sends, receives) if sends or receives else None
+        for part in exchange.copies:
+            copy_piece(cupy, _array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate)
+
+    def finish(self) -> None:
+        """Let CuPy's current stream wait for the messages, and unpack them. Local."""
+        if self._messages is not None:
+            self._messages.finish()
+            self._messages = None
+        for part, message in self._arriving:
+            copy_piece(self._cupy, _array(self._dst, part.dst), message, part.piece.unpacked())
+        self._arriving = []
+
+
+def copy_piece(cupy: Any, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
+    """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local."""
+    conjugate = conjugate and src.dtype.kind == "c"
+    for rows in piece.rows:
+        for cols in piece.cols:
+            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
+            to = _view(cupy, dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
+            of = _view(cupy, src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
+            to[...] = of.conj() if conjugate else of
+
+
+def _view(
+    cupy: Any, array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]
+) -> Array:
+    """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
+    down, across = array.strides
+    strides = (down * row[1], down, across * col[1], across)
+    return cupy.lib.stride_tricks.as_strided(array[row[0] :, col[0] :], shape, strides)
+
+
+def _array(arrays: Sequence[Array | None], i: int) -> Array:
+    array = arrays[i]
+    assert array is not None, "an exchange was given no array for a cell of this rank"
+    return array
+
+
+def _empty(cupy: Any, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
+    return cupy.empty(shape, dtype) if order == "C" else cupy.empty(shape[::-1], dtype).T
+
+
+def _flat(array: Array, order: str) -> Array:
+    """Return the elements of a contiguous array in memory order."""
+    return (array if order == "C" else array.T).reshape(-1)
+
+
+def _bytes(array: Array) -> Array:
+    """Return the bytes of a contiguous array: NCCL knows them whatever its type is."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CPU rank does with its own arrays: NumPy and the local BLAS."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dtypes import accumulation_dtype
+from ...layout.intersection import copy_all
+from ..base import Workspace
+from .blas import LocalBlas
+from .buffers import Buffers
+
+__all__ = ["HostOperations"]
+
+Array = NDArray[Any]
+
+_CHUNK = 1 << 16  # elements added at a time: they stay in the caches
+
+
+class HostOperations:
+    """See ``engines.base.Operations``. Local to make.
+
+    Args:
+        blas: the local BLAS.
+        buffers: memory that everything uses in turn.
+    """
+
+    xp: Any = np
+    tile = 64  # smaller tiles waste less work but slow BLAS down
+    panel = 1024  # a panel below 256 costs BLAS its speed
+    panel_flops = 1.0
+    stores_float8 = True
+
+    def __init__(self, blas: LocalBlas, buffers: Buffers) -> None:
+        self._blas, self._buffers = blas, buffers
+
+    def workspace(self, nbytes: int) -> Workspace:
+        """Return ``nbytes`` on the host. Local."""
+        return Workspace(0, nbytes)
+
+    def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
+        """Return an array in the buffer ``name``. Local."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = self._buffers.get(f"scratch {name}", nbytes, shared=False)
+        return memory[:nbytes].view(dtype).reshape(shape, order=order)  # type: ignore[call-overload, no-any-return]
+
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``: NumPy knows them all. Local."""
+        return dtype
+
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return the type that BLAS multiplies: operands are converted when they arrive. Local."""
+        return accumulation_dtype(dtype)
+
+    multiplies = slab_dtype
+
+    def writes(self, dtype: np.dtype) -> bool:
+        """Return whether BLAS has the type. Local."""
+        return accumulation_dtype(dtype) == dtype
+
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:  # noqa: ARG002 - a new array
+        """Return ``array`` in the type that BLAS multiplies. Local."""
+        return array.astype(self.multiplies(dtype), copy=False)
+
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:  # noqa: ARG002
+        """Return why not, unless ``compute`` is None. Local."""
+        return "" if compute is None else f"compute: the host engine has only None, got {compute!r}"
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank runs on a core of its own, where ranks outnumber cores. Local."""
+        return self._blas.seated()
+
+    def gemm(
+        self,
+        alpha: complex,
+        a: Array,
+        b: Array,
+        beta: complex,
+        d: Array,
+        compute: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Compute ``d = alpha a b + beta d``. Local."""
+        exact = accumulation_dtype(d.dtype)
+        if exact == d.dtype:
+            with self._blas.seated():
+                self._blas.gemm(alpha, a, b, beta, d)
+            return
+        rows, cols = d.shape
+        target = self.scratch("exact", (rows, cols), exact)
+        if beta != 0:
+            target[...] = d
+        with self._blas.seated():
+            self._blas.gemm(alpha, a, b, beta, target)
+        d[...] = target
+
+    def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
+        """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
+        self._blas.trsm(alpha, a, x, lower=lower, unit=unit)
+
+    def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
+        """Copy ``src`` where ``mask`` is true. Local."""
+        np.copyto(dst, src, where=True if mask is None else mask)
+
+    def add(
+        self,
+        d: Array,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        c: Array,
+        mask: Array | None,
+        *,
+        conjugate: bool,
+    ) -> None:
+        """Write ``alpha x + beta c`` into ``d``, which is in F order, where ``mask`` is true. Local."""
+        factor, other = d.dtype.type(alpha), d.dtype.type(beta)
+        step = max(1, _CHUNK // max(1, d.shape[0]))
+        for at in range(0, d.shape[1], step):
+            added, there, out = (y[:, at : at + step] for y in (x, c, d))
+            where = True if mask is None else mask[:, at : at + step]
+            if alpha != 0:
+                added = _like(out, added, conjugate)
+            if alpha == beta == 0:
+                np.copyto(out, factor, where=where)
+            elif beta == 0:
+                np.multiply(added, factor, out=out, where=where)
+            elif alpha == 0:
+                np.multiply(there, other, out=out, where=where)
+            else:
+                np.add(_scaled(there, other, where), _scaled(added, factor, where), out=out, where=where)
+
+
+def _like(out: Array, x: Array, conjugate: bool) -> Array:
+    """Return ``x``, or its conjugate, in the memory order of ``out``."""
+    if not conjugate and (x.strides[0] <= x.strides[1]) == (out.strides[0] <= out.strides[1]):
+        return x
+    y = np.empty_like(out)
+    copy_all(y, x, conjugate=conjugate)
+    return y
+
+
+def _scaled(x: Array, factor: np.generic, where: Array | bool) -> Array:
+    """Return ``factor x`` where ``where`` is true, the rest is anything."""
+    return x if factor == 1 else np.multiply(x, factor, out=np.empty_like(x), where=where)

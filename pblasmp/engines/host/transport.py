@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How CPU ranks exchange data: MPI messages, and memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...comm import Communicator, Exchange, Side
+from ...comm.shared import available_bytes
+from ...dtypes import accumulation_dtype
+from ..base import Transfer
+from .buffers import Buffers
+
+__all__ = ["HostTransport"]
+
+Array = NDArray[Any]
+
+_SHARE_OF_MEMORY = 0.8
+_REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
+
+
+class HostTransport:
+    """See ``engines.base.Transport``. Local to make.
+
+    Args:
+        comm: all the ranks.
+        nodes: the ranks of each node.
+        buffers: memory that everything uses in turn.
+        why_not_shared: empty, or why ranks cannot share memory.
+    """
+
+    def __init__(
+        self, comm: Communicator, nodes: Sequence[tuple[int, ...]], buffers: Buffers, why_not_shared: str
+    ) -> None:
+        self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
+        self.why_not_shared = why_not_shared
+        self._comm, self._buffers = comm, buffers
+        self._held = 0
+        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
+
+    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
+        """Return the exchange plan between two layouts. Local."""
+        return self._exchanges(src, dst, dtype)
+
+    def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
+        """Start messages. Local."""
+        requests = [request for array, rank in receives for request in self._comm.irecv(array, rank)]
+        requests += [request for array, rank in sends for request in self._comm.isend(array, rank)]
+        return _Messages(self._comm, requests, [array for array, _ in (*sends, *receives)])
+
+    def start_exchange(
+        self,
+        exchange: Exchange,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        *,
+        conjugate: bool = False,
+        slots: int | None = None,
+    ) -> Transfer:
+        """Start an exchange by MPI."""
+        return exchange.start(src, dst, conjugate=conjugate, slots=slots)
+
+    def sum_ranks(self, array: Array) -> None:
+        """Replace a contiguous array by its sum over all ranks. Collective."""
+        self._comm.sum_into(array)
+
+    def fence(self) -> None:
+        """Return when every rank has written what its node shares. Collective."""
+        self._comm.barrier()
+
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
+        """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
+        return self._buffers.get(name, nbytes, shared=shared)
+
+    def fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every node has ``nbytes`` to give, and how many the tightest one has. Collective.
+
+        What was available once is held in the buffers and not asked for again.
+        """
+        if nbytes > self._held:
+            everywhere: list[int] = self._comm.allgather(available_bytes())
+            limit = self._held + int(min(everywhere) * _SHARE_OF_MEMORY)
+            if nbytes > limit:
+                return False, limit
+            self._held = nbytes
+        return True, self._held
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
+        """Return the type that products are summed in: sums never travel in less here. Local."""
+        return accumulation_dtype(dtype)
+
+
+class _Messages:
+    """Messages under way, with the arrays that they need."""
+
+    def __init__(self, comm: Communicator, requests: list[Any], arrays: list[Array]) -> None:
+        self._comm, self._requests, self._arrays = comm, requests, arrays
+
+    def finish(self) -> None:
+        """Wait until they are all there. Local."""
+        for request in self._requests:
+            self._comm.wait(request)
+        self._requests, self._arrays = [], []

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves between two layouts over an engine's transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..comm import Side
+from ..comm.exchange import SLOTS
+from ..layout import MatrixDescriptor
+from ..layout.trapezoid import Trapezoid
+from .base import Engine, Workspace
+
+__all__ = ["ExchangeMove"]
+
+Array = Any
+
+
+class ExchangeMove:
+    """A move of local arrays, converting the element type on arrival. Making one is local.
+
+    Args:
+        engine: whose arrays and transport.
+        source, target: the layouts before and after.
+        part: what is moved; None: everything.
+        path: what reports call it.
+    """
+
+    workspace = Workspace(0, 0)
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        part: Trapezoid | None = None,
+        path: str = "by MPI",
+    ) -> None:
+        self.path = path
+        self._engine, self._target, self._part = engine, target, part
+        self._cells = source.grid.size, target.grid.size
+        self._exchange = engine.transport.exchange(Side.of(source), Side.of(target), source.dtype)
+        self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
+
+    def run(self, source: Array, target: Array) -> None:
+        """Move everything, or the part. Collective over the context."""
+        engine, rank = self._engine, self._engine.transport.rank
+        arriving = target if self._part is None else engine.xp.empty_like(target)
+        arrays = zip((source, arriving), self._cells, strict=True)
+        src, dst = ([array if each == rank else None for each in range(size)] for array, size in arrays)
+        engine.transport.start_exchange(self._exchange, src, dst, slots=SLOTS).finish()
+        if self._part is not None and rank < self._target.grid.size:
+            operations = engine.operations
+            for down, across, mask in self._part.parts(*self._target.global_indices(rank), operations.tile):
+                mask = None if mask is None else operations.xp.asarray(mask)
+                operations.copy_where(target[down, across], arriving[down, across], mask)
+
+    def misfit(self, source: Array) -> str:  # noqa: ARG002
+        """Any array of the planned layout will do."""
+        return ""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of slabs, for every layout and on every engine: three algorithms that differ in who shares slabs and when.
+
+The ranks of a *domain* share slabs of the operands; k is taken in *panels*:
+
+- ``shared``: the ranks of a node are a domain and k is one panel. Between nodes the slabs travel in messages.
+- ``gathered``: every rank is its own domain and k is one panel.
+- ``panels``: every rank is its own domain; while one panel of k is multiplied the next one is under way.
+
+An operand that is already where it is multiplied stays there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..dtypes import accumulation_dtype, is_float8
+from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..layout.trapezoid import Trapezoid
+from .algorithms import Algorithm
+from .base import Engine, Operands, Options, Problem, Product
+from .finish import Finish, number
+from .operand import Operand, Staging
+from .slab_terms import Slabs, matmul_slabs, routine_slabs
+
+__all__ = ["ALGORITHMS", "Panels", "SlabProduct", "domains", "memory_refusal"]
+
+Array = Any
+
+
+def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of ranks that share slabs. Local."""
+    if way == "shared":
+        return engine.transport.nodes
+    return tuple((rank,) for rank in range(engine.transport.size))
+
+
+def cut(k: int, width: int) -> list[tuple[int, int]]:
+    """Return the panels of k of at most ``width`` indices, one after the other. Local."""
+    return [(at, min(at + width, k)) for at in range(0, k, width)] if k else []
+
+
+def memory_refusal(
+    engine: Engine, way: str, operands: Sequence[Operand], k: int, options: Options, extra: int = 0
+) -> str:
+    """Return why slabs cannot be shared or gathered, or an empty string. Collective over the context.
+
+    Args:
+        engine: where.
+        way: "shared", "gathered" or "panels".
+        operands: those of the product.
+        k: what is summed over.
+        options: what was asked for by name is not refused for lack of memory before it is tried.
+        extra: bytes that a rank needs besides the operands.
+    """
+    transport = engine.transport
+    if way == "shared" and transport.why_not_shared:
+        return transport.why_not_shared
+    moved = [x for x in operands if not x.in_place()]
+    if options.algo != "auto" or way == "panels":
+        return ""
+    if not moved and not extra:
+        return "" if way == "gathered" else "all operands are multiplied in place: there is nothing to share"
+    if way == "shared":
+        nbytes = max(sum(x.memory_bytes(node, k) for x in moved) + extra * len(node) for node in transport.nodes)
+        what = "a shared copy of the operands"
+    else:
+        nbytes = max(
+            sum(x.memory_bytes([rank], k) for x in moved for rank in node) + extra * len(node)
+            for node in transport.nodes
+        )
+        what = "gathered operands"
+    enough, limit = transport.fits(nbytes)
+    return "" if enough else f"{what} would need {nbytes} bytes a node, only {limit} available"
+
+
+class Panels:
+    """Operands that arrive in slabs, panel by panel, two deep where there are several. Collective over the ranks.
+
+    Args:
+        engine: where.
+        way: "shared", "gathered" or "panels".
+        operands: what arrives.
+        k: what is cut into panels.
+        backwards: the last panel comes first.
+
+    Attributes:
+        panels: (start, stop) of each.
+        sent_bytes, copied_bytes: what this rank sends and copies to bring all of them.
+        nbytes: memory of the slabs on this rank.
+        fenced: whether the ranks of a node wait for each other before they use a panel.
+    """
+
+    def __init__(
+        self, engine: Engine, way: str, operands: Sequence[Operand], k: int, *, backwards: bool = False
+    ) -> None:
+        self._engine, self._operands, self._shared = engine, operands, way == "shared"
+        self.panels = cut(k, engine.operations.panel if way == "panels" else max(1, k))
+        if backwards:
+            self.panels.reverse()
+        groups = domains(engine, way)
+        domain = next(ranks for ranks in groups if engine.transport.rank in ranks)
+        in_place = [x.in_place() for x in operands]
+        self._stagings: list[list[Staging | None]] = [
+            [None if still else Staging(engine, x, groups, *panel) for panel in self.panels]
+            for x, still in zip(operands, in_place, strict=True)
+        ]
+        made = [s for stagings in self._stagings for s in stagings if s is not None]
+        self.sent_bytes = sum(s.sent_bytes for s in made)
+        self.copied_bytes = sum(s.copied_bytes for s in made)
+        # Whether the ranks meet after writing slabs: the same on every rank, also on idle ones.
+        self.fenced = self._shared and not all(in_place)
+        width = max((stop - start for start, stop in self.panels), default=0)
+        self._bytes = [
+            0 if still else x.memory_bytes(domain, width) for x, still in zip(operands, in_place, strict=True)
+        ]
+        self.nbytes = sum(self._bytes) * (2 if len(self.panels) > 1 else 1) if made else 0
+
+    def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
+        """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
+
+        An operand is its slabs by process, each as outer × k, or this rank's own array where it stays in place. The ranks have agreed since the last
+        run, so that nobody still multiplies what is overwritten here.
+        """
+        coming = self._start(0, arrays) if self.panels else []
+        for i, (start, stop) in enumerate(self.panels):
+            slabs = [self._arrived(part) for part in coming]
+            if self.fenced:
+                self._engine.transport.fence()  # every slab of the node is written
+            coming = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
+            yield (
+                start,
+                stop,
+                [
+                    x.local(arrays[x.source])[:, start:stop] if slab is None else slab
+                    for x, slab in zip(self._operands, slabs, strict=True)
+                ],
+            )
+
+    def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
+        """Start moving panel ``i``; panels alternate between two halves of the buffers."""
+        parts: list[Any] = []
+        for which, (x, stagings, nbytes) in enumerate(
+            zip(self._operands, self._stagings, self._bytes, strict=True)
+        ):
+            staging = stagings[i]
+            if staging is None:
+                parts.append(None)
+                continue
+            memory = self._engine.transport.buffer(f"{'abcd'[which]}{i % 2}", nbytes, shared=self._shared)
+            parts.append(staging.start(arrays[x.source], memory, ahead=len(self.panels) > 1))
+        return parts
+
+    @staticmethod
+    def _arrived(part: Any) -> dict[int, Array] | None:
+        """Return the slabs of an operand by process, None for one that stays in place."""
+        if part is None:
+            return None
+        transfer, slabs = part
+        transfer.finish()
+        found: dict[int, Array] = slabs
+        return found
+
+
+class SlabProduct(Product):
+    """D from slabs of the operands. Making and running one is collective over the ranks.
+
+    Args:
+        engine: where it runs.
+        slabs: D as a sum of products of slabs.
+        options: beta and what products are summed in.
+        way: "shared", "gathered" or "panels".
+        finish: what follows, or None.
+    """
+
+    def __init__(
+        self, engine: Engine, slabs: Slabs, options: Options, way: str, finish: Finish | None = None
+    ) -> None:
+        self.path, self._way = way, way
+        operations, rank, d = engine.operations, engine.transport.rank, slabs.d
+        self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
+        self._coords = d.grid.coords(rank) if rank < d.grid.size else None
+        active = any(term.alpha != 0 for term in slabs.terms)
+        self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0)
+        self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
+        if all(x.in_place() for x in slabs.operands):
+            self.notes += ("all operands are multiplied in place",)
+        if len(self._panels.panels) > 1:
+            self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
+        # Whether the sum is made in a temporary: in another type, or because D may be read until the last panel.
+        exact = accumulation_dtype(d.dtype)
+        several = len(self._panels.panels) * len(slabs.terms) > 1
+        rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
+        self._temporary = rounds or (slabs.in_place and len(self._panels.panels) > 1)
+        scratch = 0
+        if self._temporary and self._coords is not None:
+            scratch = math.prod(d.local_shape(rank)) * exact.itemsize
+        self.workspace = operations.workspace(scratch + self._panels.nbytes)
+
+    def run(self, operands: Operands) -> None:
+        """Compute D from the local arrays. Collective over the ranks."""
+        target = self._target(operands)
+        seen = target.T if self._slabs.turned else target
+        first = True
+        unit = 1.0
+        if self._finish is not None and operands.scales is not None:
+            unit = number(operands.scales.a) * number(operands.scales.b)
+        for start, _, slabs in self._panels.arrive({"a": operands.a, "b": operands.b}):
+            if self._coords is not None:
+                self._multiply(slabs, unit, first, seen, start)
+            first = False
+        if first and self._coords is not None:
+            xp = self._engine.xp
+            nothing = [xp.empty((extent, 0), seen.dtype) for extent in seen.shape]
+            self._slabs.terms[0].multiply(
+                self._engine.operations, 0, nothing[0], nothing[1].T, self._options.beta, seen, 0, None
+            )
+        if self._finish is not None:
+            self._finish(target, operands)
+        if target is not operands.d:
+            operands.d[...] = target
+
+    def _multiply(self, slabs: Sequence[Any], unit: float, first: bool, target: Array, start: int) -> None:
+        assert self._coords is not None
+        operations, options = self._engine.operations, self._options
+        with operations.computing():
+            for i, term in enumerate(self._slabs.terms):
+                left, right = (
+                    self._factor(which, slabs[which], process)
+                    for which, process in zip((term.left, term.right), self._coords, strict=True)
+                )
+                beta = options.beta if first and i == 0 else 1
+                term.multiply(operations, unit * term.alpha, left, right.T, beta, target, start, options.compute)
+
+    def _factor(self, which: int, slab: Any, process: int) -> Array:
+        """Return a slab in a type that is multiplied."""
+        found = slab[process] if isinstance(slab, dict) else slab
+        return self._engine.operations.operand(found, self._slabs.operands[which].dtype, f"slab{which}")
+
+    def _target(self, operands: Operands) -> Array:
+        """Return the array that the product is summed in, holding C where beta is not 0."""
+        slabs, c, d = self._slabs, operands.c, operands.d
+        target = d
+        if self._temporary:
+            order: Any = "C" if (slabs.d.order == "C") != slabs.turned else "F"
+            target = self._engine.xp.empty(d.shape, accumulation_dtype(slabs.d.dtype), order=order)
+        if self._options.beta != 0 and c is not None and c is not target:
+            self._copy_c(target, c)
+        return target
+
+    def _copy_c(self, target: Array, c: Array) -> None:
+        part: Trapezoid | None = self._slabs.part
+        if part is None:
+            target[...] = c
+        elif self._coords is not None:
+            operations = self._engine.operations
+            rows, cols = self._slabs.d.global_indices(self._engine.transport.rank)
+            for down, across, mask in part.parts(rows, cols, operations.tile):
+                mask = None if mask is None else operations.xp.asarray(mask)
+                operations.copy_where(target[down, across], c[down, across], mask)
+
+
+# -- the rows of the registry
+
+
+def _view(problem: Problem) -> Problem | str:
+    """Return a product that slabs can compute, or why there is none."""
+    if isinstance(problem, ParallelProblem):
+        problem = problem.as_gemm()  # type: ignore[assignment]
+    if isinstance(problem, MatmulProblem) and problem.scheme == "ar":
+        return "every rank gets all of the result: partial products are summed instead"
+    return problem
+
+
+def _serves(problem: Problem) -> bool:
+    if isinstance(problem, Level3Problem):
+        return problem.traits.shape != "added" and not problem.traits.solves
+    return not isinstance(problem, ParallelProblem) or problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+
+
+def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
+    if isinstance(problem, MatmulProblem):
+        return matmul_slabs(problem, options.alpha, engine)
+    assert isinstance(problem, Level3Problem)
+    return routine_slabs(problem, options.alpha, engine)
+
+
+def _row(way: str, cost: float) -> Algorithm:
+    def refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+        why = type_refusal(engine, problem, options, operands)
+        if why:
+            return why
+        slabs = _slabs(engine, problem, options)
+        return memory_refusal(engine, way, slabs.operands, slabs.k, options)
+
+    def prepare(engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
+        finish = None
+        if isinstance(problem, MatmulProblem) and Finish.needed(problem, operands):
+            finish = Finish(engine, problem)
+        return SlabProduct(engine, _slabs(engine, problem, options), options, way, finish)
+
+    return Algorithm(way, prepare, _serves, _view, refusal, lambda *_: cost)
+
+
+def type_refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+    """Return why an engine's operations cannot compute these types in this way, or an empty string. Local."""
+    d = problem.d.dtype
+    if isinstance(problem, Level3Problem) and d.itemsize < 4:
+        return f"{problem.routine} is for float32, float64, complex64 and complex128, got {d.name}"
+    operations = engine.operations
+    if is_float8(d) and not operations.stores_float8:
+        return f"results of {d.name} are left to cuBLASMp"
+    if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
+        return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
+    if operands is not None and operands.epilogue is not None and operands.epilogue.fused:
+        return "its epilogue follows the product, and fused=True was asked for"
+    return operations.refusal(problem.a.dtype, options.compute)
+
+
+ALGORITHMS = (_row("shared", 2.0), _row("gathered", 3.0), _row("panels", 4.0))
+"""Slower by about the time of a copy of the operands, from one to the next."""
+

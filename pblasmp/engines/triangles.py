@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local products of slabs: of all of them, with a triangular left slab, or for one triangle of the result.
+
+Each is ``target = alpha left right + beta target`` where it applies. What may not be read has no effect, even if it is
+NaN; what may not be written keeps its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout import Trapezoid
+from .base import Operations, scale
+
+__all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+Indices = NDArray[np.int64]
+Kernel = Callable[[Operations, complex, Array, Array, complex, Array, int, "str | None"], None]
+"""``kernel(operations, alpha, left, right, beta, target, start, compute)``: k begins at global index ``start``."""
+
+
+def whole(
+    operations: Operations,
+    alpha: complex,
+    left: Array,
+    right: Array,
+    beta: complex,
+    target: Array,
+    start: int,  # noqa: ARG001
+    compute: str | None = None,
+) -> None:
+    """Multiply everything."""
+    operations.gemm(alpha, left, right, beta, target, compute)
+
+
+class LeftPart:
+    """The left slab counts only inside a trapezoid of its matrix.
+
+    Args:
+        part: in terms of the slab's rows and of k.
+        rows: global index of each row of the slab, ascending.
+        diagonal: what the main diagonal is: as stored, ones, or the real parts of what is stored.
+    """
+
+    def __init__(
+        self, part: Trapezoid, rows: Indices, diagonal: Literal["stored", "ones", "real"] = "stored"
+    ) -> None:
+        self._part, self._rows, self._diagonal = part, rows, diagonal
+        self._cuts: dict[tuple[int, int], list[tuple[slice, slice, Array, Array]]] = {}
+
+    def __call__(
+        self,
+        operations: Operations,
+        alpha: complex,
+        left: Array,
+        right: Array,
+        beta: complex,
+        target: Array,
+        start: int,
+        compute: str | None = None,
+    ) -> None:
+        """Multiply what counts for all of some rows, and the tiles on the diagonal."""
+        for along, across, mask, on_diagonal in self._cut(operations, start, left.shape[1]):
+            if beta != 1 and across.stop - across.start < len(self._rows):
+                scale(target, beta)  # the parts that follow have some of the rows each
+                beta = 1
+            factors = left[across, along]
+            if mask is not None:
+                factors = self._masked(operations, factors, mask, on_diagonal)
+            operations.gemm(alpha, factors, right[along], beta, target[across], compute)
+            beta = 1
+        if beta != 1:
+            scale(target, beta)
+
+    def _cut(self, operations: Operations, start: int, width: int) -> list[tuple[slice, slice, Array, Array]]:
+        """Return the parts for some indices of k: (along k, across rows, mask, main diagonal), made once."""
+        if (start, width) not in self._cuts:
+            ks, xp = np.arange(start, start + width), operations.xp
+            cuts = self._cuts[start, width] = []
+            for along, across, mask in self._part.T.parts(ks, self._rows, operations.tile):
+                on_diagonal = None
+                if mask is not None:
+                    mask = xp.asarray(np.ascontiguousarray(mask.T))
+                    on_diagonal = xp.asarray(self._rows[across, None] == ks[along])
+                cuts.append((along, across, mask, on_diagonal))
+        return self._cuts[start, width]
+
+    def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
+        xp = operations.xp
+        masked = xp.where(mask, factors, factors.dtype.type(0))
+        if self._diagonal == "ones":
+            masked[on_diagonal] = 1
+        elif self._diagonal == "real":
+            masked = xp.where(on_diagonal, masked.real, masked).astype(factors.dtype, copy=False)
+        return masked
+
+
+class ResultPart:
+    """Only a trapezoid of the result is computed.
+
+    Args:
+        part: what is computed.
+        rows, cols: global index of each row and column of the local result, ascending.
+        hermitian: the main diagonal is real.
+    """
+
+    def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool) -> None:
+        self._part, self._rows, self._cols, self._hermitian = part, rows, cols, hermitian
+        self._cuts: list[tuple[slice, slice, Array, Array]] | None = None
+
+    def __call__(
+        self,
+        operations: Operations,
+        alpha: complex,
+        left: Array,
+        right: Array,
+        beta: complex,
+        target: Array,
+        start: int,  # noqa: ARG002
+        compute: str | None = None,
+    ) -> None:
+        """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
+        for down, across, mask, real in self.cut(operations):
+            view = target[down, across]
+            if mask is None:
+                operations.gemm(alpha, left[down], right[:, across], beta, view, compute)
+                continue
+            product = operations.xp.empty(view.shape, view.dtype, order="F")
+            operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
+            update(operations, view, product, beta, mask, real)
+
+    def cut(self, operations: Operations) -> list[tuple[slice, slice, Array, Array]]:
+        """Return the parts: (rows, columns, mask, main diagonal where it is real), made once. Local."""
+        if self._cuts is None:
+            self._cuts = []
+            for down, across, mask in self._part.parts(self._rows, self._cols, operations.tile):
+                real = None
+                if mask is not None:
+                    mask = operations.xp.asarray(mask)
+                    if self._hermitian:
+                        real = operations.xp.asarray(self._rows[down][:, None] == self._cols[across])
+                self._cuts.append((down, across, mask, real))
+        return self._cuts
+
+
+def update(
+    operations: Operations, view: Array, product: Array, beta: complex, mask: Array | None, real: Array | None = None
+) -> None:
+    """Write ``product + beta view`` into ``view`` where ``mask`` is true; ``product`` is used up. Local.
+
+    Args:
+        operations: the engine's.
+        view: read only where ``beta`` is not 0.
+        product: what is added.
+        beta: scales ``view``.
+        mask: None for all of it.
+        real: elements whose imaginary parts are not read, and written as 0.
+    """
+    xp = operations.xp
+    if beta != 0:
+        there = view if mask is None else xp.where(mask, view, view.dtype.type(0))
+        if real is not None:
+            there = xp.where(real, there.real, there)
+        product += there if beta == 1 else view.dtype.type(beta) * there
+    if real is not None:
+        product = xp.where(real, product.real, product)
+    operations.copy_where(view, product, mask)

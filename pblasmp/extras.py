@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command that installs one of pblasmp's extras, from wherever pblasmp itself was installed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+__all__ = ["install"]
+
+
+def install(extra: str) -> str:
+    """Return the pip command that installs an extra: in a clone it names the clone, not a package index. Local."""
+    editable, source = _source()
+    command = f"pip install {'-e ' if editable else ''}{shlex.quote(f'{source}[{extra}]')}"
+    return command if source == "pblasmp" else f"{command} (the extra pblasmp[{extra}])"
+
+
+def _source() -> tuple[bool, str]:
+    """Return whether pblasmp is installed in place, and what pip calls what it was installed from."""
+    clone = Path(__file__).parents[1]
+    if (clone / "pyproject.toml").is_file():
+        return True, str(clone)
+    import importlib.metadata
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        # PEP 610: pip writes this file for what does not come from an index.
+        text = importlib.metadata.distribution("pblasmp").read_text("direct_url.json")
+        url = urlsplit(json.loads(text or "{}").get("url", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return False, "pblasmp"
+    path = unquote(url.path)
+    return False, path if url.scheme == "file" and Path(path).is_dir() else "pblasmp"

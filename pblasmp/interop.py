@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays that users hold, NumPy's, CuPy's, PyTorch's, and the local arrays over their memory."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .dtypes import as_dtype, element_type, is_float8
+from .errors import LayoutError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .engines.base import Engine
+
+__all__ = [
+    "as_local",
+    "as_typed",
+    "fold",
+    "in_c_order",
+    "is_torch",
+    "new_like",
+    "on_stream_of",
+    "view_like",
+]
+
+
+def is_torch(array: Any) -> bool:
+    """Return whether ``array`` is a PyTorch tensor; loads nothing. Local."""
+    return type(array).__module__.partition(".")[0] == "torch" or any(
+        base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__
+    )
+
+
+def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = None) -> Any:
+    """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
+
+    Args:
+        engine: whose array it shall be.
+        array: NumPy's, CuPy's, PyTorch's, or anything that shares its memory.
+        name: what messages call it.
+        dtype: the element type that is expected, where it matters: 8-bit floats may be bytes.
+
+    Raises:
+        LayoutError: the engine cannot use it in place; the message begins with ``name``.
+    """
+    try:
+        if not is_torch(array):
+            return engine.adopt(array, dtype)
+        tensor = array.detach()
+        if tensor.is_conj() or tensor.is_neg():
+            raise LayoutError("a conjugate that PyTorch has not written yet: call resolve_conj() first")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if dtype is not None and kind.startswith("float8") and kind != dtype.name:
+            raise LayoutError(f"dtype is {kind}, expected {dtype.name}")
+        on_host = tensor.device.type == "cpu"
+        own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
+        if own is None or not element_type(own).storage:
+            return engine.adopt(tensor.numpy() if on_host else tensor, dtype)
+        import torch  # NumPy and DLPack's readers do not have the type
+
+        raw = tensor.view(getattr(torch, element_type(own).storage))
+        return engine.adopt(raw.numpy() if on_host else raw).view(engine.operations.stored(own))
+    except LayoutError as error:
+        raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+
+
+def as_typed(engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None) -> tuple[Any, np.dtype]:
+    """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
+
+    Raises:
+        LayoutError: the engine cannot use it in place, or its type is none of ours; the message begins with ``name``.
+    """
+    local = as_local(engine, array, name)
+    kind = str(array.dtype).removeprefix("torch.") if is_torch(array) else local.dtype
+    if kind == "uint8" and bytes_are is not None and is_float8(bytes_are):
+        return local.view(engine.operations.stored(bytes_are)), bytes_are
+    try:
+        return local, as_dtype(kind)
+    except LayoutError as error:
+        raise LayoutError(f"{name}: {error}") from None
+
+
+def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Return an uninitialised C-ordered array of the library that ``array`` is of, where it is. Local."""
+    if is_torch(array):
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=array.device)
+    flat = engine.empty((1, math.prod(shape)), dtype, "C", max(1, math.prod(shape)))
+    return flat.reshape(shape)
+
+
+def view_like(array: Any, local: Any, dtype: np.dtype) -> Any:
+    """Return a C-ordered local array of ``dtype`` as the library of ``array`` shows it, without a copy. Local."""
+    if not is_torch(array):
+        return local
+    import torch
+
+    storage = element_type(dtype).storage
+    shown = torch.from_dlpack(local.view(storage) if storage else local)
+    return shown.view(getattr(torch, dtype.name)) if storage else shown
+
+
+def on_stream_of(engine: Engine, array: Any) -> AbstractContextManager[Any]:
+    """Return a context in which the engine queues on PyTorch's stream, where ``array`` is a tensor on a GPU. Local."""
+    if not is_torch(array) or array.device.type != "cuda":
+        return nullcontext()
+    import torch
+
+    return engine.on_stream(torch.cuda.current_stream(array.device).cuda_stream, array.device.index)
+
+
+def in_c_order(array: Any) -> bool:
+    """Return whether all dimensions but the last fold into one without a copy, and rows are contiguous. Local."""
+    *lead, width = array.shape
+    item = array.itemsize
+    dims = [(extent, stride) for extent, stride in zip(lead, array.strides, strict=False) if extent > 1]
+    fits: bool = array.size == 0 or width == 1 or array.strides[-1] == item
+    if dims and array.size:
+        away = dims[-1][1]
+        fits &= away >= width * item and away % item == 0
+        fits &= all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(dims))
+    return fits
+
+
+def fold(array: Any, name: str) -> Any:
+    """Return ``array`` with all dimensions but the last folded into one: a C-ordered view. Local.
+
+    Raises:
+        LayoutError: that would take a copy, or rows are not contiguous.
+    """
+    if not in_c_order(array):
+        raise LayoutError(
+            f"{name}: shape {tuple(array.shape)} with strides of {tuple(array.strides)} bytes, expected C order: "
+            "contiguous rows at equal distances"
+        )
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading and saving matrices: the ranks share a file out in contiguous tiles, and exchange blocks in between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comm import Exchange, Side
+from ..dtypes import as_dtype
+from ..errors import LayoutError
+from ..layout import Grid, MatrixDescriptor
+from . import hdf5, npy, zarr
+from .source import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
+from .temporary import Replacement
+
+if TYPE_CHECKING:
+    from ..context import Context
+    from ..creation import Layout
+    from ..layout.descriptor import MemoryOrder
+    from ..matrix import DistributedMatrix
+
+__all__ = ["load", "open_source", "save"]
+
+TILE_BYTES = 8 << 20
+"""What a rank reads or writes at once, about."""
+
+
+def format_of(path: Path) -> str:
+    """Return "hdf5", "zarr" or "npy", by the end of the name; any other name is an .npy file. Local."""
+    return {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}.get(path.suffix.lower(), "npy")
+
+
+def _check_dataset(path: Path, dataset: str | None) -> None:
+    if dataset is None:
+        return
+    if not isinstance(dataset, str):
+        raise LayoutError(f"dataset: expected a name, got {dataset!r}")
+    if format_of(path) == "npy":
+        raise LayoutError(f"dataset: {path} holds one matrix; names are for .h5, .hdf5 and .zarr")
+
+
+def open_source(path: Path, dataset: str | None = None) -> Source:
+    """Return the matrix of a file, opened for reading. Local.
+
+    Raises:
+        OSError: it cannot be opened.
+        LayoutError: it is not a readable file of its kind, or not of a matrix.
+        LibraryNotFoundError: its format needs a library that is missing.
+    """
+    _check_dataset(path, dataset)
+    kind = format_of(path)
+    if kind == "hdf5":
+        return hdf5.Hdf5Dataset(path, dataset)
+    return npy.NpyFile(path) if kind == "npy" else zarr.ZarrArray(path, dataset)
+
+
+class _Tiling:
+    """How the ranks share a matrix out, to read or write it: each takes the tiles that are its turn. Local.
+
+    A tile is some whole rows; parts of rows only where one row is longer than a tile.
+
+    Args:
+        descriptor: the matrix as it is stored, in C order.
+        unit: rows and columns that belong together; tiles are multiples.
+        nranks: how many share it out.
+    """
+
+    def __init__(self, descriptor: MatrixDescriptor, unit: tuple[int, int], nranks: int) -> None:
+        (m, n), item = descriptor.shape, descriptor.dtype.itemsize
+        high, wide = unit
+        row = max(1, n * item)
+        if high * row <= TILE_BYTES or n <= wide:
+            share = max(1, min(TILE_BYTES // row, -(-m // nranks)))
+            block, grid = (-(-share // high) * high, max(1, n)), Grid(nranks, 1)
+        else:
+            block, grid = (high, max(1, TILE_BYTES // (high * item * wide)) * wide), Grid(1, nranks)
+        self.layout = MatrixDescriptor(descriptor.shape, block, grid, dtype=descriptor.dtype)
+
+    def rounds(self) -> Iterator[tuple[slice, slice]]:
+        """Yield the part of the matrix in which each rank has a tile, until it is done."""
+        (m, n), (mb, nb), (p, q) = self.layout.shape, self.layout.block, self.layout.grid.shape
+        for i in range(0, m, mb * p):
+            for j in range(0, n, nb * q):
+                yield slice(i, min(m, i + mb * p)), slice(j, min(n, j + nb * q))
+
+    def tile(self, part: tuple[slice, slice], rank: int) -> tuple[slice, slice] | None:
+        """Return the rows and columns of a rank's tile in a round's part, None where it has none."""
+        if rank >= self.layout.grid.size:
+            return None
+        out = []
+        for which, block, turn in zip(part, self.layout.block, self.layout.grid.coords(rank), strict=True):
+            start = which.start + block * turn
+            if start >= which.stop:
+                return None
+            out.append(slice(start, min(which.stop, start + block)))
+        return out[0], out[1]
+
+
+class _Part:
+    """This rank's local array, window by window, as a C-ordered file has the matrix."""
+
+    def __init__(self, ctx: Context, descriptor: MatrixDescriptor, local: NDArray[Any], flip: bool) -> None:
+        self.context = ctx
+        self.descriptor = descriptor.T if flip else descriptor
+        self._local = local.T if flip else local
+        self._coords = ctx.coords(self.descriptor)
+
+    def window(self, part: tuple[slice, slice]) -> tuple[MatrixDescriptor, NDArray[Any]]:
+        """Return the descriptor and the local array of a window of the matrix."""
+        d, local = self.descriptor, self._local
+        if self._coords is not None:
+            rows, cols = ((each.start, each.stop) for each in part)
+            local = local[
+                d.rows.local_window(self._coords[0], *rows), d.cols.local_window(self._coords[1], *cols)
+            ]
+        return d[part], local
+
+
+class _Count:
+    """What of its part a rank has done, for a progress function."""
+
+    def __init__(self, total: int, tell: Progress | None) -> None:
+        self._done, self._total, self._tell = 0, total, tell
+        self.add(0)
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._tell is not None:
+            self._tell(self._done, self._total)
+
+
+def load(
+    ctx: Context,
+    path: str | os.PathLike[str],
+    dataset: str | None,
+    layout: Layout,
+    dtype: Any,
+    progress: Progress | None,
+) -> DistributedMatrix:
+    """Return the matrix of a file. Collective over the context; see ``Context.load``.
+
+    Args:
+        ctx: the context.
+        path: the file.
+        dataset: which matrix of it.
+        layout: how to distribute it: the descriptor, or keywords.
+        dtype: the element type to load it as, None for the file's or the descriptor's.
+        progress: told of this rank's part.
+    """
+    with ExitStack() as stack:
+        with ctx.agreement("load") as facts:
+            path = Path(path)
+            source = stack.enter_context(closing(open_source(path, dataset)))
+            given = layout.given
+            if given is not None and not isinstance(given, MatrixDescriptor):
+                raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {given!r}")
+            if given is None:
+                kind = element_type(path, source.dtype, None if dtype is None else as_dtype(dtype))
+                layout.given = source.shape
+            else:
+                if dtype is not None:
+                    raise LayoutError("dtype: not with a descriptor; expected one or the other")
+                kind = element_type(path, source.dtype, given.dtype)
+            descriptor = layout.descriptor(ctx.size, dtype=kind, order=source.order)
+            facts.update(path=str(path), dataset=dataset, descriptor=descriptor)
+            if descriptor.shape != source.shape:
+                raise LayoutError(f"{path}: shape is {source.shape}, the descriptor's {descriptor.shape}")
+            out = ctx.allocate(descriptor)
+            host = out.on_host()
+            part = _Part(ctx, descriptor, host, source.order == "F")
+            tiling = _Tiling(part.descriptor, source.tile, ctx.size)
+            count = _Count(host.nbytes, progress)
+        for window in tiling.rounds():
+            inner, local = part.window(window)
+            tile = tiling.tile(window, ctx.rank)
+            values = None
+            with ctx.agreement("load: reading"):
+                if tile is not None:
+                    with errors_naming(path):
+                        values = as_values(source.read(*tile), kind)
+                count.add(local.nbytes)
+            exchange = Exchange(ctx.comm, Side.of(tiling.layout[window]), Side.of(inner), kind)
+            mine = [values if rank == ctx.rank else None for rank in range(ctx.size)]
+            exchange.run(mine, ctx.cells(inner, local))
+    ctx.engine.from_host(out.local, host)
+    return out
+
+
+def save(
+    matrix: DistributedMatrix,
+    path: str | os.PathLike[str],
+    dataset: str | None,
+    order: MemoryOrder | None,
+    progress: Progress | None,
+) -> None:
+    """Write a matrix to a file. Collective over the context; see ``DistributedMatrix.save``."""
+    ctx, d = matrix.context, matrix.descriptor
+    replacement = None
+    with ExitStack() as stack:
+        with ctx.agreement("save") as facts:
+            path = Path(path)
+            facts.update(matrix=d, path=str(path), dataset=dataset, order=order)
+            order = _file_order(path, dataset, order, d.order)
+            where: tuple[Path, int] | None = None
+            if ctx.rank == 0:
+                replacement, offset = _create(path, dataset, d, order, stack)
+                where = replacement.path, offset
+        name, offset = ctx.comm.bcast(where)
+        with ctx.agreement("save: opening"):
+            part = _Part(ctx, d, matrix.on_host(), order == "F")
+            target: Target
+            if format_of(path) == "zarr":
+                target = zarr.ZarrArray(name, write=True)
+            else:
+                with errors_naming(path):
+                    target = RawFile(name, offset, part.descriptor.shape, d.dtype, write=True)
+            stack.callback(target.close)
+            tiling = _Tiling(part.descriptor, target.tile, ctx.size)
+            count = _Count(matrix.local.nbytes, progress)
+        for window in tiling.rounds():
+            inner, local = part.window(window)
+            tile = tiling.tile(window, ctx.rank)
+            values = None if tile is None else np.empty([each.stop - each.start for each in tile], d.dtype)
+            exchange = Exchange(ctx.comm, Side.of(inner), Side.of(tiling.layout[window]), d.dtype)
+            mine = [values if rank == ctx.rank else None for rank in range(ctx.size)]
+            exchange.run(ctx.cells(inner, local), mine)
+            with ctx.agreement("save: writing"):
+                if tile is not None and values is not None:
+                    with errors_naming(path):
+                        target.write(*tile, values)
+                count.add(local.nbytes)
+        with ctx.agreement("save: on disk"), errors_naming(path):
+            target.sync()
+        with ctx.agreement("save: renaming"):
+            if replacement is not None:
+                with errors_naming(path):
+                    replacement.commit()
+
+
+def _file_order(
+    path: Path, dataset: str | None, order: MemoryOrder | None, default: MemoryOrder
+) -> MemoryOrder:
+    """Return the order to write a file in."""
+    _check_dataset(path, dataset)
+    if order not in ("C", "F", None):
+        raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
+    if format_of(path) == "npy":
+        return order or default
+    if order == "F":
+        raise LayoutError(f"order: {path} is in C order, as all HDF5 and Zarr files, got 'F'")
+    return "C"
+
+
+def _create(
+    path: Path, dataset: str | None, d: MatrixDescriptor, order: MemoryOrder, stack: ExitStack
+) -> tuple[Replacement, int]:
+    """Make the file that is to become ``path``; return it, and where its data begin. Local; on one rank."""
+    kind = format_of(path)
+    with errors_naming(path):
+        if kind == "zarr":
+            new = stack.enter_context(Replacement(zarr.place(path, dataset), directory=True))
+            zarr.create(new.path, d)
+            return new, 0
+        new = stack.enter_context(Replacement(path))
+        if kind == "hdf5":
+            return new, hdf5.create(new.path, new.target, dataset, d)
+        return new, npy.create(new.path, replace(d, ld=None), order)

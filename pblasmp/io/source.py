@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each file format supplies, and what all of them share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import DTYPES, FLOAT8, is_foreign
+from ..errors import LayoutError
+from ..layout.descriptor import MemoryOrder
+
+__all__ = ["Progress", "RawFile", "Source", "Target", "as_values", "element_type", "errors_naming"]
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) of this rank's part."""
+
+
+class Source(Protocol):
+    """A matrix in a file that this rank has opened for reading.
+
+    Attributes:
+        shape: rows and columns of the matrix.
+        dtype: element type in the file.
+        order: "C" if rows are contiguous in the file, "F" if columns are.
+        tile: rows and columns that the file stores together: (1, 1) for flat files, else a chunk.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+    order: MemoryOrder
+    tile: tuple[int, int]
+
+    def read(self, rows: slice, cols: slice) -> NDArray[Any]:
+        """Return a part; in an F-ordered file, of the transpose. Local."""
+
+    def close(self) -> None:
+        """Close the file. Local."""
+
+
+class Target(Protocol):
+    """A matrix in a file that this rank has opened for writing.
+
+    Attributes:
+        tile: rows and columns that only one rank may write.
+    """
+
+    tile: tuple[int, int]
+
+    def write(self, rows: slice, cols: slice, values: NDArray[Any]) -> None:
+        """Write a part, C-contiguous; in an F-ordered file, of the transpose. Local."""
+
+    def sync(self) -> None:
+        """Have what was written on disk. Local."""
+
+    def close(self) -> None:
+        """Close the file. Local."""
+
+
+class RawFile:
+    """A C-ordered array in a file, read and written at positions that each call gives: no memory map. Local.
+
+    Args:
+        path: the file.
+        offset: where the array begins, in bytes.
+        shape: rows and columns of the C-ordered array.
+        dtype: its element type.
+        write: open it for writing only, else for reading only.
+    """
+
+    tile: tuple[int, int] = (1, 1)
+
+    def __init__(
+        self, path: Path, offset: int, shape: tuple[int, int], dtype: np.dtype, *, write: bool = False
+    ) -> None:
+        self._path, self._offset, self._width, self._item = path, offset, shape[1], dtype
+        self._file = os.open(path, os.O_CLOEXEC | (os.O_WRONLY if write else os.O_RDONLY))
+
+    def _runs(self, rows: slice, cols: slice, array: NDArray[Any]) -> Iterator[tuple[memoryview, int]]:
+        """Yield each contiguous range of the file: its bytes in ``array``, and where it begins."""
+        parts = [array] if array.shape[1] == self._width else list(array)
+        for i, part in enumerate(parts):
+            start = (rows.start + i) * self._width + cols.start
+            data = part.reshape(-1).view(np.uint8)
+            yield data.data, self._offset + start * self._item.itemsize
+
+    def read(self, rows: slice, cols: slice) -> NDArray[Any]:
+        """Return a part of the array. Local.
+
+        Raises:
+            LayoutError: the file has become shorter.
+        """
+        out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self._item)
+        for data, at in self._runs(rows, cols, out):
+            done = 0
+            while done < len(data):
+                got = os.preadv(self._file, [data[done:]], at + done)
+                if got == 0:
+                    raise LayoutError(f"{self._path}: ends at byte {at + done}, while it is being read")
+                done += got
+        return out
+
+    def write(self, rows: slice, cols: slice, values: NDArray[Any]) -> None:
+        """Write a C-contiguous part of the array. Local."""
+        for data, at in self._runs(rows, cols, values):
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._file, data[done:], at + done)
+
+    def sync(self) -> None:
+        """Have what was written on disk. Local."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file. Local."""
+        os.close(self._file)
+
+
+def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dtype:
+    """Return the element type to load a file as: the file's own, or ``wanted`` where its numbers convert. Local.
+
+    Files may hold bfloat16 and 8-bit floats as bytes without a type: they need ``dtype="bfloat16"`` or the like.
+
+    Raises:
+        LayoutError: the numbers do not convert, or the file's type is not supported and ``wanted`` is None.
+    """
+    native: np.dtype = found.newbyteorder("=")
+    if wanted is not None:
+        is_bytes = found.kind == "V" and found.names is None and found.subdtype is None
+        if is_bytes and is_foreign(wanted) and found.itemsize == wanted.itemsize:
+            return wanted
+        if (found.kind not in "iufcb" and not is_foreign(found)) or (
+            found.kind == "c" and wanted.kind != "c"
+        ):
+            raise LayoutError(f"{path}: {found} does not convert to {wanted.name}")
+        return wanted
+    if native not in (DTYPES | FLOAT8).values():
+        raise LayoutError(
+            f"{path}: dtype {found} is not supported as it is: give dtype, one of {', '.join(DTYPES)}"
+        )
+    return native
+
+
+def as_values(values: NDArray[Any], dtype: np.dtype) -> NDArray[Any]:
+    """Return what was read as ``dtype``: bytes without a type are taken as it, numbers are converted. Local."""
+    if values.dtype.kind == "V" and not is_foreign(values.dtype):
+        return values.view(dtype)
+    return values.astype(dtype, copy=False)
+
+
+@contextlib.contextmanager
+def errors_naming(path: Path) -> Iterator[None]:
+    """Have errors of the operating system name ``path``, the file that the caller knows. Local."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None
+        raise

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two layouts of one matrix have in common, as few regular pieces, and copying those pieces.
+
+Two block-cyclic axes repeat with the least common multiple of their rounds, so what a process of one shares
+with a process of the other is a handful of *stretches*: equally long runs at equal distances. One NumPy copy
+moves a stretch of rows × a stretch of columns, however many blocks it spans. 0-based.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from ..dtypes import is_float8
+from .axis import Axis
+
+__all__ = ["Piece", "Stretch", "copy", "copy_all", "intersect", "packed", "unpacked"]
+
+# A transposing copy goes tile by tile: short along what it writes one after the other, so that of what it reads no
+# more rows are in the caches than these hold, even where rows are a power of two apart.
+_SHORT, _LONG = 16, 512
+
+
+class Stretch(NamedTuple):
+    """``repeat`` runs of ``length``: run i is at ``src + i * src_step`` and at ``dst + i * dst_step``."""
+
+    repeat: int
+    length: int
+    src: int
+    src_step: int
+    dst: int
+    dst_step: int
+
+
+Stretches = tuple[Stretch, ...]
+Array = NDArray[Any]
+
+
+def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
+    """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
+
+    Both axes have the same extent: they are two ways to deal out the same indices.
+    """
+    src_starts, src_stops = src.blocks(p)
+    dst_starts, dst_stops = dst.blocks(q)
+    first = np.searchsorted(dst_stops, src_starts, side="right")
+    overlaps = np.maximum(np.searchsorted(dst_starts, src_stops, side="left") - first, 0)
+    of_src = np.repeat(np.arange(len(src_starts)), overlaps)
+    of_dst = np.repeat(first - (np.cumsum(overlaps) - overlaps), overlaps) + np.arange(len(of_src))
+
+    start = np.maximum(src_starts[of_src], dst_starts[of_dst])
+    stop = np.minimum(src_stops[of_src], dst_stops[of_dst])
+    length = stop - start
+    src_at = (start - src_starts[of_src]) + _before(src_stops - src_starts)[of_src]
+    dst_at = (start - dst_starts[of_dst]) + _before(dst_stops - dst_starts)[of_dst]
+    if len(start) == 0:
+        return ()
+
+    # Runs that go on without a gap on both sides are one.
+    gaps = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
+    tails = np.flatnonzero(np.append(gaps, True))
+    heads = np.append(0, tails[:-1] + 1)
+    length = np.add.reduceat(length, heads)
+    stop, src_at, dst_at = stop[tails], src_at[heads], dst_at[heads]
+
+    # The runs of one period: told by where they stop, for the first may start in the middle.
+    rounds = [axis.block * axis.nprocs for axis in (src, dst) if axis.nprocs > 1]
+    period = int(np.searchsorted(stop, min(int(stop[0]) + math.lcm(*rounds), src.extent + 1)))
+    found: list[Stretch] = []
+    for phase in range(period):
+        found += _regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
+    return tuple(found)
+
+
+def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(lengths) - lengths
+
+
+def _regular(length: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64]) -> list[Stretch]:
+    """Cut runs into stretches of equal length and equal steps."""
+    found, i, n = [], 0, len(length)
+    same = (length[1:] == length[:-1]).tolist()
+    src_steps, dst_steps = np.diff(src).tolist(), np.diff(dst).tolist()
+    while i < n:
+        j = i
+        while j < n - 1 and same[j] and src_steps[j] == src_steps[i] and dst_steps[j] == dst_steps[i]:
+            j += 1
+        steps = (src_steps[i], dst_steps[i]) if j > i else (0, 0)
+        found.append(Stretch(j - i + 1, int(length[i]), int(src[i]), steps[0], int(dst[i]), steps[1]))
+        i = j + 1
+    return found
+
+
+def packed(stretches: Stretches) -> Stretches:
+    """Return ``stretches`` with the destination laid end to end: the order of a message."""
+    out, at = [], 0
+    for s in stretches:
+        out.append(s._replace(dst=at, dst_step=s.length))
+        at += s.repeat * s.length
+    return tuple(out)
+
+
+def unpacked(stretches: Stretches) -> Stretches:
+    """Return ``stretches`` with the source laid end to end: from a message to where it belongs."""
+    out, at = [], 0
+    for s in stretches:
+        out.append(s._replace(src=at, src_step=s.length))
+        at += s.repeat * s.length
+    return tuple(out)
+
+
+def extent(stretches: Stretches) -> int:
+    """Return the number of indices in ``stretches``."""
+    return sum(s.repeat * s.length for s in stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank's part of a layout shares with one rank's part of another: rows × columns."""
+
+    rows: Stretches
+    cols: Stretches
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the piece."""
+        return extent(self.rows), extent(self.cols)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        rows, cols = self.shape
+        return rows * cols
+
+    @property
+    def T(self) -> Piece:  # noqa: N802
+        """The same elements of the transposed matrix."""
+        return Piece(self.cols, self.rows)
+
+    def packed(self) -> Piece:
+        """Return the copy from the source into a message of ``shape``."""
+        return Piece(packed(self.rows), packed(self.cols))
+
+    def unpacked(self) -> Piece:
+        """Return the copy from a message of ``shape`` to the destination."""
+        return Piece(unpacked(self.rows), unpacked(self.cols))
+
+    def split(self, limit: int, order: str) -> list[Piece]:
+        """Cut across ``order``'s contiguous dimension into pieces of about ``limit`` elements at most."""
+        rows, cols = self.shape
+        if rows * cols <= limit:
+            return [self]
+        if order == "C":
+            return [Piece(part, self.cols) for part in _split(self.rows, max(1, limit // cols))]
+        return [Piece(self.rows, part) for part in _split(self.cols, max(1, limit // rows))]
+
+    def region(self, array: Array, order: str, *, source: bool) -> Array | None:
+        """Return the part of ``array`` that is this piece as a message has it; None if not contiguous."""
+        rows, cols = _solid(self.rows, source), _solid(self.cols, source)
+        if rows is None or cols is None:
+            return None
+        view = array[rows, cols]
+        return view if (view.flags.c_contiguous if order == "C" else view.flags.f_contiguous) else None
+
+
+def _split(stretches: Stretches, limit: int) -> list[Stretches]:
+    """Cut stretches into lists of at most ``limit`` indices; a run is cut only if it is longer."""
+    parts: list[list[Stretch]] = [[]]
+    room = limit
+    for s in stretches:
+        i = within = 0
+        while i < s.repeat:
+            whole = 0 if within else min(room // s.length, s.repeat - i)
+            src, dst = s.src + i * s.src_step + within, s.dst + i * s.dst_step + within
+            if whole:
+                parts[-1].append(s._replace(repeat=whole, src=src, dst=dst))
+                i, room = i + whole, room - whole * s.length
+            elif s.length > limit and room:
+                length = min(room, s.length - within)
+                parts[-1].append(Stretch(1, length, src, 0, dst, 0))
+                i, within = divmod(i * s.length + within + length, s.length)
+                room -= length
+            else:
+                parts.append([])
+                room = limit
+    return [tuple(part) for part in parts if part]
+
+
+def _solid(stretches: Stretches, source: bool) -> slice | None:
+    """Return the one range that ``stretches`` cover in order, or None."""
+    start = at = stretches[0].src if source else stretches[0].dst
+    for s in stretches:
+        first, step = (s.src, s.src_step) if source else (s.dst, s.dst_step)
+        if first != at or (s.repeat > 1 and step != s.length):
+            return None
+        at += s.repeat * s.length
+    return slice(start, at)
+
+
+def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
+    """Copy ``piece`` of one rank's local array to where it belongs in another's, converting the type. Local.
+
+    Args:
+        dst: 2D array to write to; what is outside the piece keeps its values.
+        src: 2D array to read from.
+        piece: where to read and where to write.
+        conjugate: write the complex conjugates; real types are their own.
+    """
+    conjugate = conjugate and src.dtype.kind == "c"
+    for rows in piece.rows:
+        for cols in piece.cols:
+            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
+            to = _view(dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
+            of = _view(src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
+            _copy(to, of, conjugate)
+
+
+def copy_all(dst: Array, src: Array, *, conjugate: bool = False) -> None:
+    """Copy a 2D array to another one of its shape and type, which may have the other memory order. Local."""
+    _copy(dst[None, :, None, :], src[None, :, None, :], conjugate and src.dtype.kind == "c")
+
+
+def _copy(to: Array, of: Array, conjugate: bool) -> None:
+    for tile in _tiles(to, of):
+        if conjugate:
+            np.conjugate(of[tile], out=to[tile])
+        else:
+            np.copyto(to[tile], of[tile], casting="unsafe")
+
+
+def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
+    """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
+    down, across = array.strides
+    raw = array.view(np.uint8) if is_float8(array.dtype) else array  # as_strided does not know them all
+    strides = (down * row[1], down, across * col[1], across)
+    return as_strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
+
+
+def _tiles(to: Array, of: Array) -> Sequence[tuple[slice, ...]]:
+    """Return the index of each part to copy on its own: everything at once unless one side is transposed."""
+    down = to.strides[1] < to.strides[3]
+    if down == (of.strides[1] < of.strides[3]):
+        return [()]
+    count, length, columns, width = to.shape
+    rows = _cuts(count, length, _SHORT if down else _LONG)
+    return [(*row, *col) for row in rows for col in _cuts(columns, width, _LONG if down else _SHORT)]
+
+
+def _cuts(count: int, length: int, tile: int) -> list[tuple[slice, slice]]:
+    """Cut ``count`` runs of ``length`` into parts of about ``tile``: within the runs, or several runs."""
+    if length >= tile:
+        parts = range(0, length, tile)
+        return [(slice(i, i + 1), slice(at, at + tile)) for i in range(count) for at in parts]
+    several = -(-tile // length)
+    return [(slice(i, i + several), slice(None)) for i in range(0, count, several)]

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ParallelProblem: a tensor-parallel product as a value, and the matrix product that it is.
+
+T tokens, K inputs, N outputs, P ranks; ``Y[T, N] = X[T, K] W`` on row-major arrays, W as N × K or K × N.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ..dtypes import is_float8
+from .axis import Axis
+from .descriptor import MatrixDescriptor
+from .grid import Grid
+from .problem import MatmulProblem
+
+if TYPE_CHECKING:
+    from .problem import Op
+
+__all__ = ["Form", "ParallelProblem"]
+
+Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
+
+_FORMS: dict[str, Form] = {"ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce"}
+_ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelProblem:
+    """One of the four products of split layers, with what every rank holds. Local.
+
+    Attributes:
+        form: which one.
+        tokens: rows of X on each rank.
+        inputs: columns of X on each rank.
+        outputs: outputs of each rank's weights.
+        rows: rows of the result on each rank.
+        dtype, w_dtype, out_dtype: types of X, W and the result.
+        c_dtype: type of C; None where there is none (beta is 0).
+        outputs_first: W is N × K in memory, otherwise K × N.
+        inner: tokens in each index of X's first dimension: what is split is split between these.
+        return_gathered: X gathered is wanted as well.
+        row_bytes: by name, how many bytes the rows of "x", "w", "c" and "out" are apart on each rank.
+        turned: the arrays of a run are those of the transposed product, whose operands change places.
+        transposed: operands of a run, of "x" and "w", whose arrays are transposed first; after ``turned``.
+        conjugated: operands of a run, of "x" and "w", that are conjugated first.
+    """
+
+    form: Form
+    tokens: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    rows: tuple[int, ...]
+    dtype: np.dtype
+    w_dtype: np.dtype
+    out_dtype: np.dtype
+    c_dtype: np.dtype | None = None
+    outputs_first: bool = True
+    inner: int = 1
+    return_gathered: bool = False
+    row_bytes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    turned: bool = False
+    transposed: str = ""
+    conjugated: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.tokens)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether X is gathered."""
+        return self.form == "allgather_matmul"
+
+    @property
+    def sums(self) -> bool:
+        """Whether partial products are summed over the ranks."""
+        return self.form in ("matmul_reduce_scatter", "matmul_allreduce")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all ranks together, four times as many for complex types."""
+        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
+        outputs = self.outputs[0] if self.sums else sum(self.outputs)
+        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        return 2 * tokens * outputs * inputs * (4 if self.dtype.kind == "c" else 1)
+
+    def slices(self, name: Literal["tokens", "outputs", "rows"]) -> list[slice]:
+        """Return where each rank's part of "tokens", "outputs" or "rows" is in the whole. Local; 0-based."""
+        counts: tuple[int, ...] = getattr(self, name)
+        stops = list(accumulate(counts))
+        return [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+
+    def __str__(self) -> str:
+        types = self.dtype.name
+        if is_float8(self.dtype):
+            types = f"{types} by {self.w_dtype.name} to {self.out_dtype.name}"
+        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
+        outputs = self.outputs[0] if self.sums else sum(self.outputs)
+        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
+
+    # -- from and to matrix products
+
+    @classmethod
+    def of_matmul(cls, p: MatmulProblem) -> ParallelProblem | str:
+        """Return a product of scheme "ag", "rs" or "ar" as what its ranks hold, or why that has no such form. Local."""
+        if p.scheme == "gemm":
+            return "it is for the layouts of schemes 'ag', 'rs' and 'ar'"
+        turned = p.d.order == "F"
+        q = p.T if turned else p
+        size, (m, n, k) = q.d.grid.size, (q.m, q.n, q.k)
+        if p.scheme == "ag" and (q.op_a == "N") != (q.a.order == "C"):
+            return "X is gathered by rows, which are not contiguous in memory"
+        if p.scheme == "ar" and p.c is not None:
+            return "C may differ from rank to rank, and this form adds one C for all of them"
+        outputs_first = (q.op_b != "N") == (q.b.order == "C")
+        if is_float8(q.a.dtype) and not outputs_first:
+            return "8-bit weights are outputs x inputs in memory"
+        tokens, inputs, outputs, rows = m, k // size, n, m // size
+        if p.scheme == "ag":
+            tokens, inputs, outputs, rows = m // size, k, n // size, m
+        elif p.scheme == "ar":
+            rows = m
+        flips = ("x", q.op_a != "N"), ("w", (q.op_b != "N") != outputs_first)
+        transposed = "".join(name for name, flip in flips if flip)
+        conjugated = "".join(
+            name for name, op in (("x", q.op_a), ("w", q.op_b)) if op == "C" and q.a.dtype.kind == "c"
+        )
+        return cls(
+            _FORMS[p.scheme],
+            (tokens,) * size, (inputs,) * size, (outputs,) * size, (rows,) * size, q.a.dtype, q.b.dtype, q.d.dtype,
+            None if q.c is None else q.c.dtype, outputs_first,
+            turned=turned, transposed=transposed, conjugated=conjugated,
+        )  # fmt: skip
+
+    def as_scheme(self) -> MatmulProblem | str:
+        """Return the product in the 1D layouts of cuBLASMp's schemes, or why it has none. Local."""
+        if self.form == "matmul_allgather":
+            return "it has no scheme: every rank computes columns of the result and gets all of them"
+        if self.return_gathered:
+            return "X is gathered where the caller gets it"
+        maker = {
+            "allgather_matmul": MatmulProblem.allgather,
+            "matmul_reduce_scatter": MatmulProblem.reduce_scatter,
+            "matmul_allreduce": MatmulProblem.allreduce,
+        }[self.form]
+        split = {"inputs": self.inputs} if self.sums else {"tokens": self.tokens, "outputs": self.outputs}
+        if self.form == "matmul_reduce_scatter":
+            split["tokens"] = self.rows
+        for name, shards in split.items():
+            if len(set(shards)) > 1:
+                return f"{sum(shards)} {name} are {list(shards)} on the ranks: cuBLASMp has this form for equal shares"
+        if self.form == "matmul_allreduce" and not self.outputs_first:
+            return "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce for the transpose"
+        if self.form == "matmul_allreduce" and self.c_dtype is not None and self.size > 1:
+            return "C is added once: by the rank that sums"
+        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
+        outputs = self.outputs[0] if self.sums else sum(self.outputs)
+        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        op_b: Op = "T" if self.outputs_first else "N"
+        p = maker(tokens, outputs, inputs, self.size, "N", op_b, dtype=self.dtype, order="C")
+        p = self._typed(p)
+        faults = [*map(self.named, p.faults()), *self._misaligned()] if is_float8(self.dtype) else []
+        return f"cuBLASMp does not take it: {faults[0]}" if faults else p
+
+    def as_gemm(self) -> MatmulProblem | str:
+        """Return the product in layouts of equal blocks, the last ones shorter or empty, or why it has none. Local."""
+        if self.form == "matmul_allgather":
+            return "every rank gets all of the result, which is no block-cyclic layout"
+        if self.form == "matmul_allreduce":
+            return "every rank gets all of the result: see the algorithms that sum partial products"
+        if self.return_gathered:
+            return "X is gathered where the caller gets it"
+        first = tuple(n // max(1, self.inner) for n in self.tokens)
+        split = {"tokens": first, "outputs": self.outputs} if self.gathers else {"inputs": self.inputs}
+        for name, shards in split.items():
+            even = Axis.even(sum(shards), self.size).counts()
+            if list(shards) != even:
+                return f"{name} are {list(shards)} on the ranks, by the rule they would be {even}"
+        down, across = Grid(self.size, 1), Grid(1, self.size)
+
+        def matrix(rows: int, cols: int, mb: int, nb: int, grid: Grid, *, flip: bool = False) -> MatrixDescriptor:
+            x = MatrixDescriptor((rows, cols), (max(1, mb), max(1, nb)), grid, dtype=self.dtype, order="C")
+            return replace(x.T, order="C") if flip else x
+
+        flip = not self.outputs_first
+        op_b: Op = "T" if self.outputs_first else "N"
+        if self.gathers:
+            tokens, outputs, inputs = sum(self.tokens), sum(self.outputs), self.inputs[0]
+            block = max(1, first[0]) * max(1, self.inner)
+            a = matrix(tokens, inputs, block, inputs, down)
+            b = matrix(outputs, inputs, self.outputs[0], inputs, down, flip=flip)
+            d = matrix(tokens, outputs, block, self.outputs[0], across)
+        else:
+            tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)
+            a = matrix(tokens, inputs, self.rows[0], self.inputs[0], across)
+            b = matrix(outputs, inputs, outputs, self.inputs[0], across, flip=flip)
+            d = matrix(tokens, outputs, self.rows[0], outputs, down)
+        return self._typed(MatmulProblem(a, b, d, "N", op_b))
+
+    def as_allreduce(self) -> MatmulProblem | str:
+        """Return GEMM + AllReduce with K dealt out in equal blocks, the last ones shorter, or why it is none. Local."""
+        if self.form != "matmul_allreduce":
+            return "its result is not the same on every rank"
+        even = Axis.even(sum(self.inputs), self.size).counts()
+        if list(self.inputs) != even:
+            return f"inputs are {list(self.inputs)} on the ranks, by the rule they would be {even}"
+        tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)
+        block, across = max(1, even[0]), Grid(1, self.size)
+        a = MatrixDescriptor((tokens, inputs), (max(1, tokens), block), across, dtype=self.dtype, order="C")
+        b = MatrixDescriptor((outputs, inputs), (max(1, outputs), block), across, dtype=self.dtype, order="C")
+        if not self.outputs_first:
+            b = replace(b.T, order="C")
+        down = Grid(self.size, 1)
+        d = MatrixDescriptor((tokens * self.size, outputs), (max(1, tokens), max(1, outputs)), down, order="C")
+        op_b: Op = "T" if self.outputs_first else "N"
+        return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="ar"))
+
+    def _typed(self, p: MatmulProblem) -> MatmulProblem:
+        """Return a product of these operands' types, with C where there is one."""
+        d = replace(p.d, dtype=self.out_dtype)
+        c = None if self.c_dtype is None else replace(d, dtype=self.c_dtype)
+        return replace(p, b=replace(p.b, dtype=self.w_dtype), d=d, c=c)
+
+    def _misaligned(self) -> list[str]:
+        """Say which rows are not aligned as 8-bit products want them. Source: cuBLASLt's documentation of FP8 kernels."""
+        return [
+            f"{name}: rows are {max(apart)} bytes apart, expected a multiple of {_ALIGNMENT}"
+            for name, apart in self.row_bytes
+            if any(nbytes % _ALIGNMENT for nbytes in apart)
+        ]
+
+    @staticmethod
+    def named(fault: str) -> str:
+        """Return a fault of a matrix product in the words of these: A is x, B is w, D the result. Local."""
+        names = {"a": "x", "b": "w", "d": "result"}
+        return re.sub(r"\b[abd](?=[:,]|$)", lambda found: names[found[0]], fault)

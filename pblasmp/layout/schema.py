@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The format of descriptor files: which keys a table has, and what each value must be.
+
+The JSON schemas in descriptors/ are made from these types: ``python -m pblasmp.layout.schema``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import Field, Strict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict, get_type_hints
+
+from ..dtypes import ELEMENT_TYPES
+from ..errors import LayoutError
+from .grid import short_repr
+from .routines import ROUTINES
+
+__all__ = [
+    "GridTable",
+    "OperandTable",
+    "ProblemTable",
+    "RoutineTable",
+    "Table",
+    "check",
+    "is_complete",
+    "json_schemas",
+    "problem_faults",
+    "routine_faults",
+    "table_faults",
+    "to_toml",
+]
+
+Table = dict[str, Any]
+
+_COMPLETE = ("shape", "block", "grid")
+
+
+def _names(known: Iterable[str]) -> Any:
+    """Return what a text that is one of some names has to be."""
+    names: list[Any] = [*known]
+    return Field(
+        pattern=f"^({'|'.join(names)})$",
+        description=f"one of {', '.join(names)}",
+        json_schema_extra={"enum": names},
+    )
+
+
+Text = Annotated[str, Strict(), Field(min_length=1, description="a text")]
+Extent = Annotated[int, Strict(), Field(ge=0, description="an integer, at least 0")]
+Count = Annotated[int, Strict(), Field(ge=1, description="an integer, at least 1")]
+Pair = Annotated[tuple[Extent, Extent], Field(description="two integers, each at least 0")]
+_Float = Annotated[float, Strict()]
+Number = Annotated[_Float | tuple[_Float, _Float], Field(description="a number, or [real, imaginary]")]
+DType = Annotated[str, Strict(), _names(ELEMENT_TYPES)]
+GridText = Annotated[str, Strict(), Field(pattern="^[1-9][0-9]{0,99}x[1-9][0-9]{0,99}(-row|-col)?$")]
+Op = Annotated[Literal["N", "T", "C"], Field(description='"N", "T" or "C"')]
+Side = Annotated[Literal["L", "R"], Field(description='"L" or "R"')]
+Uplo = Annotated[Literal["L", "U"], Field(description='"L" or "U"')]
+Diag = Annotated[Literal["N", "U"], Field(description='"N" or "U"')]
+MemoryOrder = Annotated[Literal["C", "F"], Field(description='"C" or "F"')]
+Ops = Annotated[
+    str, Strict(), Field(pattern="^[NTC]{2}$", description="two letters of N, T and C, for A and B")
+]
+Orders = Annotated[
+    str,
+    Strict(),
+    Field(
+        pattern="^([CF]|[CF]{3})$",
+        description='"C", "F", or three of these letters for A, B and D',
+    ),
+]
+
+
+class _GridSize(TypedDict):
+    nprow: Count
+    npcol: Count
+
+
+class GridTable(_GridSize, total=False):
+    """A process grid: a file of grids/, or the table in a problem."""
+
+    order: Annotated[Literal["row", "col"], Field(description='"row" or "col"')]
+    description: Text
+
+
+GridValue = Annotated[
+    GridText | tuple[Count, Count] | GridTable,
+    Field(description='a grid like "2x3", "2x3-col" or [2, 3], or a table with nprow and npcol'),
+]
+
+
+class OperandTable(TypedDict, total=False):
+    """One matrix. What it does not say, the top of the file does."""
+
+    shape: Annotated[Pair, Field(title="rows and columns as stored, before op")]
+    window: Annotated[
+        tuple[Pair, Pair],
+        Field(
+            title="the operand is the sub-matrix [i0:i1, j0:j1] of this matrix",
+            description="[[i0, i1], [j0, j1]], each at least 0",
+        ),
+    ]
+    block: Annotated[
+        Count | tuple[Count, Count],
+        Field(
+            title="rows and columns of a block, or one for both",
+            description="an integer, or two, each at least 1",
+        ),
+    ]
+    source: Annotated[Pair, Field(title="process row and column of the first block")]
+    grid: GridValue
+    dtype: DType
+    order: MemoryOrder
+    lead: Annotated[Pair, Field(title="rows and columns of the first block that come before the matrix")]
+    ld: Annotated[Count, Field(title="leading dimension of padded local arrays, in elements")]
+
+
+class Raises(TypedDict):
+    """In a file of invalid/: the error, where it is noticed, and a part of the text of each fault."""
+
+    at: Annotated[
+        Literal["structure", "values", "rules"], Field(description='"structure", "values" or "rules"')
+    ]
+    error: Text
+    faults: Annotated[list[Text], Field(min_length=1, description="a list of texts")]
+
+
+class _Titled(TypedDict):
+    title: Annotated[Text, Field(title="what the problem shows, in one line")]
+
+
+class ProblemTable(_Titled, total=False):
+    """A distributed matrix product D = alpha op(A) op(B) + beta C. README.md explains the format."""
+
+    description: Text
+    scheme: Annotated[Literal["gemm", "ag", "rs", "ar"], Field(description='"gemm", "ag", "rs" or "ar"')]
+    ops: Annotated[Ops, Field(title="op(A) and op(B): N as it is, T transposed, C conjugate-transposed")]
+    m: Annotated[Extent, Field(title="rows of op(A) and D")]
+    n: Annotated[Extent, Field(title="columns of op(B) and D")]
+    k: Annotated[Extent, Field(title="columns of op(A), rows of op(B)")]
+    nranks: Annotated[Count, Field(title="of a scheme, or for the squarest grid of so many")]
+    grid: GridValue
+    block: Annotated[
+        Count | Annotated[list[Count], Field(min_length=2, max_length=3)],
+        Field(
+            title="block size of m, n and k, or one for all",
+            description="an integer, two for m and n, or three for m, n and k, each at least 1",
+        ),
+    ]
+    source: Pair
+    dtype: DType
+    order: Annotated[Orders, Field(title="memory order of all, or of A, B and D; C, for schemes F")]
+    alpha: Number
+    beta: Number
+    a: OperandTable
+    b: OperandTable
+    d: OperandTable
+    c: Annotated[OperandTable, Field(title="like d where nothing else is said")]
+    raises: Raises
+
+
+class _Routine(_Titled):
+    routine: Annotated[str, Strict(), _names(ROUTINES)]
+    a: OperandTable
+    d: OperandTable
+
+
+class RoutineTable(_Routine, total=False):
+    """A level-3 routine other than GEMM. README.md explains the format."""
+
+    description: Text
+    side: Side
+    uplo: Uplo
+    op_a: Op
+    diag: Diag
+    grid: GridValue
+    block: Annotated[Count | tuple[Count, Count], Field(description="an integer, or two, each at least 1")]
+    source: Pair
+    dtype: DType
+    order: MemoryOrder
+    b: OperandTable
+    c: OperandTable
+
+
+# --- checking ---
+
+
+def check(data: object, table: type, what: str, needs: tuple[str, ...] = ()) -> None:
+    """Raise LayoutError naming every fault that keeps ``data`` from being a table of this type. Local.
+
+    Args:
+        data: what was given.
+        table: one of the types of this module.
+        what: what messages call it.
+        needs: keys that have to be there although the type does not ask for them.
+    """
+    faults = table_faults(data, table, needs=needs)
+    if faults:
+        raise error_of(what, faults)
+
+
+def error_of(what: str, faults: list[str]) -> LayoutError:
+    """Return the error that lists the faults of ``what``. Local."""
+    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return LayoutError("\n  - ".join([f"{count} in this {what}:", *faults]))
+
+
+def table_faults(
+    data: object, table: type, prefix: str = "", *, needs: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> list[str]:
+    """Return what keeps ``data`` from being a table of this type, each key by itself. Local.
+
+    Args:
+        data: what was given.
+        table: one of the types of this module.
+        prefix: of the keys, in messages.
+        needs: keys that have to be there although the type does not ask for them.
+        without: keys that may be missing although the type asks for them.
+    """
+    if not isinstance(data, dict):
+        return [f"{prefix.rstrip('.') or 'data'}: expected a table, got {short_repr(data)}"]
+    keys, checkers = _keys(table)
+    found = []
+    for key, value in data.items():
+        name = f"{prefix}{key if isinstance(key, str) else short_repr(key)}"
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1) if isinstance(key, str) else []
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(keys)}"
+            found.append(f"{name}: unknown key: {hint}")
+        elif (inner := _table_in(keys[key])) and isinstance(value, dict):
+            found += table_faults(value, inner, f"{name}.")
+        elif not _holds(value, checkers[key]):
+            found.append(f"{name}: expected {_expected(keys[key])}, got {short_repr(value)}")
+    required = [key for key in keys if key in table.__required_keys__ or key in needs]  # type: ignore[attr-defined]
+    return found + [
+        f"{prefix}{key}: missing, expected {_expected(keys[key])}"
+        for key in required
+        if key not in data and key not in without
+    ]
+
+
+@lru_cache
+def _keys(table: type) -> tuple[dict[str, Any], dict[str, TypeAdapter[Any]]]:
+    """Return the type and the checker of each key of a table."""
+    kinds = get_type_hints(table, include_extras=True)
+    return kinds, {key: TypeAdapter(kind) for key, kind in kinds.items()}
+
+
+def _holds(value: object, checker: TypeAdapter[Any]) -> bool:
+    try:
+        checker.validate_python(value)
+    except (ValidationError, RecursionError):
+        return False
+    return True
+
+
+def _table_in(kind: Any) -> type | None:
+    """Return the type of the table that a value of some type may be, if any."""
+    bare = kind.__origin__ if hasattr(kind, "__metadata__") else kind
+    return next((each for each in (bare, *get_args(bare)) if hasattr(each, "__required_keys__")), None)
+
+
+def _expected(kind: Any) -> str:
+    """Return in words what a value has to be."""
+    said = (getattr(each, "description", None) for each in reversed(getattr(kind, "__metadata__", ())))
+    return next(filter(None, said), "a table")
+
+
+# --- what the keys of a table have to do with each other ---
+
+
+def is_complete(table: Table) -> bool:
+    """Return whether the table of a matrix says by itself where every element is. Local."""
+    return all(key in table for key in _COMPLETE)
+
+
+def problem_faults(data: object, *, titled: bool = True) -> list[str]:
+    """Return what keeps ``data`` from being a matrix product, whatever its values are. Local.
+
+    Args:
+        data: what a file holds.
+        titled: it has to have a title.
+    """
+    found = table_faults(data, ProblemTable, without=() if titled else ("title",))
+    return found or _product_faults(cast(Table, data))
+
+
+def _product_faults(data: Table) -> list[str]:
+    found = []
+    scheme = data.get("scheme", "gemm")
+    sizes = [key for key in "mnk" if key in data]
+    if 0 < len(sizes) < 3:
+        found.append(f"{', '.join(sizes)}: m, n and k come together")
+    if data.get("beta", 0) not in (0, [0, 0], (0, 0)) and "c" not in data:
+        found.append("beta: there is no C to scale: expected a table [c], or beta = 0")
+    if not sizes and "nranks" not in data and all(is_complete(data.get(name, {})) for name in "abd"):
+        return found
+    if scheme != "gemm":
+        why = f"the layouts of scheme {scheme!r} follow from m, n, k and nranks"
+        found += [
+            f"{key}: missing: {why}"
+            for key in ("m", "nranks")
+            if key not in data and (key != "m" or not sizes)
+        ]
+        found += [f"{key}: not expected here: {why}" for key in ("grid", "block", "source") if key in data]
+        return found
+    a, b = data.get("a", {}), data.get("b", {})
+    if not sizes and not ("shape" in a and "shape" in b):
+        found.append("m, n, k: missing, expected these or a.shape and b.shape")
+    if "block" not in data and not ("block" in a and "block" in b):
+        found.append("block: missing, expected this or a.block and b.block")
+    if ("grid" in data) == ("nranks" in data):
+        found.append(f"grid, nranks: expected one of them, got {'both' if 'grid' in data else 'neither'}")
+    return found
+
+
+def routine_faults(data: object, *, titled: bool = True) -> list[str]:
+    """Return what keeps ``data`` from being a level-3 routine, whatever its values are. Local.
+
+    Args:
+        data: what a file holds.
+        titled: it has to have a title.
+    """
+    found = table_faults(data, RoutineTable, without=() if titled else ("title",))
+    if found:
+        return found
+    shared = cast(Table, data)
+    return [
+        f"{name}.{key}: missing"
+        for name in "abcd"
+        if name in shared
+        for key in _COMPLETE
+        if key not in shared[name] and (key == "shape" or key not in shared)
+    ]
+
+
+def _has(*keys: str) -> Table:
+    return {"required": [*keys]}
+
+
+def _have(names: str, *keys: str) -> Table:
+    return {"properties": {name: _has(*keys) for name in names}}
+
+
+_ALL_COMPLETE = {
+    "not": {"anyOf": [_has(key) for key in ("m", "n", "k", "nranks")]},
+    **_has(*"abd"),
+    **_have("abd", *_COMPLETE),
+}
+_CONDITIONS: dict[str, Table] = {
+    "problem": {
+        "dependentRequired": {"m": ["n", "k"], "n": ["m", "k"], "k": ["m", "n"]},
+        "allOf": [
+            {
+                "if": {"properties": {"beta": {"not": {"enum": [0, [0, 0]]}}}, **_has("beta")},
+                "then": _has("c"),
+            },
+            {
+                "if": {"not": _ALL_COMPLETE},
+                "then": {
+                    "if": {"properties": {"scheme": {"not": {"const": "gemm"}}}, **_has("scheme")},
+                    "then": {
+                        **_has("m", "n", "k", "nranks"),
+                        "properties": {"grid": False, "block": False, "source": False},
+                    },
+                    "else": {
+                        "oneOf": [_has("grid"), _has("nranks")],
+                        "allOf": [
+                            {"anyOf": [_has(*top), {**_has("a", "b"), **_have("ab", key)}]}
+                            for top, key in ((("m", "n", "k"), "shape"), (("block",), "block"))
+                        ],
+                    },
+                },
+            },
+        ],
+    },
+    "routine": {
+        "allOf": [
+            _have("abcd", "shape"),
+            *({"anyOf": [_has(key), _have("abcd", key)]} for key in ("block", "grid")),
+        ]
+    },
+}
+"""What ``_product_faults`` and ``routine_faults`` ask for, in the words of JSON Schema."""
+
+
+def json_schemas() -> dict[str, str]:
+    """Return the text of each JSON schema by the name of its file. Local."""
+    return {
+        f"{name}.schema.json": json_schema(f"{name}.schema.json", table, _CONDITIONS[name])
+        for name, table in (("problem", ProblemTable), ("routine", RoutineTable))
+    }
+
+
+def json_schema(name: str, table: type, conditions: Table) -> str:
+    """Return the text of a JSON schema of a type of table, and of conditions on its keys. Local."""
+    schema = TypeAdapter(table).json_schema()
+    parts = schema.pop("$defs")
+    for each in (schema, *parts.values()):
+        del each["title"]
+        each["additionalProperties"] = False
+        for key, value in each["properties"].items():
+            if value.get("title") == key.replace("_", " ").title():  # Pydantic's own
+                del value["title"]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
+    return json.dumps({**head, **schema, **conditions, "$defs": parts}, indent=2) + "\n"
+
+
+# --- writing ---
+
+
+def to_toml(data: Table) -> str:
+    """Return ``data`` as TOML: values, and tables of values. Local."""
+    values = [f"{key} = {_value(value)}" for key, value in data.items() if not isinstance(value, dict)]
+    tables = [f"\n[{key}]\n{to_toml(value)}" for key, value in data.items() if isinstance(value, dict)]
+    return "".join(f"{line}\n" for line in values) + "".join(tables)
+
+
+def _value(value: Any) -> str:
+    """Return a text, a number or a list as TOML, which writes them as JSON does but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).parents[2] / "descriptors"
+    for file, text in json_schemas().items():
+        (folder / file).write_text(text)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts as SVG, for notebooks: which rank owns which block, and the shape of every local array. Needs no library.
+
+All coordinates are pixels from the upper left corner.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import LayoutError, UnsupportedError
+from .axis import Axis
+from .grid import Grid, short_repr
+from .trapezoid import Trapezoid
+
+__all__ = ["PALETTE", "Block", "Colours", "Drawing", "Panel", "block_count", "blocks", "draw", "draw_panels"]
+
+PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
+"""Light colours that stay apart for the colour-blind, for black text on them (after Paul Tol's qualitative "light")."""
+
+_SIDE = 260.0  # the longest side of a matrix
+_ELEMENT = 26.0  # the largest side of an element
+_THIN = 8.0  # the shortest side of a matrix
+_MOST_BLOCKS = 24  # on a side; of a matrix with more, a corner is drawn
+_MOST_ROWS, _MOST_COLUMNS = 8, 6  # of processes
+_MARGIN, _GAP = 12.0, 34.0
+_INK, _GREY, _RED = "#222222", "#6b6b6b", "#a02020"
+
+
+class Block(NamedTuple):
+    """A block of one dimension: the half-open range of its indices, and the process that owns them."""
+
+    start: int
+    stop: int
+    process: int
+
+
+def blocks(axis: Axis) -> Iterator[Block]:
+    """Yield the blocks of an axis in order, whoever owns them. Local."""
+    start, number = 0, 0
+    while start < axis.extent:
+        stop = min(axis.extent, (number + 1) * axis.block - axis.lead)
+        yield Block(start, stop, (axis.source + number) % axis.nprocs)
+        start, number = stop, number + 1
+
+
+def block_count(axis: Axis) -> int:
+    """Return how many blocks an axis has. Local."""
+    return -(-(axis.lead + axis.extent) // axis.block) if axis.extent else 0
+
+
+class Colours:
+    """From a rank to an index in ``PALETTE``: a colour for each of a few ranks; of many, neighbours differ."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def __call__(self, rank: int) -> int:
+        """Return the colour of ``rank``."""
+        if self.grid.size <= len(PALETTE) or rank >= self.grid.size:
+            return rank % len(PALETTE)
+        prow, pcol = self.grid.coords(rank)
+        return (3 * prow + pcol) % len(PALETTE)
+
+
+class Panel(NamedTuple):
+    """One matrix to be drawn.
+
+    Attributes:
+        name: what it is called.
+        details: its shape, type and order.
+        rows, cols: how its dimensions are dealt out.
+        grid: over which processes.
+        part: the elements that are read or written; None for all.
+    """
+
+    name: str
+    details: str
+    rows: Axis
+    cols: Axis
+    grid: Grid
+    part: Trapezoid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture of a layout, which notebooks show.
+
+    Attributes:
+        svg: the picture, as the text of an SVG element.
+    """
+
+    svg: str
+
+    def _repr_html_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the picture as an SVG file. Local.
+
+        Raises:
+            UnsupportedError: the name of the file does not end in .svg.
+        """
+        if Path(path).suffix.lower() != ".svg":
+            raise UnsupportedError(f"cannot save {str(path)!r}: expected a name that ends in .svg")
+        Path(path).write_text(f'<?xml version="1.0" encoding="utf-8"?>\n{self.svg}\n', encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"Drawing(svg of {len(self.svg)} characters)"
+
+
+def draw(x: Any) -> Drawing:
+    """Return a picture of a layout: which rank owns which block, and the shape of every local array. Local.
+
+    In a notebook the returned object shows itself; ``.svg`` is its text, and ``.save("layout.svg")`` writes a file.
+
+    Args:
+        x: a grid, a descriptor or a problem; or what has one of the latter two: a matrix, a plan, a problem file.
+
+    Raises:
+        LayoutError: ``x`` is none of these.
+    """
+    if isinstance(x, Grid):
+        return draw_panels([], str(x), grid=x)
+    for each in (x, getattr(x, "problem", None), getattr(x, "descriptor", None)):
+        make: Callable[[], Drawing] | None = getattr(each, "_draw", None)
+        if make is not None:
+            return make()
+    raise LayoutError(f"draw: expected a grid, descriptor, problem, matrix or plan, got {short_repr(x)}")
+
+
+def draw_panels(
+    panels: Sequence[Panel], title: str, *, faults: Sequence[str] = (), grid: Grid | None = None
+) -> Drawing:
+    """Return a picture of matrices next to each other, and of the local arrays of each. Local.
+
+    Args:
+        panels: the matrices.
+        title: the line above.
+        faults: what is wrong with them, written below.
+        grid: a process grid, drawn in place of local arrays.
+    """
+    picture = _Picture()
+    picture.text(_MARGIN, 16, title, 13, weight="bold")
+    left, bottom = _MARGIN, 30.0
+    for panel in panels:
+        right, down = picture.matrix(panel, left, 30)
+        left, bottom = right + _GAP, max(bottom, down)
+    if grid is not None:
+        _, bottom = picture.processes(grid, [""] * grid.npcol, [""] * grid.nprow, _MARGIN, 30)
+    if faults:
+        bottom += 22
+        picture.text(_MARGIN, bottom, "Not legal:", 12, weight="bold", fill=_RED)
+    for fault in faults:
+        for i, line in enumerate(textwrap.wrap(fault, 110)):
+            bottom += 16
+            picture.text(_MARGIN + (12 if i else 0), bottom, line if i else f"• {line}", 12, fill=_RED)
+    return Drawing(picture.svg(title, bottom))
+
+
+class _Picture:
+    """The elements of a picture, and how far they reach."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.width = 0.0
+
+    def text(self, x: float, y: float, text: str, size: float, **style: str) -> float:
+        """Write a line of text, and return about how far right it reaches."""
+        style = {"fill": _INK, "font-size": f"{size:g}", **{k.replace("_", "-"): v for k, v in style.items()}}
+        given = " ".join(f'{key.replace("weight", "font-weight")}="{value}"' for key, value in style.items())
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {given}>{html.escape(text, quote=False)}</text>')
+        right = x + (0.64 if "weight" in style else 0.56) * size * len(text)
+        if "text-anchor" not in style:
+            self.width = max(self.width, right)
+        return right
+
+    def box(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> None:
+        """Draw a rectangle with a white edge; ``tip`` is shown where the mouse is."""
+        inner = f"><title>{html.escape(tip, quote=False)}</title></rect>" if tip else "/>"
+        self.parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '
+            f'stroke="white" stroke-width="{min(1.0, 0.1 * min(width, height)):.2g}"{inner}'
+        )
+        self.width = max(self.width, x + width)
+
+    def label(self, x: float, y: float, width: float, height: float, text: str) -> None:
+        """Write into the middle of a box, if there is room."""
+        size = min(12.0, 0.7 * height, 1.5 * width / (len(text) + 0.5))
+        if size >= 6:
+            self.text(x + width / 2, y + height / 2 + 0.35 * size, text, size, text_anchor="middle")
+
+    def matrix(self, panel: Panel, left: float, top: float) -> tuple[float, float]:
+        """Draw a matrix and its local arrays below; return how far right and down they reach."""
+        grid, colours = panel.grid, Colours(panel.grid)
+        right = self.text(left, top + 14, f"{panel.name}  {panel.details}".strip(), 12)
+        rows, cols = _corner(panel.rows), _corner(panel.cols)
+        extents = [cells[-1].stop if cells else 0 for cells in (rows, cols)]
+        scale = min(_ELEMENT, _SIDE / max(1, *extents))
+        down, across = (max(scale, _THIN / extent) if extent else 0.0 for extent in extents)
+        x, y = left + 7.0 * len(str(extents[0])), top + 42
+        height, width = down * extents[0], across * extents[1]
+        if not (rows and cols):
+            self.text(x, y, "(empty)", 11, fill=_GREY)
+            y += 8
+        for i in _spaced(rows, down, 12) if cols else ():
+            self.text(x - 4, y + down * i + 9, str(i), 9, fill=_GREY, text_anchor="end")
+        for j in _spaced(cols, across, 8 + 6 * len(str(extents[1]))) if rows else ():
+            self.text(x + across * j + 1, y - 4, str(j), 9, fill=_GREY, text_anchor="start")
+        for row in rows:
+            for col in cols:
+                rank = grid.rank(row.process, col.process)
+                place = x + across * col.start, y + down * row.start
+                size = across * (col.stop - col.start), down * (row.stop - row.start)
+                where = f"rank {rank}: [{row.start}:{row.stop}, {col.start}:{col.stop}]"
+                self.box(*place, *size, PALETTE[colours(rank)], where)
+                self.label(*place, *size, str(rank))
+        if panel.part is not None and rows and cols:
+            self.veil(panel.part, x, y, width, height, extents)
+        total = block_count(panel.rows), block_count(panel.cols)
+        if total != (len(rows), len(cols)):
+            note = f"{len(rows)} × {len(cols)} of {total[0]} × {total[1]} blocks"
+            self.text(x, y + height + 14, note, 10, fill=_GREY)
+            height += 16
+        self.text(left, y + height + 22, "local arrays", 10, fill=_GREY)
+        heights, widths = ([str(axis.count(p)) for p in range(min(axis.nprocs, most))] for axis, most in (
+            (panel.rows, _MOST_ROWS), (panel.cols, _MOST_COLUMNS),
+        ))  # fmt: skip
+        wide, deep = self.processes(grid, widths, heights, left, y + height + 28)
+        return max(right, wide, x + width), deep
+
+    def processes(
+        self, grid: Grid, widths: Sequence[str], heights: Sequence[str], left: float, top: float
+    ) -> tuple[float, float]:
+        """Draw the process grid with the shape of each local array; return how far right and down it reaches."""
+        colours = Colours(grid)
+        shapes = [[f"{m} × {n}" if m else "" for n in widths[:_MOST_COLUMNS]] for m in heights[:_MOST_ROWS]]
+        width = 18 + 6.5 * max(len(str(grid.size - 1)) + 5, *(len(text) for row in shapes for text in row))
+        for prow, row in enumerate(shapes):
+            for pcol, text in enumerate(row):
+                rank = grid.rank(prow, pcol)
+                x, y = left + width * pcol, top + 32 * prow
+                self.box(x, y, width, 32, PALETTE[colours(rank)], f"rank {rank} at ({prow}, {pcol})")
+                self.text(x + 5, y + (13 if text else 20), f"rank {rank}", 10, text_anchor="start")
+                if text:
+                    self.text(x + 5, y + 26, text, 10, text_anchor="start")
+        right, bottom = left + width * len(shapes[0]), top + 32 * len(shapes)
+        if grid.nprow > len(shapes) or grid.npcol > len(shapes[0]):
+            self.text(left, bottom + 14, f"… of {grid.nprow} × {grid.npcol} processes", 10, fill=_GREY)
+            bottom += 16
+        return right, bottom
+
+    def veil(
+        self, part: Trapezoid, x: float, y: float, width: float, height: float, extents: Sequence[int]
+    ) -> None:
+        """Fade the elements of a matrix that are not in ``part``."""
+        rows, cols = extents
+        edge = part.diagonal + (0.5 if part.uplo == "L" else -0.5)
+        far = cols if part.uplo == "L" else 0
+        points = (
+            f"{edge:g},0 {edge + rows:g},{rows} {max(far, edge + rows) if far else min(0, edge):g},{rows} "
+        )
+        points += f"{max(far, edge) if far else min(0, edge):g},0"
+        self.parts.append(
+            f'<svg x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" viewBox="0 0 {cols} {rows}" '
+            f'preserveAspectRatio="none"><polygon points="{points}" fill="white" fill-opacity="0.8"/></svg>'
+        )
+
+    def svg(self, title: str, bottom: float) -> str:
+        """Return the whole picture, on white."""
+        width, height = self.width + _MARGIN, bottom + _MARGIN
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+            f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="sans-serif">'
+        )
+        white = '<rect width="100%" height="100%" fill="white"/>'
+        return "\n".join([head, f"<title>{html.escape(title, quote=False)}</title>", white, *self.parts, "</svg>"])
+
+
+def _corner(axis: Axis) -> list[Block]:
+    """Return the blocks of an axis that are drawn."""
+    return [*islice(blocks(axis), _MOST_BLOCKS)]
+
+
+def _spaced(cells: Sequence[Block], scale: float, distance: float) -> list[int]:
+    """Return where blocks start, each at least ``distance`` after the one before."""
+    found: list[int] = []
+    for cell in cells:
+        if not found or scale * (cell.start - found[-1]) >= distance:
+            found.append(cell.start)
+    return found

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Problems as tables of plain values, the way descriptor files hold them, and the descriptors that these make. 0-based.
+
+A table is checked in two steps, and each gathers every fault: its structure (``schema``), then its values (do they make
+descriptors?). Whether the problem is legal is another question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..dtypes import as_dtype, result_dtype, scalar
+from ..errors import LayoutError
+from .descriptor import MatrixDescriptor, window_of
+from .grid import Grid, as_grid
+from .product import Op
+from .schema import Table, is_complete
+from .schemes import Scheme, scheme_operands
+
+__all__ = ["Operands", "Window", "product_operands", "routine_operands"]
+
+Window = tuple[slice, slice]
+
+_FLIPPED: dict[Op, Op] = {"N": "T", "T": "N", "C": "N"}
+
+
+@dataclass(slots=True)
+class Operands:
+    """The matrices of a problem as they are made: what a matrix's own table says goes before what all share.
+
+    Attributes:
+        data: the problem's table, whose structure is right.
+        parents: by operand, the whole matrix.
+        windows: by operand, the part of it that takes part.
+        operands: by operand, that part.
+        scalars: "alpha" and "beta", of a product.
+        faults: what keeps the values from making descriptors.
+    """
+
+    data: Table
+    parents: dict[str, MatrixDescriptor] = field(default_factory=dict)
+    windows: dict[str, Window] = field(default_factory=dict)
+    operands: dict[str, MatrixDescriptor] = field(default_factory=dict)
+    scalars: dict[str, complex] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def put(self, name: str, shared: Table, like: str = "") -> None:
+        """Make operand ``name``, with the window of operand ``like`` if any, or note its faults."""
+        own = dict(self.data.get(name, {}))
+        ranges = own.pop("window", None)
+        try:
+            parent = MatrixDescriptor(**{**shared, **own})
+        except LayoutError as error:
+            self.faults.append(f"{name}.{error}")
+            return
+        window = self.windows[like] if ranges is None and like and "shape" not in own else None
+        try:
+            window = window or window_of(parent.shape, ranges)
+        except LayoutError as error:
+            self.faults.append(f"{name}.{error}")
+            return
+        self.parents[name], self.windows[name], self.operands[name] = parent, window, parent[window]
+
+    def put_scalar(self, name: str, default: int) -> None:
+        """Make alpha or beta, complex only for complex matrices, or note its fault."""
+        value = self.data.get(name, default)
+        try:
+            number = complex(*value) if isinstance(value, (list, tuple)) else value
+            self.scalars[name] = scalar(number, self.operands["d"].dtype, name)
+        except LayoutError as error:
+            self.faults.append(str(error))
+
+
+def product_operands(data: Table) -> tuple[Operands, dict[str, Any]]:
+    """Return the matrices of a product's table, or their faults, and its options. Local."""
+    scheme: Scheme = data.get("scheme", "gemm")
+    op_a, op_b = data.get("ops", "NN" if scheme == "gemm" else "TN")
+    made = Operands(data)
+    try:
+        if scheme == "gemm" or "m" not in data:
+            _any_layout(made, scheme, op_a, op_b)
+        else:
+            _scheme_layout(made, scheme, op_a, op_b)
+        if not made.faults and "c" in data:
+            d = made.parents["d"]
+            kept = ("dtype", "order") if is_complete(data["c"]) else d.__slots__
+            made.put("c", {name: getattr(d, name) for name in kept}, like="d")
+        if not made.faults:
+            made.put_scalar("alpha", 1)
+            made.put_scalar("beta", 0)
+    except LayoutError as error:
+        made.faults.append(str(error))
+    return made, {"op_a": op_a, "op_b": op_b, "scheme": scheme}
+
+
+def routine_operands(data: Table) -> Operands:
+    """Return the matrices of a level-3 routine's table, or their faults. Local."""
+    made = Operands(data)
+    shared: Table = {key: data[key] for key in ("grid", "block", "source", "dtype", "order") if key in data}
+    try:
+        if "grid" in shared:
+            shared["grid"] = as_grid(shared["grid"])
+    except LayoutError as error:
+        made.faults.append(str(error))
+        return made
+    for name in "abcd":
+        if name in data:
+            made.put(name, shared)
+    return made
+
+
+def _any_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
+    """Make A, B and D of a product on any layout; D follows A and B where nothing else says so."""
+    data = made.data
+    order, dtype = ("C", "float64") if scheme == "gemm" else ("F", "float32")
+    dtype = data.get("dtype", dtype)
+    shared: Table = {"source": data.get("source", (0, 0))}
+    if "grid" in data or "nranks" in data:
+        shared["grid"] = as_grid(data["grid"]) if "grid" in data else Grid.squarest(data["nranks"])
+    orders = dict(zip("abd", data.get("order", order) * 3, strict=False))
+    known: dict[str, Table] = {name: {**shared, "dtype": dtype, "order": orders[name]} for name in "abd"}
+    known["d"]["dtype"] = result_dtype(as_dtype(dtype))
+    block = data.get("block")
+    if isinstance(block, int):
+        block = (block, block, block)
+    elif block is not None:
+        block = (*block, block[1])[:3]
+    sizes = {"shape": [data[x] for x in "mnk"] if "m" in data else None, "block": block}
+    for key, size in sizes.items():
+        if size is not None:
+            m, n, k = size
+            known["a"][key], known["b"][key] = _stored(op_a, m, k), _stored(op_b, k, n)
+            known["d"][key] = m, n
+    made.put("a", known["a"])
+    made.put("b", known["b"])
+    if made.faults:
+        return
+    a, b = made.operands["a"], made.operands["b"]
+    for key in sizes:
+        sides = _stored(op_a, *getattr(a, key))[0], _stored(op_b, *getattr(b, key))[1]
+        known["d"].setdefault(key, sides)
+    made.put("d", known["d"])
+
+
+def _scheme_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
+    """Make A, B and D of a product in the layouts of a scheme, in any mix of memory orders."""
+    data = made.data
+    orders = dict(zip("abd", data.get("order", "F") * 3, strict=False))
+    turned = {name: orders[name] != orders["d"] for name in "abd"}  # made in D's order, then transposed
+    a, b, d = scheme_operands(
+        scheme, data["m"], data["n"], data["k"], data["nranks"],
+        _FLIPPED[op_a] if turned["a"] else op_a, _FLIPPED[op_b] if turned["b"] else op_b,
+        dtype=data.get("dtype", "float32"), order=orders["d"],
+    )  # fmt: skip
+    d = replace(d, dtype=result_dtype(d.dtype))
+    for name, operand in (("a", a), ("b", b), ("d", d)):
+        x = operand.T if turned[name] else operand
+        made.put(name, {each: getattr(x, each) for each in x.__slots__})
+
+
+def _stored(op: str, rows: int, cols: int) -> tuple[int, int]:
+    """Return rows and columns of the stored matrix for those of op(matrix), and the other way round."""
+    return (rows, cols) if op == "N" else (cols, rows)

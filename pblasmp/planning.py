@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pb.plan`` and ``pb.algorithms``: plans of any public function, and the algorithms for a problem."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from . import level3, products, tensor_parallel
+from .engines.algorithms import Verdict, survey
+from .engines.base import Options, Problem
+from .engines.catalogue import ALGORITHMS
+from .errors import LayoutError
+from .layout import Level3Problem, MatmulProblem, ParallelProblem
+from .layout.level3 import ROUTINES
+from .layout.redistribution import nearest_legal, nearest_routine
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .plans import Plan
+
+__all__ = ["algorithms", "plan"]
+
+_PARALLEL: dict[str, Callable[..., Any]] = {
+    name: getattr(tensor_parallel, f"plan_{name}")
+    for name in ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+}
+
+
+def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[Any]:
+    """Prepare ``function(*args, **kwargs)``, to run it any number of times. Collective over the context.
+
+    ``pb.plan(pb.syrk, a, c, uplo="U", beta=1, out=c)``, say, or ``pb.plan("matmul_allreduce", x, w, ctx)``.
+
+    Args:
+        function: ``pb.matmul``, a level-3 routine or a tensor-parallel function, or its name.
+        *args: its arguments, ``**kwargs`` as well. The x of a tensor-parallel function may be a shape.
+
+    Returns:
+        A plan: ``plan()`` runs it on what the operands then hold, ``plan(c=other)`` on others like them. Without
+        ``out`` every run writes the same new result.
+
+    Raises:
+        LayoutError: there is no such function to plan.
+        TypeError: the function has no such argument.
+        Exception: what the function raises for these arguments.
+    """
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    found = _public(name)
+    if found is None or not (isinstance(function, str) or function is found):
+        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
+        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {function!r}")
+    if name == "matmul":
+        return products.plan_matmul(*args, **kwargs)
+    if name in _PARALLEL:
+        planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
+        return planned
+    arguments = inspect.signature(found).bind(*args, **kwargs)
+    arguments.apply_defaults()
+    return level3.plan_routine(name, **arguments.arguments)
+
+
+def _public(name: str) -> Callable[..., Any] | None:
+    if name == "matmul":
+        return products.matmul
+    found: Callable[..., Any] | None = None
+    if name in ROUTINES:
+        found = getattr(level3, name)
+    elif name in _PARALLEL:
+        found = getattr(tensor_parallel, name)
+    return found
+
+
+def algorithms(
+    problem: Problem,
+    ctx: Context,
+    *,
+    algo: str = "auto",
+    compute: str | None = None,
+    alpha: complex = 1,
+    beta: complex = 0,
+    redistribute: bool = False,
+) -> dict[str, Verdict]:
+    """Return by name what every algorithm says of a problem, without a plan. Collective over the context.
+
+    Args:
+        problem: a product, a level-3 routine, or a tensor-parallel product as a value.
+        ctx: the context in which it would be computed.
+        algo: what would be asked for.
+        compute, alpha, beta, redistribute: as for ``pb.matmul``.
+
+    Returns:
+        By name: ``applies`` says whether the algorithm can be taken, ``taken`` whether it would be, ``why`` why or why
+        not. A verdict is true where the algorithm applies.
+
+    Raises:
+        LayoutError: the problem is not legal, or is not for as many ranks as the context has.
+        RankMismatchError: the ranks gave different arguments.
+        UnsupportedError: there is no algorithm called ``algo`` for this problem.
+    """
+    with ctx.agreement("algorithms") as facts:
+        if not isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem)):
+            expected = "a MatmulProblem, Level3Problem or ParallelProblem"
+            raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
+        facts["problem"] = problem
+        dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
+        options = Options.of(
+            dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
+        )
+        facts.update(options.facts())
+        problem = _nearest(problem, options, ctx)
+    with ctx.agreement("algorithms: asking"):
+        return survey(ctx.engine, ALGORITHMS, problem, options)
+
+
+def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
+    """Return the problem that is computed for this one, or raise LayoutError where it is not legal. Local."""
+    if isinstance(problem, ParallelProblem):
+        if problem.size != ctx.size:
+            raise LayoutError(f"problem: is for {problem.size} ranks, the context has {ctx.size}")
+        return problem
+    nearest: MatmulProblem | Level3Problem
+    if isinstance(problem, Level3Problem):
+        problem.validate()
+        nearest = nearest_routine(problem if options.beta != 0 else replace(problem, c=None))
+    else:
+        nearest = nearest_legal(problem) if options.redistribute and problem.scheme == "gemm" else problem
+        nearest.validate()
+    for x in (problem.a, problem.b, problem.c, problem.d):
+        if x is not None:
+            ctx.check_descriptor(x)
+    return nearest

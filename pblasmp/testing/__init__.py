@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests on MPI ranks from a plain pytest.
+
+    from pblasmp.testing import run_mpi
+
+    def sums(comm, offset):
+        return comm.allreduce(comm.rank + offset)
+
+    def test_sums():
+        assert run_mpi(sums, 4, offset=1) == [10, 10, 10, 10]
+
+The ranks stay for the next test. Where pblasmp is installed, pytest also has ``run_mpi`` as a fixture.
+"""
+
+from __future__ import annotations
+
+from .runner import RanksFailedError, run_mpi, run_torch
+
+__all__ = ["RanksFailedError", "run_mpi", "run_torch"]

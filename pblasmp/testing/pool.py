@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that live as long as a test session: one world for each number of ranks, replaced when a call breaks it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..launch import Job, Launcher
+
+__all__ = ["Pool", "RanksFailedError", "World", "pool"]
+
+_LIMIT = 16  # ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
+_GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
+_LAUNCHER_SECONDS = 5.0  # for the launcher to end the job, once a rank is gone
+_SHOWN_LINES = 40
+_RANK = (  # a rank imports from where this process does
+    "import json, sys; sys.path[:] = json.load(open(sys.argv[1] + '/path.json')); "
+    "from pblasmp.testing.rank import main; main(*sys.argv[1:])"
+)
+
+
+class RanksFailedError(AssertionError):
+    """At least one rank failed, or the call did not end in time; the message has the whole story."""
+
+
+@dataclass
+class _Link:
+    """The connection to one rank, and what is known of it."""
+
+    socket: socket.socket
+    rank: int = -1
+    pid: int = 0
+    case: str = ""
+    answer: dict[str, Any] | None = None
+    unread: bytes = b""
+
+
+class World:
+    """The ranks of one job, which run functions until they are told to leave; a context manager. Local.
+
+    Args:
+        nranks: how many.
+        launcher: torchrun; by default mpirun starts them.
+
+    Raises:
+        LibraryNotFoundError: there is no launcher.
+    """
+
+    def __init__(self, nranks: int, launcher: Launcher | None = None) -> None:
+        self.nranks = nranks
+        self._environ = dict(os.environ)
+        self._links: list[_Link] = []
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pblasmp-test-"))
+            self._directory = Path(directory)
+            (self._directory / "path.json").write_text(json.dumps(_import_path()))
+            self._server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            self._server.bind(f"{directory}/socket")
+            self._server.listen(nranks)
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._server, selectors.EVENT_READ)
+            command = [sys.executable, "-W", "error", "-c", _RANK, directory, str(nranks)]
+            command.append("mpi" if launcher is None else "torch")
+            output = self._directory / "output"
+            self._job = stack.enter_context(Job(command, nranks, output, launcher=launcher))
+            self._resources = stack.pop_all()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job runs."""
+        return self._job.poll() is None
+
+    def __enter__(self) -> World:  # noqa: PYI034 (typing.Self is newer than the oldest Python)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def dismiss(self) -> None:
+        """Tell the ranks that there are no more orders: they end by themselves. Local."""
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                link.socket.shutdown(socket.SHUT_WR)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the ranks' end and return the exit status, None if they did not end in time. Local."""
+        return self._job.wait(timeout)
+
+    def end(self) -> None:
+        """End all ranks at once. Local."""
+        self._resources.close()
+        for link in self._links:
+            link.socket.close()
+
+    def call(self, name: str, file: str, kwargs: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
+        """Run "module:function" on every rank and return what each answered. Local.
+
+        Raises:
+            RanksFailedError: a rank failed; end() is all that is left to do with this world.
+        """
+        __tracebackhide__ = True
+        printed = self._job.output.stat().st_size
+        order = {
+            "name": name,
+            "file": file,
+            "kwargs": kwargs,
+            "directory": os.getcwd(),  # noqa: PTH109 (as chdir takes it)
+            "path": _import_path(),
+            "variables": self._changed_variables(),
+        }
+        start = time.monotonic()
+        deadline = start + timeout
+        how = "failed"
+        if (len(self._links) == self.nranks or self._gather(deadline)) and self._ask(order, deadline):
+            answers = [link.answer or {} for link in self._links]
+            if self._ask({}, deadline):
+                return answers
+            how = "left something behind"
+        status = self._job.wait(0.1)
+        if status is not None:
+            how = f"ended with status {status}"
+        elif time.monotonic() >= deadline:
+            how = f"did not end in {timeout:g} s"
+        seconds = time.monotonic() - start
+        self._ask_for_stacks()
+        title = f"{name} on {self.nranks} ranks ({self._job.launcher.kind}) {how} after {seconds:.1f} s"
+        raise RanksFailedError(self.story(title, printed))
+
+    def _changed_variables(self) -> dict[str, str | None]:
+        """Return what has changed in the environment since the ranks started; None for a variable that is gone."""
+        now = dict(os.environ)
+        names = (now.keys() | self._environ.keys()) - {"PYTEST_CURRENT_TEST"}
+        return {name: now.get(name) for name in sorted(names) if now.get(name) != self._environ.get(name)}
+
+    def _ask(self, order: dict[str, Any], deadline: float) -> bool:
+        """Send an order and wait for every rank's answer; return whether all are well."""
+        line = json.dumps(order).encode() + b"\n"
+        for link in self._links:
+            link.answer = None
+            if order:
+                link.case = ""
+        for link in self._links:
+            with contextlib.suppress(OSError):  # it is gone, as _gather will see
+                link.socket.sendall(line)
+        return self._gather(deadline)
+
+    def _gather(self, deadline: float) -> bool:
+        """Wait for an answer of every rank; return whether all are well. A failure leaves the others a moment."""
+        failing: float | None = None  # until then
+        while True:
+            answers = [link.answer for link in self._links if link.answer is not None]
+            failed = any("error" in answer for answer in answers)
+            if len(answers) == self.nranks:
+                return not failed
+            gone = len(self._selector.get_map()) <= len(self._links)  # the server is one of them
+            if (failed or gone) and failing is None:
+                failing = time.monotonic() + (_GRACE_SECONDS if failed else _LAUNCHER_SECONDS)
+            left = min(deadline, failing or deadline) - time.monotonic()
+            ended = not self.alive
+            ready = self._selector.select(0 if ended else min(max(left, 0), 0.1))
+            if (ended and not ready) or left <= 0:
+                return False
+            for key, _ in ready:
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._read(key.data)
+
+    def _accept(self) -> None:
+        link = _Link(self._server.accept()[0])
+        self._links.append(link)
+        self._selector.register(link.socket, selectors.EVENT_READ, link)
+
+    def _read(self, link: _Link) -> None:
+        try:
+            data = link.socket.recv(1 << 20)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._selector.unregister(link.socket)
+            return
+        *lines, link.unread = (link.unread + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if "pid" in said:
+                link.rank, link.pid = said.pop("rank"), said.pop("pid")
+                self._links.sort(key=lambda link: link.rank)
+            if "case" in said:
+                link.case = said["case"]
+            else:
+                link.answer = said
+
+    def _ask_for_stacks(self) -> None:
+        """Have the ranks that are still at work write down where they are."""
+        if not self.alive:
+            return
+        for link in self._links:
+            if link.answer is None and link.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(link.pid, signal.SIGUSR2)
+        time.sleep(0.3)
+
+    def story(self, title: str, printed: int = 0) -> str:
+        """Return what is known of every rank, and what they printed after the first ``printed`` bytes. Local."""
+        links = {link.rank: link for link in self._links}
+        parts = [title]
+        for rank in range(self.nranks):
+            link = links.get(rank)
+            case = f" (after case {link.case!r})" if link and link.case else ""
+            if link is None or link.answer is None:
+                stack = self._directory / f"stack{rank}"
+                stood = stack.read_text().rstrip() if stack.exists() else ""
+                stood = stood or "it left no word: killed, or gone without returning"
+                parts.append(f"--- rank {rank} did not finish{case}\n{stood}")
+            elif "error" in link.answer:
+                parts.append(f"--- rank {rank} FAILED{case}\n{link.answer['error'].rstrip()}")
+            else:
+                parts.append(f"--- rank {rank} was done")
+        output = self._job.output.read_bytes()[printed:].decode(errors="replace")
+        parts.append("--- printed\n" + "\n".join(output.splitlines()[-_SHOWN_LINES:]))
+        return "\n".join(parts)
+
+
+def _import_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the working directory)
+
+
+class Pool:
+    """The worlds of this process, by number of ranks and launcher. Local.
+
+    Attributes:
+        keep: False starts new ranks for every call.
+    """
+
+    def __init__(self) -> None:
+        self.keep = True
+        self._worlds: OrderedDict[tuple[int, type[Launcher] | None], World] = OrderedDict()
+
+    def call(
+        self,
+        name: str,
+        file: str,
+        nranks: int,
+        kwargs: dict[str, Any],
+        timeout: float,
+        launcher: Launcher | None = None,
+    ) -> list[dict[str, Any]]:
+        """Run a function on a world that is kept, or on a new one; a world that fails is ended. Local.
+
+        Raises:
+            RanksFailedError: a rank failed.
+            LibraryNotFoundError: there is no launcher.
+        """
+        __tracebackhide__ = True
+        key = nranks, None if launcher is None else type(launcher)
+        world = self._worlds.pop(key, None)
+        if world is not None and not world.alive:
+            world.end()
+            world = None
+        if world is None:
+            while self._worlds and nranks + sum(each.nranks for each in self._worlds.values()) > _LIMIT:
+                self._worlds.popitem(last=False)[1].end()
+            world = World(nranks, launcher)
+        try:
+            answers = world.call(name, file, kwargs, timeout)
+        except BaseException:
+            world.end()
+            raise
+        self._worlds[key] = world
+        return answers
+
+    def close(self) -> None:
+        """End all ranks. Local; idempotent."""
+        worlds = list(self._worlds.values())
+        self._worlds.clear()
+        for world in worlds:
+            world.dismiss()
+        for world in worlds:
+            world.wait(2.0)
+            world.end()
+
+
+pool = Pool()
+atexit.register(pool.close)

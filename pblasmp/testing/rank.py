@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that runs functions for a test session: what :class:`~.pool.World` starts.
+
+It connects to the socket in the directory and says who it is. Then it gets orders, one JSON object a line, and answers
+each: a function to run; or to put back what the function changed, once all ranks have run it. Between orders it sleeps.
+At SIGUSR2 it writes where it is to the directory.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .state import State
+
+__all__ = ["run_function"]
+
+
+def run_function(
+    name: str, file: str, comm: Any, kwargs: dict[str, Any], done: Callable[[str], object] = str
+) -> dict[str, Any]:
+    """Run "module:function" and return what it returned or, of a generator, the cases that it yielded.
+
+    Args:
+        name: the function.
+        file: where its module is, should it not be importable by name.
+        comm: its first argument.
+        kwargs: its keyword arguments.
+        done: called with the name of each case after it.
+    """
+    module, _, attribute = name.partition(":")
+    function: Any = _import(module, file)
+    for part in attribute.split("."):
+        function = getattr(function, part)
+    outcome: dict[str, Any]
+    if inspect.isgeneratorfunction(function):
+        cases = []
+        for case, error in function(comm, **kwargs):
+            cases.append((case, error))
+            done(case)
+        outcome = {"cases": True, "result": cases}
+    else:
+        outcome = {"cases": False, "result": function(comm, **kwargs)}
+    whole: dict[str, Any] = json.loads(json.dumps(outcome, default=_plain))
+    return whole
+
+
+def _import(name: str, file: str) -> ModuleType:
+    """Import a module by name, else from its file: pytest's import mode "importlib" leaves sys.path alone."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not file or not error.name or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python module")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _plain(value: Any) -> Any:
+    """Turn NumPy's values into JSON's."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a rank's result must be JSON, not {type(value).__name__}")
+
+
+class _MpiWorld:
+    """The ranks that mpirun started."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.size = self.comm.rank, self.comm.size
+
+    def leftovers(self) -> str:
+        """Say what has not been received, or return an empty string; every rank has run its function. Local."""
+        status = self._mpi.Status()
+        for _ in range(3):  # a message may arrive while MPI looks for it
+            if self.comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+                return f"a message from rank {status.source} with tag {status.tag} was never received"
+        return ""
+
+
+class _TorchWorld:
+    """The ranks that torchrun started."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        self.comm = dist.group.WORLD
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def leftovers(self) -> str:
+        """Return an empty string. Local."""
+        return ""
+
+
+class _Rank:
+    """This rank's side of the conversation."""
+
+    def __init__(self, directory: Path, nranks: int, kind: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(os.fspath(directory / "socket"))
+        self._world: _MpiWorld | _TorchWorld = _MpiWorld() if kind == "mpi" else _TorchWorld()
+        rank, size = self._world.rank, self._world.size
+        self._stack = (directory / f"stack{rank}").open("w")  # open until the process ends
+        faulthandler.register(signal.SIGUSR2, file=self._stack)
+        hello: dict[str, Any] = {"rank": rank, "pid": os.getpid()}
+        if size != nranks:
+            hello["error"] = f"a world of {size} ranks, not {nranks}: mpirun and libmpi do not match"
+        self._say(hello)
+        self._state: State | None = None
+
+    def serve(self) -> None:
+        """Do as ordered until there are no more orders."""
+        for line in self._socket.makefile():
+            order = json.loads(line)
+            self._say(self._run(**order) if order else self._tidy())
+
+    def _say(self, words: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(words).encode() + b"\n")
+
+    def _run(
+        self,
+        name: str,
+        file: str,
+        kwargs: dict[str, Any],
+        directory: str,
+        path: list[str],
+        variables: dict[str, str | None],
+    ) -> dict[str, Any]:
+        try:
+            os.chdir(directory)
+            sys.path[:] = path
+            _import(name.partition(":")[0], file)
+            self._state = State()
+            for variable, value in variables.items():
+                if value is None:
+                    os.environ.pop(variable, None)
+                else:
+                    os.environ[variable] = value
+            return run_function(name, file, self._world.comm, kwargs, lambda case: self._say({"case": case}))
+        except BaseException:  # noqa: BLE001 (whatever ends a function is what the report is about)
+            return {"error": traceback.format_exc()}
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _tidy(self) -> dict[str, Any]:
+        faults = self._state.restore() if self._state else []
+        self._state = None
+        faults += [fault] if (fault := self._world.leftovers()) else []
+        return {"error": "\n".join(faults)} if faults else {}
+
+
+def main(directory: str, nranks: str, kind: str) -> None:
+    """Serve as a rank until there are no more orders.
+
+    Args:
+        directory: of the socket and of this rank's stack.
+        nranks: how many ranks there should be.
+        kind: "mpi" or "torch".
+    """
+    _Rank(Path(directory), int(nranks), kind).serve()

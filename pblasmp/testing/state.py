@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test may change in its process, put back so that the next test finds it as it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["State"]
+
+_MISSING = object()
+
+
+class State:
+    """The state of this process now, to which :meth:`restore` returns. Local.
+
+    Working directory, environment, warning filters, import path, cores, exception hooks; and, in modules of pblasmp,
+    attributes of modules and classes that a test assigned to.
+    """
+
+    def __init__(self) -> None:
+        self._directory = os.getcwd()  # noqa: PTH109 (as chdir takes it)
+        self._environ = dict(os.environ)
+        self._filters = list(warnings.filters)
+        self._path = list(sys.path)
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self._hooks = sys.excepthook, sys.unraisablehook
+        self._attributes = [(owner, dict(vars(owner))) for owner in _owners()]
+        self._unraisable: list[str] = []
+        sys.unraisablehook = self._note
+        gc.freeze()  # what is here now stays: restore() need not search it
+
+    def restore(self) -> list[str]:
+        """Put everything back; return what was left open, as its warning says. Local."""
+        gc.collect()
+        os.chdir(self._directory)
+        if os.environ != self._environ:
+            os.environ.clear()
+            os.environ.update(self._environ)
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+        sys.path[:] = self._path
+        if self._cores is not None:
+            os.sched_setaffinity(0, self._cores)
+        sys.excepthook, sys.unraisablehook = self._hooks
+        for owner, attributes in self._attributes:
+            _restore(owner, attributes)
+        return self._unraisable
+
+    def _note(self, unraisable: Any) -> None:
+        self._unraisable.append(f"{unraisable.err_msg or 'ignored'}: {unraisable.exc_value!r}")
+
+
+def _owners() -> Iterator[Any]:
+    """Yield the loaded modules of pblasmp and the classes that they define."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "pblasmp" and not name.startswith(__package__):
+            yield module
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    yield value
+
+
+def _restore(owner: Any, attributes: dict[str, Any]) -> None:
+    """Give ``owner`` the attributes that it had; those that it has gained since stay."""
+    now = vars(owner)
+    for name, value in attributes.items():
+        if not name.startswith("__") and now.get(name, _MISSING) is not value:
+            setattr(owner, name, value)

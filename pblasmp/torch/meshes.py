@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device mesh of a context's ranks, which DTensors are on, and tensors on it and off it.
+
+A context made of a device mesh has that one. Others get one over the context's ranks: of PyTorch's process group, or,
+where MPI started the ranks and there is none, of one that is made here and lasts as long as the contexts that use it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from ..comm import Communicator, wrap
+from ..context import Context
+from ..errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "context_of",
+    "contiguous_strides",
+    "device_type",
+    "init_process_group",
+    "local",
+    "mesh_of",
+    "on_mesh",
+]
+
+
+def init_process_group(comm: MPI.Comm | None = None) -> None:
+    """Make PyTorch's default process group of MPI's ranks, without torchrun. Collective over ``comm``.
+
+    Its ranks are MPI's; tensors of the CPU go through gloo and, where there are GPUs, theirs through NCCL. Under mpirun
+    the first layer of a context makes a group of the context's ranks itself, where there is none; call this first if
+    contexts of different ranks have layers, or for a device mesh. ``torch.distributed.destroy_process_group()`` ends
+    it.
+
+    Args:
+        comm: an mpi4py communicator, by default COMM_WORLD.
+
+    Raises:
+        UnsupportedError: a rank has a process group already, on every rank.
+    """
+    ranks = wrap(comm)
+    try:
+        if any(ranks.allgather(dist.is_initialized())):
+            raise UnsupportedError("init_process_group: PyTorch has a default process group already")
+        _start(ranks)
+    finally:
+        ranks.free()
+
+
+def _start(comm: Communicator) -> None:
+    """Make PyTorch's default process group of the ranks of ``comm``. Collective over it."""
+    one_node = len(comm.nodes()) == 1
+    store, address = None, None
+    if comm.rank == 0:
+        host = "127.0.0.1" if one_node else socket.gethostbyname(socket.gethostname())
+        store = dist.TCPStore(host, 0, comm.size, is_master=True, wait_for_workers=False)
+        address = host, store.port
+    host, port = comm.bcast(address)
+    if store is None:
+        store = dist.TCPStore(host, port, comm.size, is_master=False, wait_for_workers=False)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
+
+
+class _OwnGroup:
+    """A process group made here, as one of the contexts that use it holds it: the last to close ends it."""
+
+    users = 0
+
+    def __init__(self) -> None:
+        _OwnGroup.users += 1
+
+    def close(self) -> None:
+        _OwnGroup.users -= 1
+        if not _OwnGroup.users and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Known:
+    """The meshes of PyTorch's default group as it is now."""
+
+    world: Any = None
+    of_ranks: ClassVar[dict[tuple[str, tuple[int, ...]], DeviceMesh]] = {}
+    of_context: ClassVar[dict[str, DeviceMesh | None]] = {}
+
+
+def mesh_of(ctx: Context) -> DeviceMesh | None:
+    """Return the device mesh of the context's ranks; None for one rank without a process group. Collective.
+
+    Collective over the context, the first time.
+
+    Raises:
+        UnsupportedError: the ranks are not all in one process group, or not in its order, on every rank.
+    """
+    if dist.is_initialized() and dist.group.WORLD is not _Known.world:  # another one than before
+        _Known.world = dist.group.WORLD
+        _Known.of_ranks.clear()
+        _Known.of_context.clear()
+    if ctx.name not in _Known.of_context:
+        _Known.of_context[ctx.name] = _made(ctx)
+        _Known.world = dist.group.WORLD if dist.is_initialized() else None
+    return _Known.of_context[ctx.name]
+
+
+def _made(ctx: Context) -> DeviceMesh | None:
+    if isinstance(ctx.made_of, DeviceMesh):
+        return ctx.made_of
+    ranks = ctx.comm.allgather(dist.get_rank() if dist.is_initialized() else None)
+    if set(ranks) == {None}:
+        if ctx.size == 1:
+            return None
+        _start(ctx.comm)
+        ctx.adopt(_OwnGroup())
+        ranks = list(range(ctx.size))
+    elif _OwnGroup.users:
+        ctx.adopt(_OwnGroup())
+    if None in ranks or ranks != sorted(set(ranks)):
+        raise UnsupportedError(
+            f"the context's ranks are {ranks} in PyTorch's default process group; expected all in one group and in its "
+            "order: under mpirun, call pblasmp.torch.init_process_group() on all ranks before the first layer is made"
+        )
+    key = device_type(ctx), tuple(ranks)
+    if key not in _Known.of_ranks:
+        group: Any = ctx.made_of
+        if not isinstance(group, dist.ProcessGroup):
+            group = dist.group.WORLD
+            if len(ranks) < dist.get_world_size():
+                group = dist.new_group(ranks, use_local_synchronization=True)
+        _Known.of_ranks[key] = DeviceMesh.from_group(group, key[0], mesh_dim_names=("tp",))
+    return _Known.of_ranks[key]
+
+
+def context_of(mesh: DeviceMesh) -> Context | None:
+    """Return the open context that was made of ``mesh``, or else one of all ranks in this order. Local."""
+    found = Context.all_open()
+    for ctx in found:
+        if isinstance(ctx.made_of, DeviceMesh) and ctx.made_of == mesh:
+            return ctx
+    if mesh.ndim != 1 or mesh.size() != dist.get_world_size():
+        return None
+    alike = (ctx for ctx in found if (ctx.size, ctx.rank) == (mesh.size(), mesh.get_local_rank()))
+    return next(alike, None)
+
+
+def device_type(ctx: Context) -> str:
+    """Return where the context's tensors are, as PyTorch says it: "cpu" or "cuda". Local."""
+    return "cpu" if getattr(ctx.engine, "device", None) is None else "cuda"
+
+
+def on_mesh(tensor: Tensor, mesh: DeviceMesh | None, placement: Placement, shape: Sequence[int]) -> Tensor:
+    """Return this rank's part as a DTensor of ``shape``; itself where there is no mesh. Local."""
+    if mesh is None:
+        return tensor
+    whole: Tensor = DTensor.from_local(
+        tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=contiguous_strides(shape)
+    )
+    return whole
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements. Local."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * max(1, extent))
+    return tuple(reversed(strides)) if shape else ()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, any other tensor as it is. Local; has gradients."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ARG001 - all parts of an operator have its arguments
+"""The products as operators of PyTorch: what they compute, what shape comes out, and their gradients.
+
+T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. What goes forward through one product
+comes back through another, with the same weights transposed:
+
+    forward                                              gradient of x
+    allgather_matmul         gather x, multiply          matmul_reduce_scatter
+    matmul_reduce_scatter    multiply, sum, scatter      allgather_matmul
+    matmul_allreduce         multiply, sum               local: every rank has the whole gradient of y
+    matmul_allgather         multiply, gather y          matmul_allreduce
+    split_matmul_allreduce   own part of x, as above     matmul_allgather
+    matmul_local             multiply                    matmul_allreduce
+
+Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient.
+
+Operators take the context by its name: torch.compile then sees a constant that has the number of ranks in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .. import tensor_parallel as product
+from ..context import Context
+from ..errors import LayoutError, UnsupportedError
+from ..tensor_parallel.operands import Arrays, Request
+from ..tensor_parallel.plan import run_once
+
+__all__ = [
+    "Gradients",
+    "allgather_matmul",
+    "matmul_allgather",
+    "matmul_allreduce",
+    "matmul_local",
+    "matmul_reduce_scatter",
+    "operator",
+    "own",
+    "refuse_transforms",
+    "split_matmul_allreduce",
+]
+
+Gradients: TypeAlias = "tuple[Tensor | None, ...]"
+
+
+def own(total: int, ctx: Context) -> slice:
+    """Return which of ``total`` indices this rank has, by ``shard``'s rule; total may be symbolic. Local."""
+    block = -(-total // ctx.size)
+    return slice(min(total, ctx.rank * block), min(total, (ctx.rank + 1) * block))
+
+
+def _count(total: int, ctx: Context) -> int:
+    mine = own(total, ctx)
+    count: int = mine.stop - mine.start
+    return count
+
+
+def operator(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Return a new operator of PyTorch. Local."""
+    made = torch.library.custom_op(f"pblasmp::{name}", compute, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    return made
+
+
+def refuse_transforms(call: str) -> None:
+    """Raise UnsupportedError inside torch.func's grad, vjp, vmap and the like. Local; the same on every rank."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{call}: torch.func.grad, vjp, jvp and vmap do not go through products of several ranks: use "
+            "Tensor.backward or torch.autograd.grad (torch.func.functional_call works)"
+        )
+
+
+def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
+    """Return a product. Collective over the context."""
+    bias = how.pop("bias")
+    return getattr(product, form)(x, _borrowed(w), ctx, bias=bias if bias is None else _borrowed(bias), **how)
+
+
+def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
+    """Return a product whose split operand must be split as ``shard`` splits. Collective over the context.
+
+    Raises:
+        LayoutError: it is split otherwise, on every rank.
+    """
+    bias = how.pop("bias")
+    arrays = Arrays(x, _borrowed(w), bias=bias if bias is None else _borrowed(bias))
+    return run_once(ctx, Request(form, by_rule=True, **how), arrays)
+
+
+def _borrowed(parameter: Tensor) -> Tensor:
+    """Return a tensor over the same memory, while it lasts, whose storage is another. Local.
+
+    What shows a tensor of the CPU to NumPy fixes the size of its storage, which FSDP frees between uses.
+    """
+    if parameter.device.type != "cpu" or not parameter.numel():
+        return parameter
+    strides = parameter.stride()
+    last = sum((extent - 1) * stride for extent, stride in zip(parameter.shape, strides, strict=True))
+    memory = (ctypes.c_byte * ((last + 1) * parameter.itemsize)).from_address(parameter.data_ptr())
+    return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
+
+
+def _inputs_and_outputs(w: Tensor, transposed: bool) -> tuple[int, int]:
+    outputs, inputs = w.shape[::-1] if transposed else w.shape
+    return inputs, outputs
+
+
+# -- allgather_matmul: X is kept gathered for the gradient of w
+
+
+def _allgather_matmul(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    name: str,
+    transposed: bool,
+    keep: bool,
+    by_rule: bool,
+    tokens: int | None,
+) -> tuple[Tensor, Tensor]:
+    ctx = Context.named(name)
+    call = _split_by_rule if by_rule else _call
+    y = call("allgather_matmul", _in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
+    y, gathered = y if keep else (y, x.new_empty(0))
+    if tokens not in (None, y.shape[0]):  # on every rank, if at all: rows are split by the rule
+        raise LayoutError(
+            f"x: the ranks hold {y.shape[0]} rows together, expected {tokens}: under torch.compile every rank has the "
+            "same number of rows, or x is a DTensor"
+        )
+    return y, gathered
+
+
+def _allgather_matmul_fake(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    name: str,
+    transposed: bool,
+    keep: bool,
+    by_rule: bool,
+    tokens: int | None,
+) -> tuple[Tensor, Tensor]:
+    lead = (x.shape[0] * Context.named(name).size if tokens is None else tokens, *x.shape[1:-1])
+    inputs, outputs = _inputs_and_outputs(w, transposed)
+    return x.new_empty((*lead, outputs)), x.new_empty((*lead, inputs) if keep else (0,))
+
+
+def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, w, _, ctx.name, *_ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    _keep(ctx, output[1], w)
+
+
+@once_differentiable
+def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
+    if gy is None:  # nobody used y
+        return (None,) * 8
+    gathered, w = node.saved_tensors
+    gx = matmul_reduce_scatter(gy, w, None, node.name, True) if node.needs_input_grad[0] else None
+    return (gx, *_of_parameters(node, gy, gathered), None, None, None, None, None)
+
+
+allgather_matmul = operator(
+    "allgather_matmul",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, bool keep, bool by_rule, SymInt? tokens)"
+    " -> (Tensor, Tensor)",
+    _allgather_matmul,
+    _allgather_matmul_fake,
+)
+allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgather_matmul_saves)
+
+
+# -- matmul_reduce_scatter
+
+
+def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
+    y: Tensor = _call(
+        "matmul_reduce_scatter", _in_rows(x), w, Context.named(name), bias=bias, transposed=transposed
+    )
+    return y
+
+
+def _matmul_reduce_scatter_fake(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool
+) -> Tensor:
+    rows = _count(x.shape[0], Context.named(name))
+    return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
+
+
+def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, ctx.name, _ = inputs
+    ctx.tokens = x.shape[0]
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
+
+
+@once_differentiable
+def _matmul_reduce_scatter_back(node: Any, gy: Tensor) -> Gradients:
+    x, w = node.saved_tensors
+    keep = any(node.needs_input_grad[1:3])
+    gx, gathered = allgather_matmul(gy, w, None, node.name, True, keep, True, node.tokens)
+    return (gx, *_of_parameters(node, gathered, x), None, None)
+
+
+matmul_reduce_scatter = operator(
+    "matmul_reduce_scatter",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed) -> Tensor",
+    _matmul_reduce_scatter,
+    _matmul_reduce_scatter_fake,
+)
+matmul_reduce_scatter.register_autograd(
+    _matmul_reduce_scatter_back, setup_context=_matmul_reduce_scatter_saves
+)
+
+
+# -- matmul_allreduce
+
+
+def _matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
+    y: Tensor = _call(
+        "matmul_allreduce", _in_rows(x), w, Context.named(name), bias=bias, transposed=transposed
+    )
+    return y
+
+
+def _matmul_allreduce_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], _inputs_and_outputs(w, transposed)[1]))
+
+
+def _matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, *_ = inputs
+    _keep(ctx, x, w)
+
+
+@once_differentiable
+def _matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
+    x, w = node.saved_tensors
+    gx = gy @ w if node.needs_input_grad[0] else None
+    return (gx, *_of_parameters(node, gy, x), None, None)
+
+
+matmul_allreduce = operator(
+    "matmul_allreduce",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed) -> Tensor",
+    _matmul_allreduce,
+    _matmul_allreduce_fake,
+)
+matmul_allreduce.register_autograd(_matmul_allreduce_back, setup_context=_matmul_allreduce_saves)
+
+
+# -- matmul_allgather
+
+
+def _matmul_allgather(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
+) -> Tensor:
+    ctx = Context.named(name)
+    y: Tensor = _split_by_rule("matmul_allgather", _in_rows(x), w, ctx, bias=bias, transposed=transposed)
+    if total not in (None, y.shape[-1]):
+        raise LayoutError(
+            f"w: the ranks hold {y.shape[-1]} outputs together, expected {total}: under torch.compile every rank has "
+            "the same number of outputs, or w is a DTensor"
+        )
+    return y
+
+
+def _matmul_allgather_fake(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
+) -> Tensor:
+    outputs = _inputs_and_outputs(w, transposed)[1] * Context.named(name).size if total is None else total
+    return x.new_empty((*x.shape[:-1], outputs))
+
+
+def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, ctx.name, *_ = inputs
+    _keep(ctx, x, w)
+
+
+@once_differentiable
+def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
+    x, w = node.saved_tensors
+    mine, gx = gy[..., own(gy.shape[-1], Context.named(node.name))], None
+    if node.needs_input_grad[0]:
+        gx = matmul_allreduce(mine, w, None, node.name, True)
+    return (gx, *_of_parameters(node, mine, x), None, None, None)
+
+
+matmul_allgather = operator(
+    "matmul_allgather",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, SymInt? total) -> Tensor",
+    _matmul_allgather,
+    _matmul_allgather_fake,
+)
+matmul_allgather.register_autograd(_matmul_allgather_back, setup_context=_matmul_allgather_saves)
+
+
+# -- matmul_local: communicates when it goes back
+
+
+def _matmul_local(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    return torch.nn.functional.linear(x, w, bias)
+
+
+def _matmul_local_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+
+def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, ctx.name = inputs
+    _keep(ctx, x, w)
+
+
+@once_differentiable
+def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
+    x, w = node.saved_tensors
+    gx = matmul_allreduce(gy, w, None, node.name, True) if node.needs_input_grad[0] else None
+    return (gx, *_of_parameters(node, gy, x), None)
+
+
+matmul_local = operator(
+    "matmul_local", "(Tensor x, Tensor w, Tensor? bias, str ctx) -> Tensor", _matmul_local, _matmul_local_fake
+)
+matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_saves)
+
+
+# -- split_matmul_allreduce: every rank has all of x, and multiplies its part
+
+
+def _split_matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    ctx = Context.named(name)
+    return _matmul_allreduce(x[..., own(x.shape[-1], ctx)], w, bias, name, False)
+
+
+def _split_matmul_allreduce_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+
+def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, ctx.name = inputs
+    ctx.inputs = x.shape[-1]
+    _keep(ctx, x, w)
+
+
+@once_differentiable
+def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
+    x, w = node.saved_tensors
+    if x is not None:
+        x = x[..., own(node.inputs, Context.named(node.name))]
+    gx = None
+    if node.needs_input_grad[0]:
+        gx = matmul_allgather(gy, w, None, node.name, True, node.inputs)
+    return (gx, *_of_parameters(node, gy, x), None)
+
+
+split_matmul_allreduce = operator(
+    "split_matmul_allreduce",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx) -> Tensor",
+    _split_matmul_allreduce,
+    _split_matmul_allreduce_fake,
+)
+split_matmul_allreduce.register_autograd(
+    _split_matmul_allreduce_back, setup_context=_split_matmul_allreduce_saves
+)
+
+
+# -- what they share
+
+
+def _keep(node: Any, x: Tensor, w: Tensor) -> None:
+    """Keep for the way back what it needs: x for the gradient of w, w for that of x. Local."""
+    needs_x, needs_w, *_ = node.needs_input_grad
+    node.save_for_backward(x if needs_w else None, w if needs_x else None)
+
+
+def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of weights and bias, None for those that are not needed. Local."""
+    _, needs_w, needs_bias, *_ = node.needs_input_grad
+    rows = _rows(gy) if needs_w or needs_bias else None
+    gw = None
+    if needs_w:
+        assert x is not None
+        assert rows is not None
+        gw = rows.t() @ _rows(x)
+    return gw, rows.sum(0) if needs_bias and rows is not None else None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    """Return ``tensor``, or a copy unless its rows are contiguous and at equal distances, as the products want them."""
+    rows, width = tensor.shape[:-1].numel(), tensor.shape[-1]
+    try:
+        folded = tensor.view(rows, width)
+    except RuntimeError:
+        return tensor.contiguous()
+    fits = (width <= 1 or folded.stride(1) == 1) and (rows <= 1 or folded.stride(0) >= width)
+    return tensor if fits else tensor.contiguous()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Styles for torch.distributed.tensor.parallel.parallelize_module, with the products of this package inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.distributed.tensor.placement_types import Placement
+
+from ..context import Context
+from ..errors import LayoutError
+from ..tensor_parallel.plan import check_context
+from .linear import ColumnParallelLinear, RowParallelLinear
+from .meshes import context_of
+from .parameters import ParallelModule
+from .vocabulary import VocabParallelEmbedding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
+
+
+class _Style(ParallelStyle):
+    """Turns a whole layer into a split one where it stands: what refers to it goes on doing so."""
+
+    def __init__(self, ctx: Context | None, input_layouts: Placement, output_layouts: Placement) -> None:
+        super().__init__()
+        if ctx is not None:
+            check_context(ctx, type(self).__name__)
+        self.ctx, self.input_layouts, self.output_layouts = ctx, input_layouts, output_layouts
+
+    def _expect(self, which: str, expected: Sequence[Placement]) -> None:
+        """Raise LayoutError unless a layout is one of those ``expected``. Local."""
+        found = getattr(self, which)
+        if found not in expected:
+            raise LayoutError(
+                f"{type(self).__name__}: {which} is {found!r}, expected {' or '.join(map(repr, expected))}: "
+                "sequences are split along the first dimension"
+            )
+
+    def _context(self, mesh: DeviceMesh) -> Context:
+        """Return the context of a mesh's ranks. Local."""
+        if self.ctx is not None:
+            return self.ctx
+        found = context_of(mesh)
+        if found is None:
+            raise LayoutError(
+                f"{type(self).__name__}: there is no open context of {mesh}: make one with "
+                "pblasmp.Context(device_mesh), or give the style its ctx"
+            )
+        return found
+
+
+def _become(module: torch.nn.Module, split: ParallelModule) -> torch.nn.Module:
+    """Turn a whole layer into a split one; its hooks stay. Local."""
+    module.__class__ = type(split)
+    fresh = vars(torch.nn.Module())
+    vars(module).update({name: value for name, value in vars(split).items() if name not in fresh})
+    module._parameters = split._parameters
+    return module
+
+
+class ColwiseParallel(_Style):
+    """Split a torch.nn.Linear by its outputs: ``ColumnParallelLinear``. Applying it is collective over the context.
+
+    Args:
+        ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
+        input_layouts: Replicate(), every rank has the input, or Shard(0): its part of the first dimension.
+        output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
+
+    Raises:
+        LayoutError: a layout is none of these, or both gather. When applied: the module is no torch.nn.Linear.
+    """
+
+    def __init__(
+        self,
+        *,
+        ctx: Context | None = None,
+        input_layouts: Placement = Replicate(),  # noqa: B008 - immutable
+        output_layouts: Placement = Shard(-1),  # noqa: B008
+    ) -> None:
+        super().__init__(ctx, input_layouts, output_layouts)
+        self._expect("input_layouts", (Replicate(), Shard(0)))
+        self._expect("output_layouts", (Shard(-1), Replicate()))
+        if input_layouts == Shard(0) and output_layouts == Replicate():
+            raise LayoutError(
+                "ColwiseParallel: output_layouts: expected Shard(-1) where the input is gathered"
+            )
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        if type(module) is not torch.nn.Linear:
+            raise LayoutError(f"ColwiseParallel: expected a torch.nn.Linear, got {type(module).__name__}")
+        split = ColumnParallelLinear.from_linear(
+            module, self._context(device_mesh), gather_output=self.output_layouts == Replicate(),
+            sequence_parallel=self.input_layouts == Shard(0), device=module.weight.device, device_mesh=device_mesh,
+        )  # fmt: skip
+        return _become(module, split)
+
+
+class RowwiseParallel(_Style):
+    """Split a torch.nn.Linear by its inputs, as ``RowParallelLinear``. Applying it is collective over the context.
+
+    A torch.nn.Embedding is split by its words, as ``VocabParallelEmbedding``.
+
+    Args:
+        ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
+        input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always are.
+        output_layouts: Replicate(), every rank gets the sum, or Shard(0): its part of the first dimension.
+
+    Raises:
+        LayoutError: a layout is none of these. When applied: the module is neither, or does not go with the layouts.
+    """
+
+    def __init__(
+        self,
+        *,
+        ctx: Context | None = None,
+        input_layouts: Placement = Shard(-1),  # noqa: B008 - immutable
+        output_layouts: Placement = Replicate(),  # noqa: B008
+    ) -> None:
+        super().__init__(ctx, input_layouts, output_layouts)
+        self._expect("input_layouts", (Shard(-1), Replicate()))
+        self._expect("output_layouts", (Replicate(), Shard(0)))
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        how: dict[str, Any] = {
+            "ctx": self._context(device_mesh), "sequence_parallel": self.output_layouts == Shard(0),
+            "device_mesh": device_mesh,
+        }  # fmt: skip
+        split: ParallelModule
+        if type(module) is torch.nn.Embedding:
+            split = VocabParallelEmbedding.from_embedding(module, device=module.weight.device, **how)
+        elif type(module) is torch.nn.Linear:
+            parallel = self.input_layouts == Shard(-1)
+            split = RowParallelLinear.from_linear(
+                module, input_is_parallel=parallel, device=module.weight.device, **how
+            )
+        else:
+            raise LayoutError(
+                f"RowwiseParallel: expected a torch.nn.Linear or torch.nn.Embedding, got {type(module).__name__}"
+            )
+        return _become(module, split)
+
+
+class SequenceParallel(tensor.parallel.SequenceParallel):
+    """Let a module (LayerNorm, RMSNorm, Dropout) work on this rank's part of a sequence. Local when applied.
+
+    PyTorch's style of the same name, with the first dimension split and tensors that are not DTensors as the output, as
+    the layers of this package take them. Parameters become DTensors, the same on every rank, whose gradients are summed
+    over the ranks.
+
+    Args:
+        sequence_dim: the dimension that is split.
+        use_local_output: return this rank's part, not a DTensor.
+    """
+
+    def __init__(self, *, sequence_dim: int = 0, use_local_output: bool = True) -> None:
+        super().__init__(sequence_dim=sequence_dim, use_local_output=use_local_output)

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a trial: ``python -m tests.chaos.program DIRECTORY``, whose file ``trial.json`` says what is to happen.
+
+All ranks make the same random calls and check their numbers against NumPy; one rank has a fault on the way. What each
+rank sees is written to ``rank0.jsonl``, ``rank1.jsonl`` and so on, a line at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pblasmp as pb
+import pblasmp.comm.agreement
+import pblasmp.comm.communicator
+import pblasmp.comm.exchange
+import pblasmp.engines.host.blas
+
+# Where an exception is raised, and how often that place is passed in a trial, roughly.
+PLACES: dict[str, tuple[Any, str, int]] = {
+    "copy": (pblasmp.comm.exchange, "copy", 60),
+    "isend": (pblasmp.comm.communicator._Mpi, "isend", 40),
+    "irecv": (pblasmp.comm.communicator._Mpi, "irecv", 40),
+    "wait": (pblasmp.comm.communicator._Mpi, "wait", 60),
+    "barrier": (pblasmp.comm.communicator._Mpi, "barrier", 8),
+    "allgather": (pblasmp.comm.communicator._Mpi, "allgather", 6),
+    "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
+    "gemm": (pblasmp.engines.host.blas.LocalBlas, "gemm", 20),
+    "mmap": (mmap, "mmap", 3),
+}
+KINDS = [
+    *PLACES,
+    "alarm",
+    "user code",
+    "argument",
+    "exit",
+    "return",
+    "_exit",
+    "kill",
+    "late",
+    "child",
+    "thread",
+    "none",
+]
+CATCHABLE = {*PLACES, "alarm", "user code"}  # faults that are an exception, which the rank may catch
+
+
+SMALL = pb.MatrixDescriptor((4, 4), (1, 1), pb.Grid(1, 1))
+
+
+class FaultError(Exception):
+    """The fault, where it is an exception."""
+
+
+def numbers(rows: Any, cols: Any) -> Any:
+    """Return what every matrix holds."""
+    return (rows * 7 + cols * 3) % 11
+
+
+class Trial:
+    """One rank of a trial."""
+
+    def __init__(self, directory: Path) -> None:
+        from mpi4py import MPI
+
+        self.world = MPI.COMM_WORLD
+        self.rank, self.size = self.world.rank, self.world.size
+        self.directory = directory
+        self.orders = json.loads((directory / "trial.json").read_text())
+        self.choose = random.Random(self.orders["seed"])  # the same on all ranks
+        self.victim = self.orders["victim"] == self.rank
+        self.kind = self.orders["kind"]
+        self.log = (directory / f"rank{self.rank}.jsonl").open("a", buffering=1)
+        self.n = self.choose.choice([8, 120, 400])
+
+    def tell(self, what: str, **more: Any) -> None:
+        """Write down what has happened."""
+        self.log.write(json.dumps({"what": what, "at": time.monotonic(), **more}) + "\n")
+
+    # -- calls
+
+    def descriptor(self) -> pb.MatrixDescriptor:
+        """Return a random layout."""
+        shapes = [(p, self.size // p) for p in range(1, self.size + 1) if self.size % p == 0]
+        grid = pb.Grid(*self.choose.choice(shapes), self.choose.choice(["row", "col"]))
+        block = self.choose.randint(1, 70), self.choose.randint(1, 70)
+        return pb.MatrixDescriptor((self.n, self.n), block, grid, order=self.choose.choice("CF"))
+
+    def check(self, call: str, found: Any, expected: Any) -> None:
+        """Write down where a call that has returned is wrong."""
+        if found is not expected and not np.array_equal(found, expected):
+            self.tell("wrong", call=call)
+
+    def calls(self, ctx: pb.Context) -> Iterator[Callable[[], None]]:
+        """Yield calls to make, each of which checks what it returns."""
+        i = np.arange(self.n)
+        whole = numbers(i[:, None], i[None, :]).astype(float)
+        product = whole @ whole
+
+        def local(d: pb.MatrixDescriptor, values: Any) -> Any:
+            return values[np.ix_(*d.global_indices(self.rank))]
+
+        a = ctx.from_function(numbers, self.descriptor())
+        for _ in range(self.orders["calls"]):
+            d = self.descriptor()
+            call = self.choose.choice(
+                ["move", "gather", "allgather", "scatter", "product", "plan", "file", "zeros"]
+            )
+            algo = self.choose.choice(["auto", "panels", "shared"])
+            if call == "move":
+                yield lambda d=d: self.check("redistribute", a.redistribute(d).local, local(d, whole))
+            elif call == "gather":
+                yield lambda: self.check("gather", a.gather(), None if self.rank else whole)
+            elif call == "allgather":
+                yield lambda: self.check("allgather", a.allgather(), whole)
+            elif call == "scatter":
+                yield lambda d=d: self.check("scatter", ctx.scatter(whole, d).local, local(d, whole))
+            elif call == "product":
+                yield lambda algo=algo: self.product(a, algo, local, product)
+            elif call == "plan":
+                yield lambda d=d: self.plan(a, ctx.zeros(d), local(d, product))
+            elif call == "file":
+                yield lambda d=d: self.file(ctx, a, d, local(d, whole))
+            else:
+                yield lambda d=d: self.check("zeros", ctx.zeros(d).local, 0 * local(d, whole))
+
+    def product(self, a: pb.DistributedMatrix, algo: str, local: Callable[..., Any], product: Any) -> None:
+        d = pb.matmul(a, a, algo=algo, redistribute=True)
+        self.check(algo, d.local, local(d.descriptor, product))
+
+    def plan(self, a: pb.DistributedMatrix, out: pb.DistributedMatrix, expected: Any) -> None:
+        with pb.plan_matmul(a, a, out=out, redistribute=True) as plan:
+            for _ in range(3):
+                self.check("plan", plan().local, expected)
+
+    def file(self, ctx: pb.Context, a: pb.DistributedMatrix, d: pb.MatrixDescriptor, expected: Any) -> None:
+        path = self.directory / "a.npy"
+        a.save(path)
+        self.check("load", ctx.load(path, d).local, expected)
+
+    # -- faults
+
+    def prepare(self) -> None:
+        """Have this rank meet its fault, if that comes by itself."""
+        if self.kind in PLACES and self.victim:
+            where, name, often = PLACES[self.kind]
+            original, left = getattr(where, name), [self.choose_mine.randint(1, often)]
+
+            def failing(*args: Any, **kwargs: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    self.tell("fault")
+                    raise FaultError("injected")
+                return original(*args, **kwargs)
+
+            setattr(where, name, failing)
+        elif self.kind == "alarm" and self.victim:
+
+            def handler(*_: object) -> None:
+                self.tell("fault")
+                raise FaultError("injected")
+
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, self.choose_mine.uniform(0.001, 0.3))
+
+    def meet(self, ctx: pb.Context) -> str:
+        """Meet a fault between two calls; return what this rank does then: "call", "skip" this call, or "end"."""
+        if self.kind in ("user code", "exit", "return", "_exit", "kill", "child", "thread"):
+            self.tell("fault")
+        if self.kind == "user code":
+            raise FaultError("injected")
+        if self.kind == "argument":
+            with contextlib.suppress(pb.LayoutError):
+                ctx.zeros(None)  # type: ignore[arg-type]
+            return "skip"
+        if self.kind == "exit":
+            sys.exit(5)
+        if self.kind == "_exit":
+            os._exit(5)
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kind == "late":
+            time.sleep(1.5)
+        if self.kind == "child":
+            self.child(ctx)
+        if self.kind == "thread":
+            with ctx.running("chaos"):
+                thread = threading.Thread(target=self.in_thread, args=[ctx])
+                thread.start()
+                thread.join()
+        return "end" if self.kind == "return" else "call"
+
+    def in_thread(self, ctx: pb.Context) -> None:
+        with contextlib.suppress(pb.ClosedError):
+            ctx.zeros(SMALL)
+            self.tell("wrong", call="two threads")
+
+    def child(self, ctx: pb.Context) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with contextlib.suppress(pb.ClosedError):
+                    ctx.zeros(SMALL)
+                    self.tell("wrong", call="a child")
+                ctx.close()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+    # -- the trial
+
+    def run(self) -> None:
+        """Do it all."""
+        with pb.Context(engine="host"):
+            pass
+        before = held()
+        self.choose_mine = random.Random(f"{self.orders['seed']} {self.rank}")
+        catches = self.orders["catches"]
+        met = self.choose_mine.randrange(self.orders["calls"]) if self.victim else -1
+        try:
+            context = pb.Context(engine="host")
+            with context if self.orders["with"] else contextlib.nullcontext(context) as ctx:
+                self.prepare()
+                for number, call in enumerate(self.calls(ctx)):
+                    then = self.meet(ctx) if number == met else "call"
+                    if then == "end":
+                        break
+                    try:
+                        if then == "call":
+                            call()
+                    except pb.LayoutError:  # an argument that is wrong on one rank is an error of all
+                        if self.kind != "argument":
+                            raise
+        except (FaultError, pb.PblasmpError) as error:
+            self.tell("error", text=f"{type(error).__name__}: {error}")
+            if not catches:
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if not self.orders["with"]:
+            context.close()
+        context = ctx = call = None  # what a broken context holds goes with it
+        gc.collect()
+        if held() > before:
+            self.tell("held", before=before, after=held())
+        self.tell("end")
+
+
+def held() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+if __name__ == "__main__":
+    Trial(Path(sys.argv[1])).run()

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that end badly: ``python -m tests.helpers.faults NAME`` on each rank; tests/mpi/test_faults.py runs them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+import pblasmp as pb
+import pblasmp.comm.agreement
+import pblasmp.comm.communicator
+import pblasmp.comm.exchange
+import pblasmp.context
+import pblasmp.engines.host.blas
+import pblasmp.engines.host.engine
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+def matrix(ctx):
+    return ctx.from_function(
+        lambda i, j: i + j, pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ctx.size))
+    )
+
+
+def one_while_others_multiply():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            raise ValueError("my own")
+        a @ a
+
+
+def one_while_others_wait_in_mpi():
+    with pb.Context(engine="host"):
+        if RANK == 1:
+            raise ValueError("my own")
+        WORLD.Barrier()
+
+
+def one_while_others_close():
+    with pb.Context(engine="host"):
+        if RANK == SIZE - 1:
+            raise ValueError("my own")
+
+
+def one_while_others_run_a_plan():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        plan = pb.plan_matmul(a, a)
+        for turn in range(100):
+            plan()
+            if RANK == 1 and turn == 50:
+                raise ValueError("my own")
+
+
+def all_the_same():
+    with pb.Context(engine="host"):
+        raise ValueError("my own")
+
+
+def all_different():
+    with pb.Context(engine="host"):
+        raise ValueError(f"of rank {RANK}")
+
+
+def two_of_them():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK in (1, 2):
+            raise ValueError("my own")
+        a @ a
+
+
+def without_with():
+    ctx = pb.Context(engine="host")
+    a = matrix(ctx)
+    if RANK == 1:
+        raise ValueError("my own")
+    a @ a
+
+
+def no_such_engine():
+    if RANK == 1:
+        time.sleep(0.3)
+    with pb.Context(engine="none"):
+        pass
+
+
+def in_the_making():
+    if RANK == 1:
+        pblasmp.context.choose_engine = lambda *args: 1 / 0
+    with pb.Context(engine="host"):
+        pass
+
+
+def bad_input():
+    with pb.Context(engine="host") as ctx:
+        ctx.scatter(np.ones((3, 3)), pb.MatrixDescriptor((8, 8 + (RANK == 1)), (2, 2), pb.Grid(1, 1)))
+
+
+def one_leaves_early():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK != 1:
+            a @ a
+
+
+def exits(status):
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            sys.exit(status)
+        a @ a
+
+
+def exits_with_2():
+    exits(2)
+
+
+def exits_with_a_text():
+    exits("good bye")
+
+
+def exits_with_0():
+    exits(0)
+
+
+def exits_while_others_wait_in_mpi():
+    with pb.Context(engine="host"):
+        if RANK == 1:
+            sys.exit(5)
+        WORLD.Barrier()
+
+
+def all_exit_with_0():
+    with pb.Context(engine="host"):
+        sys.exit(0)
+
+
+def interrupted():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            raise KeyboardInterrupt
+        a @ a
+
+
+def in_a_part_of_the_ranks():
+    """Two contexts within one over all ranks: the exception of one part must reach the other."""
+    half = WORLD.Split(RANK % 2, RANK)
+    with pb.Context(engine="host") as world, pb.Context(half, engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            raise ValueError("my own")
+        a @ a
+        matrix(world)
+
+
+def in_a_part_on_its_own():
+    half = WORLD.Split(RANK % 2, RANK)
+    with pb.Context(half, engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            raise ValueError("my own")
+        a @ a
+
+
+def caught():
+    """An agreed error is an exception like any other: the program goes on."""
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        try:
+            pb.matmul(a, a, alpha=RANK)
+        except pb.RankMismatchError:
+            b = a @ a
+            whole = b.gather()
+            if RANK == 0:
+                print("went on", int(whole[0, 0]), flush=True)
+
+
+def never_closed():
+    ctx = pb.Context(engine="host")
+    matrix(ctx)
+    del ctx
+
+
+def closed_after_an_exception():
+    try:
+        with pb.Context(engine="host") as ctx:
+            if RANK == 1:
+                raise ValueError("my own")
+            matrix(ctx)
+    except ValueError:
+        pass
+    ctx = pb.Context(engine="host")
+    ctx.close()
+    del ctx
+
+
+# -- exceptions inside a collective call
+
+
+class AlarmError(Exception):
+    """What a signal handler raises."""
+
+
+def moves(ctx, turns=1):
+    a = ctx.from_function(lambda i, j: 1.0 * i + j, wide(ctx))
+    for _ in range(turns):
+        b = a.redistribute(pb.MatrixDescriptor((300, 300), (20, 7), pb.Grid(1, ctx.size)))
+    return b
+
+
+def wide(ctx):
+    return pb.MatrixDescriptor((300, 300), (7, 20), pb.Grid(ctx.size, 1))
+
+
+def fails_on_rank_1(module, name, error, after=0):
+    """Have the function ``name`` of a module raise ``error`` on rank 1, once it has been called ``after`` times."""
+    function, calls = getattr(module, name), []
+
+    def failing(*args, **kwargs):
+        calls.append(name)
+        if RANK == 1 and len(calls) > after:
+            raise error
+        return function(*args, **kwargs)
+
+    setattr(module, name, failing)
+    return function
+
+
+def tells(work):
+    """Print how ``work`` ends on each rank."""
+    try:
+        work()
+        end = "returned"
+    except Exception as error:  # noqa: BLE001 - it is printed
+        end = f"{type(error).__name__}: {error}"
+    print(f"rank {RANK}: {end}", flush=True)
+
+
+def caught_in(work, module, name, after=0):
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        function = fails_on_rank_1(module, name, MemoryError("no room"), after)
+        tells(lambda: work(ctx, a))
+        setattr(module, name, function)
+        tells(lambda: a @ a)
+        tells(lambda: moves(ctx))
+    with pb.Context(engine="host") as ctx:  # another one works
+        whole = (matrix(ctx) @ matrix(ctx)).gather()
+        assert RANK or whole[0, 0] == 140
+
+
+def caught_in_a_move():
+    caught_in(lambda ctx, _: moves(ctx), pblasmp.comm.exchange, "copy", 3)
+
+
+def caught_before_a_move():
+    caught_in(lambda ctx, _: moves(ctx), pblasmp.engines.host.engine, "ExchangeMove")
+
+
+def caught_in_scatter():
+    def work(ctx, _):
+        ctx.scatter(np.ones((300, 300)), wide(ctx), root=1)
+
+    caught_in(work, pblasmp.comm.exchange, "copy", 2)
+
+
+def caught_in_gather():
+    caught_in(lambda _, a: a.gather(), pblasmp.comm.communicator._Mpi, "isend")
+
+
+def caught_in_a_product():
+    caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.engines.host.blas.LocalBlas, "gemm")
+
+
+def caught_in_a_vote():
+    caught_in(lambda _, a: a @ a, pblasmp.comm.agreement._Vote, "outcome")
+
+
+def caught_alarm():
+    """A signal handler raises in the middle of moves, wherever that is."""
+
+    def handler(*_):
+        raise AlarmError
+
+    signal.signal(signal.SIGALRM, handler)
+    with pb.Context(engine="host") as ctx:
+        moves(ctx)
+        if RANK == 1:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            while True:
+                moves(ctx, 10)
+        except (AlarmError, pb.PblasmpError) as error:
+            first = error
+        tells(lambda: moves(ctx))
+        assert isinstance(first, AlarmError) == (RANK == 1), first
+
+
+def uncaught_in_a_move():
+    with pb.Context(engine="host") as ctx:
+        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 3)
+        moves(ctx)
+
+
+def uncaught_where_others_catch():
+    with pb.Context(engine="host") as ctx:
+        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 3)
+        with contextlib.suppress(pb.ClosedError):
+            moves(ctx)
+
+
+def caught_where_others_do_not():
+    with pb.Context(engine="host") as ctx:
+        fails_on_rank_1(pblasmp.comm.exchange, "copy", ValueError("my own"), 3)
+        with contextlib.suppress(ValueError if RANK == 1 else ()):
+            moves(ctx)
+
+
+class Unprintable:
+    def __repr__(self):
+        raise ValueError("my own")
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ValueError("of my own")
+
+
+def unprintable():
+    """What the user's code raises while it is shown is this rank's error; the context is as it was."""
+    with pb.Context(engine="host") as ctx:
+
+        def names():
+            with ctx.agreement("names") as facts:
+                facts["name"] = Unprintable() if RANK == 1 else 0
+
+        def raises(i, j):
+            if RANK == 1:
+                raise UnprintableError
+            return i + j
+
+        tells(names)
+        tells(lambda: ctx.from_function(raises, wide(ctx)))
+        tells(lambda: moves(ctx))
+
+
+def no_room_to_map():
+    """One rank cannot map what its node shares: an error of all, and the context is as it was."""
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        mapped = fails_on_rank_1(mmap, "mmap", OSError(12, "Cannot allocate memory"))
+        tells(lambda: pb.matmul(a, a, algo="shared"))
+        mmap.mmap = mapped
+        tells(lambda: a @ a)
+
+
+# -- ranks that leave without closing
+
+
+def end_without_closing():
+    ctx = pb.Context(engine="host")
+    atexit.unregister(pblasmp.comm.failures._close_all)
+    atexit.register(lambda: print(ctx, flush=True))
+    atexit.register(pblasmp.comm.failures._close_all)
+    keep.append((ctx, matrix(ctx)))
+
+
+def exit_without_closing():
+    end_without_closing()
+    sys.exit(3)
+
+
+def one_ends_while_others_multiply():
+    ctx = pb.Context(engine="host")
+    a = matrix(ctx)
+    keep.append(ctx)
+    if RANK != 1:
+        a @ a
+
+
+def one_exits_while_others_multiply():
+    ctx = pb.Context(engine="host")
+    a = matrix(ctx)
+    keep.append(ctx)
+    if RANK == 1:
+        sys.exit(3)
+    a @ a
+
+
+def one_has_lost_it():
+    ctx = pb.Context(engine="host")
+    if RANK == 1:
+        del ctx
+        gc.collect()
+    else:
+        keep.append(ctx)
+
+
+def one_has_lost_it_while_others_close():
+    ctx = pb.Context(engine="host")
+    if RANK == 1:
+        del ctx
+        gc.collect()
+    else:
+        ctx.close()
+
+
+def finalised_before_the_end():
+    keep.append(pb.Context(engine="host"))
+    MPI.Finalize()
+
+
+keep = []
+
+# -- children and threads
+
+
+def child_leaves():
+    """A fork of a rank leaves the with block: nobody hears of it."""
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        pid = os.fork() if RANK == 1 else -1
+        if pid == 0:
+            try:
+                tells(lambda: a @ a)
+                ctx.__exit__(None, None, None)
+                ctx.__exit__(ValueError, ValueError("of the child"), None)
+            finally:
+                os._exit(7)
+        if pid > 0:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        WORLD.Barrier()
+        whole = (a @ a).gather()
+        if RANK == 0:
+            print("went on", int(whole[0, 0]), flush=True)
+
+
+def two_threads():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            with ctx.running("first"):
+                thread = threading.Thread(target=tells, args=[lambda: a @ a])
+                thread.start()
+                thread.join()
+        tells(lambda: a @ a)
+
+
+# -- several contexts
+
+
+def used_in_different_orders():
+    with pb.Context(engine="host") as one, pb.Context(engine="host") as two:
+        for ctx in (one, two) if RANK else (two, one):
+            matrix(ctx)
+
+
+def closed_in_different_orders():
+    one, two = pb.Context(engine="host"), pb.Context(engine="host")
+    for ctx in (one, two) if RANK else (two, one):
+        ctx.close()
+
+
+def made_while_others_multiply():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        if RANK == 1:
+            pb.Context(engine="host")
+        a @ a
+
+
+def slow_but_in_order():
+    """One rank comes so late that the others look for what may be wrong: nothing is."""
+    with pb.Context(engine="host") as one, pb.Context(engine="host") as two:
+        for ctx in (one, two, one):
+            if RANK == 1:
+                time.sleep(1.7)
+            whole = (matrix(ctx) @ matrix(ctx)).gather()
+        if RANK == 1:
+            time.sleep(1.7)
+        with pb.Context(engine="host") as three:
+            matrix(three)
+        if RANK == 0:
+            print("went on", int(whole[0, 0]), flush=True)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A product on a machine that is played, and what the library was told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+import pblasmp as pb
+from tests.helpers.gpu.products import OPS, integers, part_of, poisoned, wrong
+from tests.helpers.library_calls import misfits
+from tests.helpers.machine import Multiplying
+
+Window = tuple[slice, slice]
+
+
+def multiply(
+    ctx: pb.Context,
+    lib: Multiplying,
+    p: pb.MatmulProblem,
+    alpha: complex = 1,
+    beta: complex = 0,
+    within: Mapping[str, tuple[pb.MatrixDescriptor, Window]] = MappingProxyType({}),
+) -> str:
+    """Return what is wrong with a product, and with what the library was told.
+
+    Operands are sub-matrices of those ``within`` names: the whole matrix, and where they lie in it.
+    """
+    values = {x: integers(d.shape, d.dtype, seed, 1 if d.dtype.itemsize == 2 else 3)
+              for seed, x in enumerate("abc") if (d := getattr(p, x)) is not None}  # fmt: skip
+    wholes = {
+        x: poisoned(ctx, within[x][0] if x in within else d)
+        for x in "abcd"
+        if (d := getattr(p, x)) is not None
+    }
+    matrices = {x: whole[within[x][1]] if x in within else whole for x, whole in wholes.items()}
+    for x, of_x in values.items():
+        if (part := part_of(ctx, of_x, matrices[x].descriptor)) is not None:
+            ctx.engine.from_host(matrices[x].local, part.astype(p.a.dtype))
+    out = matrices["d"]
+    calls = len(lib.of("Matmul"))
+    multiplies = ctx.rank < p.d.grid.size and alpha != 0 and 0 not in (p.m, p.n, p.k)
+    with pb.plan_matmul(
+        *(matrices.get(x) for x in "abc"),
+        out=out,
+        alpha=alpha,
+        beta=beta,
+        op_a=p.op_a,
+        op_b=p.op_b,
+        scheme=p.scheme,
+    ) as plan:
+        plan()
+        fault = "; ".join(misfits(lib, p, matrices, alpha, beta)) if multiplies else ""
+    if len(lib.of("Matmul")) - calls != multiplies:
+        return "another number of calls"
+    expected = alpha * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
+    if p.scheme == "ar":
+        expected = np.tile(expected, (1, p.d.grid.size) if p.d.order == "F" else (p.d.grid.size, 1))
+    if beta:
+        expected = expected + beta * values["c"]
+    fault = fault or wrong(ctx, out, expected, 2.0**-6 if p.d.dtype.itemsize == 2 else 0)
+    out.local[...] = np.nan
+    return fault or ("" if np.isnan(wholes["d"].local).all() else "wrote beside the sub-matrix")

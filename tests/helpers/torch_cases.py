@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for PyTorch on ranks: what is split is compared with the same in one process, which every rank computes too.
+
+``comm`` is an MPI communicator or a process group. On GPUs (tests/gpu) the same cases run on cuBLASMp.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import pblasmp as pb
+import pblasmp.torch as pt
+from pblasmp.tensor_parallel import shard
+from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+
+Case = tuple[str, str | None]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+FUNCTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+UNEVEN = ((7, 13, 10), (5, 6, 3), (1, 9, 4))  # tokens, inputs, outputs: they leave ranks without a part
+
+
+def everything(comm: Any) -> Iterator[Case]:
+    yield from functions_and_layers(comm)
+    yield from training(comm)
+
+
+def functions_and_layers(comm: Any) -> Iterator[Case]:
+    with host(comm) as ctx:
+        for sizes in ((8, 12, 16), *UNEVEN):
+            yield from functions(ctx, sizes, torch.float64)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            yield from functions(ctx, (8, 12, 16), dtype)
+        for each in LAYERS:
+            yield each.__name__, failure(each, ctx)
+
+
+def training(comm: Any) -> Iterator[Case]:
+    with host(comm) as ctx:
+        for dtype in (torch.float64, torch.float32):
+            for sequence_parallel in (False, True):
+                for sizes in ((8, 12, 16), *UNEVEN):
+                    yield from trained(ctx, Mlp, sizes, sequence_parallel, dtype)
+                yield from trained(ctx, Attention, (8, 12, 16), sequence_parallel, dtype)
+
+
+@contextmanager
+def host(comm: Any) -> Iterator[pb.Context]:
+    torch.set_num_threads(1)
+    with pb.Context(comm, engine="host") as ctx:
+        yield ctx
+
+
+def failure(case: Callable[[pb.Context], None], ctx: pb.Context) -> str | None:
+    try:
+        case(ctx)
+    except AssertionError as error:
+        return str(error) or "it failed"
+    return None
+
+
+def own(n: int, ctx: pb.Context) -> slice:
+    return shard(n, ctx.size, ctx.rank)
+
+
+def device(ctx: pb.Context) -> torch.device:
+    return torch.device("cpu" if ctx.engine.name == "host" else f"cuda:{ctx.engine.device.index}")
+
+
+def integers(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The same small integers on every rank: products of them are exact."""
+    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(device(ctx), dtype)
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def compare(name: str, got: Tensor | None, expected: Tensor | None, tolerance: float = 0) -> None:
+    if got is None or expected is None:
+        assert got is expected, f"{name}: {got} where {expected} was expected"
+        return
+    got = local(got)
+    assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    assert got.dtype == expected.dtype, f"{name}: {got.dtype}, expected {expected.dtype}"
+    if got.numel():
+        scale = max(1.0, expected.abs().max().item())
+        error = (got.detach().double() - expected.detach().double()).abs().max().item() / scale
+        assert error <= tolerance, f"{name}: relative error {error}"  # NaN is not
+
+
+# -- functions
+
+
+class Split(NamedTuple):
+    """How a function's operands lie: which part of a whole array this rank has, by name."""
+
+    function: Callable[..., Tensor]
+    x: Any
+    w: Any
+    bias: Any
+    y: Any
+
+
+def functions(
+    ctx: pb.Context, sizes: tuple[int, int, int], dtype: torch.dtype, tolerance: float = 0
+) -> Iterator[Case]:
+    """Every function against PyTorch on whole arrays: integers, so that all is equal as long as they are small."""
+    t, k, n = sizes
+    tokens, inputs, outputs = (own(extent, ctx) for extent in sizes)
+    everything, last = slice(None), (..., outputs)
+    for split in (
+        Split(pt.allgather_matmul, tokens, outputs, outputs, last),
+        Split(pt.matmul_reduce_scatter, (..., inputs), (..., inputs), everything, tokens),
+        Split(pt.matmul_allreduce, (..., inputs), (..., inputs), everything, everything),
+        Split(pt.matmul_allgather, everything, outputs, outputs, everything),
+        Split(matmul_local, everything, outputs, outputs, last),
+        Split(split_matmul_allreduce, everything, (..., inputs), everything, everything),
+    ):
+        name = f"{split.function.__name__} {t}x{k}x{n} {dtype}"
+        for lead, has_bias in (((), True), ((3,), True), ((2, 1), False)):
+            whole = [
+                integers(ctx, 1, t, *lead, k, dtype=dtype),
+                integers(ctx, 2, n, k, dtype=dtype),
+                *([integers(ctx, 3, n, dtype=dtype)] if has_bias else []),
+            ]
+            yield (
+                f"{name} {lead}",
+                failure(lambda ctx, s=split, w=whole: one_function(ctx, s, w, tolerance), ctx),
+            )
+
+
+def one_function(ctx: pb.Context, split: Split, whole: list[Tensor], tolerance: float) -> None:
+    parts = [split.x, split.w, split.bias]
+    mine = [tensor[part].clone().requires_grad_() for tensor, part in zip(whole, parts, strict=False)]
+    whole = [tensor.clone().requires_grad_() for tensor in whole]
+    expected = nn.functional.linear(*whole)
+    weights = integers(ctx, 4, *expected.shape, dtype=expected.dtype)
+    (expected * weights).sum().backward()
+    x, w, *bias = mine
+    y = split.function(x, w, ctx, *bias)
+    compare("y", y, expected[split.y], tolerance)
+    (y * weights[split.y]).sum().backward()
+    for name, tensor, full, part in zip("xwb", mine, whole, parts, strict=False):
+        compare(f"gradient of {name}", tensor.grad, full.grad[part], tolerance)
+    with torch.no_grad():
+        compare("y without gradient", split.function(x, w, ctx, *bias), expected[split.y], tolerance)
+
+
+# -- layers
+
+
+def column_and_row(ctx: pb.Context, sequence_parallel: bool, k: int = 12, n: int = 16) -> tuple[Any, ...]:
+    """Two layers of integers, whole and split."""
+    up, down = whole_linear(ctx, 5, k, n), whole_linear(ctx, 6, n, k)
+    return (
+        up,
+        down,
+        pt.ColumnParallelLinear.from_linear(up, ctx, sequence_parallel=sequence_parallel),
+        pt.RowParallelLinear.from_linear(down, ctx, sequence_parallel=sequence_parallel),
+    )
+
+
+def whole_linear(ctx: pb.Context, seed: int, k: int, n: int) -> nn.Linear:
+    linear = nn.Linear(k, n, dtype=torch.float64, device=device(ctx))
+    with torch.no_grad():
+        linear.weight.copy_(integers(ctx, seed, n, k))
+        linear.bias.copy_(integers(ctx, seed + 100, n))
+    return linear
+
+
+def compare_gradients(name: str, split: Any, whole: nn.Linear) -> None:
+    part = split.shard
+    expected = (
+        None if whole.weight.grad is None else whole.weight.grad[part if split._split == 0 else (..., part)]
+    )
+    compare(f"{name}.weight", split.weight.grad, expected)
+    grad = whole.bias.grad
+    compare(f"{name}.bias", split.bias.grad, grad[part] if grad is not None and split._split == 0 else grad)
+
+
+def partly_frozen(ctx: pb.Context) -> None:
+    """Only what needs a gradient gets one, whatever else does."""
+    for sequence_parallel in (False, True):
+        tokens = own(8, ctx) if sequence_parallel else slice(None)
+        for needs in range(32):
+            up, down, split_up, split_down = column_and_row(ctx, sequence_parallel)
+            for pair in ((up, down), (split_up, split_down)):
+                for i, p in enumerate((pair[0].weight, pair[0].bias, pair[1].weight, pair[1].bias)):
+                    p.requires_grad_(bool(needs >> i & 1))
+            whole = integers(ctx, 7, 8, 12).requires_grad_(bool(needs >> 4 & 1))
+            x = whole.detach()[tokens].clone().requires_grad_(whole.requires_grad)
+            expected, y = down(up(whole).relu()), split_down(split_up(x).relu())
+            assert y.requires_grad == expected.requires_grad
+            if not needs:
+                continue
+            expected.square().sum().backward()
+            y.square().sum().backward()
+            compare(f"{needs}: x", x.grad, None if whole.grad is None else whole.grad[tokens])
+            compare_gradients(f"{needs}: up", split_up, up)
+            compare_gradients(f"{needs}: down", split_down, down)
+
+
+def used_twice(ctx: pb.Context) -> None:
+    """One pair of layers twice in one graph."""
+    for sequence_parallel in (False, True):
+        up, down, split_up, split_down = column_and_row(ctx, sequence_parallel)
+        tokens = own(8, ctx) if sequence_parallel else slice(None)
+        whole = integers(ctx, 7, 8, 12).requires_grad_()
+        x = whole.detach()[tokens].clone().requires_grad_()
+        once, split_once = down(up(whole).relu()), split_down(split_up(x).relu())
+        expected, y = down(up(once).relu()) + once, split_down(split_up(split_once).relu()) + split_once
+        compare("y", y, expected[tokens])
+        expected.sum().backward()
+        y.sum().backward()  # an expanded gradient, all its strides 0
+        compare("x", x.grad, whole.grad[tokens])
+        compare_gradients("up", split_up, up)
+        compare_gradients("down", split_down, down)
+
+
+def accumulated(ctx: pb.Context) -> None:
+    """Gradients of several steps add up; a graph that is kept goes back twice."""
+    for sequence_parallel in (False, True):
+        up, down, split_up, split_down = column_and_row(ctx, sequence_parallel)
+        tokens = own(8, ctx) if sequence_parallel else slice(None)
+        for seed in (7, 8, 9):
+            whole = integers(ctx, seed, 8, 12)
+            losses = down(up(whole)).sum(), split_down(split_up(whole[tokens])).sum()
+            for loss in losses:
+                loss.backward(retain_graph=True)
+                loss.backward()
+        compare_gradients("up", split_up, up)
+        compare_gradients("down", split_down, down)
+
+
+def values_of_rank_0(ctx: pb.Context) -> None:
+    """Shards come from rank 0's layer or generator; state_dict holds shards."""
+    torch.manual_seed(3)
+    expected = nn.Linear(13, 10)
+    after = torch.rand(1)
+    torch.manual_seed(3 + ctx.rank)
+    column = pt.ColumnParallelLinear(13, 10, ctx=ctx)
+    part = column.shard
+    compare("weight", column.weight.cpu(), expected.weight[part])
+    compare("bias", column.bias.cpu(), expected.bias[part])
+    if ctx.rank == 0:
+        compare("the generator", torch.rand(1), after)
+    torch.manual_seed(3)
+    column.reset_parameters()
+    compare("weight, drawn again", column.weight.cpu(), expected.weight[part])
+    other = nn.Linear(13, 10, bias=False)
+    row = pt.RowParallelLinear.from_linear(other, ctx)
+    values = other.weight.detach() if ctx.rank == 0 else torch.empty(10, 13)
+    ctx.comm.bcast_into(values.numpy(), 0)
+    compare("weight of rank 0", row.weight.cpu(), values[:, row.shard])
+    assert row.bias is None
+    state = {name: value.clone() for name, value in column.state_dict().items()}
+    assert {name: value.shape for name, value in state.items()} == {"weight": (10, 13), "bias": (10,)}
+    assert {name: local(value).shape for name, value in state.items()} == {
+        "weight": (part.stop - part.start, 13),
+        "bias": (part.stop - part.start,),
+    }
+    column.reset_parameters()
+    column.load_state_dict(state)
+    compare("weight, loaded", column.weight.cpu(), expected.weight[part])
+    for plain in (expected.state_dict(), {name: local(value) for name, value in state.items()}):
+        column.reset_parameters()
+        column.load_state_dict(plain)
+        compare("weight, of a plain tensor", column.weight.cpu(), expected.weight[part])
+        compare("bias, of a plain tensor", column.bias.cpu(), expected.bias[part])
+    for parameter, dim in ((column.weight, 0), (column.bias, 0), (row.weight, 1)):
+        assert parameter.tensor_model_parallel
+        assert (parameter.partition_dim, parameter.partition_stride) == (dim, 1)
+    assert not pt.RowParallelLinear(3, 4, ctx=ctx).bias.tensor_model_parallel
+    copied = copy.deepcopy(column)
+    assert copied.ctx is ctx
+    pointers = [local(each.weight).data_ptr() for each in (copied, column)]
+    assert pointers[0] != pointers[1] or not local(column.weight).numel()
+    with pytest.raises(TypeError, match=r"a Context cannot be pickled.*state_dict\(\)"):
+        pickle.dumps(column)
+    assert "out_features=10" in repr(column)
+    assert f"ranks={ctx.size}" in repr(column)
+
+
+def autocast(ctx: pb.Context) -> None:
+    """Layers of float32 compute in the type that autocast asks for; gradients are float32."""
+    where = device(ctx)
+    for dtype in (torch.bfloat16, torch.float16):
+        for sequence_parallel in (False, True):
+            up, down, split_up, split_down = (m.float() for m in column_and_row(ctx, sequence_parallel))
+            tokens = own(8, ctx) if sequence_parallel else slice(None)
+            whole = integers(ctx, 7, 8, 12, dtype=torch.float32).requires_grad_()
+            x = whole.detach()[tokens].clone().requires_grad_()
+            with torch.autocast(where.type, dtype):
+                expected, y = down(up(whole) / 16), split_down(split_up(x) / 16)
+            assert y.dtype == dtype
+            compare("y", y, expected[tokens], TOLERANCE[dtype])
+            expected.float().sum().backward()
+            y.float().sum().backward()
+            compare("x", x.grad, whole.grad[tokens], TOLERANCE[dtype])
+            compare("weight", split_up.weight.grad, up.weight.grad[split_up.shard], TOLERANCE[dtype])
+
+
+def strided(ctx: pb.Context) -> None:
+    """Inputs and gradients that are not contiguous."""
+    up, down, split_up, split_down = column_and_row(ctx, False)
+    whole = integers(ctx, 7, 8, 3, 12).requires_grad_()
+    x = whole.detach().clone().requires_grad_()
+    expected, y = (
+        b(a(z.transpose(0, 1)).relu()).transpose(0, 1)
+        for a, b, z in ((up, down, whole), (split_up, split_down, x))
+    )
+    compare("y", y, expected)
+    weights = integers(ctx, 8, 12, 3, 8).permute(2, 1, 0)
+    (expected * weights).sum().backward()
+    (y * weights).sum().backward()
+    compare("x", x.grad, whole.grad)
+    compare_gradients("up", split_up, up)
+    compare_gradients("down", split_down, down)
+    everything, replicated = whole_linear(ctx, 9, 12, 10), integers(ctx, 7, 12, 8).t()
+    gathers = pt.ColumnParallelLinear.from_linear(everything, ctx, gather_output=True)
+    splits = pt.RowParallelLinear.from_linear(everything, ctx, input_is_parallel=False)
+    compare("all outputs", gathers(replicated), everything(replicated))
+    compare("own inputs", splits(replicated), everything(replicated))
+
+
+def one_row(ctx: pb.Context) -> None:
+    """An input of one dimension, where rows are not split; on one rank, PyTorch's own check of all functions."""
+    for function, dim in ((pt.matmul_allreduce, 1), (pt.matmul_allgather, 0)):
+        whole = [integers(ctx, 1, 12).requires_grad_(), integers(ctx, 2, 10, 12).requires_grad_()]
+        part = (..., own((10, 12)[dim], ctx))
+        x = whole[0].detach()[part if dim else ...].clone().requires_grad_()
+        w = (whole[1][part] if dim else whole[1][part[1]]).detach().clone().requires_grad_()
+        expected, y = nn.functional.linear(*whole), function(x, w, ctx)
+        compare("y", y, expected)
+        expected.sum().backward()
+        y.sum().backward()
+        compare("x", x.grad, whole[0].grad[part if dim else ...])
+        compare("w", w.grad, whole[1].grad[part] if dim else whole[1].grad[part[1]])
+    if ctx.size == 1:
+        for function in (*(getattr(pt, name) for name in FUNCTIONS), matmul_local, split_matmul_allreduce):
+            values = [
+                torch.randn(shape, dtype=torch.float64, device=device(ctx))
+                for shape in ((4, 2, 5), (3, 5), (3,))
+            ]
+            operands = [value.requires_grad_() for value in values]
+            assert torch.autograd.gradcheck(lambda x, w, b, f=function: f(x, w, ctx, b), operands)
+
+
+def refused(ctx: pb.Context) -> None:
+    def raises(match: str, function: Callable[[], object]) -> None:
+        with pytest.raises(pb.LayoutError, match=match):
+            function()
+
+    linear = nn.Linear(12, 16)
+    how: dict[str, Any] = {"ctx": ctx}
+    raises(
+        "gather_output",
+        lambda: pt.ColumnParallelLinear(12, 16, **how, gather_output=True, sequence_parallel=True),
+    )
+    raises(
+        "input_is_parallel",
+        lambda: pt.RowParallelLinear(12, 16, **how, input_is_parallel=False, sequence_parallel=True),
+    )
+    no_context = {**how, "ctx": None}
+    raises(
+        "RowParallelLinear: ctx: expected a pblasmp.Context",
+        lambda: pt.RowParallelLinear(16, 12, **no_context),
+    )
+    raises("linear: 16x12 .*, expected 12x16", lambda: pt.ColumnParallelLinear(16, 12, **how, linear=linear))
+    raises("expected .* without bias", lambda: pt.RowParallelLinear(12, 16, False, **how, linear=linear))
+    w = torch.ones(4, 12, dtype=torch.complex64, device=device(ctx))
+    raises("x: dtype is torch.complex64, expected a real", lambda: pt.matmul_allreduce(w, w, ctx))
+    raises(
+        "w: dtype is torch.int64, expected a real", lambda: pt.allgather_matmul(w.real, w.real.long(), ctx)
+    )
+    raises(
+        "w: expected a tensor, got ndarray", lambda: pt.matmul_reduce_scatter(w.real, np.ones((4, 12)), ctx)
+    )
+    raises("x: shape is .., expected 1 dim", lambda: pt.matmul_allgather(torch.tensor(1.0), w.real, ctx))
+    raises("x: expected a tensor, got list", lambda: pt.RowParallelLinear(12, 16, **how)([1.0]))
+    raises(
+        "x: the last .* is 3, expected w's 12", lambda: pt.ColumnParallelLinear(12, 16, **how)(w.real[:, :3])
+    )
+    raises("in_features: expected an integer, got '12'", lambda: pt.ColumnParallelLinear("12", 16, **how))  # type: ignore[arg-type]
+    raises("linear: expected a torch.nn.Linear", lambda: pt.ColumnParallelLinear.from_linear(w, ctx))  # type: ignore[arg-type]
+    raises("linear: expected a torch.nn.Linear", lambda: pt.RowParallelLinear(12, 16, **how).load_linear(w))  # type: ignore[arg-type]
+    raises("ctx: expected a pblasmp.Context", lambda: pt.matmul_allreduce(w.real, w.real, None))  # type: ignore[arg-type]
+    mine = w.real.long() if ctx.rank == ctx.size - 1 else w.real.contiguous()  # told on every rank
+    raises(
+        "x: dtype is torch.int64, expected a real",
+        lambda: pt.matmul_allreduce(mine, w.real.contiguous(), ctx),
+    )
+    if ctx.size > 1:  # told on every rank, on those too that hold what they should
+        held = torch.ones(1 if ctx.rank == 0 else 3, 12, device=device(ctx))
+        words = r": the ranks hold \[1, 3.*, expected \["
+        needs = held.clone().requires_grad_()
+        raises("x" + words, lambda: pt.allgather_matmul(needs, w.real.contiguous(), ctx))
+        raises("w" + words, lambda: pt.matmul_allgather(w.real.contiguous(), held, ctx))
+        last = ctx.rank == ctx.size - 1
+        x = torch.ones(4, 13 if last else 12, device=device(ctx))
+        raises(
+            r"x: shape is \(4, 13\), expected 12",
+            lambda: pt.RowParallelLinear(12, 16, **how, input_is_parallel=False)(x),
+        )
+        dtype = torch.float64 if last else torch.float32
+        with pytest.raises(pb.RankMismatchError, match=r"dtype:\n +torch.float32 on rank"):
+            pt.ColumnParallelLinear(12, 16, **how, dtype=dtype)
+
+
+LAYERS = (partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, refused)
+
+# -- training
+
+
+class Mlp(nn.Module):
+    """Two layers; whole, or split after a whole one."""
+
+    def __init__(self, sizes: tuple[int, int, int], like: Mlp | None, ctx: pb.Context, **how: Any) -> None:
+        super().__init__()
+        _, k, n = sizes
+        if like is None:
+            self.up, self.down = nn.Linear(k, n, **how), nn.Linear(n, k, **how)
+        else:
+            self.up = pt.ColumnParallelLinear.from_linear(like.up, ctx, **how)
+            self.down = pt.RowParallelLinear.from_linear(like.down, ctx, **how)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+class Attention(nn.Module):
+    """Eight heads between split projections; x is sequence × batch × inputs."""
+
+    def __init__(
+        self, sizes: tuple[int, int, int], like: Attention | None, ctx: pb.Context, **how: Any
+    ) -> None:
+        super().__init__()
+        _, k, n = sizes
+        self.width = n // 8
+        if like is None:
+            self.q, self.k, self.v = (nn.Linear(k, n, **how) for _ in range(3))
+            self.out = nn.Linear(n, k, **how)
+        else:
+            self.q, self.k, self.v = (
+                pt.ColumnParallelLinear.from_linear(each, ctx, **how) for each in (like.q, like.k, like.v)
+            )
+            self.out = pt.RowParallelLinear.from_linear(like.out, ctx, **how)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.width)).permute(1, 2, 0, 3) for layer in (self.q, self.k, self.v)
+        )
+        heads = (q @ k.transpose(-1, -2) / self.width**0.5).softmax(-1) @ v
+        return self.out(heads.permute(2, 0, 1, 3).flatten(-2))
+
+
+def trained(
+    ctx: pb.Context, model: Any, sizes: tuple[int, int, int], sequence_parallel: bool, dtype: torch.dtype
+) -> Iterator[Case]:
+    name = f"{model.__name__} {sizes} {dtype}{' sequence parallel' if sequence_parallel else ''}"
+    yield name, failure(lambda ctx: ten_steps(ctx, model, sizes, sequence_parallel, dtype), ctx)
+
+
+def ten_steps(
+    ctx: pb.Context, model: Any, sizes: tuple[int, int, int], sequence_parallel: bool, dtype: torch.dtype
+) -> None:
+    """Ten steps of momentum: outputs, input gradients, parameters and their gradients as in one process."""
+    torch.manual_seed(0)
+    whole = model(sizes, None, ctx, dtype=dtype, device=device(ctx))
+    split = model(sizes, whole, ctx, sequence_parallel=sequence_parallel)
+    optimisers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (whole, split)]
+    tokens = own(sizes[0], ctx) if sequence_parallel else slice(None)
+    tolerance = TOLERANCE[dtype]
+    for step in range(10):
+        data = torch.Generator().manual_seed(step)
+        x, target = (
+            torch.randn(sizes[0], 2, sizes[1], dtype=dtype, generator=data).to(device(ctx)) for _ in range(2)
+        )
+        mine = x[tokens].clone().requires_grad_()
+        x.requires_grad_()
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        expected, y = whole(x), split(mine)
+        compare(f"step {step}: y", y, expected[tokens], tolerance)
+        (expected - target).square().mean().backward()
+        ((y - target[tokens]).square().sum() / target.numel()).backward()
+        compare(f"step {step}: gradient of x", mine.grad, x.grad[tokens], tolerance)
+        for layer_name, layer in split.named_children():
+            like = getattr(whole, layer_name)
+            part = layer.shard if layer._split == 0 else (..., layer.shard)
+            compare(
+                f"step {step}: gradient of {layer_name}", layer.weight.grad, like.weight.grad[part], tolerance
+            )
+        for optimiser in optimisers:
+            optimiser.step()
+    for layer_name, layer in split.named_children():
+        like = getattr(whole, layer_name)
+        part = layer.shard if layer._split == 0 else (..., layer.shard)
+        compare(f"{layer_name}.weight", layer.weight, like.weight[part], tolerance)
+        compare(
+            f"{layer_name}.bias",
+            layer.bias,
+            like.bias[layer.shard] if layer._split == 0 else like.bias,
+            tolerance,
+        )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals at any moment end the command line: a few of what ``python -m tests.chaos.signals`` does at length."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+
+from pblasmp.cli import signals
+from tests.chaos.signals import campaign
+from tests.helpers.mpi import ROOT, starts_ranks
+
+pytestmark = starts_ranks
+
+
+def test_random_signals():
+    seed = random.randrange(1 << 30)
+    _, faults = campaign(12, seed)
+    assert not faults, f"seed {seed}"
+
+
+SWALLOWED = """
+import os, signal, sys, time, weakref
+from pblasmp.cli.signals import end_on_signals, settle
+end_on_signals()
+class Thing: pass
+def callback(_):
+    os.kill(os.getpid(), {number})
+    for _ in range(100): pass  # Python drops what is raised here
+sys.unraisablehook = lambda _: print("dropped", flush=True)
+cleaned = 0
+try:
+    thing = Thing(); reference = weakref.ref(thing, callback); del thing
+    time.sleep(20)
+except BaseException as error:
+    os.kill(os.getpid(), {number})  # a second one does not disturb the cleaning
+    time.sleep(0.3)
+    settle()
+    print(type(error).__name__, getattr(error, "code", ""))
+"""
+
+
+def test_a_signal_that_python_swallows_comes_again():
+    for number, expected in ((signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit 143")):
+        done = subprocess.run(
+            [sys.executable, "-c", SWALLOWED.format(number=int(number))],
+            cwd=ROOT, capture_output=True, text=True, timeout=15, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split("\n")[:2] == ["dropped", expected.rstrip()] or done.stdout.splitlines() == [
+            "dropped", f"{expected} "
+        ]  # fmt: skip
+
+
+def test_the_alarm_clock_is_given_back():
+    before = signal.getsignal(signal.SIGALRM), [signal.getsignal(number) for number in signals._NUMBERS]
+    timer = signal.setitimer(signal.ITIMER_REAL, 500)
+    try:
+        signals.end_on_signals()
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            signals.settle()
+        assert signal.getsignal(signal.SIGALRM) == before[0]
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 400
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        for number, handler in zip(signals._NUMBERS, before[1], strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New matrices: full, eye, random, and every way to say how they are distributed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.dtypes import FLOAT8
+from tests.helpers.cases import SIZES, TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
+from tests.helpers.mpi import run_mpi
+
+ALL_TYPES = (*TYPES, *FLOAT8)
+
+
+def values(comm):
+    rng = np.random.default_rng(61)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in ALL_TYPES:
+            d = layout(rng, pick(rng, ((9, 7), (7, 9), (8, 8), (0, 3))), comm.size, dtype=dtype)
+            yield f"full {d}", misplaced(ctx.full(d, 2.5), np.full(d.shape, 2.5).astype(d.dtype))
+            yield f"eye {d}", misplaced(ctx.eye(d), np.eye(*d.shape).astype(d.dtype))
+        yield "square", misplaced(ctx.eye(5, block=2), np.eye(5))
+        yield "complex", misplaced(ctx.full((3, 4), 1 + 2j, block=1), np.full((3, 4), 1 + 2j))
+        d = pb.MatrixDescriptor((3, 4), (1, 1), pb.Grid.squarest(comm.size))
+        yield "complex in real", agreed_error(ctx, pb.LayoutError, ["value", "complex"], ctx.full, d, 2j)
+        yield "no number", agreed_error(ctx, pb.LayoutError, ["value", "'7'"], ctx.full, d, "7")
+
+
+def random_digests(comm, seed):
+    """A digest of each matrix: layouts are drawn anew for every number of ranks."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in ALL_TYPES:
+            for distribution in ("uniform", "normal"):
+                d = layout(rng, (61, 47), comm.size, dtype=dtype)
+                a = ctx.random(d, seed=9, distribution=distribution)
+                whole = np.ascontiguousarray(a.allgather())
+                found[f"{dtype} {distribution}"] = hashlib.sha256(whole.tobytes()).hexdigest()
+        smaller = ctx.random((11, 13), seed=9, block=3).allgather()
+        assert np.array_equal(smaller, ctx.random((61, 47), seed=9, block=4).allgather()[:11, :13])
+        anew = ctx.random((6, 6), block=2).allgather()
+        assert not np.array_equal(anew, ctx.random((6, 6), block=2).allgather())
+        everywhere = ctx.comm.allgather(anew.tobytes())
+        assert len(set(everywhere)) == 1
+    return found
+
+
+def random_errors(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        for seed in (-1, 1 << 64, 1.5, "1"):
+            yield f"seed {seed!r}", agreed_error(ctx, pb.LayoutError, ["seed"], ctx.random, (2, 2), seed=seed)
+        words = ["distribution", "'uniform' or 'normal'"]
+        yield "gamma", agreed_error(ctx, pb.LayoutError, words, ctx.random, (2, 2), distribution="gamma")
+        if comm.size > 1:
+            words = ["seed"]
+            yield (
+                "seeds differ",
+                agreed_error(ctx, pb.RankMismatchError, words, ctx.random, (2, 2), seed=comm.rank),
+            )
+
+
+def ways_to_say_it(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        n = comm.size
+        expected = pb.MatrixDescriptor((20, 30), (4, 4), pb.Grid(1, n), (0, n - 1), "float32", "F")
+        makers = {
+            "empty": ctx.empty, "zeros": ctx.zeros, "eye": ctx.eye, "random": ctx.random,
+            "full": lambda layout, **rest: ctx.full(layout, 3, **rest),
+            "from_function": lambda layout, **rest: ctx.from_function(lambda i, j: i + j, layout, **rest),
+            "scatter": lambda layout, **rest: ctx.scatter(np.ones((20, 30)) if comm.rank == 0 else None, **rest),
+        }  # fmt: skip
+        for name, make in makers.items():
+            for block in (4, (4, 4), [4, 4], np.int64(4)):
+                for grid in (pb.Grid(1, n), (1, n), f"1x{n}", f"1X{n}"):
+                    keywords = {"source": (0, n - 1), "dtype": "float32", "order": "F"}
+                    found = make((20, 30), block=block, grid=grid, **keywords).descriptor
+                    yield f"{name} {block!r} {grid!r}", None if found == expected else f"{found}"
+            plain = pb.MatrixDescriptor((20, 30), (256, 256), pb.Grid.squarest(n))
+            found = make((20, 30)).descriptor
+            yield f"{name}, defaults", None if found == plain else f"{found}"
+            if name != "scatter":
+                words = ["block, dtype", "not with a descriptor"]
+                call = (ctx, pb.LayoutError, words, make, plain)
+                yield f"{name}, both", agreed_error(*call, block=4, dtype="float32")
+                for grid in ("2", "axb", 3, (1, 2, 3), "1x2x3"):
+                    wrong = agreed_error(ctx, pb.LayoutError, ["grid", "'2x3'"], make, (20, 30), grid=grid)
+                    yield f"{name}, grid {grid!r}", wrong
+                wrong = agreed_error(ctx, pb.LayoutError, ["shape"], make, "20x30")
+                yield f"{name}, a text", wrong
+                words = [f"needs {n + 1} ranks, got {n}"]
+                yield (
+                    f"{name}, too large",
+                    agreed_error(ctx, pb.LayoutError, words, make, (2, 2), grid=(1, n + 1)),
+                )
+        a = ctx.random((20, 30), seed=1, block=(3, 5), order="F")
+        whole = a.allgather()
+        moved = a.redistribute(block=4, grid=f"1x{n}", source=(0, n - 1), dtype="float32")
+        yield (
+            "redistribute",
+            first(
+                misplaced(moved, whole.astype("float32")),
+                None if moved.descriptor == expected else f"{moved.descriptor}",
+            ),
+        )
+        part = a[4:19, 7:23]
+        yield "a part", misplaced(part.redistribute(block=2), whole[4:19, 7:23])
+        yield "its order", misplaced(part.redistribute(order="C"), whole[4:19, 7:23])
+        again = part.redistribute(dtype="complex64")
+        same = again.descriptor.same_places(part.descriptor)
+        yield (
+            "its type",
+            first(misplaced(again, whole[4:19, 7:23].astype("complex64")), None if same else "moved"),
+        )
+        words = ["block not with a descriptor"]
+        yield "both", agreed_error(ctx, pb.LayoutError, words, a.redistribute, expected, block=3)
+        words = ["grid not with out="]
+        yield "out, too", agreed_error(ctx, pb.LayoutError, words, a.redistribute, out=moved, grid=(1, 1))
+        yield "neither", agreed_error(ctx, pb.LayoutError, ["block="], a.redistribute)
+
+
+def arrays_that_say_it(comm):
+    """scatter takes what is not said from the array."""
+    rng = np.random.default_rng(62)
+    root = comm.size - 1
+    with pb.Context(comm, engine="host") as ctx:
+        for given, to in (
+            ("float32", "float32"),
+            ("complex64", "complex64"),
+            ("int64", "float64"),
+            (">f8", "float64"),
+        ):
+            x = numbers(rng, (9, 7), "float64").astype(given)
+            a = ctx.scatter(x if comm.rank == root else None, root=root, block=2)
+            yield given, first(misplaced(a, x.astype(to)), unlike(a.allgather(), x.astype(to)))
+        cube = np.ones((2, 2, 2)) if comm.rank == root else None
+        yield "a cube", agreed_error(ctx, pb.LayoutError, ["got 3"], ctx.scatter, cube, root=root)
+        d = pb.MatrixDescriptor((2, 2), (1, 1), pb.Grid.squarest(comm.size))
+        masked = np.ma.masked_array(np.ones((2, 2)), mask=[[0, 1], [0, 0]])
+        words = ["masked", "filled"]
+        yield "masked", agreed_error(ctx, pb.LayoutError, words, ctx.scatter, masked, d)
+        yield (
+            "a function",
+            agreed_error(ctx, pb.LayoutError, words, ctx.from_function, lambda i, j: masked, d),
+        )
+        inside = comm.rank < d.grid.size
+        local = np.ma.masked_array(np.ones(d.local_shape(comm.rank) if inside else (0, 0)))
+        yield "local", agreed_error(ctx, pb.LayoutError, ["masked"], ctx.from_local, local, d)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+@pytest.mark.parametrize("cases", [values, random_errors, ways_to_say_it, arrays_that_say_it])
+def test_creation(cases, nranks):
+    run_mpi(cases, nranks)
+
+
+def test_random_numbers_depend_on_the_seed_alone():
+    found = [digests for n in SIZES for digests in run_mpi(random_digests, n, seed=n)]
+    assert all(each == found[0] for each in found)

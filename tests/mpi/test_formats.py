@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HDF5 and Zarr on ranks: what h5py and zarr wrote is read, what is written they can read; nothing else is touched."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import pblasmp as pb
+from pblasmp.dtypes import FLOAT8
+from pblasmp.io import files
+from tests.helpers.cases import TYPES, agreed_error, first, layout, misplaced, numbers, pick, unlike
+from tests.helpers.mpi import run_mpi
+
+NAMES = {"hdf5": ("x.h5", "g/x"), "zarr group": ("g.zarr", "g/x"), "zarr": ("x.zarr", None)}
+
+
+def there_and_back(comm, directory):
+    rng = np.random.default_rng(51)
+    with pb.Context(comm, engine="host") as ctx:
+        for kind, (name, dataset) in NAMES.items():
+            path = Path(directory) / name
+            for dtype in (*TYPES, *FLOAT8):
+                shape = pick(rng, ((37, 41), (1, 9), (16, 16), (0, 4), (5, 0)))
+                files.TILE_BYTES = pick(rng, (200, 8 << 20))
+                d = layout(rng, shape, comm.size, dtype=dtype)
+                values = numbers(rng, shape, d.dtype if d.dtype.kind == "c" else "float64").astype(d.dtype)
+                a = ctx.scatter(values if comm.rank == 0 else None, d)
+                a.save(path, dataset=dataset)
+                b = ctx.load(path, dataset=dataset, block=3)
+                e = ctx.load(path, layout(rng, shape, comm.size, dtype=dtype), dataset=dataset)
+                same = b.dtype == d.dtype
+                wrong = first(misplaced(b, values), misplaced(e, values), None if same else f"{b.dtype}")
+                files.TILE_BYTES = 8 << 20
+                yield f"{kind}, {d}", wrong
+            left = sorted(x.name for x in Path(directory).iterdir())
+            comm.Barrier()
+            expected = [n for n, _ in list(NAMES.values())[: list(NAMES).index(kind) + 1]]
+            yield f"{kind}: nothing else is left", None if left == sorted(expected) else f"{left}"
+
+
+def peers(comm, directory):
+    """Files of h5py's and zarr's own, chunked and compressed, and ours as they read them."""
+    values = np.arange(37 * 41, dtype=np.float32).reshape(37, 41)
+    complexes = (values * (1 - 2j)).astype(np.complex64)
+    here = Path(directory)
+    if comm.rank == 0:
+        with h5py.File(here / "a.h5", "w") as file:
+            file["plain"] = values
+            file.create_dataset("q/packed", data=complexes, chunks=(5, 7), compression="gzip")
+            file.create_dataset("ints", data=values.astype(">i4"))
+            file["vector"] = values[0]
+            file.attrs["kept"] = 7
+        zarr.create_array(here / "a.zarr", data=values, chunks=(6, 50))
+        group = zarr.open_group(here / "b.zarr", mode="w")
+        group.create_array("other", data=complexes, chunks=(5, 7))
+    comm.Barrier()
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.load(here / "a.h5", dataset="plain", block=(3, 5), order="F")
+        yield "plain", misplaced(a, values)
+        yield "packed", misplaced(ctx.load(here / "a.h5", dataset="q/packed", block=4), complexes)
+        ints = ctx.load(here / "a.h5", dataset="ints", dtype="float64", block=4)
+        yield "integers", misplaced(ints, values.astype("float64"))
+        yield "zarr", misplaced(ctx.load(here / "a.zarr", block=4), values)
+        b = ctx.load(here / "b.zarr", dataset="other", block=4)
+        yield "zarr group", misplaced(b, complexes)
+        sum_of = a + 1
+        sum_of.save(here / "a.h5", dataset="new/sum")
+        b.T.save(here / "a.h5", dataset="plain")
+        a[3:9, 2:5].save(here / "b.zarr", dataset="part")
+        comm.Barrier()
+        with h5py.File(here / "a.h5", "r") as file:
+            found = file["new/sum"][...], file["plain"][...], file["q/packed"][...], file.attrs["kept"]
+            there = sorted(file)
+        yield "as h5py reads it", first(
+            unlike(found[0], values + 1),
+            unlike(found[1], complexes.T),
+            unlike(found[2], complexes),
+            None if found[3] == 7 and there == ["ints", "new", "plain", "q", "vector"] else f"{found[3]} {there}",
+        )  # fmt: skip
+        group = zarr.open_group(here / "b.zarr", mode="r")
+        yield (
+            "as zarr reads it",
+            first(unlike(group["part"][...], values[3:9, 2:5]), unlike(group["other"][...], complexes)),
+        )
+
+
+def errors(comm, directory):
+    here = Path(directory)
+    if comm.rank == 0:
+        with h5py.File(here / "a.h5", "w") as file:
+            file["x"], file["y"], file["vector"] = np.ones((3, 3)), np.ones((3, 3)), np.ones(3)
+            file.create_group("group")["text"] = "no numbers"
+            file["texts"] = np.array([["a", "b"]], dtype="S1")
+        zarr.open_group(here / "g.zarr", mode="w").create_array("x", data=np.ones((3, 3)))
+        zarr.create_array(here / "cube.zarr", data=np.ones((3, 3, 3)))
+        (here / "text.h5").write_text("not HDF5")
+        (here / "plain.zarr").mkdir()
+        (here / "plain.zarr" / "mine").write_text("a user's file")
+    comm.Barrier()
+    before = sorted(str(x) for x in here.rglob("*"))
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.zeros((3, 3))
+
+        def refused(call, kind, words, name, **options):
+            return agreed_error(ctx, kind, words, call, str(here / name), **options)
+
+        load = (
+            ("a.h5", None, ["which dataset", "'x', 'y'"]),
+            ("a.h5", "z", ["no dataset 'z'", "'x'"]),
+            ("a.h5", "vector", ["got 1"]),
+            ("a.h5", "group", ["group", "expected a dataset"]),
+            ("a.h5", "texts", ["S1"]),
+            ("a.h5", 7, ["expected a name"]),
+            ("text.h5", "x", ["not a readable HDF5 file"]),
+            ("g.zarr", None, ["not a readable Zarr array", "dataset="]),
+            ("g.zarr", "y", ["not a readable Zarr array"]),
+            ("cube.zarr", None, ["got 3"]),
+            ("plain.zarr", None, ["not a readable Zarr array"]),
+        )
+        for name, dataset, words in load:
+            wrong = refused(ctx.load, pb.LayoutError, words, name, dataset=dataset)
+            yield f"load {name} {dataset}", wrong
+        for name in ("none.h5", "none.zarr"):
+            yield f"load {name}", refused(ctx.load, FileNotFoundError, [name], name, dataset="x")
+        npy = str(here / "x.npy")
+        yield "load .npy", agreed_error(ctx, pb.LayoutError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
+        save = (
+            ("a.h5", None, ["dataset", "give a name"]),
+            ("a.h5", "/", ["expected a name"]),
+            ("a.h5", "group", ["group"]),
+            ("a.h5", "x/y", ["x/y"]),
+            ("text.h5", "x", ["not a readable HDF5 file"]),
+            ("g.zarr", None, ["group: give dataset="]),
+            ("g.zarr", "../out", ["expected a name"]),
+            ("g.zarr", "x/y", ["not a Zarr group"]),
+            ("plain.zarr", None, ["not a Zarr array"]),
+            ("plain.zarr", "x", ["not a Zarr group"]),
+            ("x.npy", "x", ["dataset"]),
+        )
+        for name, dataset, words in save:
+            wrong = refused(a.save, pb.LayoutError, words, name, dataset=dataset)
+            yield f"save {name} {dataset}", wrong
+        wrong = refused(a.save, pb.LayoutError, ["order", "C order"], "a.h5", dataset="x", order="F")
+        yield "save in F order", wrong
+        wrong = refused(a.save, FileNotFoundError, ["no/x.h5"], "no/x.h5", dataset="x")
+        yield "save where there is no directory", wrong
+
+        def failing(*args):
+            if comm.rank == comm.size - 1:
+                raise ZeroDivisionError
+
+        for name, dataset in (("a.h5", "x"), ("new.h5", "x"), ("g.zarr", "x"), ("new.zarr", None)):
+            wrong = refused(a.save, ZeroDivisionError, [], name, dataset=dataset, progress=failing)
+            yield f"{name}, left halfway", wrong
+        comm.Barrier()
+        after = sorted(str(x) for x in here.rglob("*"))
+        yield "nothing has changed", None if after == before else f"{set(after) ^ set(before)}"
+        comm.Barrier()
+        if comm.size > 1:
+            mine = "x" if comm.rank else "y"
+            wrong = refused(ctx.load, pb.RankMismatchError, ["dataset"], "a.h5", dataset=mine)
+            yield "datasets differ", wrong
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("cases", [there_and_back, peers, errors])
+def test_formats(cases, nranks, tmp_path):
+    run_mpi(cases, nranks, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "module"), [("x.h5", "h5py"), ("x.zarr", "zarr")])
+def test_a_library_that_is_missing(name, module, tmp_path, monkeypatch):
+    (tmp_path / name).touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pb.Context(engine="host") as ctx:
+        extra = {"h5py": "'hdf5'", "zarr": "'zarr'"}[module]
+        with pytest.raises(pb.LibraryNotFoundError, match=f"{module}.*{extra}"):
+            ctx.load(tmp_path / name)
+        with pytest.raises(pb.LibraryNotFoundError, match=f"{module}.*{extra}"):
+            ctx.zeros((2, 2)).save(tmp_path / name, dataset="x")

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms, sums, traces and diagonals against NumPy, in every layout; the same bits on every rank and in every run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import reductions
+from pblasmp.dtypes import FLOAT8
+from tests.helpers.cases import TYPES, agreed_error, exact, first, layout, numbers, pick, scattered
+from tests.helpers.mpi import run_mpi
+
+NORMS = {
+    "fro": lambda x: np.sqrt((abs(x) ** 2).sum()),
+    1: lambda x: abs(x).sum(axis=0).max(initial=0),
+    "inf": lambda x: abs(x).sum(axis=1).max(initial=0),
+    np.inf: lambda x: abs(x).sum(axis=1).max(initial=0),
+    "max": lambda x: abs(x).max(initial=0),
+}
+
+
+def close(found, expected, tolerance=1e-13):
+    good = np.allclose(found, expected, rtol=tolerance, atol=0, equal_nan=True)
+    return None if good else f"{found!r}, expected {expected!r}"
+
+
+def same(found, expected):
+    """Exactly equal, and of one type and shape."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"{found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
+    return None if np.array_equal(found, expected) else f"{found}, expected {expected}"
+
+
+def against_numpy(comm, seed):
+    rng = np.random.default_rng(seed)
+    with pb.Context(comm, engine="host") as ctx:
+        for count in range(24):
+            shape = pick(rng, ((17, 13), (1, 9), (30, 2), (0, 5), (5, 0), (0, 0), (12, 12)))
+            d = layout(rng, shape, comm.size, dtype=pick(rng, (*TYPES, *FLOAT8)))
+            whole = numbers(rng, shape, d.dtype if d.dtype.kind == "c" else "float64").astype(d.dtype)
+            a, x = scattered(ctx, d, whole), exact(whole)
+            if count % 3 == 0 and min(shape) > 4:
+                a, x = a[1:5, 2 : shape[1]].T, x[1:5, 2:].T
+                whole = whole[1:5, 2:].T
+            reductions._SLAB, saved = 7, reductions._SLAB
+            wrong = first(
+                *(close(a.norm(which), function(x)) for which, function in NORMS.items()),
+                *(same(a.sum(axis), x.sum(axis).astype(d.dtype)) for axis in (None, 0, 1, -1, -2)),
+                same(a.sum(dtype="complex128"), np.asarray(x.sum(), np.complex128)),
+                same(a.sum(0, dtype="complex64"), x.sum(0).astype(np.complex64)),
+                same(a.trace(), x.trace().astype(d.dtype)),
+                same(a.diagonal(), whole.diagonal()),
+                None if type(a.norm()) is float and np.ndim(a.sum()) == 0 else "no scalars",
+            )
+            reductions._SLAB = saved
+            yield f"{count}: {a.descriptor}", wrong
+
+
+def extremes(comm):
+    """Neither overflow nor underflow where the norm is a number; NaN and infinity come through."""
+    with pb.Context(comm, engine="host") as ctx:
+        kinds = {"float64": (1e300, 1e-300, 5e-324), "complex128": (1e300 + 1e300j, 1e-300j, 5e-324)}
+        kinds |= {"float32": (3e38, 1e-38, 1e-45), "complex64": (3e38j, 1e-38, 1e-45), "float16": (6e4, 6e-8)}
+        for dtype, values in kinds.items():
+            for value in values:
+                a = ctx.full((30, 40), value, block=3, dtype=dtype)
+                stored = abs(exact(a.local[:1, :1]).sum()) if a.local.size else None
+                stored = next(each for each in ctx.comm.allgather(stored) if each is not None)
+                for which, factor in (("fro", math.sqrt(1200)), (1, 30), ("inf", 40), ("max", 1)):
+                    yield f"{dtype} {value} {which}", close(a.norm(which), stored * factor, 1e-12)
+        for mixed in ((1e300, 1e-300), (1e-300, 1e300), (5e-324, 1), (0, 1e-200)):
+            x = np.zeros((5, 7))
+            x[1, 2], x[4, 6] = mixed
+            a = ctx.scatter(x, block=2)
+            yield f"{mixed}", close(a.norm(), math.hypot(*mixed))
+        huge = ctx.full((9, 9), 1.7e308, block=2)
+        for which in ("fro", 1, "inf"):
+            yield f"too large, {which}", None if huge.norm(which) == math.inf else f"{huge.norm(which)}"
+        for dtype in (*TYPES, "float8_e4m3fn"):
+            for i, j in ((0, 0), (8, 6), (4, 3)):
+                for bad in (math.nan, math.inf):
+                    if dtype == "float8_e4m3fn" and bad == math.inf:
+                        continue  # it has none
+                    a = ctx.full((9, 7), 1, block=2, dtype=dtype)
+                    a[i : i + 1, j : j + 1] = bad
+                    for which in NORMS:
+                        found = a.norm(which)
+                        good = math.isnan(found) if math.isnan(bad) else found == bad
+                        yield f"{dtype}, {bad} at {i}, {j}: {which}", None if good else f"{found}"
+                    found = a.sum()
+                    good = np.isnan(found) if math.isnan(bad) else np.isinf(found)
+                    yield f"{dtype}, {bad} at {i}, {j}: sum", None if good else f"{found}"
+        both = ctx.full((9, 7), math.inf, block=2)
+        both[8:9, 6:7] = math.nan
+        yield "infinity and NaN", None if all(math.isnan(both.norm(which)) for which in NORMS) else "a number"
+
+
+def same_bits(comm):
+    """Numbers whose sum depends on the order: every rank, and every run, has the same."""
+    rng = np.random.default_rng(43)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in ("float64", "complex64"):
+            d = layout(rng, (61, 53), comm.size, block=(3, 5), dtype=dtype)
+            a = ctx.random(d, seed=7, distribution="normal")
+            a *= ctx.random(d, seed=8) * 1e9
+
+            def bits(a=a):
+                found = (
+                    [a.norm(which) for which in NORMS] + [a.sum(axis) for axis in (None, 0, 1)] + [a.trace()]
+                )
+                return b"".join(np.asarray(x).tobytes() for x in found)
+
+            mine = bits()
+            wrong = None if all(bits() == mine for _ in range(5)) else "runs differ"
+            yield dtype, wrong or (None if len(set(ctx.comm.allgather(mine))) == 1 else "ranks differ")
+
+
+def errors(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.zeros((6, 8), block=2)
+        for which in (2, -1, -np.inf, "nuc", None, [1], "one", np.nan, True):
+            words = ["ord", "'fro', 1, 'inf' or 'max'"]
+            yield f"norm {which!r}", agreed_error(ctx, pb.LayoutError, words, a.norm, which)
+        for axis in (2, -3, "0", (0, 1), True):
+            yield f"axis {axis!r}", agreed_error(ctx, pb.LayoutError, ["axis", "None, 0 or 1"], a.sum, axis)
+        c = ctx.zeros((6, 8), dtype="complex64")
+        words = ["complex64 does not convert to float32"]
+        yield "complex to real", agreed_error(ctx, pb.LayoutError, words, c.sum, dtype="float32")
+        yield "a type that is none", agreed_error(ctx, pb.LayoutError, ["int32"], a.sum, dtype="int32")
+        if comm.size > 1:
+            which = 1 if comm.rank else "fro"
+            yield "norms differ", agreed_error(ctx, pb.RankMismatchError, ["ord"], a.norm, which)
+            axis = 1 if comm.rank else 0
+            yield "axes differ", agreed_error(ctx, pb.RankMismatchError, ["axis"], a.sum, axis)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4, 6])
+def test_reductions_are_numpy_s(nranks):
+    run_mpi(against_numpy, nranks, seed=41 + nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+@pytest.mark.parametrize("cases", [extremes, errors])
+def test_extremes_and_errors(cases, nranks):
+    run_mpi(cases, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3, 6])
+def test_the_same_bits_everywhere(nranks):
+    run_mpi(same_bits, nranks)

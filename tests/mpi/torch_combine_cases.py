@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Split layers together with what PyTorch has: FSDP2, device meshes, styles, DTensors, torch.compile, torch.func."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+import pblasmp as pb
+import pblasmp.torch as pt
+
+from .torch_cases import Case, Mlp, compare, failure, host, integers, own
+
+VOCABULARY, WIDTH, HIDDEN = 11, 6, 8
+
+
+class Model(nn.Module):
+    """A very small language model: words of a sequence, (tokens, batch), to logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        return self.head(x + self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+def split_model(whole: Model, mesh: DeviceMesh, sequence_parallel: bool) -> Model:
+    """Return the model split over a device mesh by styles; the context of the mesh is found."""
+    split = copy.deepcopy(whole)
+    held = Shard(0) if sequence_parallel else Replicate()
+    plan = {
+        "words": pt.RowwiseParallel(output_layouts=held),
+        "up": pt.ColwiseParallel(input_layouts=held),
+        "down": pt.RowwiseParallel(output_layouts=held),
+        "head": pt.ColwiseParallel(input_layouts=held),
+    }
+    if sequence_parallel:
+        plan["norm"] = pt.SequenceParallel()
+    return parallelize_module(split, mesh, plan)
+
+
+def batch(seed: int, tokens: int, width: int = 2) -> tuple[Tensor, Tensor]:
+    data = torch.Generator().manual_seed(seed)
+    words, target = (torch.randint(0, VOCABULARY, (tokens, width), generator=data) for _ in range(2))
+    target[0, 0] = -100
+    return words, target
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def trained_alike(
+    whole: Model, split: Model, ctx: pb.Context, *, clip: bool = True, run: Callable[..., Any] | None = None
+) -> None:
+    """Three steps of AdamW with clipping: losses, norms and parameters as in one process."""
+    run = run or split
+    optimisers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
+    for step in range(3):
+        words, target = batch(step, 7)  # tokens that no number of ranks divides
+        expected = nn.functional.cross_entropy(whole(words).flatten(0, 1), target.flatten())
+        loss = pt.vocab_parallel_cross_entropy(run(words), target, ctx)
+        compare(f"step {step}: loss", loss, expected, 1e-12)
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        expected.backward()
+        loss.backward()
+        if clip:
+            norms = [full(nn.utils.clip_grad_norm_(m.parameters(), 0.1)).item() for m in (whole, split)]
+            assert norms[1] == pytest.approx(norms[0], rel=1e-10)
+        for optimiser in optimisers:
+            optimiser.step()
+    for (name, got), expected in zip(split.named_parameters(), whole.parameters(), strict=True):
+        compare(name, full(got), expected, 1e-10)
+
+
+def new_model() -> Model:
+    torch.manual_seed(0)
+    return Model().double()
+
+
+@contextmanager
+def world(comm: Any) -> Iterator[int]:
+    """A process group of all ranks, whatever started them; yield how many there are."""
+    torch.set_num_threads(1)
+    made = not dist.is_initialized()
+    if made:
+        pt.init_process_group(comm)
+    try:
+        yield dist.get_world_size()
+    finally:
+        if made:
+            dist.destroy_process_group()
+
+
+def everything(comm: Any) -> Iterator[Case]:
+    with world(comm) as size:
+        mesh = init_device_mesh("cpu", (size,))
+        with pb.Context(mesh, engine="host") as ctx:
+            for sequence_parallel in (False, True):
+                yield (
+                    f"styles, {sequence_parallel}",
+                    failure(lambda ctx, s=sequence_parallel: styles(ctx, mesh, s), ctx),
+                )
+            for case in (dtensors, cross_entropy, embedding, functional, refused):
+                yield case.__name__, failure(case, ctx)
+        if size == 4:
+            yield "fsdp", fsdp()
+            yield "subgroups", subgroups()
+
+
+def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    whole = new_model()
+    split = split_model(whole, mesh, sequence_parallel)
+    assert type(split.up) is pt.ColumnParallelLinear
+    assert type(split.words) is pt.VocabParallelEmbedding
+    assert split.up.ctx is ctx
+    mixed = not sequence_parallel  # the LayerNorm's parameters then are plain tensors, which no norm takes in
+    trained_alike(whole, split, ctx, clip=not mixed)
+
+
+def dtensors(ctx: pb.Context) -> None:
+    """Operands that are DTensors: the result is one, and gradients are."""
+    mesh = ctx.made_of
+    t, k, n = 7, 13, 10
+    for function, x_at, w_at, b_at, y_at in (
+        (pt.allgather_matmul, Shard(0), Shard(0), Shard(0), Shard(2)),
+        (pt.matmul_reduce_scatter, Shard(2), Shard(1), Replicate(), Shard(0)),
+        (pt.matmul_allreduce, Shard(2), Shard(1), Replicate(), Replicate()),
+        (pt.matmul_allgather, Replicate(), Shard(0), Shard(0), Replicate()),
+    ):
+        whole = [integers(ctx, 1, t, 2, k), integers(ctx, 2, n, k), integers(ctx, 3, n)]
+        x, w, b = (
+            distribute_tensor(each, mesh, [at]).requires_grad_()
+            for each, at in zip(whole, (x_at, w_at, b_at), strict=True)
+        )
+        for each in whole:
+            each.requires_grad_()
+        expected, y = nn.functional.linear(*whole), function(x, w, ctx, b)
+        assert y.placements == (y_at,), f"{function.__name__}: {y.placements}"
+        assert y.shape == expected.shape
+        compare(function.__name__, y.full_tensor(), expected)
+        expected.square().sum().backward()
+        y.square().sum().backward()
+        for name, got, plain in zip("xwb", (x, w, b), whole, strict=True):
+            compare(f"{function.__name__}: gradient of {name}", got.grad.full_tensor(), plain.grad)
+        if ctx.size > 1:
+            wrong = w.redistribute(placements=[Shard(1) if w_at == Shard(0) else Shard(0)])
+            with pytest.raises(pb.LayoutError, match=r"w: a DTensor placed .*redistribute it first"):
+                function(x, wrong, ctx, b)
+
+
+def cross_entropy(ctx: pb.Context) -> None:
+    """Against PyTorch's, with logits that overflow unless the largest is taken off; words that no rank has are told."""
+    for vocabulary in (VOCABULARY, 3):
+        data = torch.Generator().manual_seed(1)
+        whole = (torch.randn(5, 2, vocabulary, dtype=torch.float64, generator=data) * 1000).requires_grad_()
+        target = torch.randint(0, vocabulary, (5, 2), generator=data)
+        target[1, 1] = 99
+        mine = whole.detach()[..., own(vocabulary, ctx)].clone().requires_grad_()
+        for reduction in ("mean", "sum", "none"):
+            whole.grad = mine.grad = None
+            expected = nn.functional.cross_entropy(
+                whole.flatten(0, 1), target.flatten(), ignore_index=99, reduction=reduction
+            )
+            loss = pt.vocab_parallel_cross_entropy(mine, target, ctx, ignore_index=99, reduction=reduction)
+            compare(reduction, loss.flatten(), expected.flatten(), 1e-12)
+            expected.sum().backward()
+            loss.sum().backward()
+            compare("gradient", mine.grad, whole.grad[..., own(vocabulary, ctx)], 1e-12)
+        with pytest.raises(pb.LayoutError, match=f"target: from .* to 99, expected 0 to {vocabulary - 1}"):
+            pt.vocab_parallel_cross_entropy(mine, target, ctx)
+    half = mine.detach().bfloat16()
+    assert pt.vocab_parallel_cross_entropy(half, target, ctx, ignore_index=99).dtype == torch.float32
+    with pytest.raises(
+        pb.LayoutError, match=r"target: .* of shape \(5,\), expected integers of shape \(5, 2\)"
+    ):
+        pt.vocab_parallel_cross_entropy(mine, target[:, 0], ctx)
+    with pytest.raises(pb.LayoutError, match="reduction: expected 'mean', 'sum' or 'none', got 'max'"):
+        pt.vocab_parallel_cross_entropy(mine, target, ctx, reduction="max")  # type: ignore[arg-type]
+
+
+def embedding(ctx: pb.Context) -> None:
+    whole = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
+    words = batch(0, 5)[0]
+    for sequence_parallel in (False, True):
+        tokens = own(5, ctx) if sequence_parallel else slice(None)
+        split = pt.VocabParallelEmbedding.from_embedding(whole, ctx, sequence_parallel=sequence_parallel)
+        values = full(split.weight)
+        whole.load_state_dict({"weight": values})
+        whole.weight.grad = None
+        expected, y = whole(words), split(words)
+        compare("rows", y, expected[tokens])
+        weights = integers(ctx, 4, *expected.shape)
+        (expected * weights).sum().backward()
+        (y * weights[tokens]).sum().backward()
+        compare("gradient", full(split.weight.grad), whole.weight.grad)
+    with pytest.raises(pb.LayoutError, match="words: from 11 to 11, expected 0 to 10"):
+        split(torch.full((2, 2), VOCABULARY))
+    with pytest.raises(pb.LayoutError, match=r"words: expected .* integers, got torch\.float32"):
+        split(torch.ones(2))
+    padded = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
+    with pytest.raises(pb.LayoutError, match="padding_idx is 0, expected None"):
+        pt.VocabParallelEmbedding.from_embedding(padded, ctx)
+
+
+def functional(ctx: pb.Context) -> None:
+    """functional_call works; what does not says so: transforms of torch.func, second derivatives."""
+    torch.manual_seed(0)
+    layer = pt.ColumnParallelLinear(5, 8, ctx=ctx).double()
+    x = integers(ctx, 1, 4, 5)
+    parameters = {name: value.detach() for name, value in layer.named_parameters()}
+    compare("functional_call", torch.func.functional_call(layer, parameters, (x,)), layer(x))
+    w, b = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return pt.matmul_allgather(x, w, ctx, b).square().sum()
+
+    asked = w.clone().requires_grad_()
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(
+            pb.UnsupportedError, match=r"torch\.func\.grad, vjp, jvp and vmap do not go through"
+        ):
+            transform(lambda w: loss(w, x))(w)
+    with pytest.raises(RuntimeError, match=r"differentiate twice|once_differentiable"):
+        torch.autograd.grad(loss(asked, x), asked, create_graph=True)[0].sum().backward()
+
+
+def refused(ctx: pb.Context) -> None:
+    def raises(match: str, function: Callable[[], object]) -> None:
+        with pytest.raises(pb.LayoutError, match=match):
+            function()
+
+    mesh = ctx.made_of
+    raises(r"input_layouts is Shard\(dim=1\), expected", lambda: pt.ColwiseParallel(input_layouts=Shard(1)))
+    raises(r"output_layouts is Shard\(dim=1\), expected", lambda: pt.RowwiseParallel(output_layouts=Shard(1)))
+    raises(
+        "expected .* where the input is gathered",
+        lambda: pt.ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
+    )
+    raises("ColwiseParallel: ctx: expected", lambda: pt.ColwiseParallel(ctx=mesh))
+    raises(
+        "expected a torch.nn.Linear, got LayerNorm",
+        lambda: parallelize_module(nn.LayerNorm(3), mesh, pt.ColwiseParallel()),
+    )
+    raises(
+        "expected a torch.nn.Linear or torch.nn.Embedding, got LayerNorm",
+        lambda: parallelize_module(nn.LayerNorm(3), mesh, pt.RowwiseParallel()),
+    )
+    raises(
+        "device_mesh: expected a DeviceMesh, got int",
+        lambda: pt.RowParallelLinear(3, 4, ctx=ctx, device_mesh=1),
+    )
+    square = DeviceMesh("cpu", torch.arange(ctx.size)[None], mesh_dim_names=("dp", "tp"))
+    raises("a device mesh of 2 dimensions, expected 1, as device_mesh\\['tp'\\]", lambda: pb.Context(square))
+    raises(
+        "device_mesh: .*, expected one dimension",
+        lambda: pt.RowParallelLinear(3, 4, ctx=ctx, device_mesh=square),
+    )
+    with pytest.raises(pb.UnsupportedError, match="has a default process group already"):
+        pt.init_process_group()
+
+
+def fsdp() -> str | None:
+    """Data parallel by FSDP2 on one axis of a mesh, tensor parallel on the other, against one process."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with pb.Context(mesh["tp"], engine="host") as ctx:
+        for sequence_parallel in (False, True):
+            fault = failure(lambda ctx, s=sequence_parallel: one_fsdp(ctx, mesh, s), ctx)
+            if fault:
+                return fault
+    return None
+
+
+def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    torch.manual_seed(0)
+    whole = Mlp((8, 6, 8), None, ctx, dtype=torch.float64)
+    split = Mlp((8, 6, 8), whole, ctx, sequence_parallel=sequence_parallel)
+    for layer in (split.up, split.down, split):
+        fully_shard(layer, mesh=mesh["dp"])
+    optimisers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (whole, split)]
+    for step in range(3):
+        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        mine = x.chunk(2)[mesh["dp"].get_local_rank()]
+        mine = mine[own(4, ctx)] if sequence_parallel else mine
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        (whole(x).square().sum() / 2).backward()
+        split(mine).square().sum().backward()  # FSDP takes the mean over its ranks
+        norms = [full(nn.utils.clip_grad_norm_(m.parameters(), 0.1)).item() for m in (whole, split)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-10)
+        for optimiser in optimisers:
+            optimiser.step()
+    for (name, got), expected in zip(split.named_parameters(), whole.parameters(), strict=True):
+        compare(name, full(got), expected, 1e-10)
+
+
+def subgroups() -> str | None:
+    """Two tensor-parallel groups of two ranks at once, beside a context of all four."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with (
+        pb.Context(dist.group.WORLD, engine="host") as everyone,
+        pb.Context(mesh["tp"], engine="host") as pair,
+    ):
+        for ctx in (pair, everyone, pair):
+            whole = nn.Linear(6, 10, dtype=torch.float64)
+            split = pt.ColumnParallelLinear.from_linear(whole, ctx, gather_output=True)
+            whole.load_state_dict({name: full(value) for name, value in split.state_dict().items()})
+            x = integers(ctx, ctx.size + (dist.get_rank() // 2 if ctx is pair else 0), 5, 6)
+            fault = failure(lambda ctx: compare("y", split(x), whole(x), 1e-12), ctx)  # noqa: B023
+            if fault:
+                return fault
+            split(x).sum().backward()
+            norm = full(nn.utils.get_total_norm([p.grad for p in split.parameters()]))
+            if len(set(ctx.comm.allgather(norm.item()))) != 1:
+                return "norms differ"
+    return None
+
+
+def halves(comm: Any) -> None:
+    """Contexts of MPI's sub-communicators, where nobody made a process group."""
+    if isinstance(comm, dist.ProcessGroup):
+        return
+    part = comm.Split(comm.rank // 2, comm.rank)
+    with host(part) as ctx:
+        layer = pt.ColumnParallelLinear(4, 6, ctx=ctx)
+        assert full(layer.weight).shape == (6, 4)
+        with (
+            pb.Context(comm, engine="host") as everyone,
+            pytest.raises(
+                pb.UnsupportedError, match=r"call pblasmp.torch.init_process_group\(\) on all ranks"
+            ),
+        ):
+            pt.ColumnParallelLinear(4, 6, ctx=everyone)
+    assert not dist.is_initialized()
+    part.Free()
+
+
+def compiled(comm: Any, backend: str) -> Iterator[Case]:
+    """torch.compile without a graph break or a warning, losses and gradients as without it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
+        importlib.import_module("torch._inductor.compile_fx")
+
+    with world(comm) as size:
+        mesh = init_device_mesh("cpu", (size,))
+        with pb.Context(mesh, engine="host") as ctx:
+            for sequence_parallel in (False, True):
+                yield (
+                    f"{backend} {sequence_parallel}",
+                    failure(lambda ctx, s=sequence_parallel: one_compiled(ctx, mesh, s, backend), ctx),
+                )
+
+
+def one_compiled(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool, backend: str) -> None:
+    whole = new_model()
+    eager = split_model(whole, mesh, sequence_parallel)
+    compiled = copy.deepcopy(eager)
+
+    def loss(model: nn.Module, words: Tensor, target: Tensor) -> Tensor:
+        return pt.vocab_parallel_cross_entropy(model(words), target, ctx)
+
+    fast = torch.compile(loss, backend=backend, fullgraph=True)
+    for tokens in (8, 4):
+        words, target = batch(tokens, tokens)
+        results = []
+        for function, model in ((loss, eager), (fast, compiled)):
+            model.zero_grad()
+            value = function(model, words, target)
+            value.backward()
+            results.append((value, [full(p.grad) for p in model.parameters()]))
+        compare("loss", results[1][0], results[0][0], 1e-12)
+        for got, expected in zip(results[1][1], results[0][1], strict=True):
+            compare("gradient", got, expected, 1e-12)
+    if sequence_parallel and ctx.size > 1:
+        with pytest.raises(pb.LayoutError, match=r"x: the ranks hold 7 rows together, expected"):
+            fast(compiled, *batch(0, 7))

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes between ranks that are threads: a broken context, turns, leaving, and contexts in different orders."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from pblasmp.comm import side_channel
+from pblasmp.comm.agreement import Agreement, Running, closing, is_agreed
+from pblasmp.comm.communicator import _Serial
+from pblasmp.comm.side_channel import SideChannel, text_of
+from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
+from tests.unit.comm.ranks import on_ranks
+
+BROKEN = "this context is broken, nothing collective can follow: "
+
+
+def raised(work, *args):
+    """Return what ``work`` raises."""
+    try:
+        work(*args)
+    except BaseException as error:  # noqa: BLE001 - it is the result
+        return error
+    return None
+
+
+def agrees(comm, call="call", **facts):
+    with Agreement(comm, call) as known:
+        known.update(facts)
+
+
+def runs(comm, error=None, call="matmul"):
+    with Running(comm, call):
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exception_of_one_rank_breaks_the_context_on_all(error):
+    def work(comm):
+        first = raised(runs, comm, error if comm.rank == 1 else None)
+        return first, raised(agrees, comm)
+
+    found = on_ranks(3, work)
+    why = f"{BROKEN}rank 1 left matmul with {text_of(error)}"
+    assert found[1][0] is error
+    for first, then in found:
+        assert type(then) is ClosedError
+        assert str(then) == why
+        assert first in (None, error) or str(first) == why
+
+
+def test_whoever_waits_hears_of_it():
+    def work(comm):
+        if comm.rank == 1:
+            time.sleep(0.2)  # the others are waiting by now
+            return raised(runs, comm, ValueError("mine"))
+        return raised(agrees, comm)
+
+    found = on_ranks(3, work)
+    assert [str(found[rank]) for rank in (0, 2)] == [f"{BROKEN}rank 1 left matmul with ValueError: mine"] * 2
+
+
+def test_the_first_cause_counts():
+    def work(comm):
+        raised(runs, comm, ValueError("first") if comm.rank == 0 else None)
+        time.sleep(0.05)
+        comm.channel.look()
+        raised(runs, comm, ValueError("second") if comm.rank == 1 else None)
+        time.sleep(0.05)
+        return str(raised(agrees, comm))
+
+    assert on_ranks(2, work) == [f"{BROKEN}rank 0 left matmul with ValueError: first"] * 2
+
+
+def test_what_the_ranks_agreed_to_raise_breaks_nothing():
+    def both(comm):
+        with Running(comm, "matmul"), Agreement(comm, "matmul"):
+            raise LayoutError("bad")
+
+    def work(comm):
+        error = raised(both, comm)
+        assert is_agreed(error, comm)
+        return str(error), raised(agrees, comm)
+
+    assert on_ranks(2, work) == [("bad", None)] * 2
+
+
+def test_an_exception_while_the_ranks_vote_breaks_the_context(monkeypatch):
+    from pblasmp.comm.agreement import _Vote
+
+    def work(comm):
+        return raised(agrees, comm), raised(agrees, comm)
+
+    original = _Vote.outcome
+
+    def outcome(self, instead=None):
+        if self._comm.rank == 1:
+            raise MemoryError("no room")
+        return original(self, instead)
+
+    monkeypatch.setattr(_Vote, "outcome", outcome)
+    for first, then in on_ranks(3, work):
+        assert first is None or isinstance(first, MemoryError | ClosedError)
+        assert str(then) == f"{BROKEN}rank 1 left call with MemoryError: no room"
+
+
+def test_alone_nothing_breaks():
+    comm = _Serial()
+    assert isinstance(raised(runs, comm, MemoryError("no room")), MemoryError)
+    assert raised(agrees, comm) is None
+
+
+class Unprintable:
+    def __repr__(self):
+        raise ValueError("mine")
+
+    __str__ = __repr__
+
+
+def test_a_fact_that_cannot_be_shown_is_a_fault_of_its_rank():
+    def work(comm):
+        return str(raised(lambda: agrees(comm, fact=Unprintable() if comm.rank == 1 else 0))), raised(
+            agrees, comm
+        )
+
+    assert on_ranks(3, work) == [("mine (on rank 1)", None)] * 3
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ValueError("mine")
+
+
+def test_an_error_that_cannot_be_shown_is_told_by_its_type():
+    assert text_of(UnprintableError()) == "UnprintableError: (its message cannot be shown: ValueError)"
+    assert text_of(ValueError()) == "ValueError"
+
+    def work(comm):
+        def fails():
+            with Agreement(comm, "call"):
+                if comm.rank == 1:
+                    raise UnprintableError
+
+        error = raised(fails)
+        return type(error), str(error)
+
+    words = "UnprintableError: (its message cannot be shown: ValueError) (on rank 1)"
+    assert on_ranks(2, work) == [(PblasmpError, words)] * 2
+
+
+class Transfer:
+    """Something under way that ends ``after`` so many looks at it, or when it is cancelled."""
+
+    def __init__(self, after=1 << 60):
+        self.after, self.cancelled = after, False
+
+    def __bool__(self):
+        return self.after > 0
+
+    def Test(self):  # noqa: N802 - as in mpi4py
+        self.after -= 1
+        return not self
+
+    def Cancel(self):  # noqa: N802 - as in mpi4py
+        self.cancelled, self.after = True, 1
+
+
+def test_transfers_of_a_broken_context_are_ended_or_kept(monkeypatch):
+    monkeypatch.setattr(side_channel, "_DRAIN_SECONDS", 0.02)
+    monkeypatch.setattr(side_channel, "_kept_for_good", kept := [])
+    sent, sending, receiving, received = Transfer(3), Transfer(), Transfer(), Transfer(0)
+
+    def work(comm):
+        if comm.rank == 0:
+            for transfer in (sent, sending):
+                comm.channel.watch(transfer)
+            for transfer in (receiving, received):
+                comm.channel.watch(transfer, receives=True)
+            return raised(runs, comm, ValueError("mine"))
+        return None
+
+    on_ranks(2, work)
+    assert (receiving.cancelled, received.cancelled, sending.cancelled) == (True, False, False)
+    assert [transfer for each in kept for transfer, _ in each] == [sending]
+
+
+def test_transfers_that_are_done_are_forgotten():
+    channel = SideChannel(0, (0, 1))
+    for _ in range(1000):
+        channel.watch(Transfer(0))
+    assert len(channel._under_way) <= 64
+    under_way = [channel.watch(Transfer()) for _ in range(300)]
+    channel.forget()
+    assert [transfer for transfer, _ in channel._under_way] == under_way
+
+
+def test_two_threads_at_once():
+    def work(comm):
+        if comm.rank == 1:
+            found = []
+
+            def first():
+                with Running(comm, "first"):
+                    thread = threading.Thread(target=lambda: found.append(raised(agrees, comm, "second")))
+                    thread.start()
+                    thread.join()
+
+            return (
+                str(found[0]) if str(raised(first)) == str(found[0]) else "the first thread got another error"
+            )
+        return str(raised(agrees, comm))
+
+    why = f"{BROKEN}on rank 1 a thread called second while another used it"
+    assert on_ranks(3, work) == [why] * 3
+
+
+def test_threads_may_take_turns():
+    def work(comm):
+        found = []
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: found.append(raised(agrees, comm)))
+            thread.start()
+            thread.join()
+        return found
+
+    assert on_ranks(2, work) == [[None] * 3] * 2
+
+
+def test_notes_of_an_earlier_channel_are_not_taken_for_this_ones():
+    def work(comm):
+        if comm.rank == 0:
+            comm.channel._index += 1
+            raised(runs, comm, ValueError("of another"))
+            comm.channel._index -= 1
+        else:
+            time.sleep(0.1)
+            comm.channel.check()
+
+    assert on_ranks(2, work) == [None, None]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_is_told_that_the_context_is_not_its_own():
+    def work(comm):
+        if comm.rank:
+            return b""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(writing, str(raised(agrees, comm)).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        told = os.read(reading, 1000)
+        os.close(reading)
+        os.close(writing)
+        return told
+
+    told, _ = on_ranks(2, work)
+    assert told.decode() == f"{BROKEN}it belongs to process {os.getpid()}, of which this one is a fork"
+
+
+def test_closing_tells_whether_all_still_had_it():
+    assert on_ranks(3, lambda comm: closing(comm, here=True)) == [True] * 3
+
+    def lost(comm):
+        everywhere = closing(comm, here=comm.rank != 1)
+        return everywhere, comm.channel.cause
+
+    assert on_ranks(3, lost) == [(False, "a rank has lost it without closing it")] * 3
+
+
+def test_other_calls_while_one_closes():
+    def work(comm):
+        return raised(agrees, comm) if comm.rank else raised(lambda: closing(comm, here=True))
+
+    assert {type(error) for error in on_ranks(2, work)} == {RankMismatchError}

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Problems and descriptors as tables and TOML, there and back; and input that nobody meant."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+import pblasmp as pb
+from pblasmp.layout import files
+from pblasmp.layout.level3 import ROUTINES
+from tests.unit.layout.oracle import descriptors
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VALIDATORS = {
+    name: Draft202012Validator(json.loads((files.root() / f"{name}.schema.json").read_text()))
+    for name in ("problem", "routine")
+}
+PROBLEMS = {path.stem: files.load_problem_file(path).problem for path in files.find("problems")}
+
+
+def there_and_back(problem, kind):
+    """Compare a problem with what its table, its JSON and its TOML make."""
+    text = problem.to_toml()
+    data = tomllib.loads(text)
+    assert data == json.loads(json.dumps(problem.to_dict()))
+    VALIDATORS[kind].validate(data)
+    assert type(problem).from_dict(problem.to_dict()) == problem
+    assert type(problem).from_dict(data) == problem
+    assert pb.load_problem(io.StringIO(text)) == problem
+    assert pb.load_problem(io.BytesIO(text.encode())) == problem
+
+
+@given(descriptors())
+def test_descriptors(d):
+    assert pb.MatrixDescriptor.from_dict(d.to_dict()) == d
+    assert pb.MatrixDescriptor.from_dict(tomllib.loads(d.to_toml())) == d
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_shipped_problems(name):
+    there_and_back(PROBLEMS[name], "problem")
+    there_and_back(PROBLEMS[name].T, "problem")
+    assert pb.load_problem(name) == PROBLEMS[name]
+
+
+@given(
+    descriptors(), descriptors(), descriptors(), st.none() | descriptors(),
+    st.sampled_from("NTC"), st.sampled_from("NTC"), st.sampled_from(["gemm", "ag", "rs", "ar"]),
+)  # fmt: skip
+def test_any_product_legal_or_not(a, b, d, c, op_a, op_b, scheme):
+    there_and_back(pb.MatmulProblem(a, b, d, op_a, op_b, c, scheme), "problem")
+
+
+@given(
+    st.sampled_from([*ROUTINES]), descriptors(), descriptors(), descriptors(), descriptors(),
+    st.sampled_from("LR"), st.sampled_from("LU"), st.sampled_from("NTC"), st.sampled_from("NU"), st.booleans(),
+)  # fmt: skip
+def test_any_routine_legal_or_not(routine, a, b, c, d, side, uplo, op_a, diag, with_c):
+    has = ROUTINES[routine]
+    flags = {"side": side, "uplo": uplo, "op_a": op_a, "diag": diag}
+    operands = {"b": b if "b" in has.operands else None, "c": c if "c" in has.operands and with_c else None}
+    problem = pb.Level3Problem(routine, a, d, **operands, **{x: flags[x] for x in has.options})
+    there_and_back(problem, "routine")
+
+
+def test_products_of_8_bits():
+    p = pb.MatmulProblem.gemm(32, 16, 48, "2x2", 16, op_b="T", dtype="float8_e4m3fn")
+    there_and_back(p, "problem")
+    short = {"m": 32, "n": 16, "k": 48, "grid": "2x2", "block": 16, "ops": "NT", "dtype": "float8_e4m3fn"}
+    assert pb.MatmulProblem.from_dict(short) == p
+
+
+def test_titles():
+    p = PROBLEMS["grid-2x2"]
+    for title in ('"quoted" \\ and\ttabbed', "× ü \x7f \x01", "two\nlines"):
+        text = p.to_toml(title)
+        assert tomllib.loads(text)["title"] == title
+        assert files.load_problem_file(io.StringIO(text)).title == title
+    assert tomllib.loads(p.to_toml())["title"] == str(p)
+
+
+@pytest.mark.parametrize("grid", ["7x9", [7, 9], (7, 9), {"nprow": 7, "npcol": 9}, "7x9-row"], ids=repr)
+def test_ways_to_say_a_grid(grid):
+    data = {"m": 10, "n": 11, "k": 12, "block": 3, "grid": grid}
+    assert pb.MatmulProblem.from_dict(data) == pb.MatmulProblem.gemm(10, 11, 12, pb.Grid(7, 9), 3)
+    data["a"] = {"grid": grid, "block": 3}
+    assert pb.MatmulProblem.from_dict(data).a.grid == pb.Grid(7, 9)
+
+
+def test_ways_to_say_a_block():
+    data = {"m": 10, "n": 11, "k": 12, "grid": "2x2"}
+    for block in (3, [3, 4], [3, 4, 5]):
+        expected = pb.MatmulProblem.gemm(10, 11, 12, "2x2", block)
+        assert pb.MatmulProblem.from_dict({**data, "block": block}) == expected
+
+
+@pytest.mark.parametrize("path", files.find("grids"), ids=lambda path: path.stem)
+def test_the_grids_of_the_directory_are_what_their_names_say(path):
+    assert files.load_grid(path) == pb.layout.as_grid(path.stem)
+
+
+def test_a_table_shared_by_all_matrices_of_a_routine():
+    text = """
+        title = "Solve L X = B"
+        routine = "trsm"
+        grid = [2, 2]
+        block = 2
+        dtype = "complex64"
+        [a]
+        shape = [8, 8]
+        [b]
+        shape = [8, 3]
+        order = "F"
+        [d]
+        shape = [10, 10]
+        window = [[2, 10], [0, 3]]
+        """
+    a, b = pb.MatrixDescriptor((8, 8), 2, "2x2", dtype="complex64"), pb.MatrixDescriptor((10, 10), 2, "2x2")
+    x = pb.MatrixDescriptor((8, 3), 2, "2x2", dtype="complex64", order="F")
+    expected = pb.Level3Problem("trsm", a, replace(b, dtype=a.dtype)[2:10, 0:3], x)
+    assert pb.load_problem(io.StringIO(text)) == expected
+    assert files.check(io.StringIO(text)) == expected.faults() == []
+
+
+def test_standard_input(monkeypatch):
+    text = PROBLEMS["grid-2x2"].to_toml("piped")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert files.load_problem_file("-").title == "piped"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("title = 3"))
+    with pytest.raises(
+        pb.LayoutError, match=r"^<stdin>: a fault in this file:\n  - title: expected a text, got 3"
+    ):
+        pb.load_problem("-")
+
+
+def test_open_files(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(PROBLEMS["sub-all"].to_toml())
+    for mode in ("r", "rb"):
+        with path.open(mode) as file:
+            assert pb.load_problem(file) == PROBLEMS["sub-all"]
+    path.write_text("routine = 'trsm'")
+    with path.open() as file, pytest.raises(pb.LayoutError, match=r"mine\.toml: 3 faults in this file"):
+        pb.load_problem(file)
+    with pytest.raises(pb.LayoutError, match="file: expected a path, '-' or an open file, got 3"):
+        pb.load_problem(3)
+
+
+# --- faults ---
+
+BASE = {"m": 4, "n": 4, "k": 4, "grid": "2x2", "block": 2}
+ROUTINE = {"routine": "trsm", "grid": "2x2", "block": 2, "d": {"shape": [4, 4]}, "a": {"shape": [4, 4]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "faults"),
+    [
+        (pb.MatmulProblem, {**BASE, "blocks": 2, "m": -1},
+         ["m: expected an integer, at least 0, got -1", "blocks: unknown key: did you mean 'block'?"]),
+        (pb.MatmulProblem, {**BASE, "a": {"ld": 1}, "b": {"lead": [3, 0]}},
+         ["a.ld: 1 is too small", "b.lead: (3, 0) is not inside a block of (2, 2)"]),
+        (pb.MatmulProblem, [1], ["data: expected a table, got [1]"]),
+        (pb.MatmulProblem, {**BASE, 7: 8}, ["7: unknown key"]),
+        (pb.MatmulProblem, {**BASE, "alpha": 1j}, ["alpha: expected a number, or [real, imaginary], got 1j"]),
+        (pb.MatmulProblem, {**BASE, "alpha": [0, 1]}, ["alpha: 1j is complex, but the matrices are float64"]),
+        (pb.MatmulProblem, {**BASE, "a": {"window": [[0, 9], [0, 1]]}}, ["a.window: expected a part of 0 to 4"]),
+        (pb.MatmulProblem, {**BASE, "dtype": b"float64"}, ["dtype: expected one of float64"]),
+        (pb.MatmulProblem, {**BASE, "ops": "NT\n"}, ["ops: expected two letters"]),
+        (pb.Level3Problem, {**ROUTINE, "routine": "trms"}, ["routine: expected one of trsm, trmm"]),
+        (pb.Level3Problem, {"routine": "trsm", "d": {}, "a": {"shape": [1, 1], "grid": "1x1"}},
+         ["a.block: missing", "d.shape: missing", "d.block: missing", "d.grid: missing"]),
+        (pb.Level3Problem, ROUTINE, ["b: expected a MatrixDescriptor, got None"]),
+        (pb.Level3Problem, {**ROUTINE, "routine": "geadd", "side": "R"}, ["side: geadd has no such option"]),
+        (pb.MatrixDescriptor, {"shape": [2, 2]}, ["block: missing", "grid: missing"]),
+        (pb.MatrixDescriptor, {"shape": [2, 2], "block": 0, "grid": "2x"}, ["block: expected", "grid: expected"]),
+        (pb.MatrixDescriptor, {"shape": [2, 2], "block": 1, "grid": "1x1", "source": [1, 0]}, ["source: process"]),
+        (pb.MatrixDescriptor, "2x2", ["data: expected a table, got '2x2'"]),
+    ],
+)  # fmt: skip
+def test_tables_with_faults(kind, data, faults):
+    with pytest.raises(pb.LayoutError) as error:
+        kind.from_dict(data)
+    head, *found = str(error.value).split("\n  - ")
+    found = found or [head]
+    assert len(found) == len(faults)
+    assert all(fault in said for fault, said in zip(faults, found, strict=True)), found
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HUGE = {"digits": 10**5000, "negative": -(10**5000), "deep": nested(5000), "overflowing": [10**400, 0]}
+
+
+@pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)
+def test_any_value_of_any_key_is_a_layout_error(value):
+    for kind, base, keys in (
+        (pb.MatmulProblem, BASE, VALIDATORS["problem"].schema["properties"]),
+        (pb.Level3Problem, ROUTINE, VALIDATORS["routine"].schema["properties"]),
+        (pb.MatrixDescriptor, {}, VALIDATORS["problem"].schema["$defs"]["OperandTable"]["properties"]),
+    ):
+        for key in (*keys, "x"):
+            for data in ({**base, key: value}, {**base, key: {"shape": value}}, {**base, "a": {key: value}}):
+                with pytest.raises(pb.LayoutError) as error:
+                    kind.from_dict(data)
+                assert len(str(error.value)) < 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"m = {'9' * 5000}",
+        f"grid = {'[' * 5000}{']' * 5000}",
+        "a." * 5000 + "b = 1",
+        f"alpha = [1{'0' * 400}, 0]",
+        f"m = 1{'0' * 400}",
+        "m = 1\x00",
+    ],
+    ids=["digits", "deep", "dotted", "overflowing", "large", "zero"],
+)
+def test_hostile_files(tmp_path, text):
+    lines = {"m": "m = 4", "grid": 'grid = "2x2"', "n": "n = 4", "k": "k = 4", "block": "block = 2"}
+    kept = [line for key, line in lines.items() if not text.startswith(f"{key} ")]
+    path = tmp_path / "hostile.toml"
+    path.write_text("\n".join(['title = "x"', *kept, text]))
+    for load in (pb.load_problem, files.load_problem_file, files.load_grid):
+        with pytest.raises(pb.LayoutError) as error:
+            load(path)
+        assert str(path) in str(error.value)
+        assert len(str(error.value)) < 5000
+    assert files.check(path) != []
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+), st.sampled_from([*VALIDATORS["problem"].schema["properties"]]))  # fmt: skip
+def test_nothing_but_layout_errors(value, key):
+    for kind, data in ((pb.MatmulProblem, {**BASE, key: value}), (pb.MatrixDescriptor, {key: value})):
+        with contextlib.suppress(pb.LayoutError):
+            kind.from_dict(data)

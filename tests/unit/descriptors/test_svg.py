@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts as SVG: every owner is right, nothing is lost, and no library is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout import files
+from pblasmp.layout.svg import PALETTE, Colours
+
+PROBLEMS = [path.stem for path in files.find("problems")]
+BOX = re.compile(r"rank (\d+): \[(\d+):(\d+), (\d+):(\d+)\]")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def boxes(drawing):
+    """The blocks of a picture: (rank, rows, columns, colour), and their places."""
+    found = []
+    for rect in ET.fromstring(drawing.svg).iter(f"{SVG}rect"):
+        tip = rect.find(f"{SVG}title")
+        if tip is not None and (match := BOX.fullmatch(tip.text)):
+            rank, i0, i1, j0, j1 = map(int, match.groups())
+            place = [float(rect.get(name)) for name in ("x", "y", "width", "height")]
+            found.append((rank, range(i0, i1), range(j0, j1), rect.get("fill"), place))
+    return found
+
+
+def texts(drawing):
+    return [text.text for text in ET.fromstring(drawing.svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_owner_of_every_operand(name):
+    problem = pb.load_problem(name)
+    golden = json.loads((files.root() / "golden" / f"{name}.json").read_text())
+    for letter in golden:
+        x = getattr(problem, letter)
+        drawing = pb.draw(x)
+        assert drawing.svg == x._repr_html_() == drawing._repr_html_()
+        owners = {}
+        colours = Colours(x.grid)
+        for rank, rows, cols, colour, (_, _, width, height) in boxes(drawing):
+            assert colour == PALETTE[colours(rank)]
+            assert width > 0 < height
+            owners |= {(i, j): str(rank) for i in rows for j in cols}
+        expected = golden[letter]["owners"]
+        assert owners == {(i, j): rank for i, row in enumerate(expected) for j, rank in enumerate(row)}
+        said = texts(drawing)
+        for rank in range(x.grid.size):
+            m, n = x.local_shape(rank)
+            assert said[said.index(f"rank {rank}") + 1] == f"{m} × {n}"
+    whole = pb.draw(problem)
+    assert problem._repr_html_() == whole.svg
+    assert texts(whole)[0] == str(problem)
+    assert "Not legal:" not in texts(whole)
+
+
+def test_blocks_do_not_overlap():
+    found = boxes(pb.draw(pb.load_problem("ragged-2x3-sources")))
+    for i, (*_, (x, y, width, height)) in enumerate(found):
+        for *_, (u, v, wide, high) in found[i + 1 :]:
+            apart = (
+                u >= x + width - 0.11
+                or x >= u + wide - 0.11
+                or v >= y + height - 0.11
+                or y >= v + high - 0.11
+            )
+            assert apart
+
+
+def test_sub_matrices_begin_inside_a_block():
+    d = pb.MatrixDescriptor((10, 10), (3, 4), "2x2")[1:9, 2:10]
+    owners = {(i, j): rank for rank, rows, cols, *_ in boxes(pb.draw(d)) for i in rows for j in cols}
+    assert owners == {(i, j): d.owner(i, j) for i in range(8) for j in range(8)}
+
+
+def test_huge_matrices_are_a_corner():
+    drawing = pb.draw(pb.MatmulProblem.gemm(10**30, 10**30, 10**30, (1000, 1000), 128))
+    assert len(boxes(drawing)) == 3 * 24 * 24
+    assert len(drawing.svg) < 10**6
+    assert texts(drawing).count("… of 1000 × 1000 processes") == 3
+    assert sum("24 × 24 of" in text for text in texts(drawing)) == 3
+
+
+def test_faults_are_listed():
+    problem = files.load_problem_file(files.root() / "invalid" / "many-faults.toml").problem
+    said = texts(pb.draw(problem))
+    assert "Not legal:" in said
+    assert sum(text.startswith("•") for text in said) == len(problem.faults()) == 6
+
+
+@pytest.mark.parametrize("uplo", "LU")
+@pytest.mark.parametrize("diag", "NU")
+@pytest.mark.parametrize("shape", [(6, 6), (3, 7), (7, 3)])
+def test_what_a_routine_does_not_touch_is_faded(uplo, diag, shape):
+    """The middle of each element is inside of the polygon exactly if the element is not touched."""
+    side = pb.MatrixDescriptor((6, 6), 2, "2x2")
+    if shape == (6, 6):
+        problem = pb.Level3Problem("trmm", side, side, side, uplo=uplo, diag=diag)
+        part = problem.touched("a")
+    else:
+        side = pb.MatrixDescriptor(shape, 2, "2x2")
+        problem = pb.Level3Problem("tradd", side, side, uplo=uplo)
+        part = problem.touched("a")
+    inner = next(ET.fromstring(pb.draw(problem).svg).iter(f"{SVG}polygon"))
+    corners = [tuple(map(float, pair.split(","))) for pair in inner.get("points").split()]
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            touched = j - i <= part.diagonal if uplo == "L" else j - i >= part.diagonal
+            assert inside(corners, j + 0.5, i + 0.5) == (not touched), (i, j)
+
+
+def inside(corners, x, y):
+    odd = False
+    for (x0, y0), (x1, y1) in zip(corners, corners[1:] + corners[:1], strict=True):
+        if (y0 > y) != (y1 > y) and x < x0 + (y - y0) * (x1 - x0) / (y1 - y0):
+            odd = not odd
+    return odd
+
+
+def test_empty_matrices():
+    assert "(empty)" in texts(pb.draw(pb.MatrixDescriptor((0, 5), 2, "2x2")))
+
+
+def test_what_can_be_drawn(tmp_path):
+    problem = pb.load_problem("grid-2x2")
+    expected = pb.draw(problem)
+    assert pb.draw(files.load_problem_file("grid-2x2")) == expected
+    assert pb.draw(SimpleNamespace(problem=problem)) == expected
+    assert pb.draw(SimpleNamespace(descriptor=problem.a)) == pb.draw(problem.a)
+    said = texts(pb.draw(pb.Grid(2, 3, "col")))
+    assert said == [
+        "2x3 processes in col order",
+        *("rank 0", "rank 2", "rank 4", "rank 1", "rank 3", "rank 5"),
+    ]
+    for other in (3, "2x2", None, SimpleNamespace()):
+        with pytest.raises(
+            pb.LayoutError, match="draw: expected a grid, descriptor, problem, matrix or plan, got"
+        ):
+            pb.draw(other)
+
+
+def test_a_matrix_can_be_drawn():
+    with pb.Context(engine="host") as ctx:
+        matrix = ctx.zeros(pb.MatrixDescriptor((4, 4), 2, "1x1"))
+        assert pb.draw(matrix) == pb.draw(matrix.descriptor)
+
+
+def test_files(tmp_path):
+    drawing = pb.draw(pb.Grid(1, 1))
+    drawing.save(tmp_path / "grid.svg")
+    content = (tmp_path / "grid.svg").read_text(encoding="utf-8")
+    assert content.startswith("<?xml")
+    assert drawing.svg in content
+    for name in ("grid.png", "grid"):
+        with pytest.raises(pb.UnsupportedError, match=r"expected a name that ends in \.svg"):
+            drawing.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+    assert repr(drawing).startswith("Drawing(")
+
+
+def test_no_library_is_needed():
+    script = """
+import sys, pblasmp as pb
+pb.draw(pb.MatmulProblem.gemm(9, 9, 9, "2x2", 2))
+print([name for name in ("matplotlib", "rich", "mpi4py", "scipy", "pydantic") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pblasmp.dtypes import DTYPES
+from pblasmp.layout import Axis, Grid, MatrixDescriptor
+from pblasmp.layout.intersection import Piece, Stretch, copy, extent, intersect, packed, unpacked
+from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
+
+
+def pairs(stretches):
+    """Return the (source, destination) positions, one by one, in the order of a message."""
+    return [
+        (s.src + i * s.src_step + at, s.dst + i * s.dst_step + at)
+        for s in stretches
+        for i in range(s.repeat)
+        for at in range(s.length)
+    ]
+
+
+def expected(src, p, dst, q):
+    both = zip(deal(src), deal(dst), strict=True)
+    return [(at, to) for (owner, at), (taker, to) in both if (owner, taker) == (p, q)]
+
+
+two_axes = st.integers(0, 60).flatmap(lambda n: st.tuples(axes(n), axes(n)))
+
+
+@given(two_axes)
+def test_common_finds_every_index_that_two_processes_share_once(two):
+    src, dst = two
+    for p in range(src.nprocs):
+        for q in range(dst.nprocs):
+            found = intersect(src, p, dst, q)
+            assert sorted(pairs(found)) == expected(src, p, dst, q)
+            assert extent(found) == len(pairs(found))
+
+
+@given(st.integers(100, 400), st.data())
+def test_common_of_many_rounds(n, data):
+    src, dst = (Axis(n, data.draw(st.integers(1, 9)), 0, data.draw(st.integers(1, 4))) for _ in range(2))
+    for p in range(src.nprocs):
+        for q in range(dst.nprocs):
+            assert sorted(pairs(intersect(src, p, dst, q))) == expected(src, p, dst, q)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "most"),
+    [
+        (Axis(10**6, 64, 0, 4), Axis(10**6, 64, 0, 4), 1),  # the same layout: one run
+        (Axis(10**6 + 9, 64, 0, 4), Axis(10**6 + 9, 10**7, 0, 1), 2),  # all blocks, and the ragged one
+        (Axis(10**6 + 9, 64, 0, 4), Axis(10**6 + 9, 64, 1, 2), 2),
+        (Axis(10**6, 64, 0, 4), Axis(10**6, 48, 0, 3), 6),  # 24 places where runs begin in 768 indices
+        (Axis(10**6, 64, 0, 4, lead=5), Axis(10**6, 96, 0, 2, lead=5), 4),  # the first run is cut as well
+        (Axis(10**6, 48, 1, 3, lead=37), Axis(10**6, 96, 0, 2, lead=5), 4),
+        (Axis(10**6, 64, 1, 4, lead=40), Axis(10**6, 8, 0, 5, lead=3), 10),
+    ],
+)
+def test_regular_runs_make_few_stretches(src, dst, most):
+    """Each costs a copy from Python, so their number must not grow with the matrix."""
+    counts = [len(intersect(src, p, dst, q)) for p in range(src.nprocs) for q in range(dst.nprocs)]
+    assert 0 < max(counts) <= most
+
+
+def test_blocks_that_lie_end_to_end_on_both_sides_are_one_run():
+    axis = Axis(1000, 7, 1, 3, lead=2)
+    for p in range(3):
+        assert intersect(axis, p, axis, p) == (Stretch(1, axis.count(p), 0, 0, 0, 0),)
+
+
+def test_layouts_whose_rounds_have_no_small_common_multiple():
+    src, dst = Axis(7, 2**62 - 1, 1, 2), Axis(7, 2**61 - 1, 0, 3, lead=2)
+    assert pairs(intersect(src, 1, dst, 0)) == [(i, i) for i in range(7)]
+    assert intersect(src, 0, dst, 0) == ()
+
+
+@given(two_axes)
+def test_sender_and_receiver_see_the_same_order(two):
+    src, dst = two
+    for p in range(src.nprocs):
+        for q in range(dst.nprocs):
+            found = intersect(src, p, dst, q)
+            sent, received = pairs(packed(found)), pairs(unpacked(found))
+            assert [at for _, at in sent] == [at for at, _ in received] == list(range(extent(found)))
+            assert [(of, to) for (of, _), (_, to) in zip(sent, received, strict=True)] == pairs(found)
+
+
+def pieces(src, dst):
+    """Yield (source rank, destination rank, piece) for every pair of ranks."""
+    for (prow, pcol), rank in number(src.grid).items():
+        for (qrow, qcol), other in number(dst.grid).items():
+            yield (
+                rank,
+                other,
+                Piece(intersect(src.rows, prow, dst.rows, qrow), intersect(src.cols, pcol, dst.cols, qcol)),
+            )
+
+
+def numbered(d):
+    return np.arange(1, d.shape[0] * d.shape[1] + 1, dtype=float).reshape(d.shape)
+
+
+two_layouts = st.tuples(st.integers(0, 14), st.integers(0, 14)).flatmap(
+    lambda shape: st.tuples(descriptors(shape), descriptors(shape))
+)
+
+
+@given(two_layouts)
+def test_copying_every_piece_redistributes_a_matrix(two):
+    src, dst = two
+    of, to = write(empty(src), src, numbered(src)), empty(dst)
+    before = [flat.copy() for flat in to]
+    for rank, other, piece in pieces(src, dst):
+        assert piece.size == piece.shape[0] * piece.shape[1]
+        copy(views(to, dst)[other], views(of, src)[rank], piece)
+    assert np.array_equal(read(to, dst), numbered(src))
+    write(before, dst, numbered(src))  # what lies in the padding is as it was
+    assert all(np.array_equal(a, b) for a, b in zip(to, before, strict=True))
+
+
+@given(two_layouts, st.sampled_from("CF"), st.integers(1, 30))
+def test_messages_redistribute_a_matrix(two, order, limit):
+    """Packing, sending in parts and unpacking is the same as copying."""
+    src, dst = two
+    of, to = write(empty(src), src, numbered(src)), empty(dst)
+    for rank, other, whole in pieces(src, dst):
+        parts = whole.split(limit, order)
+        assert sum(part.size for part in parts) == whole.size
+        for part in parts:
+            rows, cols = part.shape
+            assert part.size <= max(limit, cols if order == "C" else rows)
+            message = np.empty(part.shape, order=order)
+            copy(message, views(of, src)[rank], part.packed())
+            copy(views(to, dst)[other], message, part.unpacked())
+    assert np.array_equal(read(to, dst), numbered(src))
+
+
+@given(two_layouts, st.integers(1, 30))
+def test_splitting_keeps_the_order_of_the_message(two, limit):
+    for _, _, whole in pieces(*two):
+        for piece, order, axis in ((whole, "C", 0), (whole.T, "F", 1)):
+            parts = [(part.rows, part.cols) for part in piece.split(limit, order)]
+            assert all(part[1 - axis] == (piece.rows, piece.cols)[1 - axis] for part in parts)
+            assert [pair for part in parts for pair in pairs(part[axis])] == pairs(whole.rows)
+
+
+@given(two_layouts, st.sampled_from("CF"))
+def test_a_contiguous_piece_is_its_own_message(two, order):
+    src, dst = two
+    of = write(empty(src), src, numbered(src))
+    for rank, other, piece in pieces(src, dst):
+        if piece.size == 0:
+            continue
+        message = np.empty(piece.shape, order=order)
+        copy(message, views(of, src)[rank], piece.packed())
+        direct = piece.region(views(of, src)[rank], order, source=True)
+        if direct is not None:
+            assert np.array_equal(direct, message)
+            assert direct.flags[f"{order}_CONTIGUOUS"]
+        to = empty(dst)
+        into = piece.region(views(to, dst)[other], order, source=False)
+        if into is not None:
+            assert into.flags[f"{order}_CONTIGUOUS"]
+            into[...] = message
+            there = empty(dst)
+            copy(views(there, dst)[other], message, piece.unpacked())
+            assert np.array_equal(to[other], there[other])
+
+
+def test_the_whole_of_a_tight_array_is_contiguous():
+    d = MatrixDescriptor((10, 12), (2, 3), Grid(2, 2))
+    array = np.zeros(d.local_shape(0))
+    rows, cols = intersect(d.rows, 0, d.rows, 0), intersect(d.cols, 0, d.cols, 0)
+    for order, contiguous in (("C", array), ("F", array.T.copy().T)):
+        for source in (True, False):
+            region = Piece(rows, cols).region(contiguous, order, source=source)
+            assert region is not None
+            assert region.shape == array.shape
+            assert np.shares_memory(region, contiguous)
+            assert Piece(rows, cols).region(contiguous, "CF"[order == "C"], source=source) is None
+
+
+def test_the_transposed_piece():
+    src = MatrixDescriptor((7, 9), (2, 3), Grid(2, 1))
+    dst = MatrixDescriptor((7, 9), (3, 2), Grid(1, 3))
+    of, to = write(empty(src), src, numbered(src)), empty(dst)
+    for rank, other, piece in pieces(src, dst):
+        copy(views(to, dst)[other].T, views(of, src)[rank].T, piece.T)
+    assert np.array_equal(read(to, dst), numbered(src))
+
+
+@pytest.mark.parametrize("shape", [(300, 270), (128, 129), (1, 500), (5, 1000)])
+@pytest.mark.parametrize("block", [(1000, 1000), (130, 140), (128, 7), (8, 8), (1, 1)])
+def test_transposing_copies_go_tile_by_tile(shape, block):
+    src = MatrixDescriptor(shape, block, Grid(2, 2), order="C")
+    dst = MatrixDescriptor(shape, (1000, 1000), Grid(1, 1), order="F")
+    of, to = write(empty(src), src, numbered(src)), empty(dst)
+    for rank, _, piece in pieces(src, dst):
+        copy(views(to, dst)[0], views(of, src)[rank], piece)
+    assert np.array_equal(read(to, dst), numbered(src))
+    back = empty(src)
+    for _, rank, piece in pieces(dst, src):
+        copy(views(back, src)[rank], views(to, dst)[0], piece)
+    assert np.array_equal(read(back, src), numbered(src))
+
+
+conversions = [
+    (src, dst)
+    for src in DTYPES.values()
+    for dst in DTYPES.values()
+    if not (src.kind == "c" and dst.kind != "c")  # that would lose the imaginary part
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"conjugate": False}, {"conjugate": True}])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("src", "dst"), conversions, ids=lambda dtype: dtype.name)
+def test_types_are_converted_and_conjugated(src, dst, order, options):
+    values = np.arange(-6, 6).reshape(3, 4) * (1 + 2j if src.kind == "c" else 1)
+    of, to = np.asarray(values.astype(src), order=order), np.zeros((3, 4), dst)
+    axis = Axis(3, 2), Axis(4, 3)
+    copy(to, of, Piece(intersect(axis[0], 0, axis[0], 0), intersect(axis[1], 0, axis[1], 0)), **options)
+    assert to.dtype == dst
+    assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))

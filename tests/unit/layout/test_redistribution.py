@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+from pblasmp.layout.redistribution import nearest_legal
+from tests.helpers.oracle import descriptors
+
+ops = st.sampled_from("NTC")
+
+
+@st.composite
+def problems(draw):
+    """Draw products whose sizes and types fit, and nothing else."""
+    m, n, k = (draw(st.integers(0, 9)) for _ in range(3))
+    op_a, op_b = draw(ops), draw(ops)
+    a = draw(descriptors((m, k) if op_a == "N" else (k, m)))
+    b = draw(descriptors((k, n) if op_b == "N" else (n, k)))
+    d = draw(descriptors((m, n)))
+    return MatmulProblem(a, b, d, op_a, op_b, draw(st.none() | descriptors((m, n))))
+
+
+@given(problems())
+def test_every_product_has_a_legal_one_near_it(p):
+    q = nearest_legal(p)
+    assert q.faults() == []
+    assert (q.op_a, q.op_b, q.scheme) == (p.op_a, p.op_b, p.scheme)
+    for before, after in ((p.a, q.a), (p.b, q.b), (p.d, q.d), (p.c, q.c)):
+        assert (before is None) == (after is None)
+        if before is not None:
+            assert (after.shape, after.dtype, after.order) == (before.shape, before.dtype, before.order)
+
+
+@given(problems())
+def test_what_is_legal_stays_as_it_is(p):
+    q = nearest_legal(p)
+    assert nearest_legal(q) == q
+    if not p.faults():
+        assert q == p
+
+
+def test_only_what_breaks_a_rule_moves():
+    p = MatmulProblem.gemm(40, 30, 20, Grid(2, 3), (4, 5, 6), op_b="T", with_c=True)
+    other = MatrixDescriptor((30, 20), (7, 7), Grid(3, 2), (1, 1), order="F", ld=30)
+    assert nearest_legal(replace(p, b=other)) == replace(p, b=replace(p.b, order="F"))
+    shifted = replace(p.c, source=(1, 0), order="F")
+    assert nearest_legal(replace(p, c=shifted)) == replace(p, c=replace(p.c, order="F"))
+    inside = MatrixDescriptor((44, 30), (4, 5), Grid(2, 3))[3:43, :]
+    assert nearest_legal(replace(p, d=inside)) == p
+
+
+def test_sizes_and_types_are_beyond_moving():
+    p = MatmulProblem.gemm(40, 30, 20, Grid(2, 3), 4, with_c=True)
+    for broken in (
+        replace(p, b=replace(p.b, shape=(21, 30))),
+        replace(p, a=replace(p.a, dtype="float32")),
+        replace(p, c=replace(p.c, shape=(40, 31))),
+    ):
+        assert nearest_legal(broken).faults() == broken.faults() != []

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults name the argument that the caller gave."""
+
+from __future__ import annotations
+
+import pytest
+
+import pblasmp as pb
+
+
+def empty(ctx, rows, cols, dtype="float64"):
+    return ctx.empty(pb.MatrixDescriptor((rows, cols), 2, "1x1", dtype=dtype))
+
+
+@pytest.mark.parametrize("given", ["c", "out"])
+@pytest.mark.parametrize("routine", [pb.matmul, pb.symm, pb.syr2k], ids=lambda f: f.__name__)
+def test_a_wrong_c_or_out(routine, given):
+    with pb.Context(engine="host") as ctx:
+        a, b, wrong = empty(ctx, 4, 4), empty(ctx, 4, 4), empty(ctx, 5, 5)
+        with pytest.raises(pb.LayoutError) as error:
+            routine(a, b, **{given: wrong})
+        faults = str(error.value).split("\n  - ")[1:]
+        assert faults
+        assert any(f"{given}: shape is 5x5" in fault or f"{given} is 5x5" in fault for fault in faults) or (
+            routine is pb.symm
+            and all("result of 5x5" in fault or f"like {given}" in fault for fault in faults)
+        )
+        assert not any(fault.startswith("d:") or "like d" in fault for fault in faults)
+
+
+def test_a_wrong_b_of_a_solve():
+    with pb.Context(engine="host") as ctx, pytest.raises(pb.LayoutError) as error:
+        pb.trsm(empty(ctx, 4, 4), empty(ctx, 4, 4, "float16"))
+    assert "like b" in str(error.value)
+    assert "like d" not in str(error.value)
