@@ -32,7 +32,7 @@ LARGE = {"tokens": 8192, "outputs": 4096, "inputs": 512}  # several pieces
 def gpu(ctx: pb.Context) -> Iterator[Gpu]:
     import cupy
 
-    engine = ctx.engine
+    engine = ctx.engine.session
     session = SimpleNamespace(
         rank=ctx.rank, size=ctx.size, device=engine.device.index, nccl=engine.nccl, cupy=cupy
     )

@@ -29,7 +29,7 @@ ROOM = 1 << 16  # bytes of each rank
 _STREAMS = 12
 
 
-class Fault(AssertionError):
+class Fault(AssertionError):  # noqa: N818
     """What the model found."""
 
 
@@ -342,7 +342,7 @@ class FakePeer:
             c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
             amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
         exact = accumulation_dtype(parts[0].dtype)
-        assert not (scale or amax)
+        assert scale == amax == 0
 
         def do(_: np.ndarray) -> None:
             y = sum((self.peers.of(part).astype(exact) for part in parts), exact.type(0))
@@ -357,7 +357,7 @@ class FakePeer:
         self._queue("add", stream, do, reads, outs)
 
     def use(self, *arrays: Array) -> None:
-        """Queue what the caller does between products: it reads and rewrites its arrays, or ends a graph's recording."""
+        """Queue what the caller does between products: it rewrites its arrays, or ends a graph's recording."""
         views = [View.of(array) for array in arrays]
 
         def do(_: np.ndarray) -> None:

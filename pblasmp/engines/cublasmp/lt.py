@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ...bindings import Operation
-from ...dtypes import DTYPES, FLOAT8, is_float8
+from ...dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
 from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
-from .types import DATA_TYPES, compute_type, scale_dtype
+from .types import DATA_TYPES, compute_type
 from .views import View
 
 __all__ = ["PLAIN", "Finish", "LocalProducts", "fuses", "why_not_float8"]
@@ -180,7 +180,7 @@ class LocalProducts:
             raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
         product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, sms)
         product.point(self._lt, finish.pointers)
-        kind = scale_dtype(x.dtype)
+        kind = accumulation_dtype(x.dtype)
         scalars = self._scalars_of(alpha, beta, kind)
         at = scalars.ctypes.data
         c_address = c.address if beta != 0 else d.address
@@ -236,7 +236,7 @@ class LocalProducts:
         float8 = is_float8(x.dtype)
         if float8 and (why := why_not_float8(x, w, d, *ops)):
             raise UnsupportedError(why)
-        kind = scale_dtype(x.dtype)
+        kind = accumulation_dtype(x.dtype)
         # C stands in D's place where there is none; an 8-bit D has a 16-bit C.
         c_dtype = DTYPES["bfloat16"] if beta == 0 and is_float8(d.dtype) else c.dtype if beta else d.dtype
         made = ExitStack()

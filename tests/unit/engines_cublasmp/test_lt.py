@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
-
-import ctypes
 
 import numpy as np
 import pytest
@@ -201,7 +200,10 @@ def test_scales_of_8_bit_products(lt, products):
     ({"w": view(48, 64, "float8_e5m2"), "x": view(32, 64, "float8_e5m2")}, "both float8_e5m2"),
     ({"x": view(32, 64, "float8_e4m3fn", ld=72)}, "X: .* 72 apart"),
     ({"d": view(32, 48, at=0x1008)}, "D: 8-bit products need rows"),
-    ({"x": view(32, 56, "float8_e4m3fn", ld=64), "w": view(48, 56, "float8_e4m3fn", ld=64)}, "multiple of 16 inputs, got 56"),
+    (
+        {"x": view(32, 56, "float8_e4m3fn", ld=64), "w": view(48, 56, "float8_e4m3fn", ld=64)},
+        "multiple of 16 inputs, got 56",
+    ),
 ], ids=str)  # fmt: skip
 def test_8_bit_products_that_the_library_lacks(products, how, why):
     usual = {
@@ -230,7 +232,10 @@ def test_a_product_is_looked_up_once(lt, products):
     assert [call["workspace"][0] for call in lt.calls[3:]] == [0x7000, 0xE000, 0x7000]
 
 
-@pytest.mark.parametrize(("at", "ld", "expected"), [(0x1000, 50, 4), (0x1000, 64, 128), (0x1010, 64, 16), (0x1002, 64, 2), (0x1000, 128, 256)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("at", "ld", "expected"),
+    [(0x1000, 50, 4), (0x1000, 64, 128), (0x1010, 64, 16), (0x1002, 64, 2), (0x1000, 128, 256)],
+)
 def test_alignment_is_that_of_every_row(lt, products, at, ld, expected):
     products.multiply(1, view(30, 50, at=at, ld=ld), view(50, 20), view(30, 20))
     assert lt.wanted["MIN_ALIGNMENT_B_BYTES"] == expected

@@ -157,9 +157,10 @@ def test_no_signal_can_be_left_out(form, name):
     other = {"matmul_reduce_scatter": "pull", "matmul_allreduce": "one_shot"}.get(form, name)
     tokens = {"matmul_allreduce": 400, "matmul_allgather": 400}.get(form, 13) if name == "push" else 13
     extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
+    size = 3 if tokens == 13 else 2  # several pieces have many signals
 
     def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
-        peers = Peers(3, skip, multiprocessors=1)
+        peers = Peers(size, skip, multiprocessors=1)
         return case(peers, form, extents=extents).run(other, name, other, seed=3), peers.gpus[1].names
 
     def is_missed(number: int) -> bool:
@@ -214,7 +215,8 @@ def test_what_8_bit_products_cannot_be():
 
 
 @pytest.mark.parametrize(("rows", "cols", "sms"), [
-    (16384, 6656, 116), (8192, 3584, 116), (4096, 1792, 116), (1, 1, 1), (127, 9000, 1), (5000, 300, 3), (128, 10**6, 2),
+    (16384, 6656, 116), (8192, 3584, 116), (4096, 1792, 116), (1, 1, 1), (127, 9000, 1), (5000, 300, 3),
+    (128, 10**6, 2),
 ])  # fmt: skip
 def test_pieces_are_whole_tiles_and_cover_all(rows, cols, sms):
     found = pieces(rows, cols, sms)

@@ -72,7 +72,7 @@ class Machine:
 
         runtime = SimpleNamespace(
             deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
-            memset=lambda at, value, n: ctypes.memset(at, value, n),
+            memset=ctypes.memset,
             memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
         )  # fmt: skip
         return SimpleNamespace(
