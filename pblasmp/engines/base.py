@@ -377,9 +377,6 @@ class Engine(Protocol):
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
-        operations: what a rank does with its own arrays.
-        transport: how ranks exchange data.
-        algorithms: those that only this engine has (``engines.algorithms.Algorithm``).
     """
 
     name: str
@@ -387,8 +384,14 @@ class Engine(Protocol):
     agrees: bool
     xp: Any
     device: Any
-    operations: Operations
-    transport: Transport
+
+    @property
+    def operations(self) -> Operations:
+        """What a rank does with its own arrays."""
+
+    @property
+    def transport(self) -> Transport:
+        """How ranks exchange data."""
 
     @property
     def algorithms(self) -> Sequence[Any]:
