@@ -17,7 +17,7 @@ import click
 import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
-from pblasmp.drawing import draw, draw_parts
+from pblasmp.drawing import draw
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
@@ -186,4 +186,4 @@ def write_all(directory: Path) -> None:
     for file in DRAWN:
         draw(load_problem_file(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
     for name, problem in parts_drawn().items():
-        draw_parts(problem, directory / f"{name}.svg")
+        pb.draw(problem).save(directory / f"{name}.svg")

@@ -186,9 +186,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             check_overlap(self._ctx, matrices, self._in_place)
         operands = self._operands
         if any(replaced):
-            operands = Operands(
-                **_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales
-            )
+            operands = Operands(**_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales)
         self._run(operands)
         return self._result
 
