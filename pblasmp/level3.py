@@ -73,7 +73,8 @@ def trsm(
         UnsupportedError: the engine does not offer it.
     """
     return plan_routine(
-        "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out, redistribute=redistribute, algo=algo,
+        "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
+        redistribute=redistribute, algo=algo,
     ).once()  # fmt: skip
 
 
@@ -110,7 +111,8 @@ def trmm(
         UnsupportedError: the engine does not offer it.
     """
     return plan_routine(
-        "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out, redistribute=redistribute, algo=algo,
+        "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
+        redistribute=redistribute, algo=algo,
     ).once()  # fmt: skip
 
 
