@@ -205,21 +205,13 @@ def bad_operand_on_one_rank(comm):
         )
         plan = pb.plan_matmul(a, b)
         yield "plan: another layout", error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b))
-<<<<<<< HEAD
-        allocate = ctx._allocate
-=======
         empty = ctx.engine.empty
->>>>>>> coretests
         if bad:
 
             def allocate_nothing(*args, **options):
                 raise MemoryError("no room")
 
-<<<<<<< HEAD
-            ctx._allocate = allocate_nothing
-=======
             ctx.engine.empty = allocate_nothing
->>>>>>> coretests
         for name, call in (
             ("empty", lambda: ctx.empty(d)),
             ("scatter", lambda: ctx.scatter(values, d)),
@@ -231,11 +223,7 @@ def bad_operand_on_one_rank(comm):
             ),
         ):
             yield f"{name}: no memory", error(MemoryError, ["no room " + on], call)
-<<<<<<< HEAD
-        ctx._allocate = allocate
-=======
         ctx.engine.empty = empty
->>>>>>> coretests
         yield "and after all that", misplaced(plan(), values @ values.T)
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
