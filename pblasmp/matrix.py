@@ -241,7 +241,9 @@ class DistributedMatrix:
                     descriptor = out.descriptor if descriptor is None else descriptor
                 facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
                 if descriptor is None:
-                    raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
+                    raise LayoutError(
+                        "redistribute: expected a descriptor, out=, or block=, grid= and the like"
+                    )
                 ctx._check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
                     raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
@@ -342,7 +344,8 @@ class DistributedMatrix:
             LayoutError: there is something else under this name, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
-        io.save(self, path, dataset, order, progress)
+        with self.context._running("save"):
+            io.save(self, path, dataset, order, progress)
 
     # -- arithmetic
 
@@ -455,7 +458,8 @@ class DistributedMatrix:
         Raises:
             LayoutError: there is no such norm.
         """
-        return reductions.norm(self, ord)
+        with self.context._running("norm"):
+            return reductions.norm(self, ord)
 
     def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
         """Return the sum of all elements, or of each column or row, on every rank. Collective over the context.
@@ -467,15 +471,18 @@ class DistributedMatrix:
         Raises:
             LayoutError: there is no such axis, or complex would become real.
         """
-        return reductions.total(self, axis, dtype)
+        with self.context._running("sum"):
+            return reductions.total(self, axis, dtype)
 
     def trace(self) -> Any:
         """Return the sum of the diagonal's elements, as a NumPy scalar on every rank. Collective over the context."""
-        return reductions.trace(self)
+        with self.context._running("trace"):
+            return reductions.trace(self)
 
     def diagonal(self) -> NDArray[Any]:
         """Return the diagonal as a new NumPy vector on every rank. Collective over the context."""
-        return reductions.diagonal(self)
+        with self.context._running("diagonal"):
+            return reductions.diagonal(self)
 
     # -- it is no NumPy array
 

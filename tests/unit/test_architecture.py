@@ -31,7 +31,6 @@ LAYERS: dict[str, set[str]] = {
     "epilogue": {"errors", "dtypes", "layout"},
     "scales": {"errors", "dtypes", "layout"},
     "scalapack": {"errors", "dtypes", "layout"},
-    "npy": {"errors", "dtypes", "layout"},
     "drawing": {"errors", "extras", "layout"},
     "comm": BOTTOM | {"layout"},
     "memory": BOTTOM | {"layout"},
@@ -39,16 +38,19 @@ LAYERS: dict[str, set[str]] = {
     "engines": BOTTOM | {"layout", "epilogue", "scales", "comm", "memory", "bindings"},
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
-    "matrix": BOTTOM | {"layout", "scalapack", "npy", "comm"},
-    "context": BOTTOM | {"layout", "epilogue", "scalapack", "npy", "comm", "engines", "interop", "matrix"},
+    "philox": set(),
+    "arithmetic": BOTTOM | {"layout", "engines"},
+    "creation": BOTTOM | {"layout", "scalapack", "comm", "engines", "interop", "philox", "arithmetic"},
+    "io": BOTTOM | {"layout", "comm", "creation"},
+    "reductions": BOTTOM | {"layout", "comm", "creation"},
+    "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
+    "context": BOTTOM | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix"},
     "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context"},
-    "products": BOTTOM
-    | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
+    "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
     "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
     "planning": {"errors", "layout", "engines", "context", "plans", "products", "level3", "tensor_parallel"},
-    "pblas": BOTTOM
-    | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
+    "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
     "torch": {"errors", "extras", "layout", "context", "tensor_parallel"},
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
@@ -57,7 +59,19 @@ LAYERS: dict[str, set[str]] = {
     "pytest_plugin": {"testing"},
     "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
     "cli": BOTTOM
-    | {"", "layout", "drawing", "comm", "npy", "engines", "context", "matrix", "tensor_parallel", "launch", "info"},
+    | {
+        "",
+        "layout",
+        "drawing",
+        "comm",
+        "io",
+        "engines",
+        "context",
+        "matrix",
+        "tensor_parallel",
+        "launch",
+        "info",
+    },
     "__main__": {"cli"},
 }
 
@@ -65,9 +79,13 @@ LAYERS: dict[str, set[str]] = {
 UP = {
     ("matrix", "context"),  # the matrices that a context makes know it
     ("matrix", "products"),  # A @ B
+    # The functions behind the methods of matrices and contexts:
+    *(("arithmetic", "matrix"), ("reductions", "matrix"), ("creation", "matrix"), ("creation", "context")),
 }
 UP_WITHIN_A_PART = {
     ("pblasmp.layout.rules", "pblasmp.layout.problem"),  # MatmulProblem.faults()
+    ("pblasmp.io.files", "pblasmp.matrix"),  # matrix.save()
+    ("pblasmp.io.files", "pblasmp.context"),  # context.load()
     ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
     ("pblasmp.layout.files", "pblasmp.layout.sweeps"),  # a file of any kind is checked
 }
@@ -141,6 +159,7 @@ def test_imports_point_down(path):
     assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
     used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
     up = {above for below, above in UP if below == part}
+    up |= {part_of(above) for below, above in UP_WITHIN_A_PART if below == module_of(path)}
     assert used <= LAYERS[part] | {part} | up
 
 
