@@ -94,9 +94,10 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
         moves = both and not d.same_places(other.descriptor)
         if not moves:
             return _compute(symbol, left, right, matrix, dtype, in_place)
-    right = other.redistribute(replace(d, dtype=other.dtype))
-    with ctx._agreement(f"{call}: computing"):
-        return _compute(symbol, left, right, matrix, dtype, in_place)
+    with ctx._running(call):
+        right = other.redistribute(replace(d, dtype=other.dtype))
+        with ctx._agreement(f"{call}: computing"):
+            return _compute(symbol, left, right, matrix, dtype, in_place)
 
 
 def _fact(operand: Any) -> str:

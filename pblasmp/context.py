@@ -419,7 +419,8 @@ class Context:
             LayoutError: the layout is not legal, or the seed or the distribution.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
-        return creation.random(self, wanted, seed, distribution)
+        with self._running("random"):
+            return creation.random(self, wanted, seed, distribution)
 
     def empty_aux(self, descriptor: MatrixDescriptor, activation: str) -> Any:
         """Return an uninitialised local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.

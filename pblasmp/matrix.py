@@ -458,7 +458,8 @@ class DistributedMatrix:
         Raises:
             LayoutError: there is no such norm.
         """
-        return reductions.norm(self, ord)
+        with self.context._running("norm"):
+            return reductions.norm(self, ord)
 
     def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
         """Return the sum of all elements, or of each column or row, on every rank. Collective over the context.
@@ -470,15 +471,18 @@ class DistributedMatrix:
         Raises:
             LayoutError: there is no such axis, or complex would become real.
         """
-        return reductions.total(self, axis, dtype)
+        with self.context._running("sum"):
+            return reductions.total(self, axis, dtype)
 
     def trace(self) -> Any:
         """Return the sum of the diagonal's elements, as a NumPy scalar on every rank. Collective over the context."""
-        return reductions.trace(self)
+        with self.context._running("trace"):
+            return reductions.trace(self)
 
     def diagonal(self) -> NDArray[Any]:
         """Return the diagonal as a new NumPy vector on every rank. Collective over the context."""
-        return reductions.diagonal(self)
+        with self.context._running("diagonal"):
+            return reductions.diagonal(self)
 
     # -- it is no NumPy array
 

@@ -144,8 +144,9 @@ def total(matrix: DistributedMatrix, axis: int | None, dtype: DTypeLike | None) 
 def _check_sum(matrix: DistributedMatrix, axis: object, dtype: Any) -> None:
     if axis is not None and (isinstance(axis, bool) or axis not in (0, 1, -1, -2)):
         raise LayoutError(f"axis: expected None, 0 or 1, got {axis!r}")
-    if dtype is not None and matrix.dtype.kind == "c" and as_dtype(dtype).kind != "c":
-        raise LayoutError(f"dtype: {matrix.dtype.name} does not convert to {as_dtype(dtype).name}")
+    kind = matrix.dtype if dtype is None else as_dtype(dtype)
+    if matrix.dtype.kind == "c" and kind.kind != "c":
+        raise LayoutError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
 
 
 def _column_sums(

@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-
 from tests.helpers.torch_cases import Case, Mlp, compare, failure, host, integers, own
 
 VOCABULARY, WIDTH, HIDDEN = 11, 6, 8

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 import pblasmp as pb
 import pblasmp.torch as pt
-
 from tests.helpers.torch_cases import Case, compare, host
 
 SIZES = (

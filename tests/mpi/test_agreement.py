@@ -204,7 +204,10 @@ def bad_operand_on_one_rank(comm):
             error(pb.LayoutError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
         )
         plan = pb.plan_matmul(a, b)
-        yield "plan: another layout", error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b))
+        yield (
+            "plan: another layout",
+            error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b)),
+        )
         empty = ctx.engine.empty
         if bad:
 

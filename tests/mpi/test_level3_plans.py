@@ -139,9 +139,7 @@ def sums(comm, nodes):
                 report = plan.report()
             alone = op_a == "N" or ctx.size == 1
             sent = sum(ctx.comm.allgather(report.sent_bytes)) > 0
-            told = report.path == ("in place" if alone else "shared") and sent == (
-                nodes > 1 and not alone
-            )
+            told = report.path == ("in place" if alone else "shared") and sent == (nodes > 1 and not alone)
             case = f"{call.__name__} {order} {dtype} {uplo} {op_a} {alpha} {beta}"
             yield case, wrong or (None if told else str(report))
 
@@ -236,7 +234,8 @@ def paths(comm):
                     with pb.plan(call, a, b) as plan:
                         report = plan.report()
                         told = path == "shared" or all(
-                            "bytes a node, only" in report.algorithms[name].why for name in ("shared", "gathered")
+                            "bytes a node, only" in report.algorithms[name].why
+                            for name in ("shared", "gathered")
                         )
                         yield (
                             f"{call.__name__}, {path}",

@@ -119,7 +119,10 @@ def pushed(comm):
             taken.add((p.scheme, p.d.order))
             out = scattered(ctx, p.d, np.full_like(z, np.nan)) if beta == 0 else c
             result = pb.matmul(a, b, c, out=out, algo="push", **how)
-            yield f"{case} {alpha=} {beta=}", first(misplaced(result, expected), misplaced(a, x), misplaced(b, y))
+            yield (
+                f"{case} {alpha=} {beta=}",
+                first(misplaced(result, expected), misplaced(a, x), misplaced(b, y)),
+            )
         missing = {*itertools.product(MAKERS, "CF")} - taken
         yield "every scheme in both orders", f"{missing} were not drawn" if missing else None
 

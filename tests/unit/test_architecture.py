@@ -39,19 +39,32 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
     "philox": set(),
+<<<<<<< HEAD
     "arithmetic": {"errors", "dtypes", "engines"},
     "creation": BOTTOM | {"layout", "scalapack", "philox", "comm", "interop", "arithmetic"},
     "reductions": BOTTOM | {"layout", "comm", "creation"},
     "io": BOTTOM | {"layout", "comm", "creation"},
     "matrix": BOTTOM | {"layout", "scalapack", "comm", "arithmetic", "creation", "reductions", "io"},
     "context": BOTTOM | {"layout", "epilogue", "comm", "engines", "creation", "io", "matrix"},
+=======
+    "arithmetic": BOTTOM | {"layout", "engines"},
+    "creation": BOTTOM | {"layout", "scalapack", "comm", "engines", "interop", "philox", "arithmetic"},
+    "io": BOTTOM | {"layout", "comm", "creation"},
+    "reductions": BOTTOM | {"layout", "comm", "creation"},
+    "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
+    "context": BOTTOM | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix"},
+>>>>>>> arrays
     "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context"},
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
     "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
     "planning": {"errors", "layout", "engines", "context", "plans", "products", "level3", "tensor_parallel"},
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
+<<<<<<< HEAD
     "torch": {"errors", "extras", "layout", "comm", "context", "tensor_parallel"},
+=======
+    "torch": {"errors", "extras", "layout", "context", "tensor_parallel"},
+>>>>>>> arrays
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},
@@ -59,7 +72,23 @@ LAYERS: dict[str, set[str]] = {
     "pytest_plugin": {"testing"},
     "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
     "cli": BOTTOM
+<<<<<<< HEAD
     | {"", "layout", "drawing", "comm", "io", "context", "matrix", "tensor_parallel", "launch", "info"},
+=======
+    | {
+        "",
+        "layout",
+        "drawing",
+        "comm",
+        "io",
+        "engines",
+        "context",
+        "matrix",
+        "tensor_parallel",
+        "launch",
+        "info",
+    },
+>>>>>>> arrays
     "__main__": {"cli"},
 }
 
@@ -73,8 +102,16 @@ UP = {
     ("io", "context"),
     ("matrix", "context"),  # the matrices that a context makes know it
     ("matrix", "products"),  # A @ B
+    # The functions behind the methods of matrices and contexts:
+    *(("arithmetic", "matrix"), ("reductions", "matrix"), ("creation", "matrix"), ("creation", "context")),
 }
 UP_WITHIN_A_PART = {
+<<<<<<< HEAD
+=======
+    ("pblasmp.layout.rules", "pblasmp.layout.problem"),  # MatmulProblem.faults()
+    ("pblasmp.io.files", "pblasmp.matrix"),  # matrix.save()
+    ("pblasmp.io.files", "pblasmp.context"),  # context.load()
+>>>>>>> arrays
     ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
 }
 
@@ -147,6 +184,7 @@ def test_imports_point_down(path):
     assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
     used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
     up = {above for below, above in UP if below == part}
+    up |= {part_of(above) for below, above in UP_WITHIN_A_PART if below == module_of(path)}
     assert used <= LAYERS[part] | {part} | up
 
 
