@@ -39,32 +39,19 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
     "philox": set(),
-<<<<<<< HEAD
-    "arithmetic": {"errors", "dtypes", "engines"},
-    "creation": BOTTOM | {"layout", "scalapack", "philox", "comm", "interop", "arithmetic"},
-    "reductions": BOTTOM | {"layout", "comm", "creation"},
-    "io": BOTTOM | {"layout", "comm", "creation"},
-    "matrix": BOTTOM | {"layout", "scalapack", "comm", "arithmetic", "creation", "reductions", "io"},
-    "context": BOTTOM | {"layout", "epilogue", "comm", "engines", "creation", "io", "matrix"},
-=======
     "arithmetic": BOTTOM | {"layout", "engines"},
     "creation": BOTTOM | {"layout", "scalapack", "comm", "engines", "interop", "philox", "arithmetic"},
     "io": BOTTOM | {"layout", "comm", "creation"},
     "reductions": BOTTOM | {"layout", "comm", "creation"},
     "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
     "context": BOTTOM | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix"},
->>>>>>> arrays
     "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context"},
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
     "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
     "planning": {"errors", "layout", "engines", "context", "plans", "products", "level3", "tensor_parallel"},
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
-<<<<<<< HEAD
     "torch": {"errors", "extras", "layout", "comm", "context", "tensor_parallel"},
-=======
-    "torch": {"errors", "extras", "layout", "context", "tensor_parallel"},
->>>>>>> arrays
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},
@@ -72,9 +59,6 @@ LAYERS: dict[str, set[str]] = {
     "pytest_plugin": {"testing"},
     "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
     "cli": BOTTOM
-<<<<<<< HEAD
-    | {"", "layout", "drawing", "comm", "io", "context", "matrix", "tensor_parallel", "launch", "info"},
-=======
     | {
         "",
         "layout",
@@ -88,7 +72,6 @@ LAYERS: dict[str, set[str]] = {
         "launch",
         "info",
     },
->>>>>>> arrays
     "__main__": {"cli"},
 }
 
@@ -106,12 +89,8 @@ UP = {
     *(("arithmetic", "matrix"), ("reductions", "matrix"), ("creation", "matrix"), ("creation", "context")),
 }
 UP_WITHIN_A_PART = {
-<<<<<<< HEAD
-=======
-    ("pblasmp.layout.rules", "pblasmp.layout.problem"),  # MatmulProblem.faults()
     ("pblasmp.io.files", "pblasmp.matrix"),  # matrix.save()
     ("pblasmp.io.files", "pblasmp.context"),  # context.load()
->>>>>>> arrays
     ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
 }
 
