@@ -101,7 +101,7 @@ def algorithms(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
-    with ctx.agreement("algorithms") as facts:
+    with ctx._agreement("algorithms") as facts:
         kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem)
         if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
@@ -113,7 +113,7 @@ def algorithms(
         )
         facts.update(options.facts())
         problem = _nearest(problem, options, ctx)
-    with ctx.agreement("algorithms: asking"):
+    with ctx._agreement("algorithms: asking"):
         return survey(ctx.engine, ALGORITHMS, problem, options)
 
 
@@ -132,5 +132,5 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
         nearest.validate()
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
-            ctx.check_descriptor(x)
+            ctx._check_descriptor(x)
     return nearest

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "context_of",
-    "contiguous_strides",
     "device_type",
     "init_process_group",
     "local",
@@ -104,13 +103,13 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
     Raises:
         UnsupportedError: the ranks are not all in one process group, or not in its order, on every rank.
     """
-    if dist.is_initialized() and dist.group.WORLD is not _Known.world:  # another one than before
-        _Known.world = dist.group.WORLD
+    if dist.group.WORLD is not _Known.world:  # another one than before, or none any more
         _Known.of_ranks.clear()
         _Known.of_context.clear()
+        _Known.world = dist.group.WORLD
     if ctx.name not in _Known.of_context:
         _Known.of_context[ctx.name] = _made(ctx)
-        _Known.world = dist.group.WORLD if dist.is_initialized() else None
+        _Known.world = dist.group.WORLD
     return _Known.of_context[ctx.name]
 
 
@@ -122,10 +121,10 @@ def _made(ctx: Context) -> DeviceMesh | None:
         if ctx.size == 1:
             return None
         _start(ctx.comm)
-        ctx.adopt(_OwnGroup())
+        ctx._adopt(_OwnGroup())
         ranks = list(range(ctx.size))
     elif _OwnGroup.users:
-        ctx.adopt(_OwnGroup())
+        ctx._adopt(_OwnGroup())
     if None in ranks or ranks != sorted(set(ranks)):
         raise UnsupportedError(
             f"the context's ranks are {ranks} in PyTorch's default process group; expected all in one group and in its "
@@ -144,7 +143,7 @@ def _made(ctx: Context) -> DeviceMesh | None:
 
 def context_of(mesh: DeviceMesh) -> Context | None:
     """Return the open context that was made of ``mesh``, or else one of all ranks in this order. Local."""
-    found = Context.all_open()
+    found = Context._all_open()
     for ctx in found:
         if isinstance(ctx.made_of, DeviceMesh) and ctx.made_of == mesh:
             return ctx
@@ -164,12 +163,12 @@ def on_mesh(tensor: Tensor, mesh: DeviceMesh | None, placement: Placement, shape
     if mesh is None:
         return tensor
     whole: Tensor = DTensor.from_local(
-        tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=contiguous_strides(shape)
+        tensor, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=_contiguous_strides(shape)
     )
     return whole
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor, in elements. Local."""
     strides = [1]
     for extent in reversed(shape[1:]):

@@ -347,7 +347,7 @@ def unprintable():
     with pb.Context(engine="host") as ctx:
 
         def names():
-            with ctx.agreement("names") as facts:
+            with ctx._agreement("names") as facts:
                 facts["name"] = Unprintable() if RANK == 1 else 0
 
         def raises(i, j):
@@ -469,7 +469,7 @@ def two_threads():
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
         if RANK == 1:
-            with ctx.running("first"):
+            with ctx._running("first"):
                 thread = threading.Thread(target=tells, args=[lambda: a @ a])
                 thread.start()
                 thread.join()

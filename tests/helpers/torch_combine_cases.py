@@ -8,6 +8,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -354,33 +355,30 @@ def halves(comm: Any) -> None:
     part.Free()
 
 
-def compiled(comm: Any, backend: str) -> Iterator[Case]:
+def compiled(comm: Any, backend: str, tokens: list[int]) -> Iterator[Case]:
     """torch.compile without a graph break or a warning, losses and gradients as without it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's own
         importlib.import_module("torch._inductor.compile_fx")
-
     with world(comm) as size:
         mesh = init_device_mesh("cpu", (size,))
         with pb.Context(mesh, engine="host") as ctx:
             for sequence_parallel in (False, True):
-                yield (
-                    f"{backend} {sequence_parallel}",
-                    failure(lambda ctx, s=sequence_parallel: one_compiled(ctx, mesh, s, backend), ctx),
-                )
+                case = partial(one_compiled, mesh=mesh, s=sequence_parallel, backend=backend, tokens=tokens)
+                yield f"{backend} {sequence_parallel}", failure(case, ctx)
+            yield "uneven", failure(partial(compiled_uneven, backend=backend), ctx)
 
 
-def one_compiled(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool, backend: str) -> None:
-    whole = new_model()
-    eager = split_model(whole, mesh, sequence_parallel)
+def one_compiled(ctx: pb.Context, mesh: DeviceMesh, s: bool, backend: str, tokens: list[int]) -> None:
+    eager = split_model(new_model(), mesh, s)
     compiled = copy.deepcopy(eager)
 
     def loss(model: nn.Module, words: Tensor, target: Tensor) -> Tensor:
         return pt.vocab_parallel_cross_entropy(model(words), target, ctx)
 
     fast = torch.compile(loss, backend=backend, fullgraph=True)
-    for tokens in (8, 4):
-        words, target = batch(tokens, tokens)
+    for n in tokens:
+        words, target = batch(n, n)
         results = []
         for function, model in ((loss, eager), (fast, compiled)):
             model.zero_grad()
@@ -390,6 +388,14 @@ def one_compiled(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool, bac
         compare("loss", results[1][0], results[0][0], 1e-12)
         for got, expected in zip(results[1][1], results[0][1], strict=True):
             compare("gradient", got, expected, 1e-12)
-    if sequence_parallel and ctx.size > 1:
-        with pytest.raises(pb.LayoutError, match=r"x: the ranks hold 7 rows together, expected"):
-            fast(compiled, *batch(0, 7))
+
+
+def compiled_uneven(ctx: pb.Context, backend: str) -> None:
+    """Rows that differ between ranks: an error on every rank, or right of a DTensor, whose shape says how many."""
+    whole, w = integers(ctx, 1, 7, 6), integers(ctx, 2, 8, 6)
+    fast = torch.compile(pt.allgather_matmul, backend=backend, fullgraph=True)
+    mine = whole[own(7, ctx)].clone()
+    with pytest.raises(pb.LayoutError, match=r"x: the ranks hold 7 rows together, expected"):
+        fast(mine, w[own(8, ctx)].clone(), ctx)
+    x, split = (distribute_tensor(each, ctx.made_of, [Shard(0)]) for each in (whole, w))
+    compare("y", full(fast(x, split, ctx)), whole @ w.t())

@@ -205,13 +205,13 @@ def bad_operand_on_one_rank(comm):
         )
         plan = pb.plan_matmul(a, b)
         yield "plan: another layout", error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b))
-        allocate = ctx.allocate
+        allocate = ctx._allocate
         if bad:
 
             def allocate_nothing(descriptor, **options):
                 raise MemoryError("no room")
 
-            ctx.allocate = allocate_nothing
+            ctx._allocate = allocate_nothing
         for name, call in (
             ("empty", lambda: ctx.empty(d)),
             ("scatter", lambda: ctx.scatter(values, d)),
@@ -223,7 +223,7 @@ def bad_operand_on_one_rank(comm):
             ),
         ):
             yield f"{name}: no memory", error(MemoryError, ["no room " + on], call)
-        ctx.allocate = allocate
+        ctx._allocate = allocate
         yield "and after all that", misplaced(plan(), values @ values.T)
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 

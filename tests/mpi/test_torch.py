@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_with_mpirun(nranks):
-    run_mpi(f"{CASES}:everything", nranks, timeout=120)
+    run_mpi(f"{CASES}:everything", nranks, timeout=300)
 
 
 @starts_ranks
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_with_torchrun(nranks):
-    run_torch(f"{CASES}:everything", nranks, timeout=120)
+    run_torch(f"{CASES}:everything", nranks, timeout=300)
 
 
 def test_what_users_call_is_documented():
@@ -49,4 +49,4 @@ except ModuleNotFoundError as error:
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "pip install 'pblasmp[torch]'" in done.stdout
+    assert "pblasmp[torch]" in done.stdout

@@ -26,9 +26,9 @@ def starter(name):
 )
 def test_checkpoints_are_loaded_on_other_numbers_of_ranks(tmp_path, launcher, sizes):
     run = starter(launcher)
-    run(f"{CASES}:save", 4, timeout=120, directory=str(tmp_path), sizes=sizes)
-    run(f"{CASES}:load", 2, timeout=120, directory=str(tmp_path), sizes=sizes)
-    run(f"{CASES}:load", 1, timeout=120, directory=str(tmp_path), sizes=sizes)
+    run(f"{CASES}:save", 4, timeout=300, directory=str(tmp_path), sizes=sizes)
+    run(f"{CASES}:load", 2, timeout=300, directory=str(tmp_path), sizes=sizes)
+    run(f"{CASES}:load", 1, timeout=300, directory=str(tmp_path), sizes=sizes)
     plain = torch.nn.Linear(*sizes).double()
     state = {f"0.{name}": value for name, value in plain.state_dict().items()}
     dcp.load({"model": state}, checkpoint_id=str(tmp_path))
@@ -40,4 +40,4 @@ def test_checkpoints_are_loaded_on_other_numbers_of_ranks(tmp_path, launcher, si
 @starts_ranks
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_gradients_are_clipped_by_the_norm_of_the_whole_model(launcher):
-    starter(launcher)(f"{CASES}:clipped", 3, timeout=120)
+    starter(launcher)(f"{CASES}:clipped", 3, timeout=300)

@@ -50,7 +50,12 @@ LAYERS: dict[str, set[str]] = {
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
     "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
     "planning": {"errors", "layout", "engines", "context", "plans", "products", "level3", "tensor_parallel"},
+<<<<<<< HEAD
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
+=======
+    "pblas": BOTTOM
+    | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
+>>>>>>> torch
     "torch": {"errors", "extras", "layout", "comm", "context", "tensor_parallel"},
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
