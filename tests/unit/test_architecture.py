@@ -77,16 +77,14 @@ LAYERS: dict[str, set[str]] = {
 
 # A class and the methods that return it: imports that go up, beyond the layers.
 UP = {
-    ("arithmetic", "matrix"),
-    ("creation", "matrix"),
-    ("creation", "context"),
-    ("reductions", "matrix"),
     ("matrix", "context"),  # the matrices that a context makes know it
     ("matrix", "products"),  # A @ B
     # The functions behind the methods of matrices and contexts:
     *(("arithmetic", "matrix"), ("reductions", "matrix"), ("creation", "matrix"), ("creation", "context")),
 }
 UP_WITHIN_A_PART = {
+    ("pblasmp.io.files", "pblasmp.matrix"),  # matrix.save()
+    ("pblasmp.io.files", "pblasmp.context"),  # context.load()
     ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
 }
 
