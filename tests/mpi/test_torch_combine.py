@@ -11,7 +11,7 @@ from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
 
-CASES = "tests.mpi.torch_combine_cases"
+CASES = "tests.helpers.torch_combine_cases"
 RUN = {"mpirun": run_mpi, "torchrun": run_torch}
 pytestmark = starts_ranks
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
-CASES = "tests.mpi.torch_state_cases"
+CASES = "tests.helpers.torch_state_cases"
 SIZES = ([12, 16], [13, 10], [7, 5])
 
 
