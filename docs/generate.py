@@ -17,7 +17,7 @@ import click
 import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
-from pblasmp.drawing import draw, draw_parts
+from pblasmp.drawing import draw
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
@@ -28,8 +28,6 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
 
 INTERNAL = {
-    *(f"Context.{name}" for name in ("agreement", "check_open", "check_rank", "check_descriptor", "fail")),
-    *(f"Context.{name}" for name in ("coords", "cells", "allocate", "adopt", "kept", "release")),
     *(f"DistributedMatrix.{name}" for name in ("on_host", "move_to")),
 }
 """Methods without an underscore that are for other modules of pblasmp only."""
@@ -39,7 +37,14 @@ RETURNED = {"RoutinePlan": RoutinePlan, "Report": Report, "Workspace": Workspace
 
 OPERATORS = {
     "__getitem__": "{}[i0:i1, j0:j1]",
+    "__setitem__": "{}[i0:i1, j0:j1] = B",
     "__matmul__": "{} @ B",
+    "__add__": "{} + B",
+    "__sub__": "{} - B",
+    "__mul__": "{} * B",
+    "__truediv__": "{} / B",
+    "__iadd__": "{} += B",
+    "__neg__": "-{}",
     "__call__": "{}()",
 }
 VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "RoutinePlan": "plan"}
@@ -186,4 +191,4 @@ def write_all(directory: Path) -> None:
     for file in DRAWN:
         draw(load_problem_file(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
     for name, problem in parts_drawn().items():
-        draw_parts(problem, directory / f"{name}.svg")
+        pb.draw(problem).save(directory / f"{name}.svg")

@@ -82,7 +82,7 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
     ctx, d = matrix.context, matrix.descriptor
     both = isinstance(other, DistributedMatrix)
     call = f"matrix {symbol}{'=' if in_place else ''}"
-    with ctx.agreement(call) as facts:
+    with ctx._agreement(call) as facts:
         facts.update(left=_fact(left), right=_fact(right))
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
@@ -94,9 +94,10 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
         moves = both and not d.same_places(other.descriptor)
         if not moves:
             return _compute(symbol, left, right, matrix, dtype, in_place)
-    right = other.redistribute(replace(d, dtype=other.dtype))
-    with ctx.agreement(f"{call}: computing"):
-        return _compute(symbol, left, right, matrix, dtype, in_place)
+    with ctx._running(call):
+        right = other.redistribute(replace(d, dtype=other.dtype))
+        with ctx._agreement(f"{call}: computing"):
+            return _compute(symbol, left, right, matrix, dtype, in_place)
 
 
 def _fact(operand: Any) -> str:
@@ -122,7 +123,7 @@ def _compute(
 ) -> DistributedMatrix:
     """Compute on this rank's parts, which are in the same places. Local."""
     engine = matrix.context.engine
-    out = matrix if in_place else matrix.context.allocate(replace(matrix.descriptor, dtype=dtype))
+    out = matrix if in_place else matrix.context._allocate(replace(matrix.descriptor, dtype=dtype))
     known = all(_computable(x, dtype) for x in (left, right) if hasattr(x, "descriptor"))
     x, y = (_operand(each, dtype, known) for each in (left, right))
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
@@ -153,9 +154,9 @@ def as_element(matrix: DistributedMatrix, number: complex) -> Any:
 def negative(matrix: DistributedMatrix) -> DistributedMatrix:
     """Return ``-matrix``. Collective over the context."""
     ctx = matrix.context
-    with ctx.agreement("-matrix") as facts:
+    with ctx._agreement("-matrix") as facts:
         facts["matrix"] = matrix.descriptor
-        out = ctx.allocate(matrix.descriptor)
+        out = ctx._allocate(matrix.descriptor)
         if _computable(matrix, matrix.dtype):
             ctx.engine.xp.negative(matrix.local, out=out.local)
         else:
@@ -165,9 +166,9 @@ def negative(matrix: DistributedMatrix) -> DistributedMatrix:
 
 def copy(matrix: DistributedMatrix) -> DistributedMatrix:
     """Return a new matrix of the same elements and layout. Collective over the context."""
-    with matrix.context.agreement("copy") as facts:
+    with matrix.context._agreement("copy") as facts:
         facts["matrix"] = matrix.descriptor
-        out = matrix.context.allocate(matrix.descriptor)
+        out = matrix.context._allocate(matrix.descriptor)
         out.local[...] = matrix.local
         return out
 
@@ -175,12 +176,12 @@ def copy(matrix: DistributedMatrix) -> DistributedMatrix:
 def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:
     """Return a new matrix of another element type. Collective over the context; see ``DistributedMatrix.astype``."""
     ctx = matrix.context
-    with ctx.agreement("astype") as facts:
+    with ctx._agreement("astype") as facts:
         kind = as_dtype(dtype)
         facts.update(matrix=matrix.descriptor, dtype=kind)
         if matrix.dtype.kind == "c" and kind.kind != "c":
             raise LayoutError(f"astype: {matrix.dtype.name} does not convert to {kind.name}")
-        out = ctx.allocate(replace(matrix.descriptor, dtype=kind))
+        out = ctx._allocate(replace(matrix.descriptor, dtype=kind))
         if _computable(matrix, kind):
             out.local[...] = matrix.local
         else:
@@ -190,7 +191,7 @@ def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:
 
 def fill(matrix: DistributedMatrix, value: Any) -> None:
     """Write a number into every element. Collective over the context."""
-    with matrix.context.agreement("matrix[...] =") as facts:
+    with matrix.context._agreement("matrix[...] =") as facts:
         number = scalar(value, matrix.dtype, "value")
         facts.update(matrix=matrix.descriptor, value=number)
         _check_writable("matrix[...] =", matrix, matrix.dtype)

@@ -118,7 +118,7 @@ class Context:
         self._open = True
 
     @classmethod
-    def named(cls, name: str) -> Context:
+    def _named(cls, name: str) -> Context:
         """Return the context of this process that has this name. Local.
 
         Raises:
@@ -130,7 +130,7 @@ class Context:
             raise ClosedError(f"context {name} is gone") from None
 
     @classmethod
-    def all_open(cls) -> list[Context]:
+    def _all_open(cls) -> list[Context]:
         """Return the open contexts of this process, the last made first. Local."""
         return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
 
@@ -159,7 +159,7 @@ class Context:
         if error is None or is_agreed(error, self._control) or self.size == 1:
             self.close()
         else:
-            self.fail(error)
+            self._fail(error)
 
     def close(self) -> None:
         """Give back everything: plans (last made first), the engine, the communicator. Collective; idempotent.
@@ -188,7 +188,7 @@ class Context:
             for child in self._children:
                 last_first.callback(child.close)
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Tell the other ranks of an exception that this rank leaves with; end them if they don't listen. Local."""
         if not self._open:
             return
@@ -208,40 +208,40 @@ class Context:
 
     # -- for the modules of pblasmp
 
-    def agreement(self, call: str) -> Agreement:
+    def _agreement(self, call: str) -> Agreement:
         """Return what every collective call of this context begins with. Local.
 
         Raises:
             ClosedError: the context is closed.
         """
-        self.check_open()
+        self._check_open()
         return Agreement(self._control, call)
 
-    def running(self, call: str) -> Running:
+    def _running(self, call: str) -> Running:
         """Return what goes around every collective call, its agreements included. Local.
 
-        ``with ctx.running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
+        ``with ctx._running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
         what the ranks agreed to raise does not.
 
         Raises:
             ClosedError: the context is closed.
         """
-        self.check_open()
+        self._check_open()
         return Running(self._control, call)
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""
         if self._control.channel.cause:
             raise self._control.channel.error()
         if not self._open:
             raise ClosedError(f"this context, made at {self._made_at}, is closed")
 
-    def check_rank(self, rank: int, name: str) -> None:
+    def _check_rank(self, rank: int, name: str) -> None:
         """Raise LayoutError unless ``rank`` is one of the context. Local."""
         if integer(rank, name, 0) >= self.size:
             raise LayoutError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
 
-    def check_descriptor(self, descriptor: MatrixDescriptor) -> None:
+    def _check_descriptor(self, descriptor: MatrixDescriptor) -> None:
         """Raise LayoutError unless ``descriptor`` fits this context. Local."""
         if not isinstance(descriptor, MatrixDescriptor):
             raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
@@ -250,23 +250,23 @@ class Context:
                 f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"
             )
 
-    def coords(self, descriptor: MatrixDescriptor) -> tuple[int, int] | None:
+    def _coords(self, descriptor: MatrixDescriptor) -> tuple[int, int] | None:
         """Return this rank's coordinates in the grid, None outside it. Local."""
         grid = descriptor.grid
         return grid.coords(self.rank) if self.rank < grid.size else None
 
-    def cells(self, descriptor: MatrixDescriptor, local: NDArray[Any]) -> list[NDArray[Any] | None]:
+    def _cells(self, descriptor: MatrixDescriptor, local: NDArray[Any]) -> list[NDArray[Any] | None]:
         """Return the local arrays of a matrix's cells as an exchange wants them, None for other ranks. Local."""
         return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
 
-    def allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> DistributedMatrix:
+    def _allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> DistributedMatrix:
         """Return an uninitialised matrix without agreement. Local; collective if ``symmetric``."""
         inside = self.rank < descriptor.grid.size
         shape, ld = (descriptor.local_shape(self.rank), descriptor.lld(self.rank)) if inside else ((0, 0), 1)
         local = self.engine.empty(shape, descriptor.dtype, descriptor.order, ld, symmetric=symmetric)
         return DistributedMatrix(self, descriptor, local)
 
-    def adopt(self, child: Closable) -> int:
+    def _adopt(self, child: Closable) -> int:
         """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
         self._children.append(child)
         self._adopted += 1
@@ -278,7 +278,7 @@ class Context:
             )
         return self._adopted
 
-    def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+    def _cached(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what was made for ``key``, a plan say, or make it. Collective over the context, if it is made.
 
         The last few are kept; those that were used longest ago are closed. Key and order are the same on every rank.
@@ -291,7 +291,7 @@ class Context:
         self._kept[key] = found
         return found
 
-    def release(self, child: Closable) -> None:
+    def _release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""
         self._children.remove(child)
 
@@ -325,11 +325,12 @@ class Context:
             MemoryError: a GPU has no room for it, on every rank.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
-        with self.agreement("empty") as facts:
-            facts.update(descriptor=wanted.descriptor(self.size), symmetric=symmetric)
+        with self._agreement("empty") as facts:
+            descriptor = wanted.descriptor(self.size)
+            facts.update(descriptor=descriptor, symmetric=symmetric)
             if not symmetric:
-                return self.allocate(wanted.descriptor(self.size))
-        return self.allocate(wanted.descriptor(self.size), symmetric=True)  # collective: it agrees itself
+                return self._allocate(descriptor)
+        return self._allocate(descriptor, symmetric=True)  # collective: it agrees itself
 
     def zeros(
         self,
@@ -418,7 +419,8 @@ class Context:
             LayoutError: the layout is not legal, or the seed or the distribution.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
-        return creation.random(self, wanted, seed, distribution)
+        with self._running("random"):
+            return creation.random(self, wanted, seed, distribution)
 
     def empty_aux(self, descriptor: MatrixDescriptor, activation: str) -> Any:
         """Return an uninitialised local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.
@@ -430,8 +432,8 @@ class Context:
         Raises:
             LayoutError: there is no such activation, or the grid has more ranks than the context.
         """
-        self.check_open()
-        self.check_descriptor(descriptor)
+        self._check_open()
+        self._check_descriptor(descriptor)
         if not one_of(activation, ("relu", "gelu", "drelu", "dgelu")):
             raise LayoutError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
         if self.rank >= descriptor.grid.size:
@@ -465,7 +467,7 @@ class Context:
             LayoutError: the array does not fit the descriptor, or is masked; on every rank.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, dtype=dtype, order=order)
-        with self.running("scatter"):
+        with self._running("scatter"):
             return creation.scatter(self, array, wanted, root)
 
     def from_function(
@@ -557,4 +559,5 @@ class Context:
             LibraryNotFoundError: h5py or zarr is missing.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)
-        return io.load(self, path, dataset, wanted, dtype, progress)
+        with self._running("load"):
+            return io.load(self, path, dataset, wanted, dtype, progress)

@@ -96,19 +96,19 @@ class Layout:
 
 def new(ctx: Context, call: str, layout: Layout) -> DistributedMatrix:
     """Return an uninitialised matrix. Collective over the context."""
-    with ctx.agreement(call) as facts:
+    with ctx._agreement(call) as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
-        return ctx.allocate(descriptor)
+        return ctx._allocate(descriptor)
 
 
 def full(ctx: Context, layout: Layout, value: Any) -> DistributedMatrix:
     """Return a matrix of equal elements. Collective over the context; see ``Context.full``."""
-    with ctx.agreement("full") as facts:
+    with ctx._agreement("full") as facts:
         kind = "complex128" if np.iscomplexobj(value) else "float64"
         descriptor = layout.descriptor(ctx.size, dtype=kind)
         value = scalar(value, descriptor.dtype, "value")
         facts.update(descriptor=descriptor, value=value)
-        out = ctx.allocate(descriptor)
+        out = ctx._allocate(descriptor)
         out.local[...] = as_element(out, value)
     return out
 
@@ -117,7 +117,7 @@ def eye(ctx: Context, layout: Layout) -> DistributedMatrix:
     """Return the identity. Collective over the context; see ``Context.eye``."""
     out = new(ctx, "eye", layout)
     out.local[...] = 0
-    coords = ctx.coords(out.descriptor)
+    coords = ctx._coords(out.descriptor)
     if coords is not None:
         i, j = diagonal_places(out.descriptor, coords)
         xp = ctx.engine.xp
@@ -134,16 +134,16 @@ def diagonal_places(d: MatrixDescriptor, coords: tuple[int, int]) -> tuple[NDArr
 
 def random(ctx: Context, layout: Layout, seed: int | None, distribution: str) -> DistributedMatrix:
     """Return a random matrix. Collective over the context; see ``Context.random``."""
-    with ctx.agreement("random") as facts:
+    with ctx._agreement("random") as facts:
         descriptor = layout.descriptor(ctx.size)
         if seed is not None and integer(seed, "seed", 0) >= 1 << 64:
             raise LayoutError(f"seed: expected less than 2**64, got {seed}")
         if not one_of(distribution, ("uniform", "normal")):
             raise LayoutError(f"distribution: expected 'uniform' or 'normal', got {distribution!r}")
         facts.update(descriptor=descriptor, seed=seed, distribution=distribution)
-        out = ctx.allocate(descriptor)
+        out = ctx._allocate(descriptor)
     key: int = ctx.comm.bcast(secrets.randbits(64)) if seed is None else int(seed)
-    with ctx.agreement("random: filling"):
+    with ctx._agreement("random: filling"):
         if ctx.rank < descriptor.grid.size:
             _fill_at_random(out, key, distribution)
     return out
@@ -169,9 +169,9 @@ def _fill_at_random(out: DistributedMatrix, seed: int, distribution: str) -> Non
 
 def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedMatrix:
     """Return a matrix with the values of an array on ``root``. Collective over the context; see ``Context.scatter``."""
-    with ctx.agreement("scatter") as facts:
+    with ctx._agreement("scatter") as facts:
         facts["root"] = root
-        ctx.check_rank(root, "root")
+        ctx._check_rank(root, "root")
         descriptor = layout.given
         if isinstance(descriptor, MatrixDescriptor):
             descriptor = layout.descriptor(ctx.size)
@@ -185,19 +185,19 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
                 raise LayoutError(f"array: expected a matrix (2 dimensions), got {array.ndim}")
     if descriptor is None:
         layout.given, kind = ctx.comm.bcast((array.shape, array.dtype) if ctx.rank == root else None, root)
-        with ctx.agreement("scatter: descriptor"):
+        with ctx._agreement("scatter: descriptor"):
             kind = kind.newbyteorder("=")
             known = kind in (DTYPES | FLOAT8).values()
             descriptor = layout.descriptor(ctx.size, dtype=kind if known else "float64")
-    with ctx.agreement("scatter: matrix"):
+    with ctx._agreement("scatter: matrix"):
         if ctx.rank == root:
             _check_fits(array, "array", descriptor)
-        out = ctx.allocate(descriptor)
+        out = ctx._allocate(descriptor)
         host = out.on_host()
     rows, cols = (Axis(extent, max(1, extent)) for extent in descriptor.shape)
     whole = Side(rows, cols, (Cell((0, 0), (root,)),), descriptor.order)
     exchange = Exchange(ctx.comm, whole, Side.of(descriptor), descriptor.dtype)
-    exchange.run([array if ctx.rank == root else None], ctx.cells(descriptor, host))
+    exchange.run([array if ctx.rank == root else None], ctx._cells(descriptor, host))
     ctx.engine.from_host(out.local, host)
     return out
 
@@ -227,11 +227,11 @@ def _check_fits(array: NDArray[Any], name: str, descriptor: MatrixDescriptor) ->
 
 def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) -> DistributedMatrix:
     """Return the matrix of a function of i and j. Collective over the context; see ``Context.from_function``."""
-    with ctx.agreement("from_function") as facts:
+    with ctx._agreement("from_function") as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
         if not callable(function):
             raise LayoutError(f"function: expected one of i and j, got {function!r}")
-        out = ctx.allocate(descriptor)
+        out = ctx._allocate(descriptor)
         host = out.on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
@@ -252,11 +252,11 @@ def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> Distri
     """Return a matrix over local arrays of the caller's. Collective over the context; see ``Context.from_local``."""
     from .matrix import DistributedMatrix
 
-    with ctx.agreement("from_local") as facts:
+    with ctx._agreement("from_local") as facts:
         facts["descriptor"] = descriptor
-        ctx.check_descriptor(descriptor)
+        ctx._check_descriptor(descriptor)
         if ctx.rank >= descriptor.grid.size:
-            return ctx.allocate(descriptor)
+            return ctx._allocate(descriptor)
         if isinstance(local, np.ma.MaskedArray):
             raise LayoutError("local array: a masked array, whose mask would be lost: fill it first")
         array = as_local(ctx.engine, local, "local array", descriptor.dtype)
@@ -281,7 +281,7 @@ def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> Distri
 
 def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
     """Return the matrix of a ScaLAPACK descriptor. Collective over the context; see ``Context.from_scalapack``."""
-    with ctx.agreement("from_scalapack") as facts:
+    with ctx._agreement("from_scalapack") as facts:
         facts["grid"] = grid
         if not isinstance(grid, Grid):
             raise LayoutError(f"grid: expected a Grid, got {grid!r}")
@@ -292,10 +292,10 @@ def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) ->
                 raise LayoutError(f"desc: expected nine integers, got {desc!r}")
         mine = (list(desc), str(local.dtype)) if inside else None
     first = ctx.comm.bcast(mine)
-    with ctx.agreement("from_scalapack: descriptor"):
+    with ctx._agreement("from_scalapack: descriptor"):
         numbers, kind = first if mine is None else mine
         descriptor, lld = read_descriptor(numbers, kind, grid)
-        ctx.check_descriptor(descriptor)
+        ctx._check_descriptor(descriptor)
         if inside:
             local = column_major_view(local, descriptor.local_shape(ctx.rank), lld)
     return from_local(ctx, local, descriptor)

@@ -68,7 +68,9 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
-def as_typed(engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None) -> tuple[Any, np.dtype]:
+def as_typed(
+    engine: Engine, array: Any, name: str, bytes_are: np.dtype | None = None
+) -> tuple[Any, np.dtype]:
     """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
 
     Raises:

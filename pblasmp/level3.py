@@ -73,7 +73,8 @@ def trsm(
         UnsupportedError: the engine does not offer it.
     """
     return plan_routine(
-        "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out, redistribute=redistribute, algo=algo,
+        "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
+        redistribute=redistribute, algo=algo,
     ).once()  # fmt: skip
 
 
@@ -110,7 +111,8 @@ def trmm(
         UnsupportedError: the engine does not offer it.
     """
     return plan_routine(
-        "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out, redistribute=redistribute, algo=algo,
+        "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
+        redistribute=redistribute, algo=algo,
     ).once()  # fmt: skip
 
 
@@ -513,7 +515,7 @@ def plan_routine(
     """Prepare the level-3 routine of that name, given all its arguments. Collective over the context."""
     traits = ROUTINES[routine]
     ctx = context_of(routine, a, b, c, out)
-    with ctx.agreement(routine) as facts:
+    with ctx._agreement(routine) as facts:
         required = traits.operands if traits.shape == "added" else traits.operands.replace("c", "")
         check_operands(ctx, required, {"a": a, "b": b, "c": c, "out": out})
         d = out.descriptor if out is not None else _result(routine, a, b, c, op_a)
@@ -530,7 +532,7 @@ def plan_routine(
         problem = asked if options.beta != 0 else replace(asked, c=None)
         nearest = nearest_routine(problem)
         reasons = () if nearest == problem else ("c is moved to the layout of the result",)
-        result = ctx.allocate(d) if out is None else out
+        result = ctx._allocate(d) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
         check_overlap(ctx, matrices, traits.in_place)
         seeded = out is None and c is not None and asked.written is not None

@@ -87,6 +87,10 @@ class DistributedMatrix:
     def __repr__(self) -> str:
         return f"DistributedMatrix({self.descriptor}; rank {self.context.rank} holds {self._local.shape})"
 
+    def _repr_html_(self) -> str | None:
+        draw = getattr(self.descriptor, "_repr_html_", None)
+        return str(draw()) if draw is not None else None
+
     # -- views: nothing moves
 
     @property
@@ -112,7 +116,7 @@ class DistributedMatrix:
         """
         d = self.descriptor
         rows, cols = d.ranges(index)
-        coords = self.context.coords(d)
+        coords = self.context._coords(d)
         local = self._local
         if coords is not None:
             local = local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
@@ -170,24 +174,24 @@ class DistributedMatrix:
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
-        with self.context.running("gather"):
+        with self.context._running("gather"):
             return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
         """Return the whole matrix on ``root``; on other ranks None or, with ``everywhere``, room for it."""
         ctx, d = self.context, self.descriptor
-        with ctx.agreement(call) as facts:
+        with ctx._agreement(call) as facts:
             facts.update(matrix=d, root=root)
-            ctx.check_rank(root, "root")
+            ctx._check_rank(root, "root")
             here = everywhere or ctx.rank == root
             whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
         target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
-        Exchange(ctx.comm, Side.of(d), target, d.dtype).run(ctx.cells(d, self.on_host()), [whole])
+        Exchange(ctx.comm, Side.of(d), target, d.dtype).run(ctx._cells(d, self.on_host()), [whole])
         return whole
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
-        with self.context.running("allgather"):
+        with self.context._running("allgather"):
             whole = self._gather("allgather", 0, everywhere=True)
             assert whole is not None
             self.context.comm.bcast_into(whole, 0)
@@ -229,16 +233,18 @@ class DistributedMatrix:
         """
         ctx = self.context
         changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
-        with ctx.running("redistribute"):
-            with ctx.agreement("redistribute") as facts:
+        with ctx._running("redistribute"):
+            with ctx._agreement("redistribute") as facts:
                 descriptor = self._changed(descriptor, out, changes)
                 if out is not None:
                     self._check_out(out)
                     descriptor = out.descriptor if descriptor is None else descriptor
                 facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
                 if descriptor is None:
-                    raise LayoutError("redistribute: expected a descriptor, out=, or block=, grid= and the like")
-                ctx.check_descriptor(descriptor)
+                    raise LayoutError(
+                        "redistribute: expected a descriptor, out=, or block=, grid= and the like"
+                    )
+                ctx._check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
                     raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
                 if descriptor.shape != self.shape:
@@ -250,7 +256,7 @@ class DistributedMatrix:
                         f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
                     )
                 part = self._part(uplo, diag)
-                result = ctx.allocate(descriptor) if out is None else out
+                result = ctx._allocate(descriptor) if out is None else out
                 if out is None and part is not None:
                     result.local[...] = 0
             self.move_to(result, part)
@@ -338,7 +344,8 @@ class DistributedMatrix:
             LayoutError: there is something else under this name, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
-        io.save(self, path, dataset, order, progress)
+        with self.context._running("save"):
+            io.save(self, path, dataset, order, progress)
 
     # -- arithmetic
 
@@ -451,7 +458,8 @@ class DistributedMatrix:
         Raises:
             LayoutError: there is no such norm.
         """
-        return reductions.norm(self, ord)
+        with self.context._running("norm"):
+            return reductions.norm(self, ord)
 
     def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
         """Return the sum of all elements, or of each column or row, on every rank. Collective over the context.
@@ -463,15 +471,18 @@ class DistributedMatrix:
         Raises:
             LayoutError: there is no such axis, or complex would become real.
         """
-        return reductions.total(self, axis, dtype)
+        with self.context._running("sum"):
+            return reductions.total(self, axis, dtype)
 
     def trace(self) -> Any:
         """Return the sum of the diagonal's elements, as a NumPy scalar on every rank. Collective over the context."""
-        return reductions.trace(self)
+        with self.context._running("trace"):
+            return reductions.trace(self)
 
     def diagonal(self) -> NDArray[Any]:
         """Return the diagonal as a new NumPy vector on every rank. Collective over the context."""
-        return reductions.diagonal(self)
+        with self.context._running("diagonal"):
+            return reductions.diagonal(self)
 
     # -- it is no NumPy array
 

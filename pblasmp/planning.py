@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
@@ -51,7 +51,8 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     found = _public(name)
     if found is None or not (isinstance(function, str) or function is found):
         known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
-        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {function!r}")
+        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
+        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {given}")
     if name == "matmul":
         return products.plan_matmul(*args, **kwargs)
     if name in _PARALLEL:
@@ -100,18 +101,19 @@ def algorithms(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
-    with ctx.agreement("algorithms") as facts:
-        if not isinstance(problem, (MatmulProblem, Level3Problem, ParallelProblem)):
+    with ctx._agreement("algorithms") as facts:
+        kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem)
+        if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
             raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
-        facts["problem"] = problem
+        facts.update({each.name: getattr(problem, each.name) for each in fields(problem)})
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
         options = Options.of(
             dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
         )
         facts.update(options.facts())
         problem = _nearest(problem, options, ctx)
-    with ctx.agreement("algorithms: asking"):
+    with ctx._agreement("algorithms: asking"):
         return survey(ctx.engine, ALGORITHMS, problem, options)
 
 
@@ -130,5 +132,5 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
         nearest.validate()
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
-            ctx.check_descriptor(x)
+            ctx._check_descriptor(x)
     return nearest

@@ -71,9 +71,9 @@ class Plan(Generic[Result]):
         self._ctx, self._call, self._options = ctx, call, options
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
-        with ctx.agreement(f"{call}: preparing"):
+        with ctx._agreement(f"{call}: preparing"):
             self._product, self._verdicts = prepare(ctx.engine, problem, options, operands, nearest)
-        self._number = ctx.adopt(self)
+        self._number = ctx._adopt(self)
 
     @property
     def workspace(self) -> Workspace:
@@ -111,7 +111,7 @@ class Plan(Generic[Result]):
         """Free what only this plan holds. Collective over the context; idempotent."""
         if self._open:
             self._open = False
-            self._ctx.release(self)
+            self._ctx._release(self)
             self._product.close()
 
     def __enter__(self) -> Self:
@@ -178,7 +178,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self._product.run(self._operands)
             return self._result
         given = {"a": a, "b": b, "c": c}
-        with self._ctx.agreement("plan") as facts:
+        with self._ctx._agreement("plan") as facts:
             self._check_open()
             matrices = {name: self._replaced(name, x) for name, x in given.items()} | {"d": self._result}
             replaced = [x is not None for x in given.values()]
@@ -186,9 +186,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             check_overlap(self._ctx, matrices, self._in_place)
         operands = self._operands
         if any(replaced):
-            operands = Operands(
-                **_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales
-            )
+            operands = Operands(**_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales)
         self._run(operands)
         return self._result
 
@@ -214,7 +212,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         return x
 
     def _run(self, operands: Operands) -> None:
-        with self._ctx.running(self._call):
+        with self._ctx._running(self._call):
             if self._seeded and operands.c is not None and operands.d.size:
                 operands.d[...] = operands.c
             self._product.run(operands)
@@ -229,9 +227,9 @@ class MatrixPlan(Plan[DistributedMatrix]):
             UnsupportedError: the engine has no graphs, or operands are moved first.
             ClosedError: the plan is closed.
         """
-        with self._ctx.agreement("plan.graph"):
+        with self._ctx._agreement("plan.graph"):
             self._check_open()
-        with self._ctx.agreement("plan.graph: capturing"):
+        with self._ctx._agreement("plan.graph: capturing"):
             if self._seeded:
                 raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
             replay = self._product.capture(self._operands)

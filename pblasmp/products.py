@@ -108,7 +108,7 @@ def plan_matmul(
         As ``matmul``.
     """
     ctx = context_of("matmul", a, b, c, out)
-    with ctx.agreement("matmul") as facts:
+    with ctx._agreement("matmul") as facts:
         check_operands(ctx, "ab", {"a": a, "b": b, "c": c, "out": out})
         a, op_a = _untransposed(a, op_a)
         b, op_b = _untransposed(b, op_b)
@@ -135,7 +135,7 @@ def plan_matmul(
         _validate(problem, asked, redistribute, "out" if out is not None else "c" if c is not None else "d")
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
-        matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx.allocate(d) if out is None else out}
+        matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx._allocate(d) if out is None else out}
         e = _epilogue(ctx, epilogue, asked, problem, matrices)
         if scales is not None:
             scales = scales.adopted(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)

@@ -92,7 +92,7 @@ def _check(which: object) -> None:
 def _frobenius(matrix: DistributedMatrix) -> float:
     """Scale like LAPACK's lassq: the square of no element overflows, or is lost where it matters."""
     ctx = matrix.context
-    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
+    with ctx._agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="fro")
         mine = _joined([_squares(xp, values) for xp, _, values in _slabs(matrix)])
     exponent, squares = _joined(ctx.comm.allgather(mine))
@@ -123,7 +123,7 @@ def _joined(sums: list[tuple[int, float]]) -> tuple[int, float]:
 
 def _largest(matrix: DistributedMatrix) -> float:
     ctx = matrix.context
-    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
+    with ctx._agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="max")
         mine = [float(xp.abs(values).max()) for xp, _, values in _slabs(matrix)]
     return float(np.max(ctx.comm.allgather(float(np.max(mine, initial=0))), initial=0))
@@ -144,8 +144,9 @@ def total(matrix: DistributedMatrix, axis: int | None, dtype: DTypeLike | None) 
 def _check_sum(matrix: DistributedMatrix, axis: object, dtype: Any) -> None:
     if axis is not None and (isinstance(axis, bool) or axis not in (0, 1, -1, -2)):
         raise LayoutError(f"axis: expected None, 0 or 1, got {axis!r}")
-    if dtype is not None and matrix.dtype.kind == "c" and as_dtype(dtype).kind != "c":
-        raise LayoutError(f"dtype: {matrix.dtype.name} does not convert to {as_dtype(dtype).name}")
+    kind = matrix.dtype if dtype is None else as_dtype(dtype)
+    if matrix.dtype.kind == "c" and kind.kind != "c":
+        raise LayoutError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
 
 
 def _column_sums(
@@ -158,7 +159,7 @@ def _column_sums(
     """
     ctx, d = matrix.context, matrix.descriptor
     wide = np.dtype(np.float64) if absolute else _wide(d.dtype)
-    with ctx.agreement(call) as facts, np.errstate(all="ignore"):
+    with ctx._agreement(call) as facts, np.errstate(all="ignore"):
         facts.update(what)
         if absolute:
             _check(what["ord"])
@@ -175,7 +176,7 @@ def _column_sums(
     room = np.zeros((nprow, shares.count(ctx.rank)), wide)
     exchange = Exchange(ctx.comm, partial, Side(Axis(nprow, nprow), shares, cells, "C"), wide)
     everyone = range(ctx.size)
-    exchange.run(ctx.cells(d, mine), [room if rank == ctx.rank else None for rank in everyone])
+    exchange.run(ctx._cells(d, mine), [room if rank == ctx.rank else None for rank in everyone])
     with np.errstate(all="ignore"):
         share = reduce(np.add, room)
     return np.concatenate(ctx.comm.allgather(share))
@@ -195,9 +196,9 @@ def diagonal(matrix: DistributedMatrix) -> NDArray[Any]:
 
 def _diagonal(matrix: DistributedMatrix, call: str) -> NDArray[Any]:
     ctx, d = matrix.context, matrix.descriptor
-    with ctx.agreement(call) as facts:
+    with ctx._agreement(call) as facts:
         facts["matrix"] = d
-        coords, mine = ctx.coords(d), None
+        coords, mine = ctx._coords(d), None
         if coords is not None:
             i, j = diagonal_places(d, coords)
             xp, local = _local(matrix)

@@ -86,7 +86,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
         shapes = options.shapes or [
             (_up(t, ctx.size), n, _up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]
         ]
-        with ctx.agreement("pblasmp bench"):
+        with ctx._agreement("pblasmp bench"):
             _validate(options)
             for t, n, k in shapes:
                 if t % ctx.size or k % ctx.size:
@@ -121,7 +121,7 @@ def _case(
     t, n, k = shape
     reporter.step(f"{name} {t}, {n}, {k}")
     plan_product = COLLECTIVES[name][1]
-    with ctx.agreement("pblasmp bench: arrays"):
+    with ctx._agreement("pblasmp bench: arrays"):
         separate = Separate(ctx, name, shape, as_dtype(dtype))
     times, paths, error = {}, {}, 0.0
     with plan_product(separate.x, separate.w, ctx) as plan:

@@ -73,11 +73,11 @@ def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[st
     """What every rank does. Collective over all ranks."""
     file, text, engine = options
     with Context(engine=engine) as ctx, reporter.errors():
-        with ctx.agreement("pblasmp run: reading"):
+        with ctx._agreement("pblasmp run: reading"):
             if text is None and ctx.rank == 0:  # standard input is rank 0's alone
                 text = read_text(file)
         text = ctx.comm.bcast(text)
-        with ctx.agreement("pblasmp run"):
+        with ctx._agreement("pblasmp run"):
             assert text is not None
             found = _load(file, text)
             if ctx.size < found.nranks:

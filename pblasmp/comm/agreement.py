@@ -255,7 +255,7 @@ class _Vote:
         mark.agreed_by.append(self._comm.channel)
         mark.shown_here = self._comm.rank == reporter
         if any(each["call"] in (CLOSING, _LEAVING) for each in facts):
-            self._comm.channel.broken_by_agreement("a rank has left it")
+            self._comm.channel.broken_by_agreement("a rank has left this context")
         return error
 
 

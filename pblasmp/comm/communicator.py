@@ -380,9 +380,10 @@ def _enough_communicators() -> Iterator[None]:
     try:
         yield
     except MPI.Exception as error:
+        reason = str(error).splitlines()[0]
         raise PblasmpError(
-            f"MPI cannot make another communicator: {error}; {number_open()} contexts of this process are open or "
-            "were never closed, each of which holds some"
+            f"MPI cannot make another communicator ({reason}); {number_open()} contexts of this process are open or "
+            "were never closed, and each of them holds some: close those that are no longer used"
         ) from error
 
 

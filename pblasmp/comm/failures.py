@@ -22,7 +22,7 @@ __all__ = ["watch"]
 class Ending(Protocol):
     """A context: what is told of the end of the process."""
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Tell the other ranks of an exception that nobody catches, unless they raise it too."""
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     for ref, _ in reversed(_watched):
         context = ref()
         if context is not None:
-            context.fail(error)
+            context._fail(error)
     if is_reported_here(error):
         _previous_hook(kind, error, trace)
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drawings of who owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib).
 
-Charts of times are in ``bars``.
+Charts of times are in ``bars``; the pictures of notebooks, which need no library, in ``layout.svg``.
 """
 
 from __future__ import annotations
 
-from .parts import draw_parts
 from .picture import draw, figure
 from .terminal import show
 
-__all__ = ["draw", "draw_parts", "figure", "show"]
+__all__ = ["draw", "figure", "show"]

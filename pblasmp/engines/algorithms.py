@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of algorithms: which there are for a problem, which apply, and which one is taken.
 
-An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``catalogue.py``; an engine adds
-those of its library (``Engine.algorithms``).
+An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``catalogue.py``; an engine
+adds those of its library (``Engine.algorithms``).
 """
 
 from __future__ import annotations
@@ -107,24 +107,28 @@ def choose(
     """
     known = _known(engine, rows, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
-    order = sorted(
-        known,
-        key=lambda name: 0 if isinstance(views[name], str) else known[name].cost(engine, views[name], options),
-    )
-    refused: dict[str, str] = {}
-    for name in order if options.algo == "auto" else [options.algo]:
-        viewed, why = _judge(engine, known[name], problem, options, operands)
+    refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
+    order = [options.algo]
+    if options.algo == "auto":
+        fit = [name for name in known if name not in refused]
+        order = sorted(fit, key=lambda name: known[name].cost(engine, views[name], options))
+    for name in order:
+        why = refused.get(name) or known[name].refusal(engine, views[name], options, operands)
         if not why:
             verdicts = {each: _verdict(each, name, options, refused.get(each, "")) for each in known}
-            return known[name], viewed, verdicts
+            return known[name], views[name], verdicts
         refused[name] = why
     if options.algo != "auto":
         raise UnsupportedError(f"algo {options.algo!r}: {refused[options.algo]}")
     reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
+    if len(set(refused.values())) == 1:
+        reasons = f" {next(iter(refused.values()))}"
     raise UnsupportedError(f"no algorithm of the {engine.name} engine takes this problem:{reasons}")
 
 
-def _known(engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options) -> dict[str, Algorithm]:
+def _known(
+    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options
+) -> dict[str, Algorithm]:
     """Return by name the algorithms for this kind of problem; what is asked for is among them."""
     known: dict[str, Algorithm] = {}
     for row in (*engine.algorithms, *rows):
@@ -151,7 +155,9 @@ def _verdict(name: str, best: str | None, options: Options, why: str) -> Verdict
     if why:
         return Verdict(applies=False, why=why)
     if name == best:
-        return Verdict(applies=True, why="asked for" if options.algo != "auto" else "the fastest by rule", taken=True)
+        return Verdict(
+            applies=True, why="asked for" if options.algo != "auto" else "the fastest by rule", taken=True
+        )
     if options.algo != "auto" or best is None:
         return Verdict(applies=True, why="not asked for")
     return Verdict(applies=True, why=f"slower than {best} by rule")

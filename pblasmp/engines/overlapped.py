@@ -182,7 +182,7 @@ class GatheredInput(ParallelProduct):
 
 
 class SummedOutput(ParallelProduct):
-    """GEMM + ReduceScatter, or + AllReduce: each rank's rows of the partial products are sent to it and summed there."""
+    """GEMM + ReduceScatter, or + AllReduce: each rank receives its rows of all partial products and sums them."""
 
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         super().__init__(engine, p, options)

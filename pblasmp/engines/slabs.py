@@ -64,7 +64,9 @@ def memory_refusal(
     if not moved and not extra:
         return "" if way == "gathered" else "all operands are multiplied in place: there is nothing to share"
     if way == "shared":
-        nbytes = max(sum(x.memory_bytes(node, k) for x in moved) + extra * len(node) for node in transport.nodes)
+        nbytes = max(
+            sum(x.memory_bytes(node, k) for x in moved) + extra * len(node) for node in transport.nodes
+        )
         what = "a shared copy of the operands"
     else:
         nbytes = max(
@@ -121,8 +123,8 @@ class Panels:
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
 
-        An operand is its slabs by process, each as outer × k, or this rank's own array where it stays in place. The ranks have agreed since the last
-        run, so that nobody still multiplies what is overwritten here.
+        An operand is its slabs by process, each as outer × k, or this rank's own array where it stays in place. The
+        ranks have agreed since the last run, so that nobody still multiplies what is overwritten here.
         """
         coming = self._start(0, arrays) if self.panels else []
         for i, (start, stop) in enumerate(self.panels):
@@ -232,7 +234,9 @@ class SlabProduct(Product):
                     for which, process in zip((term.left, term.right), self._coords, strict=True)
                 )
                 beta = options.beta if first and i == 0 else 1
-                term.multiply(operations, unit * term.alpha, left, right.T, beta, target, start, options.compute)
+                term.multiply(
+                    operations, unit * term.alpha, left, right.T, beta, target, start, options.compute
+                )
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:
         """Return a slab in a type that is multiplied."""
@@ -267,17 +271,15 @@ class SlabProduct(Product):
 
 def _view(problem: Problem) -> Problem | str:
     """Return a product that slabs can compute, or why there is none."""
-    if isinstance(problem, ParallelProblem):
-        problem = problem.as_gemm()  # type: ignore[assignment]
-    if isinstance(problem, MatmulProblem) and problem.scheme == "ar":
-        return "every rank gets all of the result: partial products are summed instead"
-    return problem
+    return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
 
 
 def _serves(problem: Problem) -> bool:
     if isinstance(problem, Level3Problem):
         return problem.traits.shape != "added" and not problem.traits.solves
-    return not isinstance(problem, ParallelProblem) or problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+    if isinstance(problem, MatmulProblem):
+        return problem.scheme != "ar"  # every rank gets all of the result
+    return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
 
 
 def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
@@ -321,4 +323,3 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
 
 ALGORITHMS = (_row("shared", 2.0), _row("gathered", 3.0), _row("panels", 4.0))
 """Slower by about the time of a copy of the operands, from one to the next."""
-

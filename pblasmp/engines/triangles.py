@@ -149,7 +149,12 @@ class ResultPart:
 
 
 def update(
-    operations: Operations, view: Array, product: Array, beta: complex, mask: Array | None, real: Array | None = None
+    operations: Operations,
+    view: Array,
+    product: Array,
+    beta: complex,
+    mask: Array | None,
+    real: Array | None = None,
 ) -> None:
     """Write ``product + beta view`` into ``view`` where ``mask`` is true; ``product`` is used up. Local.
 

@@ -111,7 +111,7 @@ class _Part:
         self.context = ctx
         self.descriptor = descriptor.T if flip else descriptor
         self._local = local.T if flip else local
-        self._coords = ctx.coords(self.descriptor)
+        self._coords = ctx._coords(self.descriptor)
 
     def window(self, part: tuple[slice, slice]) -> tuple[MatrixDescriptor, NDArray[Any]]:
         """Return the descriptor and the local array of a window of the matrix."""
@@ -156,7 +156,7 @@ def load(
         progress: told of this rank's part.
     """
     with ExitStack() as stack:
-        with ctx.agreement("load") as facts:
+        with ctx._agreement("load") as facts:
             path = Path(path)
             source = stack.enter_context(closing(open_source(path, dataset)))
             given = layout.given
@@ -173,7 +173,7 @@ def load(
             facts.update(path=str(path), dataset=dataset, descriptor=descriptor)
             if descriptor.shape != source.shape:
                 raise LayoutError(f"{path}: shape is {source.shape}, the descriptor's {descriptor.shape}")
-            out = ctx.allocate(descriptor)
+            out = ctx._allocate(descriptor)
             host = out.on_host()
             part = _Part(ctx, descriptor, host, source.order == "F")
             tiling = _Tiling(part.descriptor, source.tile, ctx.size)
@@ -182,14 +182,14 @@ def load(
             inner, local = part.window(window)
             tile = tiling.tile(window, ctx.rank)
             values = None
-            with ctx.agreement("load: reading"):
+            with ctx._agreement("load: reading"):
                 if tile is not None:
                     with errors_naming(path):
                         values = as_values(source.read(*tile), kind)
                 count.add(local.nbytes)
             exchange = Exchange(ctx.comm, Side.of(tiling.layout[window]), Side.of(inner), kind)
             mine = [values if rank == ctx.rank else None for rank in range(ctx.size)]
-            exchange.run(mine, ctx.cells(inner, local))
+            exchange.run(mine, ctx._cells(inner, local))
     ctx.engine.from_host(out.local, host)
     return out
 
@@ -205,7 +205,7 @@ def save(
     ctx, d = matrix.context, matrix.descriptor
     replacement = None
     with ExitStack() as stack:
-        with ctx.agreement("save") as facts:
+        with ctx._agreement("save") as facts:
             path = Path(path)
             facts.update(matrix=d, path=str(path), dataset=dataset, order=order)
             order = _file_order(path, dataset, order, d.order)
@@ -214,7 +214,7 @@ def save(
                 replacement, offset = _create(path, dataset, d, order, stack)
                 where = replacement.path, offset
         name, offset = ctx.comm.bcast(where)
-        with ctx.agreement("save: opening"):
+        with ctx._agreement("save: opening"):
             part = _Part(ctx, d, matrix.on_host(), order == "F")
             target: Target
             if format_of(path) == "zarr":
@@ -231,15 +231,15 @@ def save(
             values = None if tile is None else np.empty([each.stop - each.start for each in tile], d.dtype)
             exchange = Exchange(ctx.comm, Side.of(inner), Side.of(tiling.layout[window]), d.dtype)
             mine = [values if rank == ctx.rank else None for rank in range(ctx.size)]
-            exchange.run(ctx.cells(inner, local), mine)
-            with ctx.agreement("save: writing"):
+            exchange.run(ctx._cells(inner, local), mine)
+            with ctx._agreement("save: writing"):
                 if tile is not None and values is not None:
                     with errors_naming(path):
                         target.write(*tile, values)
                 count.add(local.nbytes)
-        with ctx.agreement("save: on disk"), errors_naming(path):
+        with ctx._agreement("save: on disk"), errors_naming(path):
             target.sync()
-        with ctx.agreement("save: renaming"):
+        with ctx._agreement("save: renaming"):
             if replacement is not None:
                 with errors_naming(path):
                     replacement.commit()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
 from ..errors import LayoutError, LibraryNotFoundError
+from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise LibraryNotFoundError("HDF5 files need h5py: install the extra 'hdf5' of pblasmp") from None
+        raise LibraryNotFoundError(f"HDF5 files need h5py: {install('hdf5')}") from None
     return h5py
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import is_foreign
 from ..errors import LayoutError, LibraryNotFoundError
+from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import mark, marked_dtype, stored_dtype
 
@@ -70,7 +71,7 @@ def _zarr() -> Any:
     try:
         import zarr
     except ImportError:
-        raise LibraryNotFoundError("Zarr arrays need zarr: install the extra 'zarr' of pblasmp") from None
+        raise LibraryNotFoundError(f"Zarr arrays need zarr: {install('zarr')}") from None
     return zarr
 
 

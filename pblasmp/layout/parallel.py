@@ -186,7 +186,9 @@ class ParallelProblem:
                 return f"{name} are {list(shards)} on the ranks, by the rule they would be {even}"
         down, across = Grid(self.size, 1), Grid(1, self.size)
 
-        def matrix(rows: int, cols: int, mb: int, nb: int, grid: Grid, *, flip: bool = False) -> MatrixDescriptor:
+        def matrix(
+            rows: int, cols: int, mb: int, nb: int, grid: Grid, *, flip: bool = False
+        ) -> MatrixDescriptor:
             x = MatrixDescriptor((rows, cols), (max(1, mb), max(1, nb)), grid, dtype=self.dtype, order="C")
             return replace(x.T, order="C") if flip else x
 
@@ -219,7 +221,9 @@ class ParallelProblem:
         if not self.outputs_first:
             b = replace(b.T, order="C")
         down = Grid(self.size, 1)
-        d = MatrixDescriptor((tokens * self.size, outputs), (max(1, tokens), max(1, outputs)), down, order="C")
+        d = MatrixDescriptor(
+            (tokens * self.size, outputs), (max(1, tokens), max(1, outputs)), down, order="C"
+        )
         op_b: Op = "T" if self.outputs_first else "N"
         return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="ar"))
 
@@ -230,7 +234,10 @@ class ParallelProblem:
         return replace(p, b=replace(p.b, dtype=self.w_dtype), d=d, c=c)
 
     def _misaligned(self) -> list[str]:
-        """Say which rows are not aligned as 8-bit products want them. Source: cuBLASLt's documentation of FP8 kernels."""
+        """Say which rows are not aligned as 8-bit products want them.
+
+        Source: cuBLASLt's documentation of FP8 kernels.
+        """
         return [
             f"{name}: rows are {max(apart)} bytes apart, expected a multiple of {_ALIGNMENT}"
             for name, apart in self.row_bytes

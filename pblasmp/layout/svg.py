@@ -281,7 +281,9 @@ class _Picture:
             f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="sans-serif">'
         )
         white = '<rect width="100%" height="100%" fill="white"/>'
-        return "\n".join([head, f"<title>{html.escape(title, quote=False)}</title>", white, *self.parts, "</svg>"])
+        return "\n".join(
+            [head, f"<title>{html.escape(title, quote=False)}</title>", white, *self.parts, "</svg>"]
+        )
 
 
 def _corner(axis: Axis) -> list[Block]:

@@ -100,45 +100,50 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
         faults.add("ictxt", f"{given['ictxt']!r} is no context of this process")
         raise faults.error()
     ctx = everybody.context
-    mine: dict[str, DistributedMatrix] = {}
-    described: dict[str, Described] = {}
-    with ctx.agreement(full) as facts:
-        m, n = (faults.integer(name, given[name], 0) for name in "mn")
-        trapezoid = [
-            faults.letter(name, given[name], allowed)
-            for name, allowed in (("uplo", "UL"), ("diag", "NU"))
-            if name in names
-        ]
-        for name in "ab":
-            operand = _operand(faults, name, given, (m, n))
-            grid = of_number(operand.desc[1]) if operand and operand.desc else None
-            if not operand or grid is None:
-                continue
-            operand.check(faults, grid)
-            matrix = None if faults else operand.matrix(faults, grid, dtype, written=name == "b")
-            if matrix is not None:
-                mine[name] = matrix
-                described[name] = (grid.grid, operand.desc[2:8], operand.i, operand.j)
-        check_sharing(faults, mine, "b")
-        faults.check()
-        facts.update(m=m, n=n, trapezoid=trapezoid)
-    if 0 in (m, n):
-        return
-    part = Trapezoid.of_shape((m, n), *trapezoid) if trapezoid else None
-    if len(mine) == 2 and all(x.context is ctx for x in mine.values()):  # so it is on every process
-        with staged(mine, "b") as used:
-            used["a"].move_to(used["b"], part)
-        return
-    places = {name: (described[name], x.descriptor.grid.coords(x.context.rank)) for name, x in mine.items()}
-    everyone = ctx.comm.allgather(places)
-    with ctx.agreement(f"{full}: layouts"):
-        source, target = (_side(name, [each.get(name) for each in everyone], (m, n), dtype) for name in "ab")
-    a, b = mine.get("a"), mine.get("b")
-    arrived = None if b is None else np.empty(b.local.shape, dtype, order="F")
-    from_a = _in_cells(source, ctx.rank, None if a is None else _on_host(a))
-    Exchange(ctx.comm, source, target, dtype).run(from_a, _in_cells(target, ctx.rank, arrived))
-    if b is not None and arrived is not None:
-        _write(b, arrived, part)
+    with ctx._running(full):
+        mine: dict[str, DistributedMatrix] = {}
+        described: dict[str, Described] = {}
+        with ctx._agreement(full) as facts:
+            m, n = (faults.integer(name, given[name], 0) for name in "mn")
+            trapezoid = [
+                faults.letter(name, given[name], allowed)
+                for name, allowed in (("uplo", "UL"), ("diag", "NU"))
+                if name in names
+            ]
+            for name in "ab":
+                operand = _operand(faults, name, given, (m, n))
+                grid = of_number(operand.desc[1]) if operand and operand.desc else None
+                if not operand or grid is None:
+                    continue
+                operand.check(faults, grid)
+                matrix = None if faults else operand.matrix(faults, grid, dtype, written=name == "b")
+                if matrix is not None:
+                    mine[name] = matrix
+                    described[name] = (grid.grid, operand.desc[2:8], operand.i, operand.j)
+            check_sharing(faults, mine, "b")
+            faults.check()
+            facts.update(m=m, n=n, trapezoid=trapezoid)
+        if 0 in (m, n):
+            return
+        part = Trapezoid.of_shape((m, n), *trapezoid) if trapezoid else None
+        if len(mine) == 2 and all(x.context is ctx for x in mine.values()):  # so it is on every process
+            with staged(mine, "b") as used:
+                used["a"].move_to(used["b"], part)
+            return
+        places = {
+            name: (described[name], x.descriptor.grid.coords(x.context.rank)) for name, x in mine.items()
+        }
+        everyone = ctx.comm.allgather(places)
+        with ctx._agreement(f"{full}: layouts"):
+            source, target = (
+                _side(name, [each.get(name) for each in everyone], (m, n), dtype) for name in "ab"
+            )
+        a, b = mine.get("a"), mine.get("b")
+        arrived = None if b is None else np.empty(b.local.shape, dtype, order="F")
+        from_a = _in_cells(source, ctx.rank, None if a is None else _on_host(a))
+        Exchange(ctx.comm, source, target, dtype).run(from_a, _in_cells(target, ctx.rank, arrived))
+        if b is not None and arrived is not None:
+            _write(b, arrived, part)
 
 
 def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int, int]) -> Operand | None:

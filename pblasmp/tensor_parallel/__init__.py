@@ -283,7 +283,7 @@ def _planner(form: Form) -> Callable[..., ParallelPlan]:
         return plan_product(ctx, Request(form, **options), Arrays(x, w, c, out, bias, scales))
 
     plan.__name__ = plan.__qualname__ = f"plan_{form}"
-    plan.__doc__ = f"""Prepare ``{form}`` with the same arguments: ``pb.plan(pb.{form}, ...)``. Collective over the context.
+    plan.__doc__ = f"""Prepare ``{form}``, as ``pb.plan(pb.{form}, ...)`` does. Collective over the context.
 
     Args:
         x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs reach.

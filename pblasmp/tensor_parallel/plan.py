@@ -60,7 +60,7 @@ class ParallelPlan(Plan[Any]):
         with self._stream(new if last is None else last.given):
             if last is not None and self._product.queues and all(array is None for array in new):
                 return self._run(last)
-            with self._ctx.agreement("plan") as facts:
+            with self._ctx._agreement("plan") as facts:
                 self._check_open()
                 assert last is not None
                 facts["plan"] = self._number
@@ -105,13 +105,13 @@ class ParallelPlan(Plan[Any]):
     def _run(self, arrays: RankArrays) -> Any:
         """Multiply held arrays, on which the ranks have agreed. Collective over the context."""
         assert self._operands is not None
-        with self._ctx.running(self._call):
+        with self._ctx._running(self._call):
             self._product.run(self._operands)
         return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
 
     def run_with(self, arrays: RankArrays) -> Any:
         """Multiply arrays on which the ranks have agreed, and hold none of them. Collective over the context."""
-        with self._ctx.running(self._call):
+        with self._ctx._running(self._call):
             self._product.run(arrays.operands(self._spec))
         return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
 
@@ -126,14 +126,14 @@ class ParallelPlan(Plan[Any]):
             ClosedError: the plan is closed.
         """
         last = self._last
-        with self._ctx.agreement("plan.input_buffer"):
+        with self._ctx._agreement("plan.input_buffer"):
             self._check_open()
         assert last is not None
         if self._buffer is None:
             self.use_buffer(*make_buffer(self._ctx, self._spec, last))
         if last.given.x is not self._buffer:
             arrays = self._fitting(Arrays(self._buffer, None), last)
-            with self._ctx.agreement("plan.input_buffer: preparing"):
+            with self._ctx._agreement("plan.input_buffer: preparing"):
                 self._product.close()
                 operands = arrays.operands(self._spec)
                 self._product, self._verdicts = prepare(
@@ -157,12 +157,12 @@ class ParallelPlan(Plan[Any]):
             ClosedError: the plan is closed.
         """
         last, operands = self._last, self._operands
-        with self._ctx.agreement("plan.graph") as facts:
+        with self._ctx._agreement("plan.graph") as facts:
             self._check_open()
             facts["plan"] = self._number
         assert last is not None
         assert operands is not None
-        with self._stream(last.given), self._ctx.agreement("plan.graph: capturing"):
+        with self._stream(last.given), self._ctx._agreement("plan.graph: capturing"):
             launch = self._product.capture(operands)
 
         def replay() -> None:
@@ -204,7 +204,7 @@ def make_buffer(ctx: Context, spec: Specification, arrays: RankArrays) -> tuple[
     if symmetric:
         local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld, symmetric=True)
     else:
-        with ctx.agreement("input buffer"):
+        with ctx._agreement("input buffer"):
             local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld)
     like = arrays.given.w if isinstance(arrays.given.x, tuple) else arrays.given.x
     shown = view_like(like, local.reshape(*arrays.lead, width), arrays.dtype)
@@ -222,7 +222,7 @@ def agree(
 ) -> tuple[Specification, RankArrays]:
     """Return what the ranks ask for together, and this rank's arrays. Collective over the context."""
     check_context(ctx, asked.form)
-    with ctx.agreement(asked.form) as facts:
+    with ctx._agreement(asked.form) as facts:
         if isinstance(given.x, tuple) and not takes_shape:
             raise LayoutError(f"x: expected an array, got {given.x}: only a plan takes a shape")
         arrays = read_arrays(ctx, asked, given)
@@ -257,7 +257,7 @@ def agree(
         resolved, options, arrays.dtype, arrays.w_dtype, arrays.c_dtype, arrays.out_dtype, outputs_first,
         arrays.lead[1:], arrays.bias is not None, () if arrays.scales is None else arrays.scales.given, ranks,
     )  # fmt: skip
-    with ctx.agreement(asked.form) as facts:
+    with ctx._agreement(asked.form) as facts:
         if eight and not outputs_first:
             raise LayoutError(
                 "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
@@ -291,7 +291,7 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
     check_context(ctx, asked.form)
     with _stream(ctx, given):
         spec, arrays = agree(ctx, asked, given)
-        plan = ctx.kept(spec, lambda: ParallelPlan(ctx, spec, arrays))
+        plan = ctx._cached(spec, lambda: ParallelPlan(ctx, spec, arrays))
         return plan.run_with(arrays)
 
 

@@ -28,8 +28,10 @@ _GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has
 _LAUNCHER_SECONDS = 5.0  # for the launcher to end the job, once a rank is gone
 _SHOWN_LINES = 40
 _RANK = (  # a rank imports from where this process does
-    "import json, sys; sys.path[:] = json.load(open(sys.argv[1] + '/path.json')); "
-    "from pblasmp.testing.rank import main; main(*sys.argv[1:])"
+    "import json, sys\n"
+    "with open(sys.argv[1] + '/path.json') as file: sys.path[:] = json.load(file)\n"
+    "from pblasmp.testing.rank import main\n"
+    "main(*sys.argv[1:])"
 )
 
 
@@ -115,7 +117,7 @@ class World:
             RanksFailedError: a rank failed; end() is all that is left to do with this world.
         """
         __tracebackhide__ = True
-        printed = self._job.output.stat().st_size
+        printed = len(self._printed())
         order = {
             "name": name,
             "file": file,
@@ -217,7 +219,7 @@ class World:
         time.sleep(0.3)
 
     def story(self, title: str, printed: int = 0) -> str:
-        """Return what is known of every rank, and what they printed after the first ``printed`` bytes. Local."""
+        """Return what is known of every rank and what was printed, by ranks after ``printed`` bytes. Local."""
         links = {link.rank: link for link in self._links}
         parts = [title]
         for rank in range(self.nranks):
@@ -232,9 +234,16 @@ class World:
                 parts.append(f"--- rank {rank} FAILED{case}\n{link.answer['error'].rstrip()}")
             else:
                 parts.append(f"--- rank {rank} was done")
-        output = self._job.output.read_bytes()[printed:].decode(errors="replace")
-        parts.append("--- printed\n" + "\n".join(output.splitlines()[-_SHOWN_LINES:]))
+        lines = self._printed()[printed:].decode(errors="replace").splitlines()
+        parts.append(
+            "--- printed\n" + "\n".join([*lines[-_SHOWN_LINES:], self._job.tail(_SHOWN_LINES)]).rstrip()
+        )
         return "\n".join(parts)
+
+    def _printed(self) -> bytes:
+        """Return what the ranks have printed; what is in the job's own output comes from the launcher."""
+        path = self._directory / "printed"
+        return path.read_bytes() if path.exists() else b""
 
 
 def _import_path() -> list[str]:

@@ -3,7 +3,7 @@
 
 It connects to the socket in the directory and says who it is. Then it gets orders, one JSON object a line, and answers
 each: a function to run; or to put back what the function changed, once all ranks have run it. Between orders it sleeps.
-At SIGUSR2 it writes where it is to the directory.
+What it prints goes to a file in the directory, and at SIGUSR2 where it is.
 """
 
 from __future__ import annotations
@@ -121,6 +121,9 @@ class _Rank:
     """This rank's side of the conversation."""
 
     def __init__(self, directory: Path, nranks: int, kind: str) -> None:
+        printed = os.open(directory / "printed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for stream in (1, 2):  # at once, where the launcher would bring it later
+            os.dup2(printed, stream)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(os.fspath(directory / "socket"))
         self._world: _MpiWorld | _TorchWorld = _MpiWorld() if kind == "mpi" else _TorchWorld()

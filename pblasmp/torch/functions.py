@@ -199,7 +199,7 @@ def _check(
     if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
         fault = "w: expected a DTensor, as x is one, whose shape says how many outputs there are"
     if fault:
-        with ctx.agreement("pblasmp.torch") if agree else nullcontext():
+        with ctx._agreement("pblasmp.torch") if agree else nullcontext():
             raise LayoutError(fault)
 
 

@@ -79,7 +79,7 @@ class _ParallelLinear(ParallelModule):
         Raises:
             LayoutError: it has other sizes or another type, or only one of both layers has a bias, on every rank.
         """
-        with self.ctx.agreement("load_linear") as facts:
+        with self.ctx._agreement("load_linear") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
             _check_linear(linear)
             mine = (self.out_features, self.in_features), self.bias is not None, self.weight.dtype
@@ -283,7 +283,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.input_is_parallel:
             return functions.matmul_allreduce(x, weight, self.ctx, bias)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
-            with self.ctx.agreement("pblasmp.torch"):
+            with self.ctx._agreement("pblasmp.torch"):
                 raise LayoutError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )

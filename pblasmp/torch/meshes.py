@@ -121,10 +121,10 @@ def _made(ctx: Context) -> DeviceMesh | None:
         if ctx.size == 1:
             return None
         _start(ctx.comm)
-        ctx.adopt(_OwnGroup())
+        ctx._adopt(_OwnGroup())
         ranks = list(range(ctx.size))
     elif _OwnGroup.users:
-        ctx.adopt(_OwnGroup())
+        ctx._adopt(_OwnGroup())
     if None in ranks or ranks != sorted(set(ranks)):
         raise UnsupportedError(
             f"the context's ranks are {ranks} in PyTorch's default process group; expected all in one group and in its "
@@ -143,7 +143,7 @@ def _made(ctx: Context) -> DeviceMesh | None:
 
 def context_of(mesh: DeviceMesh) -> Context | None:
     """Return the open context that was made of ``mesh``, or else one of all ranks in this order. Local."""
-    found = Context.all_open()
+    found = Context._all_open()
     for ctx in found:
         if isinstance(ctx.made_of, DeviceMesh) and ctx.made_of == mesh:
             return ctx

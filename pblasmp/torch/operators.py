@@ -126,7 +126,7 @@ def _allgather_matmul(
     by_rule: bool,
     tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
-    ctx = Context.named(name)
+    ctx = Context._named(name)
     call = _split_by_rule if by_rule else _call
     y = call("allgather_matmul", _in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
     y, gathered = y if keep else (y, x.new_empty(0))
@@ -148,7 +148,7 @@ def _allgather_matmul_fake(
     by_rule: bool,
     tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
-    lead = (x.shape[0] * Context.named(name).size if tokens is None else tokens, *x.shape[1:-1])
+    lead = (x.shape[0] * Context._named(name).size if tokens is None else tokens, *x.shape[1:-1])
     inputs, outputs = _inputs_and_outputs(w, transposed)
     return x.new_empty((*lead, outputs)), x.new_empty((*lead, inputs) if keep else (0,))
 
@@ -184,7 +184,7 @@ allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgat
 
 def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
     y: Tensor = _call(
-        "matmul_reduce_scatter", _in_rows(x), w, Context.named(name), bias=bias, transposed=transposed
+        "matmul_reduce_scatter", _in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
     )
     return y
 
@@ -192,7 +192,7 @@ def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str,
 def _matmul_reduce_scatter_fake(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool
 ) -> Tensor:
-    rows = _count(x.shape[0], Context.named(name))
+    rows = _count(x.shape[0], Context._named(name))
     return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
 
 
@@ -226,7 +226,7 @@ matmul_reduce_scatter.register_autograd(
 
 def _matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
     y: Tensor = _call(
-        "matmul_allreduce", _in_rows(x), w, Context.named(name), bias=bias, transposed=transposed
+        "matmul_allreduce", _in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
     )
     return y
 
@@ -262,7 +262,7 @@ matmul_allreduce.register_autograd(_matmul_allreduce_back, setup_context=_matmul
 def _matmul_allgather(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
 ) -> Tensor:
-    ctx = Context.named(name)
+    ctx = Context._named(name)
     y: Tensor = _split_by_rule("matmul_allgather", _in_rows(x), w, ctx, bias=bias, transposed=transposed)
     if total not in (None, y.shape[-1]):
         raise LayoutError(
@@ -275,7 +275,7 @@ def _matmul_allgather(
 def _matmul_allgather_fake(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
 ) -> Tensor:
-    outputs = _inputs_and_outputs(w, transposed)[1] * Context.named(name).size if total is None else total
+    outputs = _inputs_and_outputs(w, transposed)[1] * Context._named(name).size if total is None else total
     return x.new_empty((*x.shape[:-1], outputs))
 
 
@@ -287,7 +287,7 @@ def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
 @once_differentiable
 def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    mine, gx = gy[..., own(gy.shape[-1], Context.named(node.name))], None
+    mine, gx = gy[..., own(gy.shape[-1], Context._named(node.name))], None
     if node.needs_input_grad[0]:
         gx = matmul_allreduce(mine, w, None, node.name, True)
     return (gx, *_of_parameters(node, mine, x), None, None, None)
@@ -335,7 +335,7 @@ matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_s
 
 
 def _split_matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
-    ctx = Context.named(name)
+    ctx = Context._named(name)
     return _matmul_allreduce(x[..., own(x.shape[-1], ctx)], w, bias, name, False)
 
 
@@ -353,7 +353,7 @@ def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Ten
 def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:
-        x = x[..., own(node.inputs, Context.named(node.name))]
+        x = x[..., own(node.inputs, Context._named(node.name))]
     gx = None
     if node.needs_input_grad[0]:
         gx = matmul_allgather(gy, w, None, node.name, True, node.inputs)

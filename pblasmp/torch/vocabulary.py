@@ -106,7 +106,7 @@ class VocabParallelEmbedding(ParallelModule):
         Raises:
             LayoutError: it has other sizes or another type, on every rank.
         """
-        with self.ctx.agreement("load_embedding") as facts:
+        with self.ctx._agreement("load_embedding") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
             _check_embedding(embedding)
             mine = (self.num_embeddings, self.embedding_dim), self.weight.dtype
@@ -210,7 +210,7 @@ def _sum(tensor: Tensor, ctx: Context, op: Any = dist.ReduceOp.SUM) -> Tensor:
 
 
 def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
-    ctx = Context.named(name)
+    ctx = Context._named(name)
     if words.device.type == "cpu":
         _check_range("words", words, total)
     mine = own(total, ctx)
@@ -227,7 +227,7 @@ def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bo
 def _embedding_fake(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
     lead = list(words.shape)
     if scatter:
-        mine = own(lead[0], Context.named(name))
+        mine = own(lead[0], Context._named(name))
         lead[0] = mine.stop - mine.start
     return weight.new_empty((*lead, weight.shape[-1]))
 
@@ -243,7 +243,7 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     (words,) = node.saved_tensors
     if node.scatter:
         gy = gather_rows(gy, node.name, words.shape[0])
-    first = own(node.total, Context.named(node.name)).start
+    first = own(node.total, Context._named(node.name)).start
     here = ((words >= first) & (words < first + node.rows)).reshape(-1)
     index = torch.where(here, words.reshape(-1) - first, node.rows)  # a row more takes the other ranks' words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
@@ -262,7 +262,7 @@ vocab_embedding.register_autograd(_embedding_back, setup_context=_embedding_save
 
 
 def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
-    ctx = Context.named(name)
+    ctx = Context._named(name)
     whole = x.new_zeros((total, *x.shape[1:]))
     whole[own(total, ctx)] = x
     return _sum(whole, ctx)
@@ -282,7 +282,7 @@ gather_rows = operator(
 
 def _losses(logits: Tensor, target: Tensor, name: str, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's loss, the logarithm of its sum of exponentials, and this rank's first word."""
-    ctx = Context.named(name)
+    ctx = Context._named(name)
     width = logits.shape[-1]
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)

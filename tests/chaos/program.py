@@ -197,7 +197,7 @@ class Trial:
         if self.kind == "child":
             self.child(ctx)
         if self.kind == "thread":
-            with ctx.running("chaos"):
+            with ctx._running("chaos"):
                 thread = threading.Thread(target=self.in_thread, args=[ctx])
                 thread.start()
                 thread.join()

@@ -32,7 +32,7 @@ LARGE = {"tokens": 8192, "outputs": 4096, "inputs": 512}  # several pieces
 def gpu(ctx: pb.Context) -> Iterator[Gpu]:
     import cupy
 
-    engine = ctx.engine
+    engine = ctx.engine.session
     session = SimpleNamespace(
         rank=ctx.rank, size=ctx.size, device=engine.device.index, nccl=engine.nccl, cupy=cupy
     )
@@ -120,7 +120,9 @@ class Case:
         """Every rank learns of a fault on any."""
         got, expected = self.got(), self.expected()
         kinds = {self.spec.dtype.itemsize, self.spec.out_dtype.itemsize, self.spec.travels.itemsize}
-        worst = {1: 4e-2, 2: 6e-3}.get(min(kinds), 2e-6 if self.spec.dtype.name in ("float32", "complex64") else 1e-13)
+        worst = {1: 4e-2, 2: 6e-3}.get(
+            min(kinds), 2e-6 if self.spec.dtype.name in ("float32", "complex64") else 1e-13
+        )
         error = 0.0
         if got.size:
             wide = got.astype(expected.dtype)
@@ -211,7 +213,13 @@ def test_copies_of_blocks(gpu):
 
     rng = np.random.default_rng(3)
     stream = cupy.cuda.get_current_stream()
-    for itemsize, nb, blocks, rows in ((1, 3, 5, 7), (2, 8, 4, 33), (4, 64, 3, 129), (8, 5, 2, 1), (2, 256, 9, 1000)):
+    for itemsize, nb, blocks, rows in (
+        (1, 3, 5, 7),
+        (2, 8, 4, 33),
+        (4, 64, 3, 129),
+        (8, 5, 2, 1),
+        (2, 256, 9, 1000),
+    ):
         whole = cupy.asarray(rng.integers(0, 256, (rows, 2 * blocks * nb * itemsize), dtype=np.uint8))
         packed = cupy.zeros((rows, blocks * nb * itemsize + 16), np.uint8)
         gpu.kernels.move(

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 from mpi4py import MPI
@@ -107,7 +108,7 @@ def in_the_making():
 
 def bad_input():
     with pb.Context(engine="host") as ctx:
-        ctx.scatter(np.ones((3, 3)), pb.MatrixDescriptor((8, 8 + (RANK == 1)), (2, 2), pb.Grid(1, 1)))
+        ctx.scatter(np.ones((3, 3)), pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1)))
 
 
 def one_leaves_early():
@@ -346,7 +347,7 @@ def unprintable():
     with pb.Context(engine="host") as ctx:
 
         def names():
-            with ctx.agreement("names") as facts:
+            with ctx._agreement("names") as facts:
                 facts["name"] = Unprintable() if RANK == 1 else 0
 
         def raises(i, j):
@@ -425,6 +426,20 @@ def finalised_before_the_end():
     MPI.Finalize()
 
 
+def too_many_plans():
+    with pb.Context(engine="host") as ctx:
+        a = matrix(ctx)
+        plans = [pb.plan_matmul(a, a) for _ in range(999)]
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            plans += [pb.plan_matmul(a, a) for _ in range(2)]
+        print(
+            f"rank {RANK}: {len(found)} warning",
+            *(str(each.message)[-56:].strip() for each in found),
+            flush=True,
+        )
+
+
 keep = []
 
 # -- children and threads
@@ -454,7 +469,7 @@ def two_threads():
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
         if RANK == 1:
-            with ctx.running("first"):
+            with ctx._running("first"):
                 thread = threading.Thread(target=tells, args=[lambda: a @ a])
                 thread.start()
                 thread.join()

@@ -22,8 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-
-from .torch_cases import Case, Mlp, compare, failure, host, integers, own
+from tests.helpers.torch_cases import Case, Mlp, compare, failure, host, integers, own
 
 VOCABULARY, WIDTH, HIDDEN = 11, 6, 8
 

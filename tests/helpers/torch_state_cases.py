@@ -21,8 +21,7 @@ from torch.distributed.tensor import DTensor
 
 import pblasmp as pb
 import pblasmp.torch as pt
-
-from .torch_cases import Case, compare, host
+from tests.helpers.torch_cases import Case, compare, host
 
 SIZES = (
     (12, 16),

@@ -62,7 +62,7 @@ def bad_input_on_one_rank(comm, directory):
             return function
 
         for name in ("empty", "zeros"):
-            words = [f"descriptor: expected a MatrixDescriptor, got 'd' {on}"]
+            words = [f"expected a MatrixDescriptor or a shape (rows, columns), got 'd' {on}"]
             yield f"{name}: no descriptor", error(pb.LayoutError, words, getattr(ctx, name), wrong("d", d))
         yield "scatter: no array", error(pb.LayoutError, ["array: ", on], ctx.scatter, None, d, last)
         array = np.ones((8, 7))
@@ -204,14 +204,17 @@ def bad_operand_on_one_rank(comm):
             error(pb.LayoutError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
         )
         plan = pb.plan_matmul(a, b)
-        yield "plan: another layout", error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b))
-        allocate = ctx.allocate
+        yield (
+            "plan: another layout",
+            error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b)),
+        )
+        empty = ctx.engine.empty
         if bad:
 
-            def allocate_nothing(descriptor, **options):
+            def allocate_nothing(*args, **options):
                 raise MemoryError("no room")
 
-            ctx.allocate = allocate_nothing
+            ctx.engine.empty = allocate_nothing
         for name, call in (
             ("empty", lambda: ctx.empty(d)),
             ("scatter", lambda: ctx.scatter(values, d)),
@@ -223,7 +226,7 @@ def bad_operand_on_one_rank(comm):
             ),
         ):
             yield f"{name}: no memory", error(MemoryError, ["no room " + on], call)
-        ctx.allocate = allocate
+        ctx.engine.empty = empty
         yield "and after all that", misplaced(plan(), values @ values.T)
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
@@ -258,7 +261,7 @@ def other_arguments(comm, directory):
             ]
             return error(pb.RankMismatchError, words, function, *args, **options)
 
-        blocks = "block=(2, 2)", "block=(4, 4)"
+        blocks = "(2, 2)", "(4, 4)"
 
         def blocks_differ(call, name, function, *args, **options):
             words = [
@@ -376,7 +379,8 @@ def other_calls(comm, directory):
             words = [f"{name} on rank", f"closing the context on rank {last}"]
             call = leaves_early.close if comm.rank == last else its[name]
             yield f"{name} while a rank closes", error(pb.RankMismatchError, words, call)
-            yield "nothing can follow", error(pb.ClosedError, ["a rank has left this context"], its[name])
+            words = ["this context is broken", "a rank has left it"]
+            yield "nothing can follow", error(pb.ClosedError, words, its[name])
             leaves_early.close()
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 

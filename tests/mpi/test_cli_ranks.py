@@ -254,7 +254,7 @@ def test_run_compares_with_numpy(pblasmp, tmp_path):
     assert "all equal to NumPy's" in done.stdout
     done = pblasmp("run", "grid-1x2", "-n", 3, "--json")
     result = json.loads(done.stdout)
-    assert (result["ranks"], result["wrong"], result["elements"]) == (3, 0, 64)
+    assert (result["ranks"], result["wrong"], result["elements"]) == (3, 0, 48)
 
 
 def test_run_reads_standard_input(environment, tmp_path):

@@ -203,7 +203,10 @@ def test_where_one_rank_cannot_map_all_raise(tmp_path):
     status, printed, _ = ends("no_room_to_map", tmp_path, 3)
     assert status == 0, printed
     for rank in range(3):
-        assert "MemoryError: the memory that this node's ranks share cannot be opened" in on_rank(printed, rank)[0]
+        assert (
+            "MemoryError: the memory that this node's ranks share cannot be opened"
+            in on_rank(printed, rank)[0]
+        )
 
 
 @starts_ranks
@@ -265,6 +268,14 @@ def test_contexts_in_different_orders_are_found_out(name, waits, tmp_path):
     assert status not in (0, None), printed
     assert "the ranks use their contexts in different orders: rank" in printed, printed
     assert waits in printed, printed
+
+
+@starts_ranks
+def test_a_thousand_open_plans_warn(tmp_path):
+    status, printed, _ = ends("too_many_plans", tmp_path, 2)
+    assert status == 0, printed
+    words = "1 warning has 1000 open plans: close those that are no longer used"
+    assert [on_rank(printed, rank) for rank in range(2)] == [[words]] * 2, printed
 
 
 @starts_ranks

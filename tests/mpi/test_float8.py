@@ -64,7 +64,8 @@ def refused(comm):
             for shape in (x.descriptor.local_shape(ctx.rank) for x in (a, b))
         ]
         blocks = pb.Scales(*(np.zeros(size, np.uint8) for size in sizes), mode="block")
-        yield "block", error(pb.UnsupportedError, ["scales: mode 'block' is for Blackwell GPUs"], blocks)
+        words = ["takes this problem: scales of mode 'block' are for cuBLASMp on Blackwell GPUs"]
+        yield "block", error(pb.UnsupportedError, words, blocks)
         yield "ops", agreed_error(ctx, pb.LayoutError, ["8-bit operands have k contiguous"], pb.matmul, a, b)
         doubles = ctx.zeros(pb.MatrixDescriptor((16, 16), (16, 16), pb.Grid(1, 1)))
         yield "float64", agreed_error(

@@ -212,7 +212,7 @@ def in_place(comm):
                 wrong = f"{moved} bytes are moved, expected none"
             elif size > 1 and sum(comm.allgather(moved)) > size * y.nbytes:
                 wrong = "more than B is moved"
-            if size == 1 and algo == "auto" and "where they lie" not in str(report):
+            if size == 1 and algo == "auto" and "in place" not in str(report):
                 wrong = str(report)
             yield f"{op_a}{op_b} {algo}", first(wrong, misplaced(out, x @ y))
 

@@ -87,6 +87,46 @@ def every_product(comm):
             yield f"{case} {alpha=} {beta=}", wrong
 
 
+def pushed(comm):
+    """From every rank's own GEMMs and messages, where X is gathered by rows if it is; conjugates too."""
+    rng = np.random.default_rng(53)
+    with pb.Context(comm, engine="host") as ctx:
+        taken = set()
+        for case, p in problems(rng, comm.size):
+            if p.d.grid.size < comm.size:  # elsewhere it is refused, see test_algorithms
+                continue
+            x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
+            alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2)) if p.scheme != "ar" else 0
+            copies = p.d.grid.size if p.scheme == "ar" else 1
+            whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
+            expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
+            expected = (expected + beta * exact(z) if beta else expected).astype(z.dtype)
+            a, b, c = scattered(ctx, p.a, x), scattered(ctx, p.b, y), scattered(ctx, p.d, z)
+            how = {"op_a": p.op_a, "op_b": p.op_b, "scheme": p.scheme, "alpha": alpha, "beta": beta}
+            if p.scheme == "ar":
+                words = ["algo 'push': C may differ from rank to rank"]
+                args = a, b, c
+                refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, *args, algo="push", **how)
+                yield f"{case} with C", refused
+                c = None
+            x_of = (p.b.T, p.op_b) if p.d.order == "F" else (p.a, p.op_a)
+            if p.scheme == "ag" and (x_of[1] == "N") != (x_of[0].order == "C"):
+                words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
+                out = {"out": ctx.empty(p.d)}
+                call = pb.matmul, a, b, c
+                yield case, agreed_error(ctx, pb.UnsupportedError, words, *call, algo="push", **how, **out)
+                continue
+            taken.add((p.scheme, p.d.order))
+            out = scattered(ctx, p.d, np.full_like(z, np.nan)) if beta == 0 else c
+            result = pb.matmul(a, b, c, out=out, algo="push", **how)
+            yield (
+                f"{case} {alpha=} {beta=}",
+                first(misplaced(result, expected), misplaced(a, x), misplaced(b, y)),
+            )
+        missing = {*itertools.product(MAKERS, "CF")} - taken
+        yield "every scheme in both orders", f"{missing} were not drawn" if missing else None
+
+
 def layers(comm):
     """What tensor-parallel layers of torch.nn compute, each rank's arrays put in as they are."""
     rng = np.random.default_rng(52)
@@ -146,6 +186,11 @@ def refused(comm):
 @pytest.mark.parametrize("nranks", SIZES)
 def test_every_op_in_every_mix_of_orders(nranks):
     run_mpi(every_product, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_schemes_by_push(nranks):
+    run_mpi(pushed, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

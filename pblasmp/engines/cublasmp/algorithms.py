@@ -74,7 +74,9 @@ def _row(name: str) -> Algorithm:
             needed, found = version_text(kind.since), version_text(session.version)
             return f"it needs cuBLASMp {needed}, found {found}"
         try:
-            scales.check(p, None if operands is None else operands.scales, session.version, session.capability)
+            scales.check(
+                p, None if operands is None else operands.scales, session.version, session.capability
+            )
             _later(session, p, options, operands)
         except PblasmpError as error:
             return str(error)

@@ -146,7 +146,9 @@ class CublasmpProduct(PreparedCall):
         """Return the attributes of epilogue and scales."""
         session, problem, found = self._session, self._problem, {}
         if self._epilogue is not None:
-            found = epilogues.attributes(self._epilogue, problem, session.version, session.rank, session.address)
+            found = epilogues.attributes(
+                self._epilogue, problem, session.version, session.rank, session.address
+            )
         if self._scales is not None:
             found |= scales.attributes(self._scales, problem, self._place)
         return found

@@ -40,7 +40,9 @@ class CublasmpTransport:
         self._cupy, self._nccl_core = cupy, nccl_core
         self._session, self._operations = session, operations
         self.rank, self.size = session.rank, session.size
-        self.nodes = tuple((rank,) for rank in range(session.size))  # a GPU has memory of its own
+        self.nodes: tuple[tuple[int, ...], ...] = tuple(
+            (rank,) for rank in range(session.size)
+        )  # no memory shared
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, session.comm))
         self._held = 0

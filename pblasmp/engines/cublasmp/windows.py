@@ -18,7 +18,7 @@ from ...errors import StatusError, UnsupportedError
 from ...memory.workspace import roomy
 from .kernels import Kernels
 
-__all__ = ["FLAGS", "Buffer", "Windows", "open_windows"]
+__all__ = ["FLAGS", "Buffer", "Windows", "nccl_handle", "open_windows"]
 
 FLAGS = 64
 """How many flags every rank has from every other one."""
@@ -66,6 +66,8 @@ class Windows:
         self.rank, self.size = session.rank, session.size
         self._session, self._kernels = session, kernels
         self._core, self._nccl, self._driver = nccl.core, nccl_bindings, driver
+        self._comm = nccl_handle(session.nccl)
+        self._equal = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
         self._cupy = session.cupy
         self._runtime = session.cupy.cuda.runtime
         self._stream = session.cupy.cuda.Stream(non_blocking=True)
@@ -148,7 +150,7 @@ class Windows:
         self._vote.fill(int(fine))
         self._runtime.deviceSynchronize()
         address = int(self._vote.data.ptr)
-        self._nccl.all_reduce(address, address, 1, _INT32, _MIN, self._session.nccl.ptr, self._stream.ptr)
+        self._nccl.all_reduce(address, address, 1, _INT32, _MIN, self._comm, self._stream.ptr)
         self._stream.synchronize()
         return bool(int(self._vote[0]))
 
@@ -180,8 +182,7 @@ class Windows:
         """Queue: wait for the flag ``number`` of ``rank``, and lower it again. Local."""
         driver = self._driver
         at = self._flags.peers[self.rank] + self._offset(number, rank)
-        equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
-        _check(driver.cuStreamWaitValue32(stream.ptr, at, _UP, equal))
+        _check(driver.cuStreamWaitValue32(stream.ptr, at, _UP, self._equal))
         _check(driver.cuStreamWriteValue32(stream.ptr, at, 0, 0))
 
     def _offset(self, number: int, source: int) -> int:
@@ -218,8 +219,15 @@ def open_windows(session: Any, kernels: Kernels) -> Windows | str:
         return f"NCCL has no window over all ranks: {error}"
 
 
+def nccl_handle(communicator: Any) -> Any:
+    """Return what nccl4py's bindings take for its communicator: an object of theirs, before 0.6 an address. Local."""
+    from nccl.bindings import nccl
+
+    return getattr(nccl, "Comm", int)(communicator.ptr)
+
+
 def _check(result: Any) -> None:
     """Raise StatusError where the driver says that something is wrong."""
     status = result[0]
-    if int(status):
+    if status:
         raise StatusError(f"CUDA driver: {status.name}")

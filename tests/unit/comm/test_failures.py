@@ -16,7 +16,7 @@ class Told:
     def __init__(self):
         self.errors = []
 
-    def fail(self, error):
+    def _fail(self, error):
         self.errors.append(error)
 
 
@@ -54,7 +54,7 @@ def test_it_is_shown_by_one_rank(shown):
 
 def test_a_context_decides_who_shows_it(shown):
     class Elsewhere(Told):
-        def fail(self, error):
+        def _fail(self, error):
             _mark(error).shown_here = False
 
     context = Elsewhere()

@@ -14,7 +14,7 @@ from pblasmp.comm.agreement import Agreement, Running, closing, is_agreed
 from pblasmp.comm.communicator import _Serial
 from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
-from tests.unit.comm.ranks import on_ranks
+from tests.helpers.threads import on_ranks
 
 BROKEN = "this context is broken, nothing collective can follow: "
 

@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
 import pblasmp as pb
 from pblasmp import drawing
-from pblasmp.drawing import parts, words
+from pblasmp.drawing import words
 from pblasmp.layout import files
 
 PROBLEMS = [path.stem for path in files.find("problems")]
@@ -358,23 +357,6 @@ def test_files(tmp_path, suffix, magic):
     again = tmp_path / f"again{suffix}"
     drawing.draw(file, str(again), dpi=50)
     assert again.read_bytes() == content, "the same picture is the same file"
-
-
-def test_parts_that_a_routine_touches(tmp_path):
-    a, d = (pb.MatrixDescriptor((n, n), (2, 2), pb.Grid(2, 2)) for n in (4, 4))
-    problem = pb.Level3Problem("trmm", a, d, d, uplo="L", diag="U")
-    fig = parts.parts_figure(problem)
-    assert {"A, read", "B, read", "D, written"} <= {text.get_text() for text in fig.axes[0].texts}
-    colours = [np.reshape(mesh.get_array(), (4, 4, 3)) for mesh in fig.axes[0].collections]
-    untouched = np.array(to_rgb(parts._UNTOUCHED))
-    drawn = [~np.isclose(each, untouched).all(axis=-1) for each in colours]
-    assert np.array_equal(drawn[0], np.tri(4, k=-1, dtype=bool))
-    assert drawn[1].all()
-    assert drawn[2].all()
-    owners = {tuple(colours[1][i, j]) for i in (0, 2) for j in (0, 2)}
-    assert len(owners) == 4
-    drawing.draw_parts(problem, tmp_path / "parts.svg")
-    assert (tmp_path / "parts.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_unknown_kind_of_file(tmp_path):

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 import pblasmp as pb
 from pblasmp.layout import files
 from pblasmp.layout.level3 import ROUTINES
-from tests.unit.layout.oracle import descriptors
+from tests.helpers.oracle import descriptors
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -123,7 +123,12 @@ def row(name, cost, why="", view=None):
     )  # fmt: skip
 
 
-ROWS_OF_THREE = (row("slow", 9.0), row("quick", 1.0, "it is out of order"), row("good", 2.0), row("equal", 2.0))
+ROWS_OF_THREE = (
+    row("slow", 9.0),
+    row("quick", 1.0, "it is out of order"),
+    row("good", 2.0),
+    row("equal", 2.0),
+)
 
 
 def said(verdicts):
@@ -170,8 +175,13 @@ def test_refusals_name_the_algorithm_and_why():
             choose(engine(), rows, SQUARE, Options(algo=algo), None)
         assert str(caught.value) == words
     refusing = tuple(row(name, 1.0, f"{name} will not") for name in ("one", "two"))
-    with pytest.raises(UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"):
+    with pytest.raises(
+        UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"
+    ):
         choose(engine(), refusing, SQUARE, Options(), None)
+    alike = tuple(row(name, 1.0, "it is Sunday") for name in ("one", "two"))
+    with pytest.raises(UnsupportedError, match=r"takes this problem: it is Sunday$"):
+        choose(engine(), alike, SQUARE, Options(), None)
     assert not any(survey(engine(), refusing, SQUARE, Options()).values())
     with pytest.raises(UnsupportedError, match="got 'summa'"):
         survey(engine(), rows, SQUARE, Options(algo="summa"))

@@ -27,7 +27,9 @@ SPLIT = {
 class Case:
     """A product of whole numbers, and the ranks' parts of it."""
 
-    def __init__(self, peers: Peers, form: str, extents: dict[str, int], dtype: str = "float32", **how: Any) -> None:
+    def __init__(
+        self, peers: Peers, form: str, extents: dict[str, int], dtype: str = "float32", **how: Any
+    ) -> None:
         self.peers, self.form = peers, form
         size, kind = peers.size, DTYPES[dtype]
         uneven = how.pop("uneven", False)
@@ -101,7 +103,9 @@ class Case:
                 signals += [gpu.synchronisations] if rank == 1 else []
         self.peers.run(seed)
         for rank, out in enumerate(outs):
-            np.testing.assert_array_equal(out.astype(self.spec.out_dtype), self.expected(rank), err_msg=f"rank {rank}")
+            np.testing.assert_array_equal(
+                out.astype(self.spec.out_dtype), self.expected(rank), err_msg=f"rank {rank}"
+            )
         return signals
 
 
@@ -111,7 +115,7 @@ def _uneven(total: int, size: int) -> tuple[int, ...]:
 
 
 SMALL = {"tokens": 13, "outputs": 11, "inputs": 12}
-TALL = {"tokens": 1300, "outputs": 2, "inputs": 3}  # enough for several pieces
+TALL = {"tokens": 900, "outputs": 2, "inputs": 3}  # enough for several pieces
 
 
 def case(peers: Peers, form: str, **how: Any) -> Case:
@@ -143,7 +147,7 @@ def test_options(form, name, how):
 @pytest.mark.parametrize("seed", [1, 2, None])
 def test_any_order_that_the_signals_allow_is_right(form, name, seed):
     """Without a seed each rank runs strictly in the order of queueing: streams that share a hardware queue."""
-    peers = Peers(3, multiprocessors=18 if form == "matmul_allreduce" else 2)
+    peers = Peers(3)
     case(peers, form, extents=TALL, dtype="float16").run(name, name, seed=seed)
 
 
@@ -151,11 +155,12 @@ def test_any_order_that_the_signals_allow_is_right(form, name, seed):
 def test_no_signal_can_be_left_out(form, name):
     """Each barrier, flag and event of a product between two others, left out on one rank, must be missed."""
     other = {"matmul_reduce_scatter": "pull", "matmul_allreduce": "one_shot"}.get(form, name)
-    tokens = {"matmul_allreduce": 600, "matmul_allgather": 300}.get(form, 13) if name == "push" else 13
+    tokens = {"matmul_allreduce": 400, "matmul_allgather": 400}.get(form, 13) if name == "push" else 13
     extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
+    size = 3 if tokens == 13 else 2  # several pieces have many signals
 
     def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
-        peers = Peers(3, skip, multiprocessors=17 if form == "matmul_allreduce" else 1)
+        peers = Peers(size, skip, multiprocessors=1)
         return case(peers, form, extents=extents).run(other, name, other, seed=3), peers.gpus[1].names
 
     def is_missed(number: int) -> bool:
@@ -191,7 +196,12 @@ def test_what_8_bit_products_cannot_be():
     e4m3, e5m2 = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"]
 
     def why(**how: Any) -> str:
-        types = {"dtype": e4m3, "w_dtype": e4m3, "out_dtype": DTYPES["bfloat16"], "c_dtype": DTYPES["bfloat16"]}
+        types = {
+            "dtype": e4m3,
+            "w_dtype": e4m3,
+            "out_dtype": DTYPES["bfloat16"],
+            "c_dtype": DTYPES["bfloat16"],
+        }
         spec = {"tokens": (32,), "outputs": (48,), "inputs": (32, 32)} | types | how
         return ALGORITHMS["matmul_allreduce"]["push"].why_not(gpu, Spec("matmul_allreduce", **spec))
 
@@ -205,7 +215,8 @@ def test_what_8_bit_products_cannot_be():
 
 
 @pytest.mark.parametrize(("rows", "cols", "sms"), [
-    (16384, 6656, 116), (8192, 3584, 116), (4096, 1792, 116), (1, 1, 1), (127, 9000, 1), (5000, 300, 3), (128, 10**6, 2),
+    (16384, 6656, 116), (8192, 3584, 116), (4096, 1792, 116), (1, 1, 1), (127, 9000, 1), (5000, 300, 3),
+    (128, 10**6, 2),
 ])  # fmt: skip
 def test_pieces_are_whole_tiles_and_cover_all(rows, cols, sms):
     found = pieces(rows, cols, sms)
@@ -217,18 +228,9 @@ def test_pieces_are_whole_tiles_and_cover_all(rows, cols, sms):
 
 def test_pieces_follow_the_waves():
     assert pieces(1024, 1024, 116) == (1024,)
-    assert len(pieces(16384, 6656, 116)) == 6
-    large, small = pieces(16384, 6656, 116)[0], pieces(16384, 6656, 116)[-1]
-    assert large > 1.5 * small
-
-
-def test_gemms_leave_room_for_the_sums_but_not_the_last():
-    peers = Peers(2, multiprocessors=18)
-    c = case(peers, "matmul_allreduce", extents=TALL, dtype="float16")
-    c.run("push")
-    sms = peers.gpus[0].sms
-    assert len(sms) > 1
-    assert sms == [2] * (len(sms) - 1) + [0]
+    assert pieces(4096, 6656, 132) == (1280, 1152, 1024, 640)
+    large, *_, small = pieces(16384, 6656, 132)
+    assert (len(pieces(16384, 6656, 132)), large, small) == (6, 3328, 1664)
 
 
 def test_the_model_finds_a_race():

@@ -22,7 +22,9 @@ from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, s
 
 def every_product(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(91)
-    CublasmpOperations.panel_flops = 1.0  # small products in panels, too; this process ends with this function
+    CublasmpOperations.panel_flops = (
+        1.0  # small products in panels, too; this process ends with this function
+    )
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for form, dtype, transposed in itertools.product(FORMS, TYPES, (False, True)):

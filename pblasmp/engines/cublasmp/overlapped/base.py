@@ -135,14 +135,14 @@ class Algorithm:
 
     # -- pieces of work
 
-    def part(self, stream: str, call: Call, x: View, d: View, sms: int = 0) -> None:
+    def part(self, stream: str, call: Call, x: View, d: View) -> None:
         """Queue a product whose result is added to others: ``d = alpha x W``."""
         self.gpu.multiply(
             stream, x, call.w, d,
-            op_w=self.op_w, alpha=self.spec.alpha, finish=call.scaled, compute=self.spec.compute, sms=sms,
+            op_w=self.op_w, alpha=self.spec.alpha, finish=call.scaled, compute=self.spec.compute,
         )  # fmt: skip
 
-    def whole(self, stream: str, call: Call, x: View, c: View | None, d: View, sms: int = 0) -> None:
+    def whole(self, stream: str, call: Call, x: View, c: View | None, d: View) -> None:
         """Queue a product that is finished at once: C, bias, activation and D's scale, with one rounding.
 
         Inside cuBLASLt's epilogue where it has one for the type, otherwise by a kernel; such types are not rounded.
@@ -159,7 +159,7 @@ class Algorithm:
         )  # fmt: skip
         self.gpu.multiply(
             stream, x, call.w, d, op_w=self.op_w, alpha=spec.alpha, beta=spec.beta if c else 0, c=c,
-            finish=finish, compute=spec.compute, sms=sms,
+            finish=finish, compute=spec.compute,
         )  # fmt: skip
         amax = 0 if finish.amax else call.amax
         if (not inside and (bias or spec.activation)) or amax:

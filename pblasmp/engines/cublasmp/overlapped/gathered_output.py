@@ -62,7 +62,7 @@ class PushedGatheredOutput(_GatheredOutput):
     def _prepare(self) -> None:
         super()._prepare()
         widest = max(self.spec.outputs)
-        self.pieces = offsets(pieces(self.rows, widest, self.gpu.multiprocessors, most=8))
+        self.pieces = offsets(pieces(self.rows, widest, self.gpu.multiprocessors))
 
     def _buffers(self) -> dict[str, int]:
         return {"parts": max(self.size_of)}

@@ -17,7 +17,7 @@ from ....errors import UnsupportedError
 from ..kernels import Kernels
 from ..lt import PLAIN, Finish, LocalProducts, Op
 from ..views import View
-from ..windows import Windows, open_windows
+from ..windows import Windows, nccl_handle, open_windows
 
 __all__ = ["Gpu"]
 
@@ -46,6 +46,7 @@ class Gpu:
         self.rank, self.size = session.rank, session.size
         self._session, self._cupy, self._nccl = session, cupy, nccl_bindings
         self._runtime = cupy.cuda.runtime
+        self._comm = nccl_handle(session.nccl)
         with ExitStack() as self._closing:
             self.products = LocalProducts(cupy)
             self._closing.callback(self.products.close)
@@ -166,7 +167,6 @@ class Gpu:
         c: View | None = None,
         finish: Finish = PLAIN,
         compute: str | None = None,
-        sms: int = 0,
     ) -> None:
         """D = alpha X op(W) + beta C, and what follows; zero where there are no inputs. Local."""
         if not d.rows * d.cols:
@@ -180,7 +180,7 @@ class Gpu:
             return
         self.products.multiply(
             self._stream(stream).ptr, x, w, d,
-            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, sms=sms,
+            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute,
         )  # fmt: skip
 
     def push(self, stream: str, to: View, of: View) -> None:
@@ -210,7 +210,7 @@ class Gpu:
     def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
         """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run."""
         count = _words(of.dtype) * of.cols
-        main, comm, kind = self._stream("main").ptr, self._session.nccl.ptr, _NCCL_TYPES[of.dtype.name]
+        main, comm, kind = self._stream("main").ptr, self._comm, _NCCL_TYPES[of.dtype.name]
         if len(set(rows)) == 1:
             self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, _SUM, comm, main)
             return
@@ -226,11 +226,11 @@ class Gpu:
         """Add the ranks' matrices, in place. Local to queue, collective to run."""
         count = matrix.rows * matrix.cols * _words(matrix.dtype)
         kind, main = _NCCL_TYPES[matrix.dtype.name], self._stream("main").ptr
-        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._session.nccl.ptr, main)
+        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._comm, main)
 
     def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
         """Put every rank's ``of`` one behind another at ``to``. Local to queue, collective to run."""
-        main, comm, kind = self._stream("main").ptr, self._session.nccl.ptr, 1
+        main, comm, kind = self._stream("main").ptr, self._comm, 1
         if len(set(nbytes)) == 1:
             self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, main)
             return

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of every function, algorithms by name at every entry point, and what ``pb.algorithms`` says of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import tensor_parallel as tp
+from pblasmp.engines.algorithms import Algorithm
+from pblasmp.engines.base import Product
+from pblasmp.layout import ParallelProblem
+from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
+from tests.helpers.mpi import run_mpi
+from tests.helpers.tensor_cases import FORMS, Case
+
+SLABS = ("shared", "gathered", "panels")
+UPDATES = ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx")
+ROUTINES = ("trsm", "trmm", "symm", "hemm", *UPDATES, "geadd", "tradd")
+NAMES = {
+    **dict.fromkeys(("matmul", "ag", "rs", "trsm", "trmm", "symm", "hemm"), SLABS),
+    **dict.fromkeys(UPDATES, ("summed", *SLABS)),
+    **dict.fromkeys(("geadd", "tradd"), ("moved",)),
+    **dict.fromkeys(("ag", "rs", "allgather_matmul", "matmul_reduce_scatter"), (*SLABS, "push")),
+    **dict.fromkeys(("ar", "matmul_allreduce"), ("sum", "push")),
+    "matmul_allgather": ("push",),
+}
+"""The algorithms of the host by function, or scheme."""
+
+
+def matrix_calls(ctx, rng):
+    """Every function on distributed matrices: (name, function, arguments, keywords)."""
+    d = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid.squarest(ctx.size))
+    values = [numbers(rng, d.shape, "float64") for _ in range(3)]
+    a, b, c = (scattered(ctx, d, x) for x in values)
+    unit = scattered(ctx, d, np.tril(values[0], -1) // 4 + np.eye(12))
+    yield "matmul", pb.matmul, (a, b, c), {"alpha": 2, "beta": -1, "op_b": "T"}
+    for name in ROUTINES:
+        function = getattr(pb, name)
+        if name == "trsm":
+            yield name, function, (unit, b), {"alpha": 2}
+        elif name == "trmm":
+            yield name, function, (a, b), {"uplo": "U", "side": "R"}
+        elif name in ("syrk", "herk", "geadd", "tradd"):
+            yield name, function, (a, c), {"beta": 2}
+        else:
+            yield name, function, (a, b, c), {"beta": 2}
+    makers = pb.MatmulProblem.allgather, pb.MatmulProblem.reduce_scatter, pb.MatmulProblem.allreduce
+    for scheme, make in zip(("ag", "rs", "ar"), makers, strict=True):
+        p = make(4 * ctx.size, 2 * ctx.size, 3 * ctx.size, ctx.size, "N", "T", order="C", dtype="float64")
+        x, w = (scattered(ctx, e, numbers(rng, e.shape, "float64")) for e in (p.a, p.b))
+        yield scheme, pb.matmul, (x, w), {"op_b": "T", "scheme": scheme}
+
+
+def parallel_calls(ctx, rng):
+    """Every tensor-parallel function: (name, function, arguments, keywords)."""
+    for form in FORMS:
+        case = Case(rng, ctx.comm, form, "float64", 4 * ctx.size, 2 * ctx.size, 3 * ctx.size)
+        yield form, getattr(pb, form), (case.local_x, case.local_w, ctx), {"bias": case.local_bias}
+
+
+def calls(ctx, rng):
+    yield from matrix_calls(ctx, rng)
+    yield from parallel_calls(ctx, rng)
+
+
+def local(result):
+    """This rank's part of a result, as it is now."""
+    return np.array(getattr(result, "local", result))
+
+
+def every_plan(comm):
+    rng = np.random.default_rng(71)
+    with pb.Context(comm, engine="host") as ctx:
+        for name, function, args, how in calls(ctx, rng):
+            expected = local(function(*args, **how))
+            for given in (function, function.__name__):
+                with pb.plan(given, *args, **how) as plan:
+                    wrong = [unlike(local(plan()), expected) for _ in range(2)]
+                    report = plan.report()
+                said = report.algorithm in report.algorithms and report.algorithms[report.algorithm].taken
+                case = name if given is function else f"{name} by name"
+                yield case, first(*wrong, None if said else str(report))
+            words = ["unexpected keyword argument 'nonsense'"]
+            refused = agreed_error(ctx, TypeError, words, pb.plan, function, *args, **how, nonsense=1)
+            yield f"{name}: nonsense", refused
+            yield f"{name}: no operands", agreed_error(ctx, TypeError, ["'"], pb.plan, function.__name__)
+
+        def matmul(a, b):
+            """Called like one of ours."""
+
+        a = ctx.zeros(pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1)))
+        for wrong, got in (
+            *((name, repr(name)) for name in ("trsv", "", "plan", "plan_matmul", 3, None, np.matmul)),
+            (matmul, f"{__name__}.matmul"),
+            (pb.plan, "pblasmp.planning.plan"),
+            (pb.plan_matmul, "pblasmp.products.plan_matmul"),
+        ):
+            words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
+            yield got, agreed_error(ctx, pb.LayoutError, words, pb.plan, wrong, a, a)
+
+
+def by_name(comm):
+    """``algo=`` of every entry point takes every name, computes the same, and is what the report says."""
+    rng = np.random.default_rng(72)
+    with pb.Context(comm, engine="host") as ctx:
+        for name, function, args, how in calls(ctx, rng):
+            expected = local(function(*args, **how))
+            for algo in NAMES[name]:
+                found = local(function(*args, **how, algo=algo))
+                with pb.plan(function, *args, **how, algo=algo) as plan:
+                    wrong = first(unlike(found, expected), unlike(local(plan()), expected))
+                    report = plan.report()
+                said = (report.algorithm, report.asked, report.algorithms[algo].why) == (
+                    algo,
+                    algo,
+                    "asked for",
+                )
+                listed = set(report.algorithms) == set(NAMES[name])
+                yield f"{name} {algo}", wrong or (None if said and listed else str(report))
+            names = ", ".join(map(repr, ("auto", *NAMES[name])))
+            words = [f"algo: the host engine has {names} here, got 'summa'"]
+            how = {**how, "algo": "summa"}
+            yield f"{name} summa", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
+            yield (
+                f"{name} plan",
+                agreed_error(ctx, pb.UnsupportedError, words, pb.plan, function, *args, **how),
+            )
+            if ctx.size > 1:
+                how["algo"] = "push" if ctx.rank else "auto"
+                refused = agreed_error(ctx, pb.RankMismatchError, ["rank 0"], function, *args, **how)
+                yield f"{name} by rank", refused
+
+
+def refusals(comm):
+    """Why an algorithm cannot be taken, in one text on every rank."""
+    rng = np.random.default_rng(73)
+    with pb.Context(comm, engine="host") as ctx:
+        p = ctx.size
+        for name, function, args, how in calls(ctx, rng):
+            algo = NAMES[name][-1]
+            if name in ("matmul", "ag", "rs", "ar", *FORMS):
+                words = [f"algo {algo!r}: compute: the host engine has only None, got 'tf32'"]
+                how = {**how, "compute": "tf32", "algo": algo}
+                yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
+                del how["algo"]
+                words = [
+                    "no algorithm of the host engine takes this problem: compute: the host engine has only None"
+                ]
+                yield f"{name} auto", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
+        uneven = {form: Case(rng, comm, form, "float32", 2 * p + 1, 3 * p, 4 * p + 1) for form in FORMS}
+        even = {form: Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p) for form in FORMS}
+        gathered = {"return_gathered": True}
+
+        def three(n):
+            """The first rank has more than the rule gives it."""
+            return n + 1 if ctx.rank == 0 else n
+
+        x, w = np.zeros((2, three(3)), "f4"), np.zeros((4, three(3)), "f4")
+        for case, words, function, args, how in (
+            ("gathered x", "algo 'gathered': X is gathered where the caller gets it", pb.allgather_matmul,
+             (even["allgather_matmul"].local_x, even["allgather_matmul"].local_w), {**gathered, "algo": "gathered"}),
+            ("columns", "algo: the host engine has 'auto', 'push' here, got 'sum'", pb.matmul_allgather,
+             (even["matmul_allgather"].local_x, even["matmul_allgather"].local_w), {"algo": "sum"}),
+            *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, by the rule they would be",
+                pb.matmul_allreduce, (x, w), {"algo": "sum"}),
+               ("outputs", f"algo 'shared': outputs are {[4, *[3] * (p - 1)]} on the ranks", pb.allgather_matmul,
+                (np.zeros((2, 5), "f4"), np.zeros((three(3), 5), "f4")), {"algo": "shared"})) if p > 2 else ()),
+        ):  # fmt: skip
+            yield case, agreed_error(ctx, pb.UnsupportedError, [words], function, *args, ctx, **how)
+        for form, case in uneven.items():
+            yield f"{form} takes any split", unlike(case(ctx, algo="push"), case.expected())
+        d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(p))
+        a, half = ctx.zeros(d), ctx.zeros(replace(d, dtype="float16"))
+        words = ["algo 'panels': syrk is for float32, float64, complex64 and complex128, got float16"]
+        yield "half", agreed_error(ctx, pb.UnsupportedError, words, pb.syrk, half, algo="panels")
+        transport, sharing = ctx.engine.transport, ctx.engine.transport.why_not_shared
+        transport.why_not_shared = "no memfd here"
+        for function, args in ((pb.matmul, (a, a)), (pb.trmm, (a, a)), (pb.trsm, (a, a)), (pb.herk, (a,))):
+            words = ["algo 'shared': no memfd here"]
+            refused = agreed_error(ctx, pb.UnsupportedError, words, function, *args, algo="shared")
+            yield f"{function.__name__} without shared memory", refused
+        transport.why_not_shared = sharing
+        q = pb.MatmulProblem.allgather(2 * p, 2 * p, 2 * p, p, "T", "N")
+        x, w = ctx.zeros(q.a), ctx.zeros(q.b)
+        q = pb.MatmulProblem.allgather(2 * p, 2 * p, 2 * p, p, "N", "T")
+        of_columns = ctx.zeros(q.a), ctx.zeros(q.b)
+        how = {"op_b": "T", "scheme": "ag", "algo": "push"}
+        words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
+        yield "rows", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, *of_columns, **how)
+        how = {"op_a": "T", "scheme": "ag", "algo": "push"}
+        yield "and these are", misplaced(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4"))
+        if p > 1:
+            q = pb.MatmulProblem.allreduce(4, 4, 4 * (p - 1), p - 1)
+            x, w = ctx.zeros(q.a), ctx.zeros(q.b)
+            how = {"op_a": "T", "scheme": "ar", "algo": "push"}
+            words = [f"algo 'push': its layouts are on {p - 1} ranks, it needs all {p} of the context"]
+            yield "fewer ranks", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, x, w, **how)
+
+
+def redistribute_is_a_bool(comm):
+    rng = np.random.default_rng(74)
+    with pb.Context(comm, engine="host") as ctx:
+        for name, function, args, how in matrix_calls(ctx, rng):
+            for value in ("no", "", 0, 1, None, np.True_):
+                words = [f"redistribute: expected True or False, got {value!r}"]
+                given = {**how, "redistribute": value}
+                yield f"{name} {value!r}", agreed_error(ctx, pb.LayoutError, words, function, *args, **given)
+            same = local(function(*args, **how, redistribute=True)), local(function(*args, **how))
+            yield f"{name} True", unlike(*same)
+            if ctx.size > 1:
+                refused = agreed_error(
+                    ctx,
+                    pb.RankMismatchError,
+                    ["redistribute"],
+                    function,
+                    *args,
+                    **how,
+                    redistribute=ctx.rank > 0,
+                )
+                yield f"{name} by rank", refused
+        p = pb.MatmulProblem.gemm(4, 4, 4, pb.Grid(1, 1), 2)
+        words = ["redistribute: expected True or False, got 'no'"]
+        yield "algorithms", agreed_error(ctx, pb.LayoutError, words, pb.algorithms, p, ctx, redistribute="no")
+
+
+def told(comm):
+    """``pb.algorithms`` says what plans report."""
+    rng = np.random.default_rng(75)
+    with pb.Context(comm, engine="host") as ctx:
+        for name, function, args, how in calls(ctx, rng):
+            scalars = {key: how[key] for key in ("alpha", "beta") if key in how}
+            for algo in ("auto", NAMES[name][-1]):
+                with pb.plan(function, *args, **how, algo=algo) as plan:
+                    reported = plan.report().algorithms
+                    problem = plan.problem
+                found = pb.algorithms(problem, ctx, algo=algo, **scalars)
+                same = {n: str(v) for n, v in found.items()} == {n: str(v) for n, v in reported.items()}
+                taken = [n for n, v in found.items() if v.taken]
+                wrong = None if same and len(taken) == 1 and found[taken[0]] else f"{found}, {reported}"
+                if algo != "auto" and taken != [algo]:
+                    wrong = f"{taken} are taken"
+                yield f"{name} {algo}", wrong
+        d = pb.MatrixDescriptor((12, 12), (3, 3), pb.Grid.squarest(ctx.size))
+        elsewhere = replace(d, block=(5, 4))
+        a, c = ctx.zeros(d), ctx.zeros(elsewhere)
+        asked = pb.MatmulProblem(d, elsewhere, d)
+        with pb.plan_matmul(a, c, redistribute=True) as plan:
+            reported = plan.report().algorithms
+        yield "moved", None if pb.algorithms(asked, ctx, redistribute=True) == reported else f"{reported}"
+        for case, kind, words, problem, how in (
+            ("not legal", pb.LayoutError, ["b: "], asked, {}),
+            ("no problem", pb.LayoutError, ["problem: expected a MatmulProblem, Level3Problem or", "got int"], 3, {}),
+            ("unknown", pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
+            ("alpha", pb.LayoutError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
+            ("grid", pb.LayoutError, [f"{ctx.size + 1} ranks"],
+             pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, ctx.size + 1), 2), {}),
+            ("ranks", pb.LayoutError, [f"problem: is for {ctx.size + 1} ranks, the context has {ctx.size}"],
+             ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
+        ):  # fmt: skip
+            yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
+        if ctx.size > 1:
+            mine = pb.MatmulProblem(d, d, d, "T" if ctx.rank else "N")
+            refused = agreed_error(ctx, pb.RankMismatchError, ["problem"], pb.algorithms, mine, ctx)
+            yield "problems by rank", refused
+
+
+class Sevens(Product):
+    """Every number of the result is 7."""
+
+    path = "sevens"
+
+    def run(self, operands):
+        operands.d[...] = 7
+
+
+def one_row(comm):
+    """An algorithm is a row: it has a name everywhere, is in every report, and "auto" takes the cheapest."""
+    rng = np.random.default_rng(76)
+    with pb.Context(comm, engine="host") as ctx:
+        for cost in (100.0, 0.0):
+            row = Algorithm(
+                "sevens", lambda *_: Sevens(), lambda problem: True,
+                refusal=lambda engine, problem, options, operands: "7 is not wanted" if options.alpha == 3 else "",
+                cost=lambda *_, cost=cost: cost,
+            )  # fmt: skip
+            ctx.engine.algorithms = (row,)
+            for name, function, args, how in calls(ctx, rng):
+                expected = np.full_like(local(function(*args, **how, algo=NAMES[name][0])), 7)
+                result = local(function(*args, **how, algo="sevens"))
+                seven = result == 7
+                if name in (
+                    *UPDATES,
+                    "tradd",
+                ):  # a new result begins as C, sevens are everywhere all the same
+                    seven = result == expected
+                wrong = None if seven.all() else f"{result}"
+                with pb.plan(function, *args, **how) as plan:
+                    report = plan.report()
+                said = report.algorithm == "sevens" if cost == 0 else report.algorithm in NAMES[name]
+                listed = set(report.algorithms) == {"sevens", *NAMES[name]}
+                found = pb.algorithms(plan.problem, ctx)
+                listed = listed and set(found) == set(report.algorithms)
+                yield f"{name} at {cost}", wrong or (None if said and listed else str(report))
+                words = ["algo 'sevens': 7 is not wanted"]
+                how = {**how, "alpha": 3, "algo": "sevens"}
+                refused = agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
+                yield f"{name} refused at {cost}", refused
+
+
+def nothing_is_held(comm):
+    """After a plain call the library refers to no array of the user's."""
+    rng = np.random.default_rng(77)
+    with pb.Context(comm, engine="host") as ctx:
+        names = []
+        for name, function, args, how in matrix_calls(ctx, rng):
+            matrices = [x for x in args if x is not None]
+            result = function(*matrices, **how)
+            gone = [weakref.ref(x.local) for x in (*matrices, result)]
+            names.append((name, gone))
+            yield f"{name}: plans", None if not ctx._children else f"{len(ctx._children)} plans are open"
+        del matrices, result, args, how
+        gc.collect()
+        held = [name for name, gone in names if any(each() is not None for each in gone)]
+        yield "matrices are let go", None if not held else f"{held} are held"
+        names = []
+        for name, function, args, how in parallel_calls(ctx, rng):
+            gone = [weakref.ref(x) for x in (*args[:2], how["bias"], function(*args, **how))]
+            names.append((name, gone))
+        del args, how
+        gc.collect()
+        held = [name for name, gone in names if any(each() is not None for each in gone)]
+        yield "arrays are let go", None if not held else f"{held} are held"
+
+
+def plans_as_before(comm):
+    """The planners with names of their own are ``pb.plan``."""
+    rng = np.random.default_rng(78)
+    with pb.Context(comm, engine="host") as ctx:
+        for name, function, args, how in parallel_calls(ctx, rng):
+            with getattr(tp, f"plan_{name}")(*args, **how) as plan, pb.plan(function, *args, **how) as same:
+                wrong = unlike(local(plan()), local(same()))
+                alike = str(plan.report()) == str(same.report()) and type(plan) is type(same)
+            yield name, wrong or (None if alike else f"{plan.report()}, {same.report()}")
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_every_function_is_planned(nranks):
+    run_mpi(every_plan, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_algorithms_by_name(nranks):
+    run_mpi(by_name, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_refusals(nranks):
+    run_mpi(refusals, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_redistribute_is_true_or_false(nranks):
+    run_mpi(redistribute_is_a_bool, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_algorithms_are_told_as_plans_report_them(nranks):
+    run_mpi(told, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_an_algorithm_is_one_row(nranks):
+    run_mpi(one_row, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_plain_calls_hold_nothing(nranks):
+    run_mpi(nothing_is_held, nranks)
+
+
+def test_planners_by_other_names():
+    run_mpi(plans_as_before, 2)

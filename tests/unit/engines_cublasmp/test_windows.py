@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric memory on pretended ranks: growth, agreement, flags, and what is given back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.engines.cublasmp.windows import FLAGS, Windows, open_windows
+from pblasmp.errors import StatusError, UnsupportedError
+
+
+class Machine:
+    """Rank 0 of two. The other one agrees to everything unless told otherwise; its memory is far away."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.memory: dict[int, np.ndarray] = {}
+        self.refusals: list[int] = []  # numbers of the votes in which the other rank says no
+        self.votes = 0
+        self.full = self.unreachable = False
+        self.status = 0
+        self.signals: list[str] = []
+
+    def session(self) -> SimpleNamespace:
+        nccl = SimpleNamespace(ptr=77, register_window=self.register)
+        return SimpleNamespace(rank=0, size=2, device=0, nccl=nccl, cupy=self.cupy())
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        handle = type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None})
+        core = {
+            "mem_alloc": self.allocate, "RegisteredWindowHandle": handle,
+            "WindowFlag": SimpleNamespace(COLL_SYMMETRIC=1),
+        }  # fmt: skip
+        driver = {
+            "CUstreamWaitValue_flags": SimpleNamespace(CU_STREAM_WAIT_VALUE_EQ=1),
+            "cuStreamWaitValue32": lambda *a: self.drive("wait", *a),
+            "cuStreamWriteValue32": lambda *a: self.drive("write", *a),
+        }
+        bindings = {"nccl": SimpleNamespace(all_reduce=self.vote)}
+        for name, content in (("nccl.core", core), ("nccl.bindings", bindings), ("cuda.bindings", {})):
+            parent, module = ModuleType(name.partition(".")[0]), ModuleType(name)
+            vars(module).update(content)
+            parent = sys.modules.get(parent.__name__, parent)
+            setattr(parent, name.partition(".")[2], module)
+            patch.setitem(sys.modules, parent.__name__, parent)
+            patch.setitem(sys.modules, name, module)
+        sys.modules["cuda.bindings"].driver = SimpleNamespace(**driver)
+
+    def drive(self, *what: Any) -> tuple[Any]:
+        self.log.append(what)
+        return (SimpleNamespace(name="CUDA_ERROR_X") if self.status else 0,)
+
+    def cupy(self) -> Any:
+        def array(n: int, value: int, dtype: Any) -> Any:
+            values = np.full(n, value, dtype)
+            self.memory[values.ctypes.data] = values
+
+            class OnGpu:
+                data = SimpleNamespace(ptr=values.ctypes.data)
+                fill = staticmethod(values.fill)
+
+                def __getitem__(self, i: int) -> Any:
+                    return values[i]
+
+            return OnGpu()
+
+        runtime = SimpleNamespace(
+            deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
+            memset=ctypes.memset,
+            memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
+        )  # fmt: skip
+        return SimpleNamespace(
+            cuda=SimpleNamespace(
+                runtime=runtime, Stream=lambda **_: SimpleNamespace(ptr=5, synchronize=lambda: None),
+                UnownedMemory=lambda *a: a, MemoryPointer=lambda memory, offset: memory,
+            ),
+            zeros=lambda n, dtype: array(n, 0, dtype), full=array, ndarray=lambda n, dtype, memory: memory,
+        )  # fmt: skip
+
+    def vote(self, of: int, to: int, count: int, kind: int, op: int, comm: Any, stream: int) -> None:
+        assert (of, count, kind, op, comm) == (to, 1, 2, 3, 77)
+        if self.votes in self.refusals:
+            self.memory[of][0] = 0
+        self.votes += 1
+
+    def allocate(self, nbytes: int, device: int) -> Any:
+        if self.full:
+            raise RuntimeError("out of memory")
+        memory = np.full(nbytes, 0xFF, np.uint8)
+        at = memory.ctypes.data
+        self.memory[at] = memory
+        self.log.append(("allocated", nbytes))
+        return SimpleNamespace(handle=at, close=lambda: self.log.append(("freed", nbytes)))
+
+    def register(self, array: Any, flags: int) -> Any:
+        at, nbytes, *_ = array
+        assert not self.memory[at].any()  # zero before any peer can reach it
+        return SimpleNamespace(
+            get_peer_device_pointer=lambda rank: None if self.unreachable and rank else at + (rank << 50),
+            close=lambda: self.log.append(("deregistered", nbytes)),
+        )
+
+    def signal(self, what: str, stream: Any, flags: list[int], rank: int, kind: int, kinds: int) -> None:
+        self.signals.append(f"{what} {kind}")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    machine.install(monkeypatch)
+    return machine
+
+
+def opened(machine: Machine) -> Windows:
+    windows = open_windows(machine.session(), machine)
+    assert isinstance(windows, Windows)
+    machine.log.clear()
+    return windows
+
+
+def test_buffers_grow_and_are_shared(machine):
+    windows = opened(machine)
+    generation = windows.generation
+    first = windows.reserve("parts", 1000)
+    assert windows.reserve("parts", 500) is first is windows.buffer("parts")
+    assert first.peers[1] - first.peers[0] == 1 << 50
+    before = first.peers[0]
+    windows.reserve("parts", 2000)
+    assert first.nbytes == 2000
+    assert first.peers[0] != before
+    assert windows.generation == generation + 2
+    did = [what for what in machine.log if what[0] in ("allocated", "freed", "deregistered")]
+    assert did == [("allocated", 1000), ("allocated", 2000), ("deregistered", 1000), ("freed", 1000)]
+    assert machine.log[0] == ("idle",)
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
+    windows = opened(machine)
+    old = windows.reserve("parts", 1000).peers
+    machine.full = here
+    machine.refusals = [machine.votes]
+    with pytest.raises(
+        MemoryError, match="2000 bytes .* 'parts': " + ("out of memory" if here else "another rank")
+    ):
+        windows.reserve("parts", 2000)
+    assert windows.buffer("parts").peers == old  # it can go on with what it has
+    assert (("freed", 2000) in machine.log) != here
+
+
+def test_peers_that_cannot_be_reached(machine):
+    machine.unreachable = True
+    assert open_windows(machine.session(), machine) == (
+        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory"
+    )
+    assert machine.log[-1][0] == "freed"
+
+
+def test_every_rank_hears_of_a_peer_that_cannot_be_reached(machine):
+    machine.refusals = [1]
+    assert "cannot reach a peer's GPU memory" in open_windows(machine.session(), machine)
+
+
+def test_nccl4py_may_be_too_old(machine, monkeypatch):
+    monkeypatch.delattr(sys.modules["nccl.core"], "RegisteredWindowHandle")
+    assert "nccl4py 0.4 or later" in open_windows(machine.session(), machine)
+
+
+def test_one_rank_has_no_peers(machine):
+    session = machine.session()
+    session.size = 1
+    assert open_windows(session, machine) == "one rank has no peers"
+
+
+def test_the_first_product_finds_that_everyone_arrived(machine):
+    windows = opened(machine)
+    assert machine.signals == ["arrive 0"]
+    stream = SimpleNamespace(ptr=9)
+    windows.await_all(stream)
+    windows.meet(stream)
+    windows.arrive(stream)
+    assert machine.signals[1:] == ["await 0", "meet 1", "arrive 0"]
+
+
+def test_flags_are_words_of_their_own(machine):
+    """A rank raises its word at the peer; the peer waits for that rank's word in its own memory, and lowers it."""
+    windows = opened(machine)
+    stream = SimpleNamespace(ptr=9)
+    base, far = windows.buffer("flags").peers
+    for number in (0, 1, FLAGS - 1):
+        windows.raise_flag(stream, 1, number)
+        windows.await_flag(stream, 1, number)
+    raised = [what[1] - far for what in machine.log if what[0] == "copy"]
+    waits = [what[2] - base for what in machine.log if what[0] == "wait"]
+    writes = [what[2] - base for what in machine.log if what[0] == "write"]
+    assert waits == writes == [at + 4 for at in raised]  # rank 1's words follow rank 0's
+    assert len({*raised, *waits}) == 6
+    assert min(raised) >= 4 * 2 * (2 + 2)  # behind the barriers' words
+    assert max(waits) + 4 <= windows.buffer("flags").nbytes
+    with pytest.raises(UnsupportedError, match=f"flag {FLAGS} of {FLAGS}"):
+        windows.raise_flag(stream, 1, FLAGS)
+
+
+def test_the_drivers_errors_are_told(machine):
+    windows = opened(machine)
+    machine.status = 1
+    with pytest.raises(StatusError, match="CUDA driver: CUDA_ERROR_X"):
+        windows.await_flag(SimpleNamespace(ptr=9), 1, 0)
+
+
+def test_everything_is_given_back_last_first(machine):
+    windows = opened(machine)
+    windows.reserve("parts", 1000)
+    windows.reserve("sums", 3000)
+    machine.log.clear()
+    windows.close()
+    freed = [what[1] for what in machine.log if what[0] == "freed"]
+    assert freed[:2] == [3000, 1000]
+    assert len(freed) == 3
+    assert machine.log[0] == ("idle",)

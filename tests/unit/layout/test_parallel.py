@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel products as values, and the matrix products that they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor, ParallelProblem
+
+F32, E4 = DTYPES["float32"], FLOAT8["float8_e4m3fn"]
+
+
+def parallel(form, tokens, inputs, outputs, rows=None, **more):
+    """A product of float32."""
+    rows = rows or ((sum(tokens),) * len(tokens) if form == "allgather_matmul" else tokens)
+    return ParallelProblem(form, tokens, inputs, outputs, rows, F32, F32, F32, **more)
+
+
+AG = parallel("allgather_matmul", (2, 2), (5, 5), (3, 3))
+RS = parallel("matmul_reduce_scatter", (4, 4), (5, 5), (6, 6), (2, 2))
+AR = parallel("matmul_allreduce", (4, 4), (5, 5), (6, 6))
+OUT = parallel("matmul_allgather", (4, 4), (5, 5), (3, 3))
+MAKERS = {"ag": MatmulProblem.allgather, "rs": MatmulProblem.reduce_scatter, "ar": MatmulProblem.allreduce}
+
+
+def test_what_a_product_says_of_itself():
+    assert (AG.size, AG.gathers, AG.sums) == (2, True, False)
+    assert [(p.gathers, p.sums) for p in (RS, AR, OUT)] == [(False, True), (False, True), (False, False)]
+    assert AG.slices("tokens") == [slice(0, 2), slice(2, 4)]
+    assert parallel("matmul_allgather", (4, 4), (5, 5), (3, 1)).slices("outputs") == [
+        slice(0, 3),
+        slice(3, 4),
+    ]
+    assert str(AG) == "float32 allgather_matmul of 4 x 6 x 5 on 2 ranks"
+    assert str(AR) == "float32 matmul_allreduce of 4 x 6 x 10 on 2 ranks"
+    assert (AG.flops, RS.flops, OUT.flops) == (2 * 4 * 6 * 5, 2 * 4 * 6 * 10, 2 * 4 * 6 * 5)
+    assert replace(AG, dtype=DTYPES["complex64"]).flops == 4 * AG.flops
+    eight = replace(AG, dtype=E4, w_dtype=E4)
+    assert str(eight).startswith("float8_e4m3fn by float8_e4m3fn to float32 allgather_matmul")
+
+
+# -- of matrix products
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        ("ag", parallel("allgather_matmul", (4, 4), (20, 20), (6, 6))),
+        ("rs", parallel("matmul_reduce_scatter", (8, 8), (10, 10), (12, 12), (4, 4))),
+        ("ar", parallel("matmul_allreduce", (8, 8), (10, 10), (12, 12))),
+    ],
+)
+def test_schemes_of_c_ordered_matrices(scheme, expected):
+    """X in C order and W as outputs x inputs: the arrays are those of the tensor-parallel functions."""
+    p = MAKERS[scheme](8, 12, 20, 2, "N", "T", order="C")
+    assert ParallelProblem.of_matmul(p) == expected
+    assert ParallelProblem.of_matmul(replace(p, b=p.b.T, op_b="N")) == replace(expected, transposed="w")
+
+
+@pytest.mark.parametrize("scheme", ["ag", "rs", "ar"])
+def test_schemes_of_f_ordered_matrices_are_the_transposed_products(scheme):
+    p = MAKERS[scheme](8, 12, 20, 2, "T", "N", order="F")
+    turned = ParallelProblem.of_matmul(p)
+    straight = ParallelProblem.of_matmul(p.T)
+    assert straight.turned is False
+    assert turned == replace(straight, turned=True)
+    rows = {"ag": (12, 12), "rs": (6, 6), "ar": (12, 12)}[scheme]
+    assert (turned.rows, turned.transposed) == (rows, "")
+
+
+def test_conjugated_operands():
+    p = MatmulProblem.reduce_scatter(8, 12, 20, 2, "T", "T", order="C", dtype="complex64")
+    assert ParallelProblem.of_matmul(p).conjugated == ""
+    assert ParallelProblem.of_matmul(replace(p, op_a="C")).conjugated == "x"
+    assert ParallelProblem.of_matmul(replace(p, op_a="C", op_b="C")).conjugated == "xw"
+    real = MatmulProblem.reduce_scatter(8, 12, 20, 2, "T", "T", order="C")
+    assert ParallelProblem.of_matmul(replace(real, op_a="C")).conjugated == ""
+
+
+def test_matrix_products_that_have_no_such_form():
+    def why(p):
+        found = ParallelProblem.of_matmul(p)
+        assert isinstance(found, str)
+        return found
+
+    assert "schemes 'ag', 'rs' and 'ar'" in why(MatmulProblem.gemm(8, 8, 8, Grid(2, 2), 2))
+    gathered = MatmulProblem.allgather(8, 12, 20, 2, "T", "T", order="C")
+    assert why(gathered) == "X is gathered by rows, which are not contiguous in memory"
+    in_rows = replace(gathered, a=replace(gathered.a, order="F"))
+    assert ParallelProblem.of_matmul(in_rows).transposed == "x"
+    summed = MatmulProblem.allreduce(8, 12, 20, 2, "N", "T", order="C")
+    assert "C may differ from rank to rank" in why(replace(summed, c=summed.d))
+    eight = MatmulProblem.reduce_scatter(32, 32, 32, 2, "N", "N", order="C", dtype=E4)
+    assert why(eight) == "8-bit weights are outputs x inputs in memory"
+
+
+# -- as matrix products
+
+
+@pytest.mark.parametrize(("p", "scheme"), [(AG, "ag"), (RS, "rs"), (AR, "ar")])
+def test_as_a_scheme_and_back(p, scheme):
+    found = p.as_scheme()
+    assert found.scheme == scheme
+    assert found.faults() == []
+    assert ParallelProblem.of_matmul(found) == p
+
+
+def test_a_scheme_keeps_the_types():
+    p = replace(AG, c_dtype=F32, out_dtype=F32).as_scheme()
+    assert p.c == p.d
+    p = replace(
+        RS, dtype=DTYPES["float16"], w_dtype=DTYPES["float16"], out_dtype=DTYPES["float16"]
+    ).as_scheme()
+    assert {x.dtype.name for x in (p.a, p.b, p.d)} == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("p", "words"),
+    [
+        (OUT, "it has no scheme: every rank computes columns of the result"),
+        (replace(AG, return_gathered=True), "X is gathered where the caller gets it"),
+        (replace(AG, tokens=(3, 1)), "4 tokens are [3, 1] on the ranks"),
+        (replace(AG, outputs=(2, 4)), "6 outputs are [2, 4] on the ranks"),
+        (replace(RS, inputs=(6, 4)), "10 inputs are [6, 4] on the ranks"),
+        (replace(RS, rows=(3, 1)), "4 tokens are [3, 1] on the ranks"),
+        (replace(AR, outputs_first=False), "weights are inputs x outputs in memory"),
+        (replace(AR, c_dtype=F32), "C is added once"),
+        (
+            replace(RS, dtype=E4, w_dtype=E4, inputs=(16, 16), row_bytes=(("x", (17, 17)),), tokens=(32, 32),
+                    rows=(16, 16), outputs=(16, 16)),
+            "cuBLASMp does not take it: x: rows are 17 bytes apart, expected a multiple of 16",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_scheme_has(p, words):
+    assert words in p.as_scheme()
+
+
+def test_as_a_product_of_blocks():
+    """Uneven splits by the rule: blocks of ⌈n/P⌉, the last ones shorter or empty."""
+    p = parallel("allgather_matmul", (2, 2, 1), (4, 4, 4), (3, 3, 1))
+    found = p.as_gemm()
+    assert found.faults() == []
+    assert (found.m, found.n, found.k) == (5, 7, 4)
+    assert [found.a.local_shape(rank) for rank in range(3)] == [(2, 4), (2, 4), (1, 4)]
+    assert [found.b.local_shape(rank) for rank in range(3)] == [(3, 4), (3, 4), (1, 4)]
+    assert [found.d.local_shape(rank) for rank in range(3)] == [(5, 3), (5, 3), (5, 1)]
+    p = parallel("matmul_reduce_scatter", (5,) * 3, (2, 2, 0), (7,) * 3, (2, 2, 1), outputs_first=False)
+    found = p.as_gemm()
+    assert found.faults() == []
+    assert [found.a.local_shape(rank) for rank in range(3)] == [(5, 2), (5, 2), (5, 0)]
+    assert [found.b.local_shape(rank) for rank in range(3)] == [(2, 7), (2, 7), (0, 7)]
+    assert [found.d.local_shape(rank) for rank in range(3)] == [(2, 7), (2, 7), (1, 7)]
+    assert found.b.order == "C"
+
+
+def test_tokens_are_split_between_the_first_indices():
+    p = parallel("allgather_matmul", (6, 3), (4, 4), (3, 3), inner=3)
+    found = p.as_gemm()
+    assert [found.a.local_shape(rank) for rank in range(2)] == [(6, 4), (3, 4)]
+    assert (
+        "tokens are [4, 5] on the ranks, by the rule they would be [5, 4]"
+        in replace(p, tokens=(4, 5), inner=1).as_gemm()
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "words"),
+    [
+        (OUT, "every rank gets all of the result, which is no block-cyclic layout"),
+        (AR, "see the algorithms that sum partial products"),
+        (replace(AG, return_gathered=True), "X is gathered where the caller gets it"),
+        (replace(AG, outputs=(2, 4)), "outputs are [2, 4] on the ranks, by the rule they would be [3, 3]"),
+        (replace(RS, inputs=(4, 6)), "inputs are [4, 6] on the ranks, by the rule they would be [5, 5]"),
+    ],
+)
+def test_what_has_no_layout_of_blocks(p, words):
+    assert words in p.as_gemm()
+
+
+@pytest.mark.parametrize("outputs_first", [True, False])
+def test_as_gemm_and_allreduce(outputs_first):
+    p = parallel("matmul_allreduce", (4, 4), (3, 2), (6, 6), outputs_first=outputs_first, c_dtype=F32)
+    found = p.as_allreduce()
+    assert (found.scheme, found.op_b) == ("ar", "T" if outputs_first else "N")
+    assert [found.a.local_shape(rank) for rank in range(2)] == [(4, 3), (4, 2)]
+    shapes = [(6, 3), (6, 2)] if outputs_first else [(3, 6), (2, 6)]
+    assert [found.b.local_shape(rank) for rank in range(2)] == shapes
+    assert [found.d.local_shape(rank) for rank in range(2)] == [(4, 6), (4, 6)]
+    assert found.c == found.d
+
+
+def test_what_is_no_gemm_and_allreduce():
+    assert AG.as_allreduce() == "its result is not the same on every rank"
+    assert "inputs are [2, 8] on the ranks" in replace(AR, inputs=(2, 8)).as_allreduce()
+
+
+def test_faults_are_told_in_words_of_x_and_w():
+    assert ParallelProblem.named("b: dtype is float16, expected float32 like a") == (
+        "w: dtype is float16, expected float32 like x"
+    )
+    assert ParallelProblem.named("d: grid") == "result: grid"
+    assert isinstance(AG.as_scheme().a, MatrixDescriptor)
