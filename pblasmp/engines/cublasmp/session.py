@@ -7,7 +7,8 @@ import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from ..base import overlap
 from . import faults
 from .device import Device
 
+if TYPE_CHECKING:
+    from .overlapped import Gpu
+
 __all__ = ["Session", "open_library", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
@@ -34,7 +38,7 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Session:
-    """What is made once on a GPU and lent to everything that is prepared. Making and closing one is collective over ``comm``.
+    """What is made once on a GPU and lent to all that is prepared. Making and closing one is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
@@ -54,6 +58,7 @@ class Session:
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
         self._recycled: list[tuple[int, int]] = []
+        self._gpu: Gpu | None = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
             before = cupy.cuda.runtime.getDevice()
             cupy.cuda.Device(device.index).use()
@@ -107,6 +112,30 @@ class Session:
     def nccl_version(self) -> int:
         """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
         return _nccl_version()
+
+    @property
+    def gpu(self) -> Gpu:
+        """What products of local GEMMs and copies between GPUs are written over. Collective the first time.
+
+        Raises:
+            LibraryNotFoundError: nvmath-python is not installed, on every rank.
+        """
+        if self._gpu is None:
+            from .overlapped import Gpu
+
+            with Agreement(self._comm, "cuBLASLt"):
+                try:
+                    import nvmath.bindings.cublasLt  # noqa: F401
+                except ImportError as error:
+                    raise LibraryNotFoundError(
+                        f"nvmath-python is not installed ({error}): {install('cu13')}"
+                    ) from None
+            known = SimpleNamespace(
+                rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
+            )
+            self._gpu = Gpu(known)
+            self._closing.callback(self._gpu.close)
+        return self._gpu
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
