@@ -94,7 +94,7 @@ class Context:
         self._open = False
         caller = sys._getframe(1)
         self._made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        self.made_of = comm  # where layers of PyTorch find their device mesh
+        self._made_of = comm  # where layers of PyTorch find their device mesh
         self._control = wrap(comm)
         self._control.channel.name = f"the context made at {self._made_at}"
         self.comm = self._control.split([range(self._control.size)])
@@ -113,8 +113,8 @@ class Context:
             else:
                 leave(self._control, error)
             raise
-        self.name = f"{next(_names)}: rank {self.rank} of {self.size}"  # operators of PyTorch take texts
-        _by_name[self.name] = self
+        self._name = f"{next(_names)}: rank {self.rank} of {self.size}"  # operators of PyTorch take texts
+        _by_name[self._name] = self
         self._open = True
 
     @classmethod

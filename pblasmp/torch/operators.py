@@ -154,7 +154,7 @@ def _allgather_matmul_fake(
 
 
 def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, w, _, ctx.name, *_ = inputs
+    _, w, _, ctx._name, *_ = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     _keep(ctx, output[1], w)
@@ -197,7 +197,7 @@ def _matmul_reduce_scatter_fake(
 
 
 def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.name, _ = inputs
+    x, w, _, ctx._name, _ = inputs
     ctx.tokens = x.shape[0]
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
 
@@ -280,7 +280,7 @@ def _matmul_allgather_fake(
 
 
 def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.name, *_ = inputs
+    x, w, _, ctx._name, *_ = inputs
     _keep(ctx, x, w)
 
 
@@ -314,7 +314,7 @@ def _matmul_local_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> 
 
 
 def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.name = inputs
+    x, w, _, ctx._name = inputs
     _keep(ctx, x, w)
 
 
@@ -344,7 +344,7 @@ def _split_matmul_allreduce_fake(x: Tensor, w: Tensor, bias: Tensor | None, name
 
 
 def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.name = inputs
+    x, w, _, ctx._name = inputs
     ctx.inputs = x.shape[-1]
     _keep(ctx, x, w)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from ...bindings import version_text
 from ...dtypes import is_float8
@@ -20,14 +20,15 @@ from .product import CublasmpProduct, LocalProduct, automatic
 from .session import Session
 from .types import ALGORITHMS as TYPES
 
-if TYPE_CHECKING:
-    from .engine import CublasmpEngine
-
 __all__ = ["ALGORITHMS"]
 
 
+class _GpuEngine(Protocol):
+    session: Session
+
+
 def _session(engine: Engine) -> Session:
-    return cast("CublasmpEngine", engine).session
+    return cast("_GpuEngine", engine).session
 
 
 # -- products
