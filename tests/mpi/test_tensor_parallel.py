@@ -141,7 +141,7 @@ def misuse(comm):
         halves = [each.astype(np.complex64) for each in (x, w)]
         pieces = {"return_gathered": True}
         for name, words, args, how in (
-            ("complex activation", ["activation: for real types"], halves, {"activation": "relu"}),
+            ("complex activation", ["activation: only for real types"], halves, {"activation": "relu"}),
             ("algo", ["algo 'shared': X is gathered where the caller gets it"], (x, w), {**pieces, "algo": "shared"}),
             ("compute", ["compute: the host engine takes only None"], (x, w), {**pieces, "compute": "tf32"}),
         ):  # fmt: skip
