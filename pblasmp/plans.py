@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .engines.base import Operands, Options, Problem, Workspace
+from .engines.algorithms import Verdict
+from .engines.base import Operands, Options, Problem, Product, Workspace
 from .engines.catalogue import prepare
-from .errors import ClosedError, LayoutError
+from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem
 from .matrix import DistributedMatrix
 from .report import Report
@@ -71,9 +72,27 @@ class Plan(Generic[Result]):
         self._ctx, self._call, self._options = ctx, call, options
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
-        with ctx._agreement(f"{call}: preparing"):
-            self._product, self._verdicts = prepare(ctx.engine, problem, options, operands, nearest)
+        self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
+
+    def _prepare(
+        self, problem: Problem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
+    ) -> tuple[Product, dict[str, Verdict]]:
+        """Return what is prepared, and what is said of every algorithm. Collective over the context.
+
+        The ranks have agreed on the problem. Where nothing else can differ between them, on the host, they agree again
+        only to raise an error.
+        """
+        ctx, what = self._ctx, f"{self._call}: preparing"
+        if not ctx.engine.agrees:
+            with ctx._agreement(what):
+                return prepare(ctx.engine, problem, self._options, operands, nearest)
+        with ctx._running(what):
+            try:
+                return prepare(ctx.engine, problem, self._options, operands, nearest)
+            except PblasmpError as error:  # the same on every rank
+                with ctx._agreement(what):
+                    raise error from None
 
     @property
     def workspace(self) -> Workspace:

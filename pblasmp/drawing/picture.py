@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
 from ..extras import install
-from .words import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
+from .labels import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -83,6 +83,15 @@ class ParallelProblem:
         """Whether partial products are summed over the ranks."""
         return self.form in ("matmul_reduce_scatter", "matmul_allreduce")
 
+    def facts(self) -> dict[str, object]:
+        """Return by name what must be the same on every rank. Local."""
+        return {
+            "form": self.form, "tokens": self.tokens, "inputs": self.inputs, "outputs": self.outputs,
+            "rows": self.rows, "dtype": self.dtype, "w_dtype": self.w_dtype, "out_dtype": self.out_dtype,
+            "c_dtype": self.c_dtype, "outputs_first": self.outputs_first, "inner": self.inner,
+            "return_gathered": self.return_gathered,
+        }  # fmt: skip
+
     @property
     def flops(self) -> int:
         """Floating-point operations of all ranks together, four times as many for complex types."""

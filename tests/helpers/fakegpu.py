@@ -393,7 +393,7 @@ class FakeGpu:
             def recv(self, array: Any, peer: int, *, stream: int) -> None:
                 self._message("recv", array, peer, stream, lambda: self.comm.Irecv(array, peer, _TAG))
 
-            def all_reduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
+            def allreduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
                 assert array is out
                 assert op == "sum"
                 gpu.events.append(("all_reduce", stream, array.nbytes))

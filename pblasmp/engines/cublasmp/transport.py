@@ -91,7 +91,7 @@ class CublasmpTransport:
             flat = flat.view(np.dtype(f"f{flat.dtype.itemsize // 2}"))
         self._session.follow_stream()
         stream = self._cupy.cuda.get_current_stream().ptr
-        self._session.nccl.all_reduce(flat, flat, self._nccl_core.SUM, stream=stream)
+        self._session.nccl.allreduce(flat, flat, self._nccl_core.SUM, stream=stream)
 
     def fence(self) -> None:
         """Nothing is shared. Local."""
