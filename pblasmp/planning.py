@@ -121,7 +121,7 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
     """Return the problem that is computed for this one, or raise LayoutError where it is not legal. Local."""
     if isinstance(problem, ParallelProblem):
         if problem.size != ctx.size:
-            raise LayoutError(f"problem: is for {problem.size} ranks, the context has {ctx.size}")
+            raise LayoutError(f"problem: its layouts are on {problem.size} ranks, the context has {ctx.size}")
         return problem
     nearest: MatmulProblem | Level3Problem
     if isinstance(problem, Level3Problem):

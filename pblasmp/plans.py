@@ -303,5 +303,5 @@ def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
         if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
             continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
-            expected = f"{name} itself or a matrix of its own" if name == in_place else "a matrix of its own"
+            expected = f"{name} itself or a separate matrix" if name == in_place else "a separate matrix"
             raise LayoutError(f"out: shares memory with {name}; expected {expected}")

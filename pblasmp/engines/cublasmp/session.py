@@ -267,7 +267,7 @@ class Session:
         self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
-        """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""
+        """Make an array usable by a grid, if it is in symmetric memory on every rank; say whether. Collective."""
         start = self.heap.holds(int(array.data.ptr)) if array.size else 0
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
