@@ -223,8 +223,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
             return planned
         check_operands(self._ctx, name, {name: x})
         if planned is None or x.descriptor != planned.descriptor:
-            expected = "no matrix" if planned is None else str(planned.descriptor)
-            raise LayoutError(f"{name}: its layout is {x.descriptor}, the plan is for {expected}")
+            expected = "no matrix" if planned is None else _layout(planned)
+            raise LayoutError(f"{name}: its layout is {_layout(x)}, the plan is for {expected}")
         misfit = self._product.misfit(name, x.local)
         if misfit:
             raise LayoutError(f"{name}: {misfit}")
@@ -253,6 +253,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
                 raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
+
+
+def _layout(x: DistributedMatrix) -> str:
+    ld = x.descriptor.ld
+    return str(x.descriptor) if ld is None else f"{x.descriptor}, leading dimension {ld}"
 
 
 def _locals_of(matrices: Matrices) -> dict[str, Any]:
@@ -298,5 +303,5 @@ def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
         if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
             continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
-            expected = f"{name} itself or a matrix of its own" if name == in_place else "a matrix of its own"
+            expected = f"{name} itself or a separate matrix" if name == in_place else "a separate matrix"
             raise LayoutError(f"out: shares memory with {name}; expected {expected}")

@@ -42,7 +42,7 @@ def samples(ctx: Context, run: Callable[[], Any], count: int) -> list[float]:
 
     All ranks begin a run together. The device's clock counts where there is one.
     """
-    clock = host_seconds if ctx.engine.name == "host" else device_seconds
+    clock = host_seconds if ctx.engine.device is None else device_seconds
     mine = []
     for _ in range(count):
         ctx.engine.synchronize()

@@ -145,12 +145,12 @@ def refusals(comm):
         for name, function, args, how in calls(ctx, rng):
             algo = NAMES[name][-1]
             if name in ("matmul", "ag", "rs", "ar", *FORMS):
-                words = [f"algo {algo!r}: compute: the host engine has only None, got 'tf32'"]
+                words = [f"algo {algo!r}: compute: the host engine takes only None, got 'tf32'"]
                 how = {**how, "compute": "tf32", "algo": algo}
                 yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
                 del how["algo"]
                 words = [
-                    "no algorithm of the host engine takes this problem: compute: the host engine has only None"
+                    "no algorithm of the host engine takes this problem: compute: the host engine takes only None"
                 ]
                 yield f"{name} auto", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
         uneven = {form: Case(rng, comm, form, "float32", 2 * p + 1, 3 * p, 4 * p + 1) for form in FORMS}

@@ -307,7 +307,7 @@ def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
     patched(ON_RANK_1.format(fault="1 / 0"))
     (tmp_path / "D.npy").write_text("what was here before")
     done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
-    assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a fault in pblasmp)\n"
+    assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a bug in pblasmp)\n"
     assert done.returncode == 1
     assert (tmp_path / "D.npy").read_text() == "what was here before"
     assert not processes(tmp_path)

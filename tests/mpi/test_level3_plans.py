@@ -275,7 +275,7 @@ def triangles(comm):
             ),
             ("diag alone", ["'N' without uplo"], lambda: a.redistribute(other, diag="U")),
             ("nowhere", ["expected a descriptor or out="], a.redistribute),
-            ("elsewhere", ["out: lies as"], lambda: a.redistribute(other, out=out)),
+            ("elsewhere", ["out: its layout is"], lambda: a.redistribute(other, out=out)),
             ("itself", ["out: shares memory"], lambda: a.redistribute(out=a)),
             ("an array", ["out: expected a DistributedMatrix"], lambda: a.redistribute(out=1)),
         ):

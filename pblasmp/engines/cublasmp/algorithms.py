@@ -13,7 +13,7 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..algorithms import Algorithm
 from ..base import Engine, Operands, Options, Problem, Product
 from ..moved import MovedProduct
-from . import epilogues, faults, scales
+from . import epilogues, faults, parallel, scales
 from .contracts import nearest_level3, symbol_of
 from .level3 import CublasmpLevel3, ScaledPart
 from .product import CublasmpProduct, LocalProduct, automatic
@@ -63,7 +63,7 @@ def _later(
             raise UnsupportedError(f"epilogue: {e.name} cannot be fused: {why}{kind}")
     s = None if operands is None else operands.scales
     amax = s is not None and s.amax is not None and not is_float8(problem.d.dtype)
-    return why, why or ("cuBLASLt has amax of an 8-bit D alone" if amax else "")
+    return why, why or ("cuBLASLt computes amax only for an 8-bit D" if amax else "")
 
 
 def _row(name: str) -> Algorithm:
@@ -82,7 +82,7 @@ def _row(name: str) -> Algorithm:
         except PblasmpError as error:
             return str(error)
         if _is_empty(p, options) and is_float8(p.d.dtype) and options.beta != 0:
-            return "an 8-bit D of beta C alone: cuBLASMp has nothing to multiply"
+            return "an 8-bit D = beta C: there is no product for cuBLASMp to compute"
         if options.algo == "auto":  # asked for by name, operands are moved out of the way of faults
             return "; ".join(faults.avoided(p, session.version)[1])
         return ""
@@ -157,5 +157,6 @@ def _is_level3(problem: Problem) -> bool:
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     *map(_row, TYPES),
+    *parallel.ALGORITHMS,
     Algorithm("cublasmp", _prepare_level3, _is_level3, refusal=_level3_refusal, cost=lambda *_: 1.0),
 )

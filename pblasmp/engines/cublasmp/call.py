@@ -186,7 +186,7 @@ class PreparedCall(Product, ABC):
         """Return what cuBLASMp logged that it ran; before the first run, what it is asked for."""
         if self._said:
             return "; ".join(self._said)
-        return f"{asked}, not run yet" if self._call is None else f"{asked}, of which cuBLASMp logged nothing"
+        return f"{asked}, not run yet" if self._call is None else f"{asked}, cuBLASMp logged nothing"
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -269,9 +269,9 @@ class PreparedCall(Product, ABC):
 
         def replay() -> None:
             if recorded.graph is None:
-                raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
+                raise ClosedError("the plan of this graph is closed, or was prepared again: make the graph again")
             if recorded.generation != workspace.generation:
-                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
+                raise ClosedError("the workspace has been replaced since this graph was made: make the graph again")
             session.follow_stream()
             recorded.graph.launch()
 

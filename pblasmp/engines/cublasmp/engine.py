@@ -18,8 +18,8 @@ from ...layout.trapezoid import Trapezoid
 from ..base import Move
 from . import algorithms, streams
 from .device import Device
-from .moves import prepare_move
 from .operations import CublasmpOperations
+from .redistribution import prepare_move
 from .session import Session
 from .transport import CublasmpTransport
 

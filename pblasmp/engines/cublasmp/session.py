@@ -7,7 +7,8 @@ import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from ..base import overlap
 from . import faults
 from .device import Device
 
+if TYPE_CHECKING:
+    from .overlapped import Gpu
+
 __all__ = ["Session", "open_library", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
@@ -34,7 +38,7 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Session:
-    """What is made once on a GPU and lent to everything that is prepared. Making and closing one is collective over ``comm``.
+    """What is made once on a GPU and used by all that is prepared. Making and closing one is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
@@ -54,6 +58,10 @@ class Session:
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
         self._recycled: list[tuple[int, int]] = []
+        self._gpu: Gpu | None = None
+        self._no_gpu: LibraryNotFoundError | None = None
+        self._multiprocessors = 0
+        self._recording: Any = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
             before = cupy.cuda.runtime.getDevice()
             cupy.cuda.Device(device.index).use()
@@ -107,6 +115,39 @@ class Session:
     def nccl_version(self) -> int:
         """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
         return _nccl_version()
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many the GPU has. Local."""
+        if not self._multiprocessors:
+            properties = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)
+            self._multiprocessors = int(properties["multiProcessorCount"])
+        return self._multiprocessors
+
+    @property
+    def gpu(self) -> Gpu:
+        """What products of local GEMMs and copies between GPUs are written over. Collective the first time.
+
+        Raises:
+            LibraryNotFoundError: nvmath-python is not installed, on every rank.
+        """
+        if self._no_gpu is not None:
+            raise self._no_gpu
+        if self._gpu is None:
+            from .overlapped import Gpu
+
+            try:
+                with Agreement(self._comm, "cuBLASLt"):
+                    _require_nvmath()
+            except LibraryNotFoundError as error:
+                self._no_gpu = error
+                raise
+            known = SimpleNamespace(
+                rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
+            )
+            self._gpu = Gpu(known)
+            self._closing.callback(self._gpu.close)
+        return self._gpu
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
@@ -226,7 +267,7 @@ class Session:
         self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
-        """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""
+        """Make an array usable by a grid, if it is in symmetric memory on every rank; say whether. Collective."""
         start = self.heap.holds(int(array.data.ptr)) if array.size else 0
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
@@ -244,6 +285,28 @@ class Session:
     def overlap(self, a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
         return bool(a.size and b.size) and overlap(_addresses(a), _addresses(b))
+
+    @property
+    def capturing(self) -> bool:
+        """Whether CuPy's current stream records a CUDA graph. Local."""
+        return bool(self._cupy.cuda.get_current_stream().is_capturing())
+
+    @property
+    def recording(self) -> Any:
+        """The stream on which plans record their graphs. Local."""
+        if self._recording is None:
+            self._recording = self._cupy.cuda.Stream(non_blocking=True)
+        return self._recording
+
+    @property
+    def relaxed(self) -> Any:
+        """CUDA's mode of recording that lets other work go on meanwhile. Local."""
+        return self._cupy.cuda.runtime.streamCaptureModeRelaxed
+
+    def share_largest(self, array: Any) -> None:
+        """Queue the largest of all ranks' numbers, in the array's place, on CuPy's current stream. Collective."""
+        stream = self._cupy.cuda.get_current_stream().ptr
+        self._nccl.all_reduce(array, array, self._nccl_core.MAX, stream=stream)
 
     def follow_stream(self) -> None:
         """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
@@ -279,6 +342,13 @@ def _addresses(array: Any) -> NDArray[Any]:
         }
 
     return np.asarray(Described())
+
+
+def _require_nvmath() -> None:
+    try:
+        import nvmath.bindings.cublasLt  # noqa: F401
+    except ImportError as error:
+        raise LibraryNotFoundError(f"nvmath-python is not installed ({error}): {install('cu13')}") from None
 
 
 def _nccl_version() -> int:

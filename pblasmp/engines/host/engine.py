@@ -18,7 +18,7 @@ from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..algorithms import Algorithm
 from ..base import Operations, Transport, overlap
-from ..moves import ExchangeMove
+from ..exchange_move import ExchangeMove
 from . import blas
 from .blas import LocalBlas
 from .buffers import Buffers
