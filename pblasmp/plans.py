@@ -124,7 +124,7 @@ class Plan(Generic[Result]):
         engine, product = self._ctx.engine, self._product
         return Report(
             call=self._title(),
-            engine=f"{engine.name} ({engine.why})",
+            engine=engine.name,
             asked=self._options.algo,
             path=product.path,
             sent_bytes=product.sent_bytes,
