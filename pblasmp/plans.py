@@ -210,7 +210,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
-            self._product.run(self._operands)
+            try:
+                self._product.run(self._operands)
+            except BaseException:
+                with self._ctx._running(self._call):  # the other ranks hear of it
+                    raise
             return self._result
         given = {"a": a, "b": b, "c": c}
         with self._ctx._agreement("plan") as facts:
