@@ -120,7 +120,7 @@ def test_block_scales_need_blackwell(ctx):
     sizes = [rows * (columns // 32) for rows, columns in (x.local_shape(ctx.rank) for x in (p.a, p.b))]
     bytes_ = [ctx.engine.empty((1, size), np.dtype(np.uint8), "C", size)[0] for size in sizes]
     scales = pb.Scales(*bytes_, mode="block")
-    with pytest.raises(pb.UnsupportedError, match="needs a Blackwell GPU"):
+    with pytest.raises(pb.UnsupportedError, match="needs Blackwell GPUs"):
         pb.matmul(ctx.empty(p.a), ctx.empty(p.b), op_b="T", scales=scales)
 
 

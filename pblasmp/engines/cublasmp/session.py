@@ -45,6 +45,9 @@ class Session:
         device: this rank's GPU.
         library: cuBLASMp, opened.
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
@@ -63,18 +66,22 @@ class Session:
         self._multiprocessors = 0
         self._recording: Any = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
-            before = cupy.cuda.runtime.getDevice()
-            cupy.cuda.Device(device.index).use()
-            self._closing.callback(cupy.cuda.Device(before).use)
+            with self.agreement("Context: GPU"):
+                before = cupy.cuda.runtime.getDevice()
+                self._closing.callback(cupy.cuda.Device(before).use)
+                cupy.cuda.Device(device.index).use()
+                capability = int(cupy.cuda.Device(device.index).compute_capability)
+            self.capability = min(comm.allgather(capability))
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
-            self._nowhere = cupy.empty(256, np.uint8)
             handle = ctypes.c_void_p()
-            self._stream = cupy.cuda.get_current_stream()
-            library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
-            self._closing.callback(library.cublasMpDestroy, handle.value)
+            with self.agreement("Context: cuBLASMp"):
+                self._nowhere = cupy.empty(256, np.uint8)
+                self._stream = cupy.cuda.get_current_stream()
+                library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
+                self._closing.callback(library.cublasMpDestroy, handle.value)
             if self.version < _WINDOWS_SINCE and comm.size > 1:
                 self.grid(Grid(comm.size, 1))  # NVSHMEM: a first grid of fewer ranks lets later ones hang
             self._closing = self._closing.pop_all()
@@ -89,22 +96,23 @@ class Session:
         return NcclWindows(allocate, lib.cublasMpBufferRegister, lib.cublasMpBufferDeregister)
 
     def _nvshmem(self) -> NvshmemHeap:
-        return NvshmemHeap(self._comm.rank, self._comm.size, self._comm.bcast, self.device.index)
+        return NvshmemHeap(
+            self._comm.rank, self._comm.size, self._comm.bcast, self.device.index, self.agreement
+        )
 
     def _communicator(self, given: Any) -> Any:
         """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
-        core = self._nccl_core
-        if given is not None:
-            return core.Communicator(given) if isinstance(given, int) else given
-        uid = self._comm.bcast(core.get_unique_id() if self._comm.rank == 0 else None)
-        nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
-        self._closing.callback(nccl.destroy)
+        core, uid = self._nccl_core, None
+        with self.agreement("Context: NCCL"):
+            if given is not None:
+                return core.Communicator(given) if isinstance(given, int) else given
+            if self._comm.rank == 0:
+                uid = core.get_unique_id()
+        uid = self._comm.bcast(uid)
+        with self.agreement("Context: NCCL"):
+            nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
+            self._closing.callback(nccl.destroy)
         return nccl
-
-    @property
-    def capability(self) -> int:
-        """The GPU's compute capability: 90 for 9.0. Local."""
-        return int(self._cupy.cuda.Device(self.device.index).compute_capability)
 
     @property
     def nccl(self) -> Any:
@@ -169,10 +177,11 @@ class Session:
     def communicator(self, size: int) -> int:
         """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
         if size not in self._communicators:
-            part = self._nccl.split(0 if self.rank < size else None, self.rank)
+            with self.agreement("NCCL communicator"):
+                part = self._nccl.split(0 if self.rank < size else None, self.rank)
+                if self.rank < size:
+                    self._closing.callback(part.destroy)
             self._communicators[size] = part
-            if self.rank < size:
-                self._closing.callback(part.destroy)
         address: int = self._communicators[size].ptr
         return address
 
@@ -370,4 +379,6 @@ def open_library() -> Library | PblasmpError:
         faults.check_nccl(library.version, _nccl_version())
     except PblasmpError as error:
         return error
+    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
+        return LibraryNotFoundError(f"cuBLASMp or NCCL cannot be used: {type(error).__name__}: {error}")
     return library

@@ -63,7 +63,7 @@ def follow_all(comm: Any, path: str) -> Any:
 @starts_ranks
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_what_is_told_is_enough(nranks, stand_in):
-    run_mpi(follow_all, nranks, path=stand_in(1000))
+    run_mpi(follow_all, nranks, timeout=240, path=stand_in(1000))
 
 
 def asked(
