@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .engines.algorithms import Verdict
@@ -13,6 +14,7 @@ from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem
 from .matrix import DistributedMatrix
 from .report import Report
+from .tuning import measure
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,6 +74,10 @@ class Plan(Generic[Result]):
         self._ctx, self._call, self._options = ctx, call, options
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
+        if options.algo == "measure":
+            self._options = options = replace(options, algo="auto")
+            if not ctx.engine.measured.knows(self.problem, options):
+                measure(ctx, problem, options, operands, nearest)
         self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
 

@@ -267,6 +267,7 @@ class FakeGpu:
             getDevice=lambda: self.current,
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
+            getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": 4},
             deviceGetPCIBusId=lambda index: self.devices[index],
             deviceSynchronize=lambda: self.events.append(("synchronize",)),
             memGetInfo=lambda: (self.free, 1 << 40),
