@@ -343,6 +343,7 @@ class FakeGpu:
             getDevice=lambda: self.current,
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
+            getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": 4},
             deviceGetPCIBusId=lambda index: self.devices[index],
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
