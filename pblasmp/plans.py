@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,6 +12,7 @@ from .engines.base import Operands, Options, Problem, Product, Workspace
 from .engines.catalogue import prepare
 from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem
+from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
 
@@ -74,6 +76,7 @@ class Plan(Generic[Result]):
         self._open = True
         self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
+        self._log()
 
     def _prepare(
         self, problem: Problem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
@@ -94,6 +97,19 @@ class Plan(Generic[Result]):
                 with ctx._agreement(what):
                     raise error from None
 
+    def _log(self) -> None:
+        """Log what was prepared: the algorithm at INFO, why no other one was taken at DEBUG."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        taken = next((name for name, verdict in self._verdicts.items() if verdict.taken), "")
+        logger.info("%s: algorithm %s (%s)", self._title(), taken, self._product.path)
+        for name, verdict in self._verdicts.items():
+            logger.debug("algorithm %s: %s", name, verdict)
+
+    def _repr_html_(self) -> str | None:
+        make = getattr(self.problem, "_repr_html_", None)
+        return None if make is None else str(make())
+
     @property
     def workspace(self) -> Workspace:
         """Memory that the plan needs on this rank besides its operands, in bytes; shared with other plans. Local."""
@@ -108,7 +124,7 @@ class Plan(Generic[Result]):
         engine, product = self._ctx.engine, self._product
         return Report(
             call=self._title(),
-            engine=f"{engine.name} ({engine.why})",
+            engine=engine.name,
             asked=self._options.algo,
             path=product.path,
             sent_bytes=product.sent_bytes,
@@ -194,7 +210,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
-            self._product.run(self._operands)
+            try:
+                self._product.run(self._operands)
+            except BaseException:
+                with self._ctx._running(self._call):  # the other ranks hear of it
+                    raise
             return self._result
         given = {"a": a, "b": b, "c": c}
         with self._ctx._agreement("plan") as facts:
@@ -223,8 +243,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
             return planned
         check_operands(self._ctx, name, {name: x})
         if planned is None or x.descriptor != planned.descriptor:
-            expected = "no matrix" if planned is None else str(planned.descriptor)
-            raise LayoutError(f"{name}: its layout is {x.descriptor}, the plan is for {expected}")
+            expected = "no matrix" if planned is None else _layout(planned)
+            raise LayoutError(f"{name}: its layout is {_layout(x)}, the plan is for {expected}")
         misfit = self._product.misfit(name, x.local)
         if misfit:
             raise LayoutError(f"{name}: {misfit}")
@@ -253,6 +273,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
                 raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
+
+
+def _layout(x: DistributedMatrix) -> str:
+    ld = x.descriptor.ld
+    return str(x.descriptor) if ld is None else f"{x.descriptor}, leading dimension {ld}"
 
 
 def _locals_of(matrices: Matrices) -> dict[str, Any]:

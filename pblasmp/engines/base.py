@@ -68,6 +68,7 @@ class Options:
         comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
         redistribute: operands may be moved to other layouts first.
+        repeated: it is a plan, which computes on the same arrays again and again.
     """
 
     alpha: complex = 1
@@ -77,6 +78,7 @@ class Options:
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
     redistribute: bool = False
+    repeated: bool = False
 
     @classmethod
     def of(
@@ -102,7 +104,7 @@ class Options:
         Raises:
             LayoutError: an option has the wrong type or is out of range.
         """
-        scalars = {}
+        scalars: dict[str, Any] = {}
         for name, value in (("alpha", alpha), ("beta", beta)):
             number = scalar(value, dtype, name)
             if name in real.split():

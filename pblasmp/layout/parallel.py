@@ -176,7 +176,7 @@ class ParallelProblem:
         op_b: Op = "T" if self.outputs_first else "N"
         p = maker(tokens, outputs, inputs, self.size, "N", op_b, dtype=self.dtype, order="C")
         p = self._typed(p)
-        faults = [*map(self.named, p.faults()), *self._misaligned()] if is_float8(self.dtype) else []
+        faults = [*map(self.named, p.faults()), *self.misaligned()] if is_float8(self.dtype) else []
         return f"cuBLASMp does not take it: {faults[0]}" if faults else p
 
     def as_gemm(self) -> MatmulProblem | str:
@@ -242,8 +242,8 @@ class ParallelProblem:
         c = None if self.c_dtype is None else replace(d, dtype=self.c_dtype)
         return replace(p, b=replace(p.b, dtype=self.w_dtype), d=d, c=c)
 
-    def _misaligned(self) -> list[str]:
-        """Say which rows are not aligned as 8-bit products want them.
+    def misaligned(self) -> list[str]:
+        """Say which rows are not aligned as 8-bit products want them. Local.
 
         Source: cuBLASLt's documentation of FP8 kernels.
         """

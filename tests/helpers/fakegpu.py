@@ -202,6 +202,9 @@ class FakeGpu:
             self.copies.append("copyto")
             np.copyto(to, of, casting=casting, where=where)
 
+        def where(mask: Any, yes: Any, no: Any) -> Any:
+            return np.where(mask, yes, no).view(array_type)
+
         def asarray(values: Any) -> Any:
             interface = getattr(values, "__cuda_array_interface__", None)
             if interface is not None:  # shared
@@ -226,7 +229,7 @@ class FakeGpu:
 
         return SimpleNamespace(
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
-            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=np.where,
+            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             maximum=np.maximum, take=np.take, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
@@ -326,6 +329,14 @@ class FakeGpu:
         return Stream, Event
 
     def _cublas(self) -> SimpleNamespace:
+        def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
+            rows, cols = (cols, rows) if op else (rows, cols)
+            assert ld >= max(1, rows)
+            nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
+            memory = (ctypes.c_char * nbytes).from_address(at)
+            x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
+            return x.T if op else x
+
         def gemm_ex(
             handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
             alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
@@ -338,14 +349,6 @@ class FakeGpu:
             scale = np.dtype({(68, "f"): "f4", (70, "f"): "f8", (68, "c"): "c8", (70, "c"): "c16"}[
                 compute, "c" if kinds[0].kind == "c" else "f"])  # fmt: skip
 
-            def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
-                rows, cols = (cols, rows) if op else (rows, cols)
-                assert ld >= max(1, rows)
-                nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
-                memory = (ctypes.c_char * nbytes).from_address(at)
-                x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
-                return x.T if op else x
-
             def scalar(at: int) -> Any:
                 return np.frombuffer(ctypes.string_at(at, scale.itemsize), scale)[0]
 
@@ -357,7 +360,31 @@ class FakeGpu:
                 result = result + scalar(beta) * out.astype(wide)
             out[...] = result
 
-        return SimpleNamespace(gemmEx=gemm_ex)
+        def trsm(letter: str) -> Any:
+            kind = np.dtype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[letter])
+            wide = np.complex128 if kind.kind == "c" else np.float64
+
+            def solve(
+                handle: int, side: int, fill: int, op: int, diag: int, m: int, n: int,
+                alpha: int, a: int, lda: int, x: int, ldx: int,
+            ) -> None:  # fmt: skip
+                assert handle == 77
+                self.events.append(("trsm", self.stream, (m, n)))
+                order = n if side else m
+                stored = matrix(a, order, order, lda, kind, 0).astype(wide)
+                triangle = np.triu(stored) if fill else np.tril(stored)  # the rest may be anything
+                if diag:
+                    np.fill_diagonal(triangle, 1)
+                triangle = (triangle, triangle.T, triangle.conj().T)[op]
+                out = matrix(x, m, n, ldx, kind, 0)
+                right = np.frombuffer(ctypes.string_at(alpha, kind.itemsize), kind)[0] * out.astype(wide)
+                out[...] = (
+                    np.linalg.solve(triangle.T, right.T).T if side else np.linalg.solve(triangle, right)
+                )
+
+            return solve
+
+        return SimpleNamespace(gemmEx=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"})
 
     # -- nccl4py
 

@@ -300,10 +300,10 @@ HUGE = "9" * 5000
 BAD_FILES = {
     "nranks": ("nranks = 1000000000000000000", "at most 2147483647"),
     "digits": (f"nranks = {HUGE}", "5000 digits"),
-    "hex": (f"nranks = 0x{'f' * 5000}", "at most 2147483647"),
-    "shown": (f"nranks = 1\nsource = 0x{'f' * 5000}", "out of range"),
+    "hex": (f"nranks = 0x{'f' * 5000}", "too large to print"),
+    "shown": (f"nranks = 1\nsource = 0x{'f' * 5000}", "too large to print"),
     "deep": (f"nranks = 1\nalpha = {'[' * 5000}{']' * 5000}", "too deep"),
-    "alpha": (f"nranks = 1\nalpha = [1{'0' * 400}, 0]", "out of range"),
+    "alpha": (f"nranks = 1\nalpha = [1{'0' * 400}, 0]", "alpha: expected a number"),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import LayoutError, UnsupportedError
+from ...logs import logger
 from ..base import Workspace, blas_operand, scale
 from .session import Session, stored_dtype
 from .types import DATA_TYPES, compute_type
@@ -62,6 +63,7 @@ class CublasmpOperations:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
             self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
+            logger.debug("GPU buffer %s grown to %d bytes", name, nbytes)
         return buffer
 
     def stored(self, dtype: np.dtype) -> np.dtype:

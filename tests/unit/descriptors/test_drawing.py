@@ -23,6 +23,7 @@ from rich.console import Console
 import pblasmp as pb
 from pblasmp import drawing
 from pblasmp.drawing import labels
+from pblasmp.extras import install
 from pblasmp.layout import files
 
 PROBLEMS = [path.stem for path in files.find("problems")]
@@ -367,7 +368,7 @@ def test_unknown_kind_of_file(tmp_path):
 
 def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(pb.UnsupportedError, match=r"pip install 'pblasmp\[plot\]'"):
+    with pytest.raises(pb.UnsupportedError, match=re.escape(install("plot"))):
         drawing.draw(files.load_problem_file("one-rank"), tmp_path / "picture.png")
 
 
