@@ -72,13 +72,13 @@ def root() -> Path:
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: "problems", "invalid" or "grids". Local.
+    """Return the files that come with pblasmp, sorted: "problems" or "grids". Local.
 
     Raises:
-        LayoutError: there is no such kind.
+        LayoutError: the kind is neither.
     """
-    if kind not in ("problems", "invalid", "grids"):
-        raise LayoutError(f"descriptors: expected 'problems', 'invalid' or 'grids', got {kind!r}")
+    if kind not in ("problems", "grids"):
+        raise LayoutError(f"descriptors: expected 'problems' or 'grids', got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))
 
 

@@ -125,6 +125,12 @@ class Session:
         return _nccl_version()
 
     @property
+    def gpu_name(self) -> str:
+        """What CUDA calls the GPU. Local."""
+        name = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)["name"]
+        return str(name.decode() if isinstance(name, bytes) else name)
+
+    @property
     def multiprocessors(self) -> int:
         """How many the GPU has. Local."""
         if not self._multiprocessors:
@@ -315,7 +321,7 @@ class Session:
     def share_largest(self, array: Any) -> None:
         """Queue the largest of all ranks' numbers, in the array's place, on CuPy's current stream. Collective."""
         stream = self._cupy.cuda.get_current_stream().ptr
-        self._nccl.all_reduce(array, array, self._nccl_core.MAX, stream=stream)
+        self._nccl.allreduce(array, array, self._nccl_core.MAX, stream=stream)
 
     def follow_stream(self) -> None:
         """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
