@@ -269,9 +269,13 @@ class PreparedCall(Product, ABC):
 
         def replay() -> None:
             if recorded.graph is None:
-                raise ClosedError("the plan of this graph is closed, or was prepared again: make the graph again")
+                raise ClosedError(
+                    "the plan of this graph is closed, or was prepared again: make the graph again"
+                )
             if recorded.generation != workspace.generation:
-                raise ClosedError("the workspace has been replaced since this graph was made: make the graph again")
+                raise ClosedError(
+                    "the workspace has been replaced since this graph was made: make the graph again"
+                )
             session.follow_stream()
             recorded.graph.launch()
 
