@@ -13,7 +13,7 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..algorithms import Algorithm
 from ..base import Engine, Operands, Options, Problem, Product
 from ..moved import MovedProduct
-from . import epilogues, faults, scales
+from . import epilogues, faults, pushed, scales
 from .contracts import nearest_level3, symbol_of
 from .level3 import CublasmpLevel3, ScaledPart
 from .product import CublasmpProduct, LocalProduct, automatic
@@ -157,5 +157,6 @@ def _is_level3(problem: Problem) -> bool:
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     *map(_row, TYPES),
+    *pushed.ALGORITHMS,
     Algorithm("cublasmp", _prepare_level3, _is_level3, refusal=_level3_refusal, cost=lambda *_: 1.0),
 )

@@ -7,25 +7,30 @@ import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...bindings import GridLayout, Library
-from ...comm import Agreement, Communicator
+from ...comm import Agreement, Communicator, nodes_of
 from ...dtypes import is_float8
-from ...errors import LibraryNotFoundError, PblasmpError
+from ...errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...extras import install
 from ...layout import Grid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ..base import overlap
 from . import faults
 from .device import Device
+from .overlapped import Gpu
+from .recordings import Recordings
 
 __all__ = ["Session", "open_library", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
+_SHARE_OF_MEMORY = 0.8
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
@@ -41,6 +46,10 @@ class Session:
         device: this rank's GPU.
         library: cuBLASMp, opened.
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
+        nodes: how many nodes the ranks are on.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
@@ -63,6 +72,8 @@ class Session:
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
             self._nowhere = cupy.empty(256, np.uint8)
+            self.nodes = len(nodes_of(comm))
+            self.gpu, self.why_no_gpu = self._own_gpu()
             handle = ctypes.c_void_p()
             self._stream = cupy.cuda.get_current_stream()
             library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
@@ -92,6 +103,22 @@ class Session:
         nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
         self._closing.callback(nccl.destroy)
         return nccl
+
+    def _own_gpu(self) -> tuple[Gpu | None, str]:
+        """Return what overlapped algorithms are written over, or None and why not. Collective."""
+        missing = "" if find_spec("nvmath") is not None else f"nvmath-python is missing: {install('cu13')}"
+        why = next((each for each in self._comm.allgather(missing) if each), "")
+        if why:
+            return None, why
+        peers = SimpleNamespace(
+            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
+        )
+        try:
+            gpu = Gpu(peers)
+        except UnsupportedError as error:  # more ranks than its kernels take
+            return None, str(error)
+        self._closing.callback(gpu.close)
+        return gpu, ""
 
     @property
     def capability(self) -> int:
@@ -179,6 +206,22 @@ class Session:
                 raise MemoryError(
                     f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
                 )
+
+    def room(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every GPU has ``nbytes`` of symmetric memory to give, and how many at least. Collective."""
+        held = 0 if self.gpu is None else self.gpu.held
+        if nbytes <= held:
+            return True, held
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        limit = int(min(self._comm.allgather(int(free))) * _SHARE_OF_MEMORY)
+        return nbytes <= limit, limit
+
+    def recordings(self) -> Recordings:
+        """Return where a product of ``gpu`` keeps its graphs. Local."""
+        gpu = self.gpu
+        assert gpu is not None
+        prepare = lambda stream: gpu.products.prepare_stream(stream.ptr)  # noqa: E731
+        return Recordings(self.follow_stream, lambda: gpu.addresses, prepare)
 
     def agreement(self, what: str) -> Agreement:
         """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""
