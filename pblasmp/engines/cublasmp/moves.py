@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a matrix from one layout to another on GPUs: by cublasMpGemr2D or NCCL, or a copy where nothing crosses ranks."""
+"""Moves from one layout to another on GPUs: by cublasMpGemr2D or NCCL, or a copy where nothing crosses ranks."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Session:
-    """What is made once on a GPU and lent to everything that is prepared. Making and closing one is collective over ``comm``.
+    """What is made once on a GPU and lent to all that is prepared. Making and closing it is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
