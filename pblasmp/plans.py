@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .engines.base import Operands, Options, Problem, Workspace
+from .engines.algorithms import Verdict
+from .engines.base import Operands, Options, Problem, Product, Workspace
 from .engines.catalogue import prepare
-from .errors import ClosedError, LayoutError
+from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem
+from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
+from .tuning import measure
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -71,9 +76,45 @@ class Plan(Generic[Result]):
         self._ctx, self._call, self._options = ctx, call, options
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
-        with ctx._agreement(f"{call}: preparing"):
-            self._product, self._verdicts = prepare(ctx.engine, problem, options, operands, nearest)
+        if options.algo == "measure":
+            self._options = options = replace(options, algo="auto")
+            if not ctx.engine.measured.knows(self.problem, options):
+                measure(ctx, problem, options, operands, nearest)
+        self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
+        self._log()
+
+    def _prepare(
+        self, problem: Problem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
+    ) -> tuple[Product, dict[str, Verdict]]:
+        """Return what is prepared, and what is said of every algorithm. Collective over the context.
+
+        The ranks have agreed on the problem. Where nothing else can differ between them, on the host, they agree again
+        only to raise an error.
+        """
+        ctx, what = self._ctx, f"{self._call}: preparing"
+        if not ctx.engine.agrees:
+            with ctx._agreement(what):
+                return prepare(ctx.engine, problem, self._options, operands, nearest)
+        with ctx._running(what):
+            try:
+                return prepare(ctx.engine, problem, self._options, operands, nearest)
+            except PblasmpError as error:  # the same on every rank
+                with ctx._agreement(what):
+                    raise error from None
+
+    def _log(self) -> None:
+        """Log what was prepared: the algorithm at INFO, why no other one was taken at DEBUG."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        taken = next((name for name, verdict in self._verdicts.items() if verdict.taken), "")
+        logger.info("%s: algorithm %s (%s)", self._title(), taken, self._product.path)
+        for name, verdict in self._verdicts.items():
+            logger.debug("algorithm %s: %s", name, verdict)
+
+    def _repr_html_(self) -> str | None:
+        make = getattr(self.problem, "_repr_html_", None)
+        return None if make is None else str(make())
 
     @property
     def workspace(self) -> Workspace:
@@ -89,7 +130,7 @@ class Plan(Generic[Result]):
         engine, product = self._ctx.engine, self._product
         return Report(
             call=self._title(),
-            engine=f"{engine.name} ({engine.why})",
+            engine=engine.name,
             asked=self._options.algo,
             path=product.path,
             sent_bytes=product.sent_bytes,
@@ -288,5 +329,5 @@ def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
         if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
             continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
-            expected = f"{name} itself or a matrix of its own" if name == in_place else "a matrix of its own"
+            expected = f"{name} itself or a separate matrix" if name == in_place else "a separate matrix"
             raise LayoutError(f"out: shares memory with {name}; expected {expected}")

@@ -12,7 +12,6 @@ import numpy as np
 from ..context import Context
 from ..dtypes import is_float8
 from ..engines.base import Operands
-from ..engines.catalogue import prepare
 from ..errors import LayoutError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan
@@ -133,12 +132,8 @@ class ParallelPlan(Plan[Any]):
             self.use_buffer(*make_buffer(self._ctx, self._spec, last))
         if last.given.x is not self._buffer:
             arrays = self._fitting(Arrays(self._buffer, None), last)
-            with self._ctx._agreement("plan.input_buffer: preparing"):
-                self._product.close()
-                operands = arrays.operands(self._spec)
-                self._product, self._verdicts = prepare(
-                    self._ctx.engine, self._spec.problem, self._options, operands
-                )
+            self._product.close()
+            self._product, self._verdicts = self._prepare(self._spec.problem, arrays.operands(self._spec))
             self.hold(arrays)
         return self._buffer
 
@@ -274,6 +269,7 @@ def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
     check_context(ctx, asked.form)
     with _stream(ctx, given):
         spec, arrays = agree(ctx, asked, given, takes_shape=True)
+        spec = replace(spec, options=replace(spec.options, repeated=True))
         buffer = memory = None
         if arrays.x is None:
             buffer, memory = make_buffer(ctx, spec, arrays)

@@ -55,7 +55,7 @@ def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         tokens = x.shape[0] * ctx.size
     by_rule = needs_x or tokens is not None
     y, _ = operators.allgather_matmul(
-        local(x), local(w), _local(bias), ctx.name, False, needs_w, by_rule, tokens
+        local(x), local(w), _local(bias), ctx._name, False, needs_w, by_rule, tokens
     )
     return _like(x, w, y, split)
 
@@ -77,7 +77,7 @@ def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | Non
     """
     split = _Split(-1, 1, None, 0)
     _check(x, w, ctx, bias, split)
-    y = operators.matmul_reduce_scatter(local(x), local(w), _local(bias), ctx.name, False)
+    y = operators.matmul_reduce_scatter(local(x), local(w), _local(bias), ctx._name, False)
     return _like(x, w, y, split)
 
 
@@ -100,7 +100,7 @@ def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
     """
     split = _Split(-1, 1, None, None)
     _check(x, w, ctx, bias, split)
-    y = operators.matmul_allreduce(local(x), local(w), _local(bias), ctx.name, False)
+    y = operators.matmul_allreduce(local(x), local(w), _local(bias), ctx._name, False)
     return _like(x, w, y, split)
 
 
@@ -127,7 +127,7 @@ def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
     outputs = w.shape[0] if isinstance(w, DTensor) else None
     if outputs is None and torch.compiler.is_compiling():
         outputs = w.shape[0] * ctx.size
-    y = operators.matmul_allgather(local(x), local(w), _local(bias), ctx.name, False, outputs)
+    y = operators.matmul_allgather(local(x), local(w), _local(bias), ctx._name, False, outputs)
     return _like(x, w, y, split)
 
 
@@ -140,7 +140,7 @@ def matmul_local(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None)
     _check(x, w, ctx, bias, split, agree=False)
     if x.shape[-1] != w.shape[1]:
         raise LayoutError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
-    y = operators.matmul_local(local(x), local(w), _local(bias), ctx.name)
+    y = operators.matmul_local(local(x), local(w), _local(bias), ctx._name)
     return _like(x, w, y, split)
 
 
@@ -151,7 +151,7 @@ def split_matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | No
     """
     split = _Split(None, 1, None, None)
     _check(x, w, ctx, bias, split)
-    y = operators.split_matmul_allreduce(local(x), local(w), _local(bias), ctx.name)
+    y = operators.split_matmul_allreduce(local(x), local(w), _local(bias), ctx._name)
     return _like(x, w, y, split)
 
 
@@ -197,7 +197,7 @@ def _check(
         fault = _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
         fault = fault or _misplaced("bias", bias, split.bias, ctx)
     if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
-        fault = "w: expected a DTensor, as x is one, whose shape says how many outputs there are"
+        fault = "w: expected a DTensor, because x is one: its shape says how many outputs there are"
     if fault:
         with ctx._agreement("pblasmp.torch") if agree else nullcontext():
             raise LayoutError(fault)

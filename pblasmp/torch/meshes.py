@@ -107,15 +107,15 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
         _Known.of_ranks.clear()
         _Known.of_context.clear()
         _Known.world = dist.group.WORLD
-    if ctx.name not in _Known.of_context:
-        _Known.of_context[ctx.name] = _made(ctx)
+    if ctx._name not in _Known.of_context:
+        _Known.of_context[ctx._name] = _made(ctx)
         _Known.world = dist.group.WORLD
-    return _Known.of_context[ctx.name]
+    return _Known.of_context[ctx._name]
 
 
 def _made(ctx: Context) -> DeviceMesh | None:
-    if isinstance(ctx.made_of, DeviceMesh):
-        return ctx.made_of
+    if isinstance(ctx._made_of, DeviceMesh):
+        return ctx._made_of
     ranks = ctx.comm.allgather(dist.get_rank() if dist.is_initialized() else None)
     if set(ranks) == {None}:
         if ctx.size == 1:
@@ -132,7 +132,7 @@ def _made(ctx: Context) -> DeviceMesh | None:
         )
     key = device_type(ctx), tuple(ranks)
     if key not in _Known.of_ranks:
-        group: Any = ctx.made_of
+        group: Any = ctx._made_of
         if not isinstance(group, dist.ProcessGroup):
             group = dist.group.WORLD
             if len(ranks) < dist.get_world_size():
@@ -145,7 +145,7 @@ def context_of(mesh: DeviceMesh) -> Context | None:
     """Return the open context that was made of ``mesh``, or else one of all ranks in this order. Local."""
     found = Context._all_open()
     for ctx in found:
-        if isinstance(ctx.made_of, DeviceMesh) and ctx.made_of == mesh:
+        if isinstance(ctx._made_of, DeviceMesh) and ctx._made_of == mesh:
             return ctx
     if mesh.ndim != 1 or mesh.size() != dist.get_world_size():
         return None

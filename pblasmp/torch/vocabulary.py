@@ -123,7 +123,7 @@ class VocabParallelEmbedding(ParallelModule):
             words: integers from 0 to V - 1 of any shape, the same on every rank.
 
         Returns:
-            (*words.shape, K) on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
+            ``(*words.shape, K)`` on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
 
         Raises:
             LayoutError: words are no integers or, on the CPU, out of range.
@@ -134,7 +134,7 @@ class VocabParallelEmbedding(ParallelModule):
                 f"words: expected a tensor of integers, got {getattr(words, 'dtype', type(words).__name__)}"
             )
         y: Tensor = vocab_embedding(
-            words, local(self.weight), self.ctx.name, self.num_embeddings, self.sequence_parallel
+            words, local(self.weight), self.ctx._name, self.num_embeddings, self.sequence_parallel
         )
         return y
 
@@ -186,7 +186,7 @@ def vocab_parallel_cross_entropy(
             f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
             f"{tuple(logits.shape[:-1])}, as logits have them but for the last dimension"
         )
-    losses, *_ = vocab_losses(logits, target, ctx.name, ignore_index)
+    losses, *_ = vocab_losses(logits, target, ctx._name, ignore_index)
     if reduction == "none":
         return losses
     total = losses.sum()
@@ -233,7 +233,7 @@ def _embedding_fake(words: Tensor, weight: Tensor, name: str, total: int, scatte
 
 
 def _embedding_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    words, weight, ctx.name, ctx.total, ctx.scatter = inputs
+    words, weight, ctx._name, ctx.total, ctx.scatter = inputs
     ctx.rows = weight.shape[0]
     ctx.save_for_backward(words)
 

@@ -208,7 +208,7 @@ def test_symmetric_memory_is_used_and_said(ctx):
             assert everywhere(ctx, wrong(ctx, plan(), values[0].T @ values[1], 2.0**-6)) == ""
             report = plan.report()
             assert "SPLIT_P2P" in report.path, report
-            assert any(("lies in symmetric memory" in note) == symmetric for note in report.notes), report
+            assert any(("is in symmetric memory" in note) == symmetric for note in report.notes), report
 
 
 def test_what_one_rank_does_wrong_all_are_told(ctx):

@@ -350,6 +350,7 @@ class FakeGpu:
             getDevice=lambda: self.current,
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
+            getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": 4},
             deviceGetPCIBusId=lambda index: self.devices[index],
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
@@ -505,7 +506,7 @@ class FakeGpu:
             def recv(self, array: Any, peer: int, *, stream: int) -> None:
                 self._message("recv", array, peer, stream, lambda: self.comm.Irecv(array, peer, _TAG))
 
-            def all_reduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
+            def allreduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
                 assert array is out
                 assert op == "sum"
                 gpu.events.append(("all_reduce", stream, array.nbytes))

@@ -32,13 +32,13 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.labels = nn.Embedding(VOCABULARY, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.words(words)
+        x = self.labels(words)
         return self.head(x + self.down(nn.functional.gelu(self.up(self.norm(x)))))
 
 
@@ -131,7 +131,7 @@ def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     whole = new_model()
     split = split_model(whole, mesh, sequence_parallel)
     assert type(split.up) is pt.ColumnParallelLinear
-    assert type(split.words) is pt.VocabParallelEmbedding
+    assert type(split.labels) is pt.VocabParallelEmbedding
     assert split.up.ctx is ctx
     mixed = not sequence_parallel  # the LayerNorm's parameters then are plain tensors, which no norm takes in
     trained_alike(whole, split, ctx, clip=not mixed)
@@ -139,7 +139,7 @@ def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
 
 def dtensors(ctx: pb.Context) -> None:
     """Operands that are DTensors: the result is one, and gradients are."""
-    mesh = ctx.made_of
+    mesh = ctx._made_of
     t, k, n = 7, 13, 10
     for function, x_at, w_at, b_at, y_at in (
         (pt.allgather_matmul, Shard(0), Shard(0), Shard(0), Shard(2)),
@@ -249,7 +249,7 @@ def refused(ctx: pb.Context) -> None:
         with pytest.raises(pb.LayoutError, match=match):
             function()
 
-    mesh = ctx.made_of
+    mesh = ctx._made_of
     raises(r"input_layouts is Shard\(dim=1\), expected", lambda: pt.ColwiseParallel(input_layouts=Shard(1)))
     raises(r"output_layouts is Shard\(dim=1\), expected", lambda: pt.RowwiseParallel(output_layouts=Shard(1)))
     raises(
@@ -396,5 +396,5 @@ def compiled_uneven(ctx: pb.Context, backend: str) -> None:
     mine = whole[own(7, ctx)].clone()
     with pytest.raises(pb.LayoutError, match=r"x: the ranks hold 7 rows together, expected"):
         fast(mine, w[own(8, ctx)].clone(), ctx)
-    x, split = (distribute_tensor(each, ctx.made_of, [Shard(0)]) for each in (whole, w))
+    x, split = (distribute_tensor(each, ctx._made_of, [Shard(0)]) for each in (whole, w))
     compare("y", full(fast(x, split, ctx)), whole @ w.t())

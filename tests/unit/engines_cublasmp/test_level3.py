@@ -257,14 +257,14 @@ def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
     ("routine", "layouts", "moved", "why"),
     [
         (pb.trsm, {"a": {"lead": (1, 0)}}, "", ""),
-        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm wants it to begin with a block"),
-        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm wants other blocks of it"),
-        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm wants it on the result's processes"),
-        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it has to lie like the result"),
-        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk wants other blocks of it"),
-        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k wants other blocks of it"),
-        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd wants other blocks of it"),
-        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "wants other blocks of it"),
+        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm needs it to start at a block boundary"),
+        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm needs it in other blocks"),
+        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm needs it on the result's processes"),
+        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it must have the result's layout"),
+        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk needs it in other blocks"),
+        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k needs it in other blocks"),
+        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd needs it in other blocks"),
+        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "needs it in other blocks"),
     ],
 )  # fmt: skip
 def test_what_is_moved(routine, layouts, moved, why):
@@ -295,7 +295,7 @@ def test_sums_that_may_hang_move_no_data():
         one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
                             replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
         assert nearest_level3(one, 901) == (one, ())
-    assert "A is moved to lie like the result: cublasMpTradd may hang where it moves data" in reasons
+    assert "A is moved to the result's layout: cublasMpTradd may hang where it moves data" in reasons
     turned = Level3Problem("geadd", d, d, op_a="T")
     assert nearest_level3(turned, 1000) == (turned, ())
 

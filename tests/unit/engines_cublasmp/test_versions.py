@@ -89,7 +89,7 @@ def test_symmetric_arrays_in_nvshmem(alone, stand_in):
             b = ctx.empty(p.b, symmetric=True)
             assert lib.gpu.did("symmetric") == [(b.local.data.ptr, 64)]
             with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag") as plan:
-                assert "B, which is gathered, lies in symmetric memory" in plan.report().notes
+                assert "B, which is gathered, is in symmetric memory" in plan.report().notes
         lib.gpu.assert_clean()
 
 
