@@ -16,12 +16,13 @@ from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import nearest_legal, nearest_routine
+from .tuning import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
     from .context import Context
     from .plans import Plan
 
-__all__ = ["algorithms", "plan"]
+__all__ = ["algorithms", "plan", "tune"]
 
 _PARALLEL: dict[str, Callable[..., Any]] = {
     name: getattr(tensor_parallel, f"plan_{name}")
@@ -61,6 +62,60 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     arguments = inspect.signature(found).bind(*args, **kwargs)
     arguments.apply_defaults()
     return level3.plan_routine(name, **arguments.arguments)
+
+
+def tune(
+    function: Callable[..., Any] | str,
+    *args: Any,
+    limit: float = LIMIT,
+    progress: Callable[[int, int], None] | None = None,
+    **kwargs: Any,
+) -> Tuned:
+    """Time every algorithm for ``function(*args, **kwargs)`` on this machine; "auto" takes the fastest from then on.
+
+    Collective over the context. The results go to scratch memory: no array of the caller's is written. The times are
+    kept in a file of the user's, which later contexts on such a machine read: ``~/.cache/pblasmp/tuning.json``, or what
+    PBLASMP_TUNING names. "auto" also goes by them for sizes up to about four times as large or as small.
+
+    Args:
+        function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
+        limit: seconds after which no further algorithm is begun.
+        progress: called on this rank with (algorithms done, algorithms in all).
+
+    Returns:
+        The times by algorithm, of plans: ``best``, ``seconds``, ``refused``.
+
+    Raises:
+        LayoutError: there is no such function, or ``limit`` is not a positive number.
+        UnsupportedError: no algorithm takes it.
+        Exception: what the function raises for these arguments.
+    """
+    kwargs["algo"] = "auto"
+    with plan(function, *args, **kwargs) as planned:
+        ctx = planned._ctx
+        with ctx._agreement("tune") as facts:
+            facts["limit"] = limit
+            if not isinstance(limit, (int, float)) or not limit > 0:
+                raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
+        operands = planned._operands
+        assert operands is not None
+        given = planned._asked, operands, planned.problem
+        options = planned._options
+        if ctx.engine.measured.planned:  # what is no plan replays no CUDA graph
+            _measure(ctx, given, replace(options, repeated=False), limit, None)
+        return _measure(ctx, given, replace(options, repeated=True), limit, progress)
+
+
+def _measure(
+    ctx: Context,
+    given: tuple[Problem, Any, Problem],
+    options: Options,
+    limit: float,
+    progress: Callable[[int, int], None] | None,
+) -> Tuned:
+    problem, operands, nearest = given
+    moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
+    return measure(ctx, problem, options, operands, moved, limit=limit, progress=progress)
 
 
 def _public(name: str) -> Callable[..., Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .engines.algorithms import Verdict
@@ -15,6 +16,7 @@ from .layout import Level3Problem, MatmulProblem
 from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
+from .tuning import measure
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,6 +76,10 @@ class Plan(Generic[Result]):
         self._ctx, self._call, self._options = ctx, call, options
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
+        if options.algo == "measure":
+            self._options = options = replace(options, algo="auto")
+            if not ctx.engine.measured.knows(self.problem, options):
+                measure(ctx, problem, options, operands, nearest)
         self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
         self._log()

@@ -18,10 +18,10 @@ from ..drawing.picture import picture_format
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..errors import LayoutError
 from ..launchers import surroundings
+from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
-from .timing import samples
 
 __all__ = ["COLLECTIVES", "BenchOptions", "bench", "draw_bench", "print_bench"]
 

@@ -25,10 +25,10 @@ from ..launchers import surroundings
 from ..layout import Grid, MatrixDescriptor
 from ..layout.problem import Op
 from ..matrix import DistributedMatrix
+from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
 from .terminal import plain
-from .timing import samples
 from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]

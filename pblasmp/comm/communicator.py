@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Communicator", "Request", "check_world", "chunks", "wrap"]
+__all__ = ["Communicator", "Request", "check_world", "chunks", "nodes_of", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _NOTE = 1  # tag of the side channel's messages
@@ -385,6 +385,16 @@ def _enough_communicators() -> Iterator[None]:
             f"MPI cannot make another communicator ({reason}); {number_open()} contexts of this process are open or "
             "were never closed, and each holds communicators: close those that are no longer used"
         ) from error
+
+
+def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
+    """Return the ranks of each node; PBLASMP_RANKS_PER_NODE splits a machine into several. Collective."""
+    nodes = comm.nodes()
+    per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
+    if per_node.isdecimal() and int(per_node) > 0:
+        step = int(per_node)
+        nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
+    return nodes
 
 
 def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:

@@ -382,8 +382,14 @@ class Engine(Protocol):
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
+        measured: times of algorithms on this machine; None before the context has read them.
+        machine: this rank's processor, in words.
+        libraries: names and versions of what computes and communicates.
     """
 
+    measured: Any
+    machine: str
+    libraries: str
     name: str
     why: str
     agrees: bool

@@ -95,10 +95,15 @@ class ParallelProblem:
     @property
     def flops(self) -> int:
         """Floating-point operations of all ranks together, four times as many for complex types."""
+        tokens, outputs, inputs = self.sizes
+        return 2 * tokens * outputs * inputs * (4 if self.dtype.kind == "c" else 1)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, outputs and inputs of all ranks together."""
         tokens = sum(self.tokens) if self.gathers else self.tokens[0]
         outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        inputs = sum(self.inputs) if self.sums else self.inputs[0]
-        return 2 * tokens * outputs * inputs * (4 if self.dtype.kind == "c" else 1)
+        return tokens, outputs, sum(self.inputs) if self.sums else self.inputs[0]
 
     def slices(self, name: Literal["tokens", "outputs", "rows"]) -> list[slice]:
         """Return where each rank's part of "tokens", "outputs" or "rows" is in the whole. Local; 0-based."""
@@ -110,9 +115,7 @@ class ParallelProblem:
         types = self.dtype.name
         if is_float8(self.dtype):
             types = f"{types} by {self.w_dtype.name} to {self.out_dtype.name}"
-        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
-        outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        tokens, outputs, inputs = self.sizes
         return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
 
     # -- from and to matrix products
@@ -170,9 +173,7 @@ class ParallelProblem:
             return "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
         if self.form == "matmul_allreduce" and self.c_dtype is not None and self.size > 1:
             return "C is added once: by the rank that sums"
-        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
-        outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        tokens, outputs, inputs = self.sizes
         op_b: Op = "T" if self.outputs_first else "N"
         p = maker(tokens, outputs, inputs, self.size, "N", op_b, dtype=self.dtype, order="C")
         p = self._typed(p)

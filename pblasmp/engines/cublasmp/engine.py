@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bindings import Library
+from ...bindings import Library, version_text
 from ...comm import Communicator
 from ...dtypes import is_float8
 from ...errors import LayoutError
@@ -42,6 +42,7 @@ class CublasmpEngine:
 
     name = "cublasmp"
     agrees = False
+    measured: Any = None
     algorithms = algorithms.ALGORITHMS
 
     def __init__(
@@ -63,6 +64,17 @@ class CublasmpEngine:
     def version(self) -> int:
         """CuBLASMp's version: 1000 is 0.10.0."""
         return self.session.version
+
+    @property
+    def machine(self) -> str:
+        """This rank's GPU. Local."""
+        return self.session.gpu_name
+
+    @property
+    def libraries(self) -> str:
+        """CuBLASMp and NCCL. Local."""
+        nccl = self.session.nccl_version
+        return f"cuBLASMp {version_text(self.version)}, NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}"
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...dtypes import DTYPES, accumulation_dtype, is_float8
 from ...errors import ClosedError, PblasmpError, UnsupportedError
@@ -25,9 +25,8 @@ from .streams import current
 from .types import compute_type
 
 if TYPE_CHECKING:
-    from .engine import CublasmpEngine
     from .overlapped import Algorithm as Kind
-    from .session import Session
+    from .session import Session, session_of
 
 __all__ = ["ALGORITHMS", "OverlappedProduct"]
 
@@ -40,10 +39,6 @@ _SPLIT = {
     "matmul_allgather": ("outputs",),
 }
 _ALIGNED = 16  # bytes, of 8-bit operands
-
-
-def _session(engine: Engine) -> Session:
-    return cast("CublasmpEngine", engine).session
 
 
 def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
@@ -78,7 +73,8 @@ class OverlappedProduct(Product):
     def __init__(
         self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands, kind: type[Kind]
     ) -> None:
-        self._session = session = _session(engine)
+        self._session = session = session_of(engine)
+        assert session.gpu is not None, "its refusal says why it has none"
         self._p, self._gpu = p, session.gpu
         e = operands.epilogue
         self._kind = kind(self._gpu, _spec(p, options, None if e is None else e.activation))
@@ -224,7 +220,7 @@ def _why_not(
     kind: type[Kind], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
     """Return why a way over local GEMMs and copies cannot be taken. Collective the first time."""
-    session = _session(engine)
+    session = session_of(engine)
     if p.size != session.size:
         return f"its layouts are on {p.size} ranks, it needs all {session.size} of the context"
     if options.comm_sms is not None:
@@ -250,7 +246,7 @@ def _why_not(
             )
     try:
         compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        return kind.why_not(session.gpu, spec)
+        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, spec)
     except PblasmpError as error:
         return str(error)
 
@@ -276,7 +272,7 @@ def _row(form: str, name: str) -> Algorithm:
     def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:
         if fallback and _why_not(kind, engine, p, options, None):
             return 5.0
-        return _cost(name, p, options, _session(engine))
+        return _cost(name, p, options, session_of(engine))
 
     return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
 

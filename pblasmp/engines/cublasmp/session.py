@@ -7,29 +7,39 @@ import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...bindings import GridLayout, Library
-from ...comm import Agreement, Communicator
+from ...comm import Agreement, Communicator, nodes_of
 from ...dtypes import is_float8
-from ...errors import LibraryNotFoundError, PblasmpError
+from ...errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...extras import install
 from ...layout import Grid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ..base import overlap
+from ..base import Engine, overlap
 from . import faults
 from .device import Device
+from .overlapped import Gpu
+from .recordings import Recordings
 
-if TYPE_CHECKING:
-    from .overlapped import Gpu
-
-__all__ = ["Session", "open_library", "stored_dtype"]
+__all__ = ["Session", "open_library", "session_of", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
+_SHARE_OF_MEMORY = 0.8
+
+
+class _HasSession(Protocol):
+    session: Session
+
+
+def session_of(engine: Engine) -> Session:
+    """Return the session of a GPU engine. Local."""
+    return cast("_HasSession", engine).session
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
@@ -48,6 +58,8 @@ class Session:
 
     Attributes:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
+        gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
+        nodes: how many nodes the ranks are on.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
@@ -61,8 +73,6 @@ class Session:
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
         self._recycled: list[tuple[int, int]] = []
-        self._gpu: Gpu | None = None
-        self._no_gpu: LibraryNotFoundError | None = None
         self._multiprocessors = 0
         self._recording: Any = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
@@ -76,6 +86,8 @@ class Session:
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
+            self.nodes = len(nodes_of(comm))
+            self.gpu, self.why_no_gpu = self._own_gpu()
             handle = ctypes.c_void_p()
             with self.agreement("Context: cuBLASMp"):
                 self._nowhere = cupy.empty(256, np.uint8)
@@ -114,6 +126,22 @@ class Session:
             self._closing.callback(nccl.destroy)
         return nccl
 
+    def _own_gpu(self) -> tuple[Gpu | None, str]:
+        """Return what overlapped algorithms are written over, or None and why not. Collective."""
+        missing = "" if find_spec("nvmath") is not None else f"nvmath-python is missing: {install('cu13')}"
+        why = next((each for each in self._comm.allgather(missing) if each), "")
+        if why:
+            return None, why
+        peers = SimpleNamespace(
+            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
+        )
+        try:
+            gpu = Gpu(peers)
+        except UnsupportedError as error:  # more ranks than its kernels take
+            return None, str(error)
+        self._closing.callback(gpu.close)
+        return gpu, ""
+
     @property
     def nccl(self) -> Any:
         """nccl4py's communicator of all ranks."""
@@ -125,37 +153,18 @@ class Session:
         return _nccl_version()
 
     @property
+    def gpu_name(self) -> str:
+        """What CUDA calls the GPU. Local."""
+        name = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)["name"]
+        return str(name.decode() if isinstance(name, bytes) else name)
+
+    @property
     def multiprocessors(self) -> int:
         """How many the GPU has. Local."""
         if not self._multiprocessors:
             properties = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)
             self._multiprocessors = int(properties["multiProcessorCount"])
         return self._multiprocessors
-
-    @property
-    def gpu(self) -> Gpu:
-        """What products of local GEMMs and copies between GPUs are written over. Collective the first time.
-
-        Raises:
-            LibraryNotFoundError: nvmath-python is not installed, on every rank.
-        """
-        if self._no_gpu is not None:
-            raise self._no_gpu
-        if self._gpu is None:
-            from .overlapped import Gpu
-
-            try:
-                with Agreement(self._comm, "cuBLASLt"):
-                    _require_nvmath()
-            except LibraryNotFoundError as error:
-                self._no_gpu = error
-                raise
-            known = SimpleNamespace(
-                rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
-            )
-            self._gpu = Gpu(known)
-            self._closing.callback(self._gpu.close)
-        return self._gpu
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
@@ -229,6 +238,22 @@ class Session:
                 raise MemoryError(
                     f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
                 )
+
+    def room(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every GPU has ``nbytes`` of symmetric memory to give, and how many at least. Collective."""
+        held = 0 if self.gpu is None else self.gpu.held
+        if nbytes <= held:
+            return True, held
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        limit = int(min(self._comm.allgather(int(free))) * _SHARE_OF_MEMORY)
+        return nbytes <= limit, limit
+
+    def recordings(self) -> Recordings:
+        """Return where a product of ``gpu`` keeps its graphs. Local."""
+        gpu = self.gpu
+        assert gpu is not None
+        prepare = lambda stream: gpu.products.prepare_stream(stream.ptr)  # noqa: E731
+        return Recordings(self.follow_stream, lambda: gpu.addresses, prepare)
 
     def agreement(self, what: str) -> Agreement:
         """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""
@@ -315,7 +340,7 @@ class Session:
     def share_largest(self, array: Any) -> None:
         """Queue the largest of all ranks' numbers, in the array's place, on CuPy's current stream. Collective."""
         stream = self._cupy.cuda.get_current_stream().ptr
-        self._nccl.all_reduce(array, array, self._nccl_core.MAX, stream=stream)
+        self._nccl.allreduce(array, array, self._nccl_core.MAX, stream=stream)
 
     def follow_stream(self) -> None:
         """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
@@ -351,13 +376,6 @@ def _addresses(array: Any) -> NDArray[Any]:
         }
 
     return np.asarray(Described())
-
-
-def _require_nvmath() -> None:
-    try:
-        import nvmath.bindings.cublasLt  # noqa: F401
-    except ImportError as error:
-        raise LibraryNotFoundError(f"nvmath-python is not installed ({error}): {install('cu13')}") from None
 
 
 def _nccl_version() -> int:

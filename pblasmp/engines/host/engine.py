@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ...comm import Agreement, Communicator
+from ...comm import Agreement, Communicator, nodes_of
 from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
@@ -37,6 +40,7 @@ class HostEngine:
 
     name = "host"
     agrees = True
+    measured: Any = None
     xp: Any = np
     device: Any = None
     algorithms: tuple[Algorithm, ...] = ()
@@ -44,12 +48,8 @@ class HostEngine:
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
         self._comm = comm
-        nodes = comm.nodes()
-        here = next(ranks for ranks in nodes if comm.rank in ranks)
-        per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
-        if per_node.isdecimal() and int(per_node) > 0:
-            step = int(per_node)
-            nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
+        here = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
+        nodes = nodes_of(comm)
         self._node = comm.split(nodes)
         with Agreement(comm, "HostEngine"):
             library = blas.library_name()
@@ -67,6 +67,16 @@ class HostEngine:
         local_blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
         self.operations: Operations = HostOperations(local_blas, self._buffers)
         self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
+
+    @property
+    def machine(self) -> str:
+        """This rank's processor. Local."""
+        return f"{_processor()} with {os.cpu_count()} cores, {self.threads} threads a rank"
+
+    @property
+    def libraries(self) -> str:
+        """BLAS and NumPy. Local."""
+        return f"{Path(blas.library_name()).name}, NumPy {np.__version__}"
 
     def recycle(self, array: NDArray[Any]) -> None:
         """Memory is the garbage collector's here. Local."""
@@ -148,6 +158,15 @@ class HostEngine:
             self._limits.restore_original_limits()
         if self._node is not self._comm:
             self._node.free()
+
+
+def _processor() -> str:
+    """Return the name of the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _cores() -> set[int]:

@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.patches import Rectangle
 from rich.console import Console
+from rich.style import Style
 
 import pblasmp as pb
 from pblasmp import drawing
@@ -69,6 +70,7 @@ def picture(name):
 
 
 def terminal(file, width=110, colour=None):
+    Style._add.cache_clear()  # Rich keeps a style's codes as the first console of the process had them
     console = Console(file=io.StringIO(), width=width, color_system=colour, force_terminal=colour is not None)
     drawing.show(file, console)
     return console.file.getvalue()

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -15,7 +15,6 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
 from pblasmp.dtypes import as_dtype
-from pblasmp.engines.base import Options
 from pblasmp.engines.cublasmp.scales import check
 from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
