@@ -27,7 +27,7 @@ from ..errors import LayoutError, LibraryNotFoundError
 from .communicator import Communicator, chunks
 from .side_channel import SideChannel
 
-__all__ = ["beside"]
+__all__ = ["from_group"]
 
 _TIMEOUT = timedelta(days=7)  # a rank may compute as long as it likes; one that ends is noticed at once
 _LOOK_SECONDS = 0.05
@@ -108,7 +108,9 @@ class _Gloo:
 
     def __init__(self, ranks: Sequence[int], channel: SideChannel | None = None) -> None:
         if not dist.is_gloo_available():
-            raise LibraryNotFoundError("this PyTorch was built without gloo, which pblasmp needs to use a process group")
+            raise LibraryNotFoundError(
+                "this PyTorch was built without gloo, which pblasmp needs to use a process group"
+            )
         self._ranks = list(ranks)
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
@@ -223,7 +225,7 @@ class _Gloo:
         self._group = None
 
 
-def beside(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
+def from_group(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
     """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``.
 
     Raises:

@@ -86,7 +86,7 @@ class CublasmpOperations:
         return not is_float8(dtype)
 
     def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
-        """Return ``array``, or in the buffer ``name`` the values that its bytes stand for. Local."""
+        """Return ``array``, or in the buffer ``name`` the values of its bytes. Local."""
         wide = self.multiplies(dtype)
         if wide == dtype:
             return array
@@ -160,7 +160,15 @@ class CublasmpOperations:
         self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
 
     def _gemm_ex(
-        self, x: View, w: View, d: View, op_x: Op, op_w: Op, alpha: complex, beta: complex, compute: str | None
+        self,
+        x: View,
+        w: View,
+        d: View,
+        op_x: Op,
+        op_w: Op,
+        alpha: complex,
+        beta: complex,
+        compute: str | None,
     ) -> None:
         """Queue a product by cuBLAS, which is column-major: it computes the transpose."""
         m, n, k = d.cols, d.rows, x.cols if op_x == "N" else x.rows
@@ -234,4 +242,8 @@ def _row_major(array: Array) -> tuple[View, Op]:
     flag, ld = blas_operand(array)
     rows, cols = array.shape
     address, dtype = int(array.data.ptr), np.dtype(array.dtype)
-    return (View(address, rows, cols, ld, dtype), "N") if flag == "T" else (View(address, cols, rows, ld, dtype), "T")
+    return (
+        (View(address, rows, cols, ld, dtype), "N")
+        if flag == "T"
+        else (View(address, cols, rows, ld, dtype), "T")
+    )
