@@ -30,7 +30,7 @@ def nvshmem_core() -> Any:
 
 
 class NvshmemHeap:
-    """NVSHMEM over all ranks of a context: initialised if nobody has, finalised only if we did. Collective.
+    """NVSHMEM over all ranks of a context: initialised unless it is, finalised only if initialised here. Collective.
 
     Args:
         rank, size: this rank's number, and how many there are: all of those that NVSHMEM knows.
@@ -89,7 +89,7 @@ class NvshmemHeap:
         """Nothing to do."""
 
     def holds(self, address: int) -> int:
-        """Return the start of the allocation that ``address`` lies in, 0 where there is none. Local."""
+        """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
         return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ class PreparedCall(Product, ABC):
             pointer.value -= (rows + cols * self._lld(array, x)) * array.itemsize
 
     def _before_first(self, x: MatrixDescriptor) -> tuple[int, int]:
-        """Return the rows and columns of the first block that would lie before this rank's local array."""
+        """Return the rows and columns of the first block that would come before this rank's local array."""
         prow, pcol = x.grid.coords(self._session.rank)
         return x.lead[0] * (prow == x.source[0]), x.lead[1] * (pcol == x.source[1])
 
