@@ -2,9 +2,9 @@
 """Who sends which part of the operands of a product to whom, with one order of k for both operands.
 
 A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
-not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one process
-column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the blocks
-are. Everything here is arithmetic on layouts, the same on every rank. Both operands are seen as outer × k.
+not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one
+process column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the
+blocks are. Everything here is arithmetic on layouts, the same on every rank. Both operands are seen as outer × k.
 """
 
 from __future__ import annotations

@@ -57,6 +57,9 @@ class NvshmemHeap:
             self._core = core = nvshmem_core()
             self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
             if self._ours:
+                from cuda.core import Device
+
+                gpu = Device(device)
                 uid = core.get_unique_id(empty=rank != 0)
             elif core.n_pes() != size:
                 raise UnsupportedError(
@@ -65,9 +68,7 @@ class NvshmemHeap:
         if self._ours:
             uid._data[...] = bcast(uid._data)
             with agreement("Context: NVSHMEM"):
-                from cuda.core import Device
-
-                core.init(device=Device(device), uid=uid, rank=rank, nranks=size, initializer_method="uid")
+                core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of ``nbytes`` of new memory. Collective over all ranks."""

@@ -26,6 +26,7 @@ from numpy.lib.stride_tricks import as_strided
 
 _TAG = 4711  # of NCCL's messages, which MPI carries
 _COLLECTIVE = ("init", "split", "all_reduce")  # a rank that fails in these has taken part
+_RELEASES = ("destroy", "use", "finalize", "free")  # what fails in these is given back all the same
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
 _KEPT: list[Any] = []  # what MPI may still write to
 
@@ -141,7 +142,9 @@ class FakeGpu:
         self._next = 0x100
         self.under_way: dict[int, list[Any]] = {}
         self.promised: list[Any] = []  # events that messages end with, until a stream waits for them
-        self.behind: set[tuple[int, int]] = set()  # (stream, other): waits for the other since its last messages
+        self.behind: set[tuple[int, int]] = (
+            set()
+        )  # (stream, other): waits for the other since its last messages
         self.called: list[tuple[str, str]] = []
         self.fails, self.patience, self.stuck = -1, 3600.0, False
 
@@ -154,31 +157,35 @@ class FakeGpu:
         if len(self.called) - 1 == self.fails:
             raise CUDARuntimeError(f"injected: {name}")
 
-    def _watch(self, content: Any) -> Any:
-        """Return a module, a class or a function whose calls are counted."""
+    def _watch(self, content: Any, name: str = "") -> Any:
+        """Return a module, a class or a function called ``name`` whose calls are counted."""
         if isinstance(content, SimpleNamespace):
-            names = {name: self._watch(x) for name, x in vars(content).items() if name not in _LOCAL}
+            names = {name: self._watch(x, name) for name, x in vars(content).items() if name not in _LOCAL}
             return SimpleNamespace(**{**vars(content), **names})
         if isinstance(content, type):
             if not issubclass(content, (np.ndarray, np.generic, Exception)):
                 for name, x in list(vars(content).items()):
-                    if not name.startswith("_") and name not in _LOCAL and callable(getattr(x, "__func__", x)):
+                    if (
+                        not name.startswith("_")
+                        and name not in _LOCAL
+                        and callable(getattr(x, "__func__", x))
+                    ):
                         of_class = isinstance(x, classmethod)
                         function = self._counted(name, x.__func__ if of_class else x)
                         setattr(content, name, classmethod(function) if of_class else function)
             return content
-        return self._counted(getattr(content, "__name__", "?"), content) if callable(content) else content
+        return self._counted(name, content) if callable(content) else content
 
     def _counted(self, name: str, function: Any) -> Any:
         def call(*args: Any, **how: Any) -> Any:
-            if name not in _COLLECTIVE:
+            if name not in (*_COLLECTIVE, *_RELEASES):
                 self.enter(name)
                 return function(*args, **how)
             result = function(*args, **how)
             try:
                 self.enter(name)
             except CUDARuntimeError:
-                if name != "all_reduce" and result.ptr:
+                if name in ("init", "split") and getattr(result, "ptr", 0):
                     result.destroy()  # the library's own clean-up
                 raise
             return result
@@ -356,7 +363,7 @@ class FakeGpu:
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
         )  # fmt: skip
 
-    def _streams(self) -> tuple[Any, Any]:
+    def _streams(self) -> tuple[Any, Any]:  # noqa: C901 (a table of functions)
         gpu = self
 
         class Event:
@@ -467,7 +474,7 @@ class FakeGpu:
 
     # -- nccl4py
 
-    def _nccl(self) -> SimpleNamespace:
+    def _nccl(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
         gpu = self
 
         class Communicator:

@@ -298,7 +298,13 @@ class PushedProduct(Product):
         self, engine: Engine, session: Session, p: MatmulProblem, options: Options, finish: Finish | None
     ) -> None:
         assert session.gpu is not None
-        self._engine, self._session, self._p, self._options, self._finish = engine, session, p, options, finish
+        self._engine, self._session, self._p, self._options, self._finish = (
+            engine,
+            session,
+            p,
+            options,
+            finish,
+        )
         self._inside = engine.transport.rank < p.d.grid.size
         plan = push_plan(p, engine.transport.size)
         self._conjugates = [conjugated_first(p, plan, which) for which in (0, 1)]
@@ -345,7 +351,9 @@ class PushedProduct(Product):
         if array is None or not array.size:
             return View(0, 0, 0, 1, matrix.dtype)
         if self._conjugates[which]:
-            copy = self._engine.operations.scratch(f"conjugate {which}", array.shape, matrix.dtype, matrix.order)
+            copy = self._engine.operations.scratch(
+                f"conjugate {which}", array.shape, matrix.dtype, matrix.order
+            )
             array = self._engine.xp.conjugate(array, out=copy)
         return View.of(array if matrix.order == "C" else array.T, matrix.dtype, "ab"[which])
 
@@ -423,7 +431,9 @@ def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa:
 
 def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> PushedProduct:
     session = session_of(engine)
-    return PushedProduct(engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None)
+    return PushedProduct(
+        engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None
+    )
 
 
 ALGORITHMS = (Algorithm("push", _prepare, _serves, refusal=_refusal, cost=_cost),)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -65,7 +66,9 @@ def test_short_blocks_arrive_in_one_range():
     assert [dst for _, dst in positions(of_b[0])] == list(range(4096))
 
 
-def random_matrix(rng: np.random.Generator, shape: tuple[int, int], size: int, **how: Any) -> pb.MatrixDescriptor:
+def random_matrix(
+    rng: np.random.Generator, shape: tuple[int, int], size: int, **how: Any
+) -> pb.MatrixDescriptor:
     divisors = [n for n in range(1, size + 1) if size % n == 0]
     nprow = int(rng.choice(divisors))
     grid = pb.Grid(nprow, int(rng.integers(1, size // nprow + 1)), str(rng.choice(["row", "col"])))
@@ -73,7 +76,8 @@ def random_matrix(rng: np.random.Generator, shape: tuple[int, int], size: int, *
     source = (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol)))
     before = tuple(int(rng.integers(0, 7)) for _ in range(2))
     whole = pb.MatrixDescriptor(
-        tuple(n + i for n, i in zip(shape, before, strict=True)), blocks, grid, source, order=str(rng.choice(["C", "F"])), **how
+        tuple(n + i for n, i in zip(shape, before, strict=True)), blocks, grid, source,
+        order=str(rng.choice(["C", "F"])), **how,
     )  # fmt: skip
     return whole[before[0] :, before[1] :]
 
@@ -105,13 +109,14 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
                     for _, i in positions(part.outer) for _, j in positions(part.inner)
                 ]  # fmt: skip
                 assert sorted(got) == [(i, j) for i in range(extent) for j in range(p.k if extent else 0)]
-                for part in parts:
-                    if (which, part.source) in inboxes:
-                        taken.append((inboxes[which, part.source], math.prod(part.shape) * slab.itemsize))
+                taken += [
+                    (inboxes[which, part.source], math.prod(part.shape) * slab.itemsize)
+                    for part in parts if (which, part.source) in inboxes
+                ]  # fmt: skip
                 chunks = plan.chunks(which, rank)
                 assert [i for start, stop in chunks for i in range(start, stop)] == list(range(extent))
             taken = sorted(x for x in taken if x[1])
-            assert all(at + length <= then for (at, length), (then, _) in zip(taken, taken[1:], strict=False))
+            assert all(at + length <= then for (at, length), (then, _) in itertools.pairwise(taken))
             assert end <= plan.nbytes
 
 

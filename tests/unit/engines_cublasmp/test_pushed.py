@@ -53,7 +53,8 @@ class Case:
     def _arrays(self, rank: int) -> list[Any]:
         p = self.p
         values = [
-            x.conj() if conjugated_first(p, self.plan, which) else x for which, x in enumerate((self.a, self.b))
+            x.conj() if conjugated_first(p, self.plan, which) else x
+            for which, x in enumerate((self.a, self.b))
         ]
         return [
             self._local(rank, p.a, values[0]), self._local(rank, p.b, values[1]),
