@@ -199,7 +199,13 @@ def flips() -> str:
 
 
 GALLERY = (
-    *("grid-2x3", "grid-2x3-col", "ragged-2x2", "source-each", "order-cfc", "idle-ranks", "sub-rows"),
+    "grid-2x3",
+    "grid-2x3-col",
+    "ragged-2x2",
+    "source-each",
+    "order-cfc",
+    "idle-ranks",
+    "sub-rows",
     "thin-outer-product",
 )
 """Problems that the gallery shows, by name."""

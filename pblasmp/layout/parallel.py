@@ -168,8 +168,8 @@ class ParallelProblem:
             split["tokens"] = self.rows
         for name, shards in split.items():
             if len(set(shards)) > 1:
-                held = f"{sum(shards)} {name} are {list(shards)} on the ranks"
-                return f"{held}: cuBLASMp has this form only for equal shares"
+                shares = f"{sum(shards)} {name} are {list(shards)} on the ranks"
+                return f"{shares}: cuBLASMp has this form only for equal shares"
         if self.form == "matmul_allreduce" and not self.outputs_first:
             return (
                 "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
