@@ -95,11 +95,9 @@ def tune(
         ctx = planned._ctx
         with ctx._agreement("tune") as facts:
             facts["limit"] = limit
-            if not isinstance(limit, (int, float)) or not limit > 0:
+            if not limit > 0:
                 raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
-        operands = planned._operands
-        assert operands is not None
-        given = planned._asked, operands, planned.problem
+        given = planned._asked, planned._held(), planned.problem
         options = planned._options
         if ctx.engine.measured.planned:  # what is no plan replays no CUDA graph
             _measure(ctx, given, replace(options, repeated=False), limit, None)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .engines.base import Operands, Options, Problem, same_memory
+from .comm import is_agreed
+from .engines.base import Operands, Options, Problem, Product, same_memory
 from .engines.catalogue import names, prepare
 from .engines.measured import save, tuning_file
 from .errors import PblasmpError, UnsupportedError
@@ -103,14 +104,12 @@ def measure(
             refused[name] = str(error).partition(": ")[2] or str(error)
             continue
         try:
-            run = (
-                product.run
-                if options.repeated
-                else lambda given, product=product: product.run(replace(given))
-            )
-            seconds[name] = _time(
-                ctx, lambda run=run: run(scratch), restore, min(seconds.values(), default=0.0)
-            )
+            run = _run(product, scratch, again=options.repeated)
+            seconds[name] = _time(ctx, run, restore, min(seconds.values(), default=0.0))
+        except PblasmpError as error:  # what a library says of itself when it is run
+            if not is_agreed(error, ctx.comm):
+                raise
+            refused[name] = str(error)
         finally:
             engine.synchronize()
             product.close()
@@ -134,6 +133,11 @@ def _keep(
     if why and ctx.rank == 0:
         warnings.warn(f"tune: the times are known to this context alone: {why}", stacklevel=3)
     return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file)
+
+
+def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
+    """Return what runs a product as a plan does ``again``, or as if for the first time."""
+    return lambda: product.run(operands if again else replace(operands))
 
 
 def _time(ctx: Context, run: Callable[[], Any], restore: Callable[[], None], best: float) -> float:

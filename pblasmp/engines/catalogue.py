@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ..layout import Level3Problem, MatmulProblem
-from . import dealt, overlapped, reduced, slabs, solve, sums
+from . import dealt, overlapped, reduced, shared, slabs, solve, sums
 from .algorithms import Verdict, choose
 from .base import Engine, Operands, Options, Problem, Product
 from .moved import MovedProduct
@@ -17,6 +17,7 @@ ALGORITHMS = (
     *solve.ALGORITHMS,
     *sums.ALGORITHMS,
     *reduced.ALGORITHMS,
+    *shared.ALGORITHMS,
     *overlapped.ALGORITHMS,
 )
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way of the tensor-parallel functions on GPUs, as users ask for it by name: against NumPy, in graphs, measured."""
+"""Every way of the tensor-parallel functions on GPUs, asked for by name: against NumPy, in graphs, measured."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ WORST = {"bfloat16": 8e-3, "float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "
 class Case:
     """Random operands that every rank knows, this rank's parts on its GPU, and what NumPy makes of them."""
 
-    def __init__(self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False) -> None:
+    def __init__(
+        self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False
+    ) -> None:
         import cupy
 
         self.ctx, self.form, self.kind = ctx, form, DTYPES[dtype]
@@ -39,7 +42,9 @@ class Case:
             for x in (self.x[mine[0], mine[1]], self.w[mine[2], mine[3]])
         )
         self.local_bias = cupy.asarray(self.bias[mine[2]].astype(self.kind))
-        rows = pb.tensor_parallel.shard(t, ctx.size, ctx.rank) if form == "matmul_reduce_scatter" else everything
+        rows = (
+            pb.tensor_parallel.shard(t, ctx.size, ctx.rank) if form == "matmul_reduce_scatter" else everything
+        )
         self.result = rows, (outputs if form == "allgather_matmul" else everything)
 
     def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -79,7 +84,9 @@ def test_epilogues_and_c(ctx, form, name, dtype):
 
     case = Case(ctx, form, dtype)
     function = getattr(pb, form)
-    y = function(case.local_x, case.local_w, ctx, algo=name, bias=case.local_bias, activation="relu", alpha=0.5)
+    y = function(
+        case.local_x, case.local_w, ctx, algo=name, bias=case.local_bias, activation="relu", alpha=0.5
+    )
     case.check(y, np.maximum(0.5 * (case.x @ case.w.T) + case.bias, 0))
     out = cupy.ones_like(y)
     function(case.local_x, case.local_w, ctx, algo=name, beta=2, c=out, out=out)
@@ -98,10 +105,11 @@ def test_plans_replay_what_they_recorded(ctx, form, name):
         small = Case(ctx, form, "float64")  # other products in between, larger ones too
         getattr(pb, form)(small.local_x, small.local_w, ctx)
         case.check(plan(), 8 * (case.x @ case.w.T))
-        other = case.local_x * 0.5
+        other = case.local_x.copy()
+        other /= 2
         case.check(plan(x=other), 4 * (case.x @ case.w.T))
         graph = plan.graph()
-        other *= 0.25
+        other /= 4
         case.check(graph.replay(), case.x @ case.w.T)
 
 
@@ -111,7 +119,8 @@ def test_allreduce_has_the_same_bits_in_every_run(ctx, name):
     with pb.plan(pb.matmul_allreduce, case.local_x, case.local_w, ctx, algo=name) as plan:
         first = plan().get().view(np.uint16)
         differ = sum(bool((plan().get().view(np.uint16) != first).any()) for _ in range(30))
-    assert ctx.comm.allgather((differ, hash(first.tobytes()))) == [(0, hash(first.tobytes()))] * ctx.size
+    bits = zlib.crc32(first.tobytes())
+    assert ctx.comm.allgather((differ, bits)) == [(0, bits)] * ctx.size
 
 
 def test_gathered_x(ctx):
