@@ -87,7 +87,7 @@ def measure(
     engine = ctx.engine
     with ctx._agreement("tune: scratch results"):
         scratch, restore = _scratch(engine, operands)
-    candidates = names(engine, nearest or problem)
+    candidates = names(engine, nearest or problem, options)
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     began = time.monotonic()
