@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...dtypes import DTYPES, accumulation_dtype, is_float8
 from ...errors import ClosedError, PblasmpError, UnsupportedError
@@ -25,7 +25,6 @@ from .streams import current
 from .types import compute_type
 
 if TYPE_CHECKING:
-    from .engine import CublasmpEngine
     from .overlapped import Algorithm as Kind
     from .session import Session
 
@@ -43,7 +42,8 @@ _ALIGNED = 16  # bytes, of 8-bit operands
 
 
 def _session(engine: Engine) -> Session:
-    return cast("CublasmpEngine", engine).session
+    session: Session = engine.session  # type: ignore[attr-defined]  # these are the rows of CublasmpEngine alone
+    return session
 
 
 def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
