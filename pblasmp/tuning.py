@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .comm import is_agreed
 from .engines.base import Operands, Options, Problem, Product, same_memory
 from .engines.catalogue import names, prepare
 from .engines.measured import save, tuning_file
@@ -86,7 +87,7 @@ def measure(
     engine = ctx.engine
     with ctx._agreement("tune: scratch results"):
         scratch, restore = _scratch(engine, operands)
-    candidates = names(engine, nearest or problem)
+    candidates = names(engine, nearest or problem, options)
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     began = time.monotonic()
@@ -103,8 +104,12 @@ def measure(
             refused[name] = str(error).partition(": ")[2] or str(error)
             continue
         try:
-            run = _runs(product, scratch, again=options.repeated)
+            run = _run(product, scratch, again=options.repeated)
             seconds[name] = _time(ctx, run, restore, min(seconds.values(), default=0.0))
+        except PblasmpError as error:  # what a library says of itself when it is run
+            if not is_agreed(error, ctx.comm):
+                raise
+            refused[name] = str(error)
         finally:
             engine.synchronize()
             product.close()
@@ -133,6 +138,11 @@ def _keep(
     if why and ctx.rank == 0:
         warnings.warn(f"tune: the times are known to this context alone: {why}", stacklevel=3)
     return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file)
+
+
+def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
+    """Return what runs a product as a plan does ``again``, or as if for the first time."""
+    return lambda: product.run(operands if again else replace(operands))
 
 
 def _time(ctx: Context, run: Callable[[], Any], restore: Callable[[], None], best: float) -> float:

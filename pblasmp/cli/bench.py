@@ -12,11 +12,12 @@ from typing import Any, Literal
 import click
 
 from .. import tensor_parallel
+from ..comm import is_agreed
 from ..context import Context
 from ..drawing.bars import Panel, draw_bars
 from ..drawing.picture import picture_format
 from ..dtypes import ELEMENT_TYPES, as_dtype
-from ..errors import LayoutError
+from ..errors import LayoutError, PblasmpError
 from ..launchers import surroundings
 from ..timing import samples
 from .progress import Reporter
@@ -50,6 +51,7 @@ class BenchOptions:
         samples: runs that are timed.
         engine: as in Context.
         output: a picture to draw.
+        algo: how ours are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
     """
 
     collectives: tuple[str, ...]
@@ -58,6 +60,7 @@ class BenchOptions:
     samples: int
     engine: Literal["auto", "host", "cublasmp"]
     output: Path | None
+    algo: str = "auto"
 
 
 def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
         shapes = options.shapes or [
-            (_up(t, ctx.size), n, _up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]
+            (round_up(t, ctx.size), n, round_up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]
         ]
         with ctx._agreement("pblasmp bench"):
             _validate(options)
@@ -95,7 +98,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
                     )
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         sections = {
-            name: [_case(ctx, reporter, name, shape, dtype, options.samples) for shape in shapes]
+            name: [_case(ctx, reporter, name, shape, dtype, options) for shape in shapes]
             for name in options.collectives
         }
         return {
@@ -109,22 +112,29 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
         }
 
 
-def _up(n: int, ranks: int) -> int:
+def round_up(n: int, ranks: int) -> int:
     """Return the next multiple of ``ranks``. Local."""
     return -(-n // ranks) * ranks
 
 
 def _case(
-    ctx: Context, reporter: Reporter, name: str, shape: tuple[int, int, int], dtype: str, count: int
+    ctx: Context,
+    reporter: Reporter,
+    name: str,
+    shape: tuple[int, int, int],
+    dtype: str,
+    options: BenchOptions,
 ) -> dict[str, Any]:
     """Time one product of one shape. Collective over the context."""
     t, n, k = shape
+    count = options.samples
     reporter.step(f"{name} {t}, {n}, {k}")
     plan_product = COLLECTIVES[name][1]
     with ctx._agreement("pblasmp bench: arrays"):
         separate = Separate(ctx, name, shape, as_dtype(dtype))
     times, paths, error = {}, {}, 0.0
-    with plan_product(separate.x, separate.w, ctx) as plan:
+    algo = "auto" if options.algo == "all" else options.algo
+    with plan_product(separate.x, separate.w, ctx, algo=algo) as plan:
         makers = {OURS: plan}
         if name == "all_gather" and ctx.engine.device is not None:
             makers[SYMMETRIC] = plan
@@ -134,6 +144,11 @@ def _case(
             times[contender] = _timed(ctx, run, count)
             paths[contender] = plan.report().path
         error = separate.error(plan())
+        others = list(plan.report().algorithms) if options.algo == "all" else []
+    for other in others:
+        found = _one(ctx, separate, plan_product, other, count)
+        if found is not None:
+            times[other], error = found[0], max(error, found[1])
     times[Separate.name(ctx)] = _timed(ctx, separate.run, count)
     times[ALONE] = _timed(ctx, separate.gemm, count)
     error = max(ctx.comm.allgather(error))
@@ -141,6 +156,19 @@ def _case(
         "case": f"{t}, {n}, {k}", "us": times, "path": paths[OURS], "error": error,
         "good": error <= ELEMENT_TYPES[dtype].tolerance,
     }  # fmt: skip
+
+
+def _one(
+    ctx: Context, separate: Separate, plan_product: Callable[..., Any], algo: str, count: int
+) -> tuple[float, float] | None:
+    """Return the time and the error of one algorithm, None where it does not apply. Collective over the context."""
+    try:
+        with plan_product(separate.x, separate.w, ctx, algo=algo) as plan:
+            return _timed(ctx, plan, count), separate.error(plan())
+    except PblasmpError as reason:
+        if not is_agreed(reason, ctx.comm):
+            raise
+    return None
 
 
 def _timed(ctx: Context, run: Callable[[], Any], count: int) -> float:
@@ -172,12 +200,14 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"{ranks}, {result['dtype']}, engine {result['engine']}"
     yield f"µs, the median of {result['samples']} runs, each the slowest rank's"
     for name, rows in result["sections"].items():
-        columns = list(rows[0]["us"])
+        columns = list(dict.fromkeys(column for row in rows for column in row["us"]))
         yield ""
         yield click.style(f"{COLLECTIVES[name][0]} (-c {name})", bold=True)
         yield f"{'T, N, K':>20}" + "".join(f"{column:>18}" for column in columns)
         for row in rows:
-            cells = "".join(f"{row['us'][column]:18.0f}" for column in columns)
+            cells = "".join(
+                f"{row['us'][column]:18.0f}" if column in row["us"] else f"{'-':>18}" for column in columns
+            )
             yield f"{row['case']:>20}{cells}" + ("" if row["good"] else "   WRONG")
         for path in dict.fromkeys(row["path"] for row in rows):
             yield f"  ours: {path}"

@@ -281,6 +281,7 @@ def list_problems(as_json: bool) -> None:
         "pblasmp bench -n 4                               all four, at a few shapes",
         "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.png",
         "pblasmp bench -n 2 -c all_reduce --shape 1024,512,2048 --dtype float64 --engine host",
+        "pblasmp bench -n 4 -c all_reduce --algo all      every algorithm, side by side",
         "mpirun -n 8 pblasmp bench -c all_gather          on ranks already running",
     )
 )
@@ -307,6 +308,13 @@ def list_problems(as_json: bool) -> None:
     help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
 )
 @click.option("--samples", type=click.IntRange(1), default=20, show_default=True, help="Runs that are timed.")
+@click.option(
+    "--algo",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    help="Algorithm of ours, or all that apply, side by side: all.",
+)
 @engine
 @click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart; needs pblasmp[plot].")
 @as_json
@@ -323,6 +331,61 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
         draw_bench(options, result)
     if not all(row["good"] for rows in result["sections"].values() for row in rows):
         raise FailureError("a product is wrong")
+
+
+@cli.command(
+    epilog=examples(
+        "pblasmp tune -n 4 -c all_reduce --shape 4096,1792,4096",
+        "mpirun -n 8 pblasmp tune --model llama-70b --tokens 1024,4096",
+        "pblasmp tune -n 4 --json",
+    )
+)
+@options.ranks()
+@click.option(
+    "-c",
+    "--collective",
+    "collectives",
+    multiple=True,
+    type=click.Choice(["all_gather", "reduce_scatter", "all_reduce", "all_scatter"]),
+    help="What goes with the GEMM, as for bench.  [default: the model's, or each of them]",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    metavar="T,N,K",
+    multiple=True,
+    callback=options.shapes,
+    help="Tokens, outputs, inputs, as for bench.",
+)
+@click.option("--model", metavar="NAME", help="The layers of a model: llama-8b or llama-70b. Needs --tokens.")
+@click.option("--tokens", metavar="T,...", callback=options.tokens, help="Numbers of tokens, for --model.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds for one product, after which no further algorithm is begun.",
+)
+@engine
+@as_json
+@common
+def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
+    """Time every algorithm of tensor-parallel products on this machine, and let "auto" take the fastest."""
+    from .tune import TuneOptions, print_tuned
+    from .tune import tune as run_tune
+
+    if (given["model"] is None) != (not given["tokens"]):
+        raise click.UsageError("--model and --tokens go together")
+    if given["model"] is not None and given["shapes"]:
+        raise click.UsageError("--model says the shapes: leave --shape out")
+    result = run_tune(TuneOptions(**given), ranks)
+    if leading():
+        print_json(result) if as_json else print_tuned(result)
 
 
 @cli.command(epilog=examples("pblasmp info", "pblasmp info --json > versions.json"))

@@ -27,6 +27,7 @@ __all__ = [
     "ops",
     "ranks",
     "shapes",
+    "tokens",
 ]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -93,6 +94,17 @@ def shapes(
             raise click.BadParameter(message, ctx, param)
         found.append(shape)
     return tuple(found)
+
+
+def tokens(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Return the numbers of "1024,4096"."""
+    if text is None:
+        return ()
+    found = text.replace(" ", "").split(",")
+    if not all(re.fullmatch("[1-9][0-9]{0,11}", each) for each in found):
+        message = f"{text!r}: expected numbers of tokens, for example 1024,4096"
+        raise click.BadParameter(message, ctx, param)
+    return tuple(map(int, found))
 
 
 def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Command]:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
+
 from ..layout import Level3Problem, MatmulProblem
-from . import dealt, overlapped, reduced, slabs, solve, sums
+from . import dealt, overlapped, reduced, shared, slabs, solve, sums
 from .algorithms import Verdict, choose
 from .base import Engine, Operands, Options, Problem, Product
 from .moved import MovedProduct
@@ -17,14 +19,19 @@ ALGORITHMS = (
     *solve.ALGORITHMS,
     *sums.ALGORITHMS,
     *reduced.ALGORITHMS,
+    *shared.ALGORITHMS,
     *overlapped.ALGORITHMS,
 )
 
 
-def names(engine: Engine, problem: Problem) -> list[str]:
-    """Return the names of the algorithms for a kind of problem. Local."""
-    rows = (*engine.algorithms, *ALGORITHMS)
-    return list(dict.fromkeys(row.name for row in rows if row.serves(problem)))
+def names(engine: Engine, problem: Problem, options: Options) -> list[str]:
+    """Return the names of the algorithms for a kind of problem, the fastest by rule first. Local."""
+    costs: dict[str, float] = {}
+    for row in (*engine.algorithms, *ALGORITHMS):
+        if row.serves(problem) and row.name not in costs:
+            viewed = row.view(problem)
+            costs[row.name] = math.inf if isinstance(viewed, str) else row.cost(engine, viewed, options)
+    return sorted(costs, key=lambda name: costs[name])
 
 
 def prepare(

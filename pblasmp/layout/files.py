@@ -72,13 +72,14 @@ def root() -> Path:
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: "problems" or "grids". Local.
+    """Return the files that come with pblasmp, sorted: "problems", "invalid", "grids" or "models". Local.
 
     Raises:
         LayoutError: the kind is neither.
     """
-    if kind not in ("problems", "grids"):
-        raise LayoutError(f"descriptors: expected 'problems' or 'grids', got {kind!r}")
+    kinds = "problems", "invalid", "grids", "models"
+    if kind not in kinds:
+        raise LayoutError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))
 
 

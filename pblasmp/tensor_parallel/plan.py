@@ -164,6 +164,10 @@ class ParallelPlan(Plan[Any]):
 
         return Graph(replay, last.result)
 
+    def _held(self) -> Operands:
+        assert self._operands is not None
+        return self._operands
+
     def _title(self) -> str:
         spec, rank = self._spec, self._ctx.rank
         types = spec.dtype.name

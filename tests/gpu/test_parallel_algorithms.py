@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,11 @@ def test_plans_replay_what_they_recorded(ctx, form, name):
         small = Case(ctx, form, "float64")  # other products in between, larger ones too
         getattr(pb, form)(small.local_x, small.local_w, ctx)
         case.check(plan(), 8 * (case.x @ case.w.T))
-        other = case.local_x * 0.5
+        other = case.local_x.copy()
+        other /= 2
         case.check(plan(x=other), 4 * (case.x @ case.w.T))
         graph = plan.graph()
-        other *= 0.25
+        other /= 4
         case.check(graph.replay(), case.x @ case.w.T)
 
 
@@ -117,7 +119,8 @@ def test_allreduce_has_the_same_bits_in_every_run(ctx, name):
     with pb.plan(pb.matmul_allreduce, case.local_x, case.local_w, ctx, algo=name) as plan:
         first = plan().get().view(np.uint16)
         differ = sum(bool((plan().get().view(np.uint16) != first).any()) for _ in range(30))
-    assert ctx.comm.allgather((differ, hash(first.tobytes()))) == [(0, hash(first.tobytes()))] * ctx.size
+    bits = zlib.crc32(first.tobytes())
+    assert ctx.comm.allgather((differ, bits)) == [(0, bits)] * ctx.size
 
 
 def test_gathered_x(ctx):

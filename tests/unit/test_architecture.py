@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
     "context": BOTTOM | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix"},
     "timing": {"context"},
-    "tuning": {"errors", "layout", "engines", "context", "timing"},
+    "tuning": {"errors", "layout", "comm", "engines", "context", "timing"},
     "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context", "tuning"},
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},

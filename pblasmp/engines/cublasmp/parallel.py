@@ -281,6 +281,8 @@ def _row(form: str, name: str) -> Algorithm:
 # -- rules, from measurements on two and four H200, where nothing was measured on this machine: benchmarks/README.md
 
 _HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
+_HIDES_COPIES = 1e10  # and what strided copies cost more than NCCL's
+_PAIR = 2
 _HIDES_PIECES = 1.5e12  # and of one in many pieces
 _PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
@@ -289,8 +291,9 @@ _ONE_SHOT_WAVES = 4
 
 def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
     """Return the rank of an algorithm in the rules: 0.5 for the best one, 0.6 for NCCL's, the others behind these."""
-    if p.gathers:  # cuBLASMp's are ahead where they can be taken
-        return {"push": 1.4, "nccl": 1.5}[name]
+    if p.gathers:  # cuBLASMp's are ahead where they can be taken, but for graphs on two GPUs
+        ahead = options.repeated and p.size == _PAIR
+        return 1.5 if name == "nccl" else 0.5 if ahead else 1.4
     if name == "nccl":
         return 0.6
     return 0.5 if name == _best(p, options, session) else 0.7
@@ -301,12 +304,12 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
     if not graphs and flops < _HIDES:
         return "nccl"
     if p.form == "matmul_allgather":
-        return "push"
+        return "push" if flops >= _HIDES_COPIES else "nccl"
     if p.form == "matmul_reduce_scatter":
         return "pull" if flops < _PULLS * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
-    single = "one_shot" if p.size == 2 or nbytes <= _ONE_SHOT_BYTES else "two_shot"
-    if p.size > 2:
+    single = "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
+    if p.size > _PAIR:
         if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
             return single if graphs else "nccl"
         return "push" if flops >= 9e11 else "nccl"

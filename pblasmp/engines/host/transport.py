@@ -40,7 +40,7 @@ class HostTransport:
         self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
         self.why_not_shared = why_not_shared
         self._comm, self._buffers = comm, buffers
-        self._held = 0
+        self._held, self._turn = 0, 0
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
@@ -72,6 +72,11 @@ class HostTransport:
     def fence(self) -> None:
         """Return when every rank has written what its node shares. Collective."""
         self._comm.barrier()
+
+    def alternate(self) -> int:
+        """Return 0 and 1 in turn. Local."""
+        self._turn = 1 - self._turn
+        return self._turn
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""

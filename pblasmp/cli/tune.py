@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp tune``: every algorithm of tensor-parallel products is timed on this machine, the times are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from ..context import Context
+from ..dtypes import as_dtype
+from ..errors import LayoutError
+from ..launchers import surroundings
+from ..layout.models import load_model
+from ..planning import tune as tune_product
+from .bench import COLLECTIVES, SHAPES, round_up
+from .progress import Reporter
+from .ranks import on_ranks
+from .rivals import Separate
+
+__all__ = ["TuneOptions", "print_tuned", "tune"]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What the user asks for.
+
+    Attributes:
+        collectives: which of ``COLLECTIVES``; empty: the model's, or each of them.
+        shapes: T, N, K each.
+        model: name of a model in descriptors/models.
+        tokens: numbers of tokens, for the model.
+        dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
+        limit: seconds for one product.
+        engine: as in Context.
+    """
+
+    collectives: tuple[str, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    model: str | None
+    tokens: tuple[int, ...]
+    dtype: str | None
+    limit: float
+    engine: Literal["auto", "host", "cublasmp"]
+
+
+def tune(options: TuneOptions, nranks: int | None) -> dict[str, Any]:
+    """Measure what the options say on ``nranks`` ranks. Collective over ranks.
+
+    Raises:
+        PblasmpError: the options will not do.
+        FailureError: a rank that was started failed.
+    """
+    if surroundings() is None and options.model is not None:
+        load_model(options.model)
+    return on_ranks(_work, options, nranks)
+
+
+def _cases(options: TuneOptions, ranks: int, engine: str) -> list[tuple[str, tuple[int, int, int]]]:
+    """Return the products to measure: which collective, and T, N, K as ``pblasmp bench`` takes them. Local."""
+    if options.model is not None:
+        asked = options.collectives or tuple(COLLECTIVES)
+        return [
+            (layer.collective, layer.shape(tokens, ranks))
+            for tokens in options.tokens
+            for layer in load_model(options.model)
+            if layer.collective in asked
+        ]
+    shapes = options.shapes or [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in SHAPES[engine]]
+    return [(name, shape) for name in options.collectives or COLLECTIVES for shape in shapes]
+
+
+def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
+    """What every rank does. Collective over all ranks."""
+    with Context(engine=options.engine) as ctx, reporter.errors():
+        dtype = options.dtype or ("float32" if ctx.engine.name == "host" else "bfloat16")
+        with ctx._agreement("pblasmp tune"):
+            cases = _cases(options, ctx.size, ctx.engine.name)
+            for _, (t, n, k) in cases:
+                if t % ctx.size or k % ctx.size:
+                    raise LayoutError(
+                        f"{t}, {n}, {k}: tokens and inputs are split over the ranks here, expected multiples of "
+                        f"{ctx.size}"
+                    )
+        rows, file = [], ""
+        for name, shape in cases:
+            t, n, k = shape
+            reporter.step(f"{name} {t}, {n}, {k}")
+            with ctx._agreement("pblasmp tune: arrays"):
+                operands = Separate(ctx, name, shape, as_dtype(dtype))
+            form = COLLECTIVES[name][1].__name__.removeprefix("plan_")
+            found = tune_product(
+                form, operands.x, operands.w, ctx, limit=options.limit, progress=reporter.progress
+            )
+            file = found.file
+            rows.append(
+                {
+                    "collective": name, "case": f"{t}, {n}, {k}", "best": found.best,
+                    "us": {each: seconds * 1e6 for each, seconds in found.seconds.items()},
+                    "refused": found.refused,
+                }
+            )  # fmt: skip
+        return {"machine": ctx.engine.measured.machine, "dtype": dtype, "file": file, "measured": rows}
+
+
+def print_tuned(result: dict[str, Any]) -> None:
+    """Print what was measured. Local."""
+    click.echo(f"{result['machine']}, {result['dtype']}")
+    click.echo("µs, the median of runs, each the slowest rank's; auto takes the first one from now on")
+    for row in result["measured"]:
+        times = sorted(row["us"].items(), key=lambda each: each[1])
+        head = click.style(f"{row['collective']:<15}", bold=True)
+        click.echo(f"{head}{row['case']:>20}  " + "  ".join(f"{name} {us:.0f}" for name, us in times))
+    click.echo(f"kept in {result['file']}" if result["file"] else "the times could not be kept")

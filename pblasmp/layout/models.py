@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models: the layers of transformers, written down in descriptors/models, as the products of tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import LayoutError
+from .files import find, read_toml
+
+__all__ = ["Layer", "load_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear layer that is split over ranks.
+
+    Attributes:
+        name: what the model calls it.
+        collective: "all_gather", "reduce_scatter", "all_reduce" or "all_scatter": what goes with its GEMM.
+        outputs, inputs: of the whole layer.
+    """
+
+    name: str
+    collective: str
+    outputs: int
+    inputs: int
+
+    def shape(self, tokens: int, ranks: int) -> tuple[int, int, int]:
+        """Return tokens, outputs (of each rank where these are split) and inputs. Local.
+
+        Raises:
+            LayoutError: outputs or inputs cannot be split evenly over the ranks.
+        """
+        splits = self.collective in ("all_gather", "all_scatter")
+        extent = self.outputs if splits else self.inputs
+        if extent % ranks:
+            what = "outputs" if splits else "inputs"
+            raise LayoutError(f"{self.name}: {extent} {what} cannot be split evenly over {ranks} ranks")
+        return tokens, self.outputs // ranks if splits else self.outputs, self.inputs
+
+
+def load_model(name: str) -> list[Layer]:
+    """Return the layers of a model that comes with pblasmp. Local.
+
+    Raises:
+        LayoutError: there is no such model.
+    """
+    files = {path.stem: path for path in find("models")}
+    if name not in files:
+        raise LayoutError(f"model: expected one of {', '.join(files)}, got {name!r}")
+    table, _ = read_toml(files[name])
+    return [Layer(**layer) for layer in table["layers"]]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``overlapped.Gpu`` is to the algorithms, on one rank without peers: everything is computed at once by NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pblasmp.dtypes import accumulation_dtype
+from pblasmp.engines.cublasmp.lt import PLAIN
+from pblasmp.engines.cublasmp.views import View
+
+
+def at(view: View) -> np.ndarray:
+    """Return the memory of a view."""
+    if not view.rows * view.cols:
+        return np.empty((view.rows, view.cols), view.dtype)
+    size = view.dtype.itemsize
+    nbytes = ((view.rows - 1) * view.ld + view.cols) * size
+    memory = (ctypes.c_char * nbytes).from_address(view.address)
+    return np.ndarray((view.rows, view.cols), view.dtype, memory, strides=(view.ld * size, size))
+
+
+class EagerGpu:
+    """See ``overlapped.Gpu``.
+
+    Attributes:
+        queued: how many products were queued.
+    """
+
+    rank, size, why_no_windows, multiprocessors = 0, 1, "", 2
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, np.ndarray] = {}
+        self.generation, self.queued = 0, 0
+        self.windows = SimpleNamespace(generation=0)
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        self.scratch(name, nbytes)
+
+    def symmetric(self, name: str, rank: int) -> int:
+        assert rank == 0
+        return self.buffers[name].ctypes.data
+
+    def scratch(self, name: str, nbytes: int) -> int:
+        if name not in self.buffers or self.buffers[name].nbytes < nbytes:
+            self.generation += name in self.buffers
+            self.buffers[name] = np.full(max(1, nbytes), 0xFF, np.uint8)
+        return self.buffers[name].ctypes.data
+
+    def scalar(self, value: Any) -> int:
+        return 0 if value is None else value.data.ptr
+
+    def begin(self, *names: str) -> None:
+        self.queued += 1
+
+    def end(self, *names: str) -> None: ...
+
+    def meet(self) -> None: ...
+
+    def ready(self, stream: Any) -> None: ...
+
+    def follow(self, later: str, earlier: str) -> None: ...
+
+    def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, alpha: complex = 1, beta: complex = 0,
+                 c: View | None = None, finish: Any = PLAIN, compute: Any = None) -> None:  # fmt: skip
+        wide = np.complex128 if d.dtype.kind == "c" else np.float64
+        y = alpha * (at(x).astype(wide) @ (at(w).T if op_w == "T" else at(w)).astype(wide))
+        y = y + beta * at(c).astype(wide) if beta != 0 else y
+        if finish.bias:
+            y = y + at(View(finish.bias, 1, d.cols, d.cols, finish.bias_dtype or d.dtype)).astype(wide)
+        at(d)[...] = np.maximum(y, 0) if finish.activation == "relu" else y
+
+    def push(self, stream: str, to: View, of: View) -> None:
+        at(to)[...] = at(of)
+
+    def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
+        at(to)[...] = at(of)
+
+    def add(self, stream: str, parts: Any, outs: Any, *, beta: complex = 0, c: View | None = None,
+            bias: View | None = None, activation: str | None = None, scale: int = 0, amax: int = 0,
+            blocks: int = 0) -> None:  # fmt: skip
+        exact = accumulation_dtype(parts[0].dtype)
+        y = sum((at(part).astype(exact) for part in parts), exact.type(0))
+        y = y + exact.type(beta) * at(c).astype(exact) if beta != 0 else y
+        y = y + at(bias).astype(exact) if bias else y
+        for out in outs:
+            at(out)[...] = np.maximum(y, 0) if activation == "relu" else y
+
+    def reduce_scatter(self, of: View, to: View, rows: Any) -> None:
+        at(to)[...] = at(of)
+
+    def all_reduce(self, matrix: View) -> None: ...
+
+    def all_gather(self, of: View, to: int, nbytes: Any) -> None:
+        at(View(to, of.rows, of.cols, of.cols, of.dtype))[...] = at(of)
+
+    def close(self) -> None: ...

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm of the tensor-parallel functions on CPU ranks, by name: exact on integers; and what is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import pblasmp as pb
+from tests.helpers.mpi import run_mpi
+
+NAMES = [
+    *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "sum", "push")),
+    *(("matmul_reduce_scatter", name) for name in ("pull", "push")),
+    *(("matmul_allgather", name) for name in ("pull", "push")),
+]
+SIZES = [(7, 5, 9), (1, 3, 2), (64, 48, 40), (600, 300, 64)]  # fewer rows than ranks; several pieces
+
+
+class Case:
+    """Small integers that every rank knows, and this rank's parts."""
+
+    def __init__(self, ctx, form, dtype, sizes):
+        t, n, k = sizes
+        size, rank = ctx.size, ctx.rank
+        rng = np.random.default_rng(3)
+        self.dtype, self.wide = np.dtype(dtype), complex if np.dtype(dtype).kind == "c" else float
+        x, w, self.c, self.bias = (
+            rng.integers(-2, 3, shape).astype(dtype) for shape in ((t, k), (n, k), (t, n), (n,))
+        )
+        self.product = x.astype(self.wide) @ w.astype(self.wide).T
+        inputs = pb.tensor_parallel.shard(k, size, rank)
+        outputs = slice(n * rank // size, n * (rank + 1) // size)
+        self.rows = (
+            pb.tensor_parallel.shard(t, size, rank) if form == "matmul_reduce_scatter" else slice(None)
+        )
+        self.x, self.w, self.own_bias = np.ascontiguousarray(x[:, inputs]), w[:, inputs].copy(), self.bias
+        if form == "matmul_allgather":
+            self.x, self.w, self.own_bias = x, w[outputs], self.bias[outputs]
+
+    def check(self, y, expected):
+        np.testing.assert_array_equal(
+            y.astype(self.wide), expected.astype(self.dtype).astype(self.wide)[self.rows]
+        )
+
+
+def results(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        for (form, name), dtype, sizes in itertools.product(
+            NAMES, (np.float32, np.float64, np.complex64, bfloat16), SIZES
+        ):
+            if ctx.size == 1 and name in ("one_shot", "two_shot", "pull"):
+                name = "auto"
+            case, function = Case(ctx, form, dtype, sizes), getattr(pb, form)
+            case.check(function(case.x, case.w, ctx, algo=name), case.product)
+            out = case.c[case.rows].copy()
+            activation = None if case.wide is complex else "relu"
+            function(
+                case.x, case.w, ctx, algo=name, alpha=2, beta=-1, c=out, out=out,
+                bias=case.own_bias, activation=activation,
+            )  # fmt: skip
+            expected = 2 * case.product - case.c.astype(case.wide) + case.bias.astype(case.wide)
+            case.check(out, expected if activation is None else np.maximum(expected, 0))
+
+
+def same_bits(comm, name):
+    rng = np.random.default_rng(comm.rank)
+    x, w = (rng.standard_normal((300, 50)).astype(np.float32) for _ in range(2))
+    with pb.Context(comm, engine="host") as ctx:
+        bits = {zlib.crc32(pb.matmul_allreduce(x, w, ctx, algo=name).tobytes()) for _ in range(5)}
+        assert len(set().union(*comm.allgather(bits))) == 1
+
+
+def one_after_another(comm):
+    """No rank writes what a slow one still reads."""
+    x, w = np.full((200, 8), comm.rank + 1.0), np.ones((100, 8))
+    total = 8.0 * sum(range(1, comm.size + 1))
+    with pb.Context(comm, engine="host") as ctx:
+        for i in range(20):
+            if i % comm.size == comm.rank:
+                np.linalg.qr(np.random.default_rng(i).random((150, 150)))  # this one comes late
+            form = ("matmul_allreduce", "matmul_reduce_scatter")[i % 2]
+            y = getattr(pb, form)(x * (i + 1), w, ctx)
+            assert (y == total * (i + 1)).all()
+
+
+def several_nodes(comm):
+    os.environ["PBLASMP_RANKS_PER_NODE"] = "1"
+    try:
+        with pb.Context(comm, engine="host") as ctx:
+            with pytest.raises(pb.UnsupportedError, match="share no memory"):
+                pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx, algo="two_shot")
+            assert (pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx) == 4 * comm.size).all()
+    finally:
+        del os.environ["PBLASMP_RANKS_PER_NODE"]
+
+
+@contextlib.contextmanager
+def kept_in(file):
+    before = os.environ.get("PBLASMP_TUNING")
+    os.environ["PBLASMP_TUNING"] = file
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PBLASMP_TUNING"]
+        else:
+            os.environ["PBLASMP_TUNING"] = before
+
+
+def tuning(comm, file):
+    x, w, out = np.ones((64, 8)), np.ones((32, 8)), np.full((64, 32), 7.0)
+    how = {"beta": 1, "c": out, "out": out}
+    with kept_in(file):
+        with pb.Context(comm, engine="host") as ctx:
+            found = pb.tune(pb.matmul_allreduce, x, w, ctx, **how)
+            assert (out == 7).all()
+            assert found.best in found.seconds
+            assert found.file == file
+            with pb.plan(pb.matmul_allreduce, x, w, ctx, **how) as plan:
+                assert plan.report().algorithm == found.best
+                assert "measured on this machine" in str(plan.report())
+            a, b, d = (ctx.full((40, 40), 3.0, block=8) for _ in range(3))
+            assert pb.tune(pb.matmul, a, a, d, beta=2, out=d).best
+            assert pb.tune("trsm", a, b, out=b, uplo="L").best
+            assert (b.local == 3).all()
+            assert (d.local == 3).all()
+            with pytest.raises(pb.LayoutError, match="limit: expected a positive number"):
+                pb.tune(pb.matmul, a, a, limit=0)
+        with pb.Context(comm, engine="host") as later:  # reads the file
+            with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:
+                verdict = plan.report().algorithms[found.best]
+                assert verdict.taken
+                assert "measured" in verdict.why
+            far = np.ones((64 * 64, 8)), np.ones((32 * 64, 8))
+            with pb.plan(pb.matmul_allreduce, *far, later) as plan:
+                assert "by rule" in str(plan.report())
+        if comm.rank == 0:
+            assert len(json.loads(Path(file).read_text())["measurements"]) == 3
+
+
+def measured_first(comm, file):
+    x, w = np.ones((64, 8)), np.ones((32, 8))
+    with kept_in(file), pb.Context(comm, engine="host") as ctx:
+        assert (pb.matmul_reduce_scatter(x, w, ctx, algo="measure") == 8 * comm.size).all()
+        assert len(ctx.engine.measured.entries) == 1
+        with pb.plan(pb.matmul_reduce_scatter, x, w, ctx, algo="measure") as plan:
+            assert "measured on this machine" in str(plan.report())
+        assert len(ctx.engine.measured.entries) == 1
+
+
+def broken_file(comm, file):
+    warns = pytest.warns(UserWarning, match="half-written") if comm.rank == 0 else contextlib.nullcontext()
+    with kept_in(file), contextlib.ExitStack() as stack:
+        with warns:
+            ctx = stack.enter_context(pb.Context(comm, engine="host"))
+        assert (pb.matmul_allreduce(np.ones((16, 8)), np.ones((8, 8)), ctx) == 8 * comm.size).all()
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+def test_results(nranks):
+    run_mpi(results, nranks, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["one_shot", "two_shot"])
+def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
+    run_mpi(same_bits, 3, name=name)
+
+
+def test_one_product_after_another_keeps_results_apart():
+    run_mpi(one_after_another, 3)
+
+
+def test_ranks_of_several_nodes_share_nothing():
+    run_mpi(several_nodes, 2)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_tuning_writes_no_array_and_auto_goes_by_it(nranks, tmp_path):
+    run_mpi(tuning, nranks, file=str(tmp_path / "tuning.json"), timeout=120)
+
+
+def test_measuring_inside_the_first_plan(tmp_path):
+    run_mpi(measured_first, 2, file=str(tmp_path / "tuning.json"), timeout=120)
+
+
+def test_a_broken_file_is_ignored_with_a_warning(tmp_path):
+    file = tmp_path / "tuning.json"
+    file.write_text('{"kind": "pblasmp tuning", "version": 1, "measurements": [{"mach')
+    run_mpi(broken_file, 2, file=str(file))
