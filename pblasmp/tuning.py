@@ -121,11 +121,6 @@ def measure(
     return _keep(ctx, nearest or problem, options, seconds, refused)
 
 
-def _runs(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
-    """Return what runs a product: on the same operands ``again``, or as if they were new ones."""
-    return lambda: product.run(operands if again else replace(operands))
-
-
 def _keep(
     ctx: Context, problem: Problem, options: Options, seconds: dict[str, float], refused: dict[str, str]
 ) -> Tuned:

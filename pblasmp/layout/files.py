@@ -75,7 +75,7 @@ def find(kind: str) -> list[Path]:
     """Return the files that come with pblasmp, sorted: "problems", "invalid", "grids" or "models". Local.
 
     Raises:
-        LayoutError: the kind is neither.
+        LayoutError: there is no such kind.
     """
     kinds = "problems", "invalid", "grids", "models"
     if kind not in kinds:
