@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who sends which part of the operands of a product to whom, with one order of k for both operands.
 
-A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does not
-matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one process
-column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the blocks
-are. Everything here is arithmetic on layouts, the same on every rank. Both operands are seen as outer × k.
+A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
+not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one
+process column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the
+blocks are. Everything here is arithmetic on layouts, the same on every rank. Both operands are seen as outer × k.
 """
 
 from __future__ import annotations
@@ -268,10 +268,10 @@ class PushPlan:
             return [(0, stop)] if stop else []
         both = self.moves(1 - which, rank)
         if both and which == 1:
-            shares: tuple[int, ...] = (1, 1) if waves(m, n) >= 4 else (1,)  # noqa: PLR2004
+            shares: tuple[int, ...] = (1, 1) if waves(m, n) >= 4 else (1,)
         else:
             busy = waves(m, n) / (2 if both else 1)
-            shares = (1, 1, 2, 4) if busy >= 12 else (1, 1, 2) if busy >= 4 else (1,)  # noqa: PLR2004
+            shares = (1, 1, 2, 4) if busy >= 12 else (1, 1, 2) if busy >= 4 else (1,)
         return cuts(0, shares, _TILE[0], stop)
 
 

@@ -27,7 +27,11 @@ from pblasmp.engines.cublasmp.lt import PLAIN
 from pblasmp.engines.cublasmp.views import View
 
 ROOM = 1 << 16  # bytes of each rank
-_OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
+_OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "N": lambda x: x,
+    "T": np.transpose,
+    "C": lambda x: x.conj().T,
+}
 _STREAMS = 12
 
 
@@ -309,8 +313,9 @@ class FakePeer:
 
     # -- work
 
-    def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
-                 beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None) -> None:  # fmt: skip
+    def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N",
+                 alpha: complex = 1, beta: complex = 0, c: View | None = None, finish: Any = PLAIN,
+                 compute: Any = None) -> None:  # fmt: skip
         if not d.rows * d.cols:
             return
         m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)

@@ -123,7 +123,7 @@ class CublasmpOperations:
         if flag == "N":  # d is in F order: compute its transpose
             a, b, d = b.T, a.T, d.T
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
-        target = View(int(d.data.ptr), *d.shape, ldd, np.dtype(d.dtype))
+        target = View(int(d.data.ptr), d.shape[0], d.shape[1], ldd, np.dtype(d.dtype))
         self.multiply(x, w, target, None, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
 
     def multiply(
@@ -139,7 +139,7 @@ class CublasmpOperations:
         beta: complex = 0,
         compute: str | None = None,
     ) -> None:
-        """Queue ``d = alpha op_x(x) op_w(w) + beta c``, ``c`` being ``d`` by default: by cuBLASLt where it can. Local."""
+        """Queue ``d = alpha op_x(x) op_w(w) + beta c``, by cuBLASLt where it can; ``c`` is ``d`` by default. Local."""
         stream = self.xp.cuda.get_current_stream()
         if self._products is not None:
             try:
@@ -157,7 +157,15 @@ class CublasmpOperations:
         self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
 
     def _gemm_ex(
-        self, x: View, w: View, d: View, op_x: Op, op_w: Op, alpha: complex, beta: complex, compute: str | None
+        self,
+        x: View,
+        w: View,
+        d: View,
+        op_x: Op,
+        op_w: Op,
+        alpha: complex,
+        beta: complex,
+        compute: str | None,
     ) -> None:
         """Queue a product by cuBLAS, which is column-major: it computes the transpose."""
         m, n, k = d.cols, d.rows, x.cols if op_x == "N" else x.rows
@@ -231,4 +239,8 @@ def _row_major(array: Array) -> tuple[View, Op]:
     flag, ld = blas_operand(array)
     rows, cols = array.shape
     address, dtype = int(array.data.ptr), np.dtype(array.dtype)
-    return (View(address, rows, cols, ld, dtype), "N") if flag == "T" else (View(address, cols, rows, ld, dtype), "T")
+    return (
+        (View(address, rows, cols, ld, dtype), "N")
+        if flag == "T"
+        else (View(address, cols, rows, ld, dtype), "T")
+    )

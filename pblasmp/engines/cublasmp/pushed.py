@@ -111,28 +111,32 @@ class Pushed:
         for which in (0, 1):
             if self._sends[which]:
                 gpu.follow(_STREAMS[which], "main")
-        self._push(views)
+        self._push(views, 0)
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
         self._place(views, slabs)
+        pushed = 1
         for j, cols in enumerate(self._chunks[1]):
             self._await(1, j)
             for i, rows in enumerate(self._chunks[0]):
                 if j == 0:
                     self._await(0, i)
                 self._multiply(slabs, rows, cols, d, c, turned, alpha, beta, compute)
+                self._push(views, pushed)  # queued behind the product: it must not keep that from beginning
+                pushed += 1
+        for chunk in range(pushed, _CHUNKS):
+            self._push(views, chunk)
         gpu.end(*(name for name, sends in zip(_STREAMS, self._sends, strict=True) if sends))
 
     # -- sending
 
-    def _push(self, views: tuple[View, View]) -> None:
-        """Queue all that goes to others, first chunks first."""
-        for chunk in range(_CHUNKS):
-            for which, sends in enumerate(self._sends):
-                for to, part in sends:
-                    if part.direct:
-                        self._push_chunk(which, to, part, chunk, views[which])
-                    elif chunk == 0:
-                        self._push_message(which, to, part)
+    def _push(self, views: tuple[View, View], chunk: int) -> None:
+        """Queue what others wait for in this chunk of theirs; what they unpack is in the first one."""
+        for which, sends in enumerate(self._sends):
+            for to, part in sends:
+                if part.direct:
+                    self._push_chunk(which, to, part, chunk, views[which])
+                elif chunk == 0:
+                    self._push_message(which, to, part)
 
     def _push_chunk(self, which: int, to: int, part: Part, chunk: int, view: View) -> None:
         """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
@@ -298,7 +302,13 @@ class PushedProduct(Product):
         self, engine: Engine, session: Session, p: MatmulProblem, options: Options, finish: Finish | None
     ) -> None:
         assert session.gpu is not None
-        self._engine, self._session, self._p, self._options, self._finish = engine, session, p, options, finish
+        self._engine, self._session, self._p, self._options, self._finish = (
+            engine,
+            session,
+            p,
+            options,
+            finish,
+        )
         self._inside = engine.transport.rank < p.d.grid.size
         plan = push_plan(p, engine.transport.size)
         self._conjugates = [conjugated_first(p, plan, which) for which in (0, 1)]
@@ -322,8 +332,9 @@ class PushedProduct(Product):
         if operands.scales is not None:
             alpha = alpha * number(operands.scales.a) * number(operands.scales.b)
         target = d
-        if self._temporary:
-            target = self._engine.operations.scratch("target", d.shape, self._exact, p.d.order)
+        if self._temporary or (is_float8(p.a.dtype) and not _starts_well(d)):
+            kind = self._exact if self._temporary else p.d.dtype
+            target = self._engine.operations.scratch("target", d.shape, kind, p.d.order)
         turned = p.d.order == "F"
         c = operands.c if options.beta != 0 else None
         if c is not None and target.size and not _alike(c, target):
@@ -341,12 +352,20 @@ class PushedProduct(Product):
 
     def _view(self, which: int, array: Array) -> View:
         """Return a local operand as it is in memory, conjugated where the product cannot do it."""
-        matrix, op = ((self._p.a, self._p.op_a), (self._p.b, self._p.op_b))[which]
+        matrix = (self._p.a, self._p.b)[which]
         if array is None or not array.size:
             return View(0, 0, 0, 1, matrix.dtype)
         if self._conjugates[which]:
-            copy = self._engine.operations.scratch(f"conjugate {which}", array.shape, matrix.dtype, matrix.order)
+            copy = self._engine.operations.scratch(
+                f"conjugate {which}", array.shape, matrix.dtype, matrix.order
+            )
             array = self._engine.xp.conjugate(array, out=copy)
+        elif is_float8(matrix.dtype) and not _starts_well(array):
+            copy = self._engine.operations.scratch(
+                f"aligned {which}", array.shape, matrix.dtype, matrix.order
+            )
+            copy[...] = array
+            array = copy
         return View.of(array if matrix.order == "C" else array.T, matrix.dtype, "ab"[which])
 
     def capture(self, operands: Operands) -> Callable[[], None]:
@@ -364,7 +383,13 @@ def _alike(c: Array, d: Array) -> bool:
     """Return whether cuBLASLt can read C as it writes D: the same type, and the same dimension contiguous."""
     if c.dtype != d.dtype:
         return False
-    return all(n <= 1 or (x == c.itemsize) == (y == c.itemsize) for n, x, y in zip(c.shape, c.strides, d.strides, strict=True))
+    return min(d.shape) <= 1 or bool((c.strides[0] < c.strides[1]) == (d.strides[0] < d.strides[1]))
+
+
+def _starts_well(array: Array) -> bool:
+    """Return whether cuBLASLt takes an array in products of 8-bit floats."""
+    apart = max(array.strides) if min(array.shape, default=0) > 1 else 0
+    return not array.size or not (int(array.data.ptr) % _FLOAT8 or apart % _FLOAT8)
 
 
 def _oriented(array: Array, turned: bool) -> View:
@@ -422,7 +447,9 @@ def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa:
 
 def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> PushedProduct:
     session: Session = engine.session  # type: ignore[attr-defined]
-    return PushedProduct(engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None)
+    return PushedProduct(
+        engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None
+    )
 
 
 ALGORITHMS = (Algorithm("push", _prepare, _serves, refusal=_refusal, cost=_cost),)

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-import pblasmp as pb
 from pblasmp.engines.sections import PushPlan, common_order, cuts
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Stretches
+from tests.helpers.layouts import random_product
 
 
 def positions(stretches: Stretches) -> list[tuple[int, int]]:
@@ -65,33 +65,11 @@ def test_short_blocks_arrive_in_one_range():
     assert [dst for _, dst in positions(of_b[0])] == list(range(4096))
 
 
-def random_matrix(rng: np.random.Generator, shape: tuple[int, int], size: int, **how: Any) -> pb.MatrixDescriptor:
-    divisors = [n for n in range(1, size + 1) if size % n == 0]
-    nprow = int(rng.choice(divisors))
-    grid = pb.Grid(nprow, int(rng.integers(1, size // nprow + 1)), str(rng.choice(["row", "col"])))
-    blocks = tuple(int(rng.integers(1, 9)) for _ in range(2))
-    source = (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol)))
-    before = tuple(int(rng.integers(0, 7)) for _ in range(2))
-    whole = pb.MatrixDescriptor(
-        tuple(n + i for n, i in zip(shape, before, strict=True)), blocks, grid, source, order=str(rng.choice(["C", "F"])), **how
-    )  # fmt: skip
-    return whole[before[0] :, before[1] :]
-
-
-def random_problem(rng: np.random.Generator, size: int, most: int = 40, **how: Any) -> pb.MatmulProblem:
-    """Return a product of any layouts: blocks, sources, offsets, orders, a grid for each matrix."""
-    m, n, k = (int(x) for x in rng.integers(1, most, 3))
-    op_a, op_b = (str(rng.choice(["N", "T", "C"])) for _ in range(2))
-    a = random_matrix(rng, (m, k) if op_a == "N" else (k, m), size, **how)
-    b = random_matrix(rng, (k, n) if op_b == "N" else (n, k), size, **how)
-    return pb.MatmulProblem(a, b, random_matrix(rng, (m, n), size, **how), op_a, op_b)
-
-
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 12, 64])
 def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
     rng = np.random.default_rng(size)
     for _ in range(8 if size < 10 else 2):
-        p = random_problem(rng, size)
+        p, _ = random_product(rng, size)
         plan = PushPlan(p, size)
         for rank in range(size):
             m, n = plan.shapes[rank]
@@ -105,13 +83,14 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
                     for _, i in positions(part.outer) for _, j in positions(part.inner)
                 ]  # fmt: skip
                 assert sorted(got) == [(i, j) for i in range(extent) for j in range(p.k if extent else 0)]
-                for part in parts:
-                    if (which, part.source) in inboxes:
-                        taken.append((inboxes[which, part.source], math.prod(part.shape) * slab.itemsize))
+                taken += [
+                    (inboxes[which, part.source], math.prod(part.shape) * slab.itemsize)
+                    for part in parts if (which, part.source) in inboxes
+                ]  # fmt: skip
                 chunks = plan.chunks(which, rank)
                 assert [i for start, stop in chunks for i in range(start, stop)] == list(range(extent))
             taken = sorted(x for x in taken if x[1])
-            assert all(at + length <= then for (at, length), (then, _) in zip(taken, taken[1:], strict=False))
+            assert all(at + length <= then for (at, length), (then, _) in pairwise(taken))
             assert end <= plan.nbytes
 
 

@@ -14,7 +14,7 @@ from pblasmp.engines.cublasmp.pushed import Pushed, conjugated_first
 from pblasmp.engines.cublasmp.views import View
 from pblasmp.engines.sections import PushPlan
 from tests.helpers.fakepeers import Fault, Peers
-from tests.unit.engines.test_sections import random_problem
+from tests.helpers.layouts import random_product
 
 OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 
@@ -53,7 +53,8 @@ class Case:
     def _arrays(self, rank: int) -> list[Any]:
         p = self.p
         values = [
-            x.conj() if conjugated_first(p, self.plan, which) else x for which, x in enumerate((self.a, self.b))
+            x.conj() if conjugated_first(p, self.plan, which) else x
+            for which, x in enumerate((self.a, self.b))
         ]
         return [
             self._local(rank, p.a, values[0]), self._local(rank, p.b, values[1]),
@@ -93,7 +94,7 @@ def run_all(cases: list[Case], seed: int | None, times: int = 1) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_any_layout(size, seed, dtype):
     rng = np.random.default_rng([seed, size])
-    p = random_problem(rng, size, 24, dtype=dtype)
+    p, _ = random_product(rng, size, 24, dtype=dtype)
     run_all([Case(Peers(size), p, beta=seed % 3 - 1, seed=seed)], seed)
 
 
