@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pblasmp.cli.timing import device_seconds, host_seconds
+from pblasmp.timing import device_seconds, host_seconds
 
 _PERIOD = 4194301  # numbers until they repeat; a prime, so that rows and blocks never look alike
 _PACKAGES = (

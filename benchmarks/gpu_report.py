@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pblasmp.cli.timing import slowest
+from pblasmp.timing import slowest
 from pblasmp.drawing.bars import Panel, draw_bars
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"

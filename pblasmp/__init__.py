@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .matrix import DistributedMatrix as DistributedMatrix
     from .planning import algorithms as algorithms
     from .planning import plan as plan
+    from .planning import tune as tune
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
     from .scales import Scales as Scales
@@ -98,6 +99,7 @@ _HOME = {
     "tradd": "level3",
     "trmm": "level3",
     "trsm": "level3",
+    "tune": "planning",
 }
 
 _MODULES = {"pblas", "tensor_parallel"}  # those that users name

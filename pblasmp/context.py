@@ -22,6 +22,7 @@ from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, w
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
 from .engines.choice import choose_engine
+from .engines.measured import Measured, machine_of, read_file, tuning_file
 from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
@@ -105,6 +106,7 @@ class Context:
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
+            self.engine.measured = _measured(self.comm, self.engine)
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
@@ -200,7 +202,9 @@ class Context:
         return self  # a copy of a layer works with the same ranks
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Context cannot be pickled, it is of these processes: of a layer save state_dict()")
+        raise TypeError(
+            "a Context cannot be pickled: it belongs to these processes. To save a layer, save its state_dict()"
+        )
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and self.size > 1:
@@ -561,3 +565,12 @@ class Context:
         wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)
         with self._running("load"):
             return io.load(self, path, dataset, wanted, dtype, progress)
+
+
+def _measured(comm: Communicator, engine: Engine) -> Measured:
+    """Return what rank 0 knows of the times of algorithms on this machine, on every rank. Collective."""
+    machine = machine_of(comm, engine.machine, engine.libraries)
+    entries = None
+    if comm.rank == 0:
+        entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
+    return Measured(machine, not engine.agrees, {entry.bucket: entry for entry in comm.bcast(entries)})

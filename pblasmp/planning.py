@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
@@ -16,12 +16,13 @@ from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import nearest_legal, nearest_routine
+from .tuning import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
     from .context import Context
     from .plans import Plan
 
-__all__ = ["algorithms", "plan"]
+__all__ = ["algorithms", "plan", "tune"]
 
 _PARALLEL: dict[str, Callable[..., Any]] = {
     name: getattr(tensor_parallel, f"plan_{name}")
@@ -61,6 +62,60 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
     arguments = inspect.signature(found).bind(*args, **kwargs)
     arguments.apply_defaults()
     return level3.plan_routine(name, **arguments.arguments)
+
+
+def tune(
+    function: Callable[..., Any] | str,
+    *args: Any,
+    limit: float = LIMIT,
+    progress: Callable[[int, int], None] | None = None,
+    **kwargs: Any,
+) -> Tuned:
+    """Time every algorithm for ``function(*args, **kwargs)`` on this machine; "auto" takes the fastest from then on.
+
+    Collective over the context. The results go to scratch memory: no array of the caller's is written. The times are
+    kept in a file of the user's, which later contexts on such a machine read: ``~/.cache/pblasmp/tuning.json``, or what
+    PBLASMP_TUNING names. "auto" also goes by them for sizes up to about four times as large or as small.
+
+    Args:
+        function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
+        limit: seconds after which no further algorithm is begun.
+        progress: called on this rank with (algorithms done, algorithms in all).
+
+    Returns:
+        The times by algorithm, of plans: ``best``, ``seconds``, ``refused``.
+
+    Raises:
+        LayoutError: there is no such function, or ``limit`` is not a positive number.
+        UnsupportedError: no algorithm takes it.
+        Exception: what the function raises for these arguments.
+    """
+    kwargs["algo"] = "auto"
+    with plan(function, *args, **kwargs) as planned:
+        ctx = planned._ctx
+        with ctx._agreement("tune") as facts:
+            facts["limit"] = limit
+            if not isinstance(limit, (int, float)) or not limit > 0:
+                raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
+        operands = planned._operands
+        assert operands is not None
+        given = planned._asked, operands, planned.problem
+        options = planned._options
+        if ctx.engine.measured.planned:  # what is no plan replays no CUDA graph
+            _measure(ctx, given, replace(options, repeated=False), limit, None)
+        return _measure(ctx, given, replace(options, repeated=True), limit, progress)
+
+
+def _measure(
+    ctx: Context,
+    given: tuple[Problem, Any, Problem],
+    options: Options,
+    limit: float,
+    progress: Callable[[int, int], None] | None,
+) -> Tuned:
+    problem, operands, nearest = given
+    moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
+    return measure(ctx, problem, options, operands, moved, limit=limit, progress=progress)
 
 
 def _public(name: str) -> Callable[..., Any] | None:
@@ -106,7 +161,7 @@ def algorithms(
         if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
             raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
-        facts.update({each.name: getattr(problem, each.name) for each in fields(problem)})
+        facts.update(problem.facts())
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
         options = Options.of(
             dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
@@ -121,7 +176,7 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
     """Return the problem that is computed for this one, or raise LayoutError where it is not legal. Local."""
     if isinstance(problem, ParallelProblem):
         if problem.size != ctx.size:
-            raise LayoutError(f"problem: is for {problem.size} ranks, the context has {ctx.size}")
+            raise LayoutError(f"problem: its layouts are on {problem.size} ranks, the context has {ctx.size}")
         return problem
     nearest: MatmulProblem | Level3Problem
     if isinstance(problem, Level3Problem):

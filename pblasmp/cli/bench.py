@@ -18,10 +18,10 @@ from ..drawing.picture import picture_format
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..errors import LayoutError
 from ..launchers import surroundings
+from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
-from .timing import samples
 
 __all__ = ["COLLECTIVES", "BenchOptions", "bench", "draw_bench", "print_bench"]
 
@@ -93,7 +93,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
                     raise LayoutError(
                         f"--shape {t},{n},{k}: T and K are split over the ranks here, expected multiples of {ctx.size}"
                     )
-        dtype = options.dtype or ("float32" if ctx.engine.name == "host" else "bfloat16")
+        dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         sections = {
             name: [_case(ctx, reporter, name, shape, dtype, options.samples) for shape in shapes]
             for name in options.collectives
@@ -126,7 +126,7 @@ def _case(
     times, paths, error = {}, {}, 0.0
     with plan_product(separate.x, separate.w, ctx) as plan:
         makers = {OURS: plan}
-        if name == "all_gather" and ctx.engine.name == "cublasmp":
+        if name == "all_gather" and ctx.engine.device is not None:
             makers[SYMMETRIC] = plan
         for contender, run in makers.items():
             if contender == SYMMETRIC:

@@ -138,7 +138,7 @@ class _Serial:  # its arguments matter only where there are several ranks
     test_any = wait_any
 
     def isend(self, array: Array, dest: int) -> list[Request]:  # noqa: ARG002
-        raise AssertionError("a single rank has nobody to send to")
+        raise AssertionError("a single rank has no other rank to send to")
 
     irecv = isend
 
@@ -383,7 +383,7 @@ def _enough_communicators() -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise PblasmpError(
             f"MPI cannot make another communicator ({reason}); {number_open()} contexts of this process are open or "
-            "were never closed, and each of them holds some: close those that are no longer used"
+            "were never closed, and each holds communicators: close those that are no longer used"
         ) from error
 
 
@@ -436,7 +436,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
             return _Serial()
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator or a process group of this rank's, or a device mesh, got {comm!r}"
+            f"comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
     if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:

@@ -7,7 +7,8 @@ adds those of its library (``Engine.algorithms``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,14 +86,17 @@ def survey(
     """
     known = _known(engine, rows, problem, options)
     found = {name: _judge(engine, row, problem, options, operands) for name, row in known.items()}
+    measured = _measured(engine, problem, options)
     costs = {
-        name: row.cost(engine, found[name][0], options) for name, row in known.items() if not found[name][1]
+        name: (measured.get(name, math.inf), row.cost(engine, found[name][0], options))
+        for name, row in known.items()
+        if not found[name][1]
     }
     if options.algo != "auto":
         best = options.algo if options.algo in costs else None
     else:
         best = min(costs, key=lambda name: costs[name], default=None)
-    return {name: _verdict(name, best, options, why) for name, (_, why) in found.items()}
+    return {name: _verdict(name, best, options, why, measured) for name, (_, why) in found.items()}
 
 
 def choose(
@@ -108,14 +112,20 @@ def choose(
     known = _known(engine, rows, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
     refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
-    order = [options.algo]
+    order, measured = [options.algo], _measured(engine, problem, options)
     if options.algo == "auto":
         fit = [name for name in known if name not in refused]
-        order = sorted(fit, key=lambda name: known[name].cost(engine, views[name], options))
+        costs = {
+            name: (measured.get(name, math.inf), known[name].cost(engine, views[name], options))
+            for name in fit
+        }
+        order = sorted(fit, key=lambda name: costs[name])
     for name in order:
         why = refused.get(name) or known[name].refusal(engine, views[name], options, operands)
         if not why:
-            verdicts = {each: _verdict(each, name, options, refused.get(each, "")) for each in known}
+            verdicts = {
+                each: _verdict(each, name, options, refused.get(each, ""), measured) for each in known
+            }
             return known[name], views[name], verdicts
         refused[name] = why
     if options.algo != "auto":
@@ -150,14 +160,29 @@ def _judge(
     return viewed, row.refusal(engine, viewed, options, operands)
 
 
-def _verdict(name: str, best: str | None, options: Options, why: str) -> Verdict:
+def _measured(engine: Engine, problem: Problem, options: Options) -> dict[str, float]:
+    """Return by name the seconds that were measured on this machine for such a problem, if any."""
+    known = engine.measured
+    return {} if known is None or options.algo != "auto" else known.seconds(problem, options)
+
+
+def _verdict(
+    name: str, best: str | None, options: Options, why: str, measured: Mapping[str, float]
+) -> Verdict:
     """Return what is said of an algorithm where ``best`` is taken."""
     if why:
         return Verdict(applies=False, why=why)
     if name == best:
-        return Verdict(
-            applies=True, why="asked for" if options.algo != "auto" else "the fastest by rule", taken=True
-        )
+        reason = "the fastest by rule"
+        if options.algo != "auto":
+            reason = "asked for"
+        elif name in measured:
+            reason = f"measured on this machine, about {measured[name] * 1e6:.0f} µs"
+        return Verdict(applies=True, why=reason, taken=True)
     if options.algo != "auto" or best is None:
         return Verdict(applies=True, why="not asked for")
+    if best in measured and name in measured:
+        return Verdict(applies=True, why=f"slower than {best}: measured, about {measured[name] * 1e6:.0f} µs")
+    if best in measured:
+        return Verdict(applies=True, why=f"not measured, as {best} was")
     return Verdict(applies=True, why=f"slower than {best} by rule")

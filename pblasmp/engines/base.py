@@ -68,6 +68,7 @@ class Options:
         comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
         redistribute: operands may be moved to other layouts first.
+        repeated: it is a plan, which computes on the same arrays again and again.
     """
 
     alpha: complex = 1
@@ -77,6 +78,7 @@ class Options:
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
     redistribute: bool = False
+    repeated: bool = False
 
     @classmethod
     def of(
@@ -102,7 +104,7 @@ class Options:
         Raises:
             LayoutError: an option has the wrong type or is out of range.
         """
-        scalars = {}
+        scalars: dict[str, Any] = {}
         for name, value in (("alpha", alpha), ("beta", beta)):
             number = scalar(value, dtype, name)
             if name in real.split():
@@ -125,7 +127,10 @@ class Options:
 
     def facts(self) -> dict[str, Any]:
         """Return by name what must be the same on every rank. Local."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {
+            "alpha": self.alpha, "beta": self.beta, "algo": self.algo, "compute": self.compute,
+            "comm_dtype": self.comm_dtype, "comm_sms": self.comm_sms, "redistribute": self.redistribute,
+        }  # fmt: skip
 
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:
@@ -377,8 +382,14 @@ class Engine(Protocol):
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
+        measured: times of algorithms on this machine; None before the context has read them.
+        machine: this rank's processor, in words.
+        libraries: names and versions of what computes and communicates.
     """
 
+    measured: Any
+    machine: str
+    libraries: str
     name: str
     why: str
     agrees: bool

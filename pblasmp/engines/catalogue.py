@@ -9,7 +9,7 @@ from .algorithms import Verdict, choose
 from .base import Engine, Operands, Options, Problem, Product
 from .moved import MovedProduct
 
-__all__ = ["ALGORITHMS", "prepare"]
+__all__ = ["ALGORITHMS", "names", "prepare"]
 
 ALGORITHMS = (
     *dealt.ALGORITHMS,
@@ -19,6 +19,12 @@ ALGORITHMS = (
     *reduced.ALGORITHMS,
     *overlapped.ALGORITHMS,
 )
+
+
+def names(engine: Engine, problem: Problem) -> list[str]:
+    """Return the names of the algorithms for a kind of problem. Local."""
+    rows = (*engine.algorithms, *ALGORITHMS)
+    return list(dict.fromkeys(row.name for row in rows if row.serves(problem)))
 
 
 def prepare(

@@ -8,7 +8,7 @@ inputs, W inputs × outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product, Transfer
 from .finish import activate, store
 
-__all__ = ["ALGORITHMS", "GatheredInput", "GatheredOutput", "ParallelProduct", "SummedOutput"]
+__all__ = ["ALGORITHMS", "ParallelProduct", "parts_of", "prepare", "refusal", "serves", "view"]
 
 Array = Any
 _PANELS = 4
@@ -45,7 +45,7 @@ class ParallelProduct(Product):
         self._float8 = is_float8(p.dtype)
         if self._float8:
             wide = self._operations.multiplies(p.dtype).name
-            self.notes += (f"8-bit operands are multiplied in {wide}, which holds their values",)
+            self.notes += (f"8-bit operands are multiplied in {wide}, which holds their values exactly",)
 
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
@@ -175,10 +175,10 @@ class GatheredInput(ParallelProduct):
             arriving = total[parts[source]]
             transfers.append((source, arriving, transport.start(_some(x, to), _some(arriving, source))))
         w, columns = self._weights(w), slice(0, d.shape[1])
-        self._multiply(self._tokens(x), w, *_parts_of(c, d, mine), columns)
+        self._multiply(self._tokens(x), w, *parts_of(c, d, mine), columns)
         for source, arrived, transfer in transfers:
             transfer.finish()
-            self._multiply(self._tokens(arrived), w, *_parts_of(c, d, parts[source]), columns)
+            self._multiply(self._tokens(arrived), w, *parts_of(c, d, parts[source]), columns)
 
 
 class SummedOutput(ParallelProduct):
@@ -214,7 +214,7 @@ class SummedOutput(ParallelProduct):
             part, arriving = outgoing[parts[to]], incoming[turn * count : (turn + 1) * count]
             self._sum(x[parts[to]], w, None, part)
             transfers.append((arriving, transport.start(_some(part, to), _some(arriving, source))))
-        c, own = _parts_of(c, d, mine if self._everywhere else slice(None))
+        c, own = parts_of(c, d, mine if self._everywhere else slice(None))
         exact = accumulation_dtype(self._p.out_dtype)
         target = own if exact == own.dtype else scratch("sum", own.shape, exact)
         self._sum(x[mine], w, c, target)
@@ -300,7 +300,7 @@ def _exchange_parts(product: ParallelProduct, mine: Array, theirs: Any) -> Trans
     )
 
 
-def _parts_of(c: Array | None, d: Array, rows: slice) -> tuple[Array | None, Array]:
+def parts_of(c: Array | None, d: Array, rows: slice) -> tuple[Array | None, Array]:
     """Return the same rows of C and of D, the same array where these are the same."""
     part = d[rows]
     return (None if c is None else part if c is d else c[rows]), part
@@ -330,27 +330,43 @@ def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Oper
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
         return f"epilogue {e.name!r}: only a bias and an activation follow it"
     if e is not None and e.fused:
-        return "its epilogue follows the product, and fused=True was asked for"
+        return "its epilogue runs after the product, but fused=True asks for a fused one"
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
     return operations.refusal(p.dtype, options.compute)
 
 
-def _row(name: str, forms: Sequence[str], kind: type[ParallelProduct], cost: float) -> Algorithm:
-    def serves(problem: Problem) -> bool:
+def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
+    """Return less than gathering costs where messages travel by themselves while a queued product runs."""
+    return 5.0 if engine.agrees else 2.5
+
+
+def prepare(engine: Engine, p: ParallelProblem, options: Options) -> ParallelProduct:
+    """Return the product by messages. Local."""
+    kinds = {"allgather_matmul": GatheredInput, "matmul_allgather": GatheredOutput}
+    return kinds.get(p.form, SummedOutput)(engine, p, options)
+
+
+_FORMS = {
+    "ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce",
+}  # fmt: skip
+
+
+def serves(*forms: str) -> Callable[[Problem], bool]:
+    """Return what says whether a problem is, or has, one of these forms. Local."""
+
+    def is_one(problem: Problem) -> bool:
         if isinstance(problem, MatmulProblem):
-            schemes = {"ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce"}
-            return schemes.get(problem.scheme) in forms
+            return _FORMS.get(problem.scheme) in forms
         return isinstance(problem, ParallelProblem) and problem.form in forms
 
-    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
-        return kind(engine, p, options)
+    return is_one
 
-    return Algorithm(name, prepare, serves, view, refusal, lambda *_: cost)
+
+def _prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
+    return prepare(engine, p, options)
 
 
 ALGORITHMS = (
-    _row("push", ("allgather_matmul",), GatheredInput, 5.0),
-    _row("push", ("matmul_reduce_scatter", "matmul_allreduce"), SummedOutput, 5.0),
-    _row("push", ("matmul_allgather",), GatheredOutput, 5.0),
+    Algorithm("push", _prepare, serves(*_FORMS.values(), "matmul_allgather"), view, refusal, _cost),
 )

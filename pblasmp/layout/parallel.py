@@ -83,13 +83,27 @@ class ParallelProblem:
         """Whether partial products are summed over the ranks."""
         return self.form in ("matmul_reduce_scatter", "matmul_allreduce")
 
+    def facts(self) -> dict[str, object]:
+        """Return by name what must be the same on every rank. Local."""
+        return {
+            "form": self.form, "tokens": self.tokens, "inputs": self.inputs, "outputs": self.outputs,
+            "rows": self.rows, "dtype": self.dtype, "w_dtype": self.w_dtype, "out_dtype": self.out_dtype,
+            "c_dtype": self.c_dtype, "outputs_first": self.outputs_first, "inner": self.inner,
+            "return_gathered": self.return_gathered,
+        }  # fmt: skip
+
     @property
     def flops(self) -> int:
         """Floating-point operations of all ranks together, four times as many for complex types."""
+        tokens, outputs, inputs = self.sizes
+        return 2 * tokens * outputs * inputs * (4 if self.dtype.kind == "c" else 1)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, outputs and inputs of all ranks together."""
         tokens = sum(self.tokens) if self.gathers else self.tokens[0]
         outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        inputs = sum(self.inputs) if self.sums else self.inputs[0]
-        return 2 * tokens * outputs * inputs * (4 if self.dtype.kind == "c" else 1)
+        return tokens, outputs, sum(self.inputs) if self.sums else self.inputs[0]
 
     def slices(self, name: Literal["tokens", "outputs", "rows"]) -> list[slice]:
         """Return where each rank's part of "tokens", "outputs" or "rows" is in the whole. Local; 0-based."""
@@ -101,9 +115,7 @@ class ParallelProblem:
         types = self.dtype.name
         if is_float8(self.dtype):
             types = f"{types} by {self.w_dtype.name} to {self.out_dtype.name}"
-        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
-        outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        tokens, outputs, inputs = self.sizes
         return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
 
     # -- from and to matrix products
@@ -156,18 +168,18 @@ class ParallelProblem:
             split["tokens"] = self.rows
         for name, shards in split.items():
             if len(set(shards)) > 1:
-                return f"{sum(shards)} {name} are {list(shards)} on the ranks: cuBLASMp has this form for equal shares"
+                return f"{sum(shards)} {name} are {list(shards)} on the ranks: cuBLASMp has this form only for equal shares"
         if self.form == "matmul_allreduce" and not self.outputs_first:
-            return "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce for the transpose"
+            return (
+                "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
+            )
         if self.form == "matmul_allreduce" and self.c_dtype is not None and self.size > 1:
             return "C is added once: by the rank that sums"
-        tokens = sum(self.tokens) if self.gathers else self.tokens[0]
-        outputs = self.outputs[0] if self.sums else sum(self.outputs)
-        inputs = sum(self.inputs) if self.sums else self.inputs[0]
+        tokens, outputs, inputs = self.sizes
         op_b: Op = "T" if self.outputs_first else "N"
         p = maker(tokens, outputs, inputs, self.size, "N", op_b, dtype=self.dtype, order="C")
         p = self._typed(p)
-        faults = [*map(self.named, p.faults()), *self._misaligned()] if is_float8(self.dtype) else []
+        faults = [*map(self.named, p.faults()), *self.misaligned()] if is_float8(self.dtype) else []
         return f"cuBLASMp does not take it: {faults[0]}" if faults else p
 
     def as_gemm(self) -> MatmulProblem | str:
@@ -233,8 +245,8 @@ class ParallelProblem:
         c = None if self.c_dtype is None else replace(d, dtype=self.c_dtype)
         return replace(p, b=replace(p.b, dtype=self.w_dtype), d=d, c=c)
 
-    def _misaligned(self) -> list[str]:
-        """Say which rows are not aligned as 8-bit products want them.
+    def misaligned(self) -> list[str]:
+        """Say which rows are not aligned as 8-bit products want them. Local.
 
         Source: cuBLASLt's documentation of FP8 kernels.
         """

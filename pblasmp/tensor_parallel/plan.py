@@ -269,6 +269,7 @@ def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
     check_context(ctx, asked.form)
     with _stream(ctx, given):
         spec, arrays = agree(ctx, asked, given, takes_shape=True)
+        spec = replace(spec, options=replace(spec.options, repeated=True))
         buffer = memory = None
         if arrays.x is None:
             buffer, memory = make_buffer(ctx, spec, arrays)

@@ -45,11 +45,14 @@ LAYERS: dict[str, set[str]] = {
     "reductions": BOTTOM | {"layout", "comm", "creation"},
     "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
     "context": BOTTOM | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix"},
-    "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context"},
+    "timing": {"context"},
+    "tuning": {"errors", "layout", "engines", "context", "timing"},
+    "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context", "tuning"},
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
     "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
-    "planning": {"errors", "layout", "engines", "context", "plans", "products", "level3", "tensor_parallel"},
+    "planning": {"errors", "layout", "engines", "context", "tuning", "plans", "products", "level3"}
+    | {"tensor_parallel"},
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
     "torch": {"errors", "extras", "layout", "comm", "context", "tensor_parallel"},
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
@@ -71,6 +74,8 @@ LAYERS: dict[str, set[str]] = {
         "tensor_parallel",
         "launch",
         "info",
+        "planning",
+        "timing",
     },
     "__main__": {"cli"},
 }
@@ -111,7 +116,17 @@ LAYOUT_MAY_IMPORT = {
 # The contract with users: these names, no others without a word here.
 PUBLIC = {
     *("Grid", "MatrixDescriptor", "MatmulProblem", "Level3Problem", "numroc", "load_problem", "draw"),
-    *("Context", "DistributedMatrix", "Epilogue", "Scales", "matmul", "plan_matmul", "plan", "algorithms"),
+    *(
+        "Context",
+        "DistributedMatrix",
+        "Epilogue",
+        "Scales",
+        "matmul",
+        "plan_matmul",
+        "plan",
+        "algorithms",
+        "tune",
+    ),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *("PblasmpError", "LayoutError", "RankMismatchError", "UnsupportedError"),

@@ -185,7 +185,7 @@ class PreparedCall(Product, ABC):
         """Return what cuBLASMp logged that it ran; before the first run, what it is asked for."""
         if self._said:
             return "; ".join(self._said)
-        return f"{asked}, not run yet" if self._call is None else f"{asked}, of which cuBLASMp logged nothing"
+        return f"{asked}, not run yet" if self._call is None else f"{asked}, cuBLASMp logged nothing"
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...bindings import Library
+from ...bindings import Library, version_text
 from ...comm import Communicator
 from ...dtypes import is_float8
 from ...errors import LayoutError
@@ -18,8 +18,8 @@ from ...layout.trapezoid import Trapezoid
 from ..base import Move
 from . import algorithms, streams
 from .device import Device
-from .moves import prepare_move
 from .operations import CublasmpOperations
+from .redistribution import prepare_move
 from .session import Session
 from .transport import CublasmpTransport
 
@@ -42,6 +42,7 @@ class CublasmpEngine:
 
     name = "cublasmp"
     agrees = False
+    measured: Any = None
     algorithms = algorithms.ALGORITHMS
 
     def __init__(
@@ -52,13 +53,28 @@ class CublasmpEngine:
         self.why, self.xp = why, cupy
         self.session = Session(comm, device, library, nccl)
         self.device = device
-        self.operations = CublasmpOperations(self.session)
-        self.transport = CublasmpTransport(self.session, self.operations)
+        with ExitStack() as closing:
+            closing.callback(self.session.close)
+            with self.session.agreement("Context: streams"):
+                self.operations = CublasmpOperations(self.session)
+                self.transport = CublasmpTransport(self.session, self.operations)
+            closing.pop_all()
 
     @property
     def version(self) -> int:
         """CuBLASMp's version: 1000 is 0.10.0."""
         return self.session.version
+
+    @property
+    def machine(self) -> str:
+        """This rank's GPU. Local."""
+        return self.session.gpu_name
+
+    @property
+    def libraries(self) -> str:
+        """CuBLASMp and NCCL. Local."""
+        nccl = self.session.nccl_version
+        return f"cuBLASMp {version_text(self.version)}, NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}"
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False

@@ -12,6 +12,7 @@ import numpy as np
 from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import LayoutError, UnsupportedError
+from ...logs import logger
 from ..base import Workspace, blas_operand, scale
 from .lt import Op
 from .session import Session, stored_dtype
@@ -65,6 +66,7 @@ class CublasmpOperations:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
             self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
+            logger.debug("GPU buffer %s grown to %d bytes", name, nbytes)
         return buffer
 
     def stored(self, dtype: np.dtype) -> np.dtype:
@@ -123,7 +125,8 @@ class CublasmpOperations:
         if flag == "N":  # d is in F order: compute its transpose
             a, b, d = b.T, a.T, d.T
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
-        target = View(int(d.data.ptr), d.shape[0], d.shape[1], ldd, np.dtype(d.dtype))
+        rows, cols = d.shape
+        target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
         self.multiply(x, w, target, None, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
 
     def multiply(
@@ -139,7 +142,7 @@ class CublasmpOperations:
         beta: complex = 0,
         compute: str | None = None,
     ) -> None:
-        """Queue ``d = alpha op_x(x) op_w(w) + beta c``, by cuBLASLt where it can; ``c`` is ``d`` by default. Local."""
+        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local."""
         stream = self.xp.cuda.get_current_stream()
         if self._products is not None:
             try:

@@ -24,7 +24,7 @@ from ..sections import Part, PushPlan, Slab, push_plan
 from ..slabs import type_refusal
 from .lt import Op
 from .overlapped import Gpu
-from .session import Session
+from .session import Session, session_of
 from .views import View
 
 __all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
@@ -406,7 +406,7 @@ def _serves(problem: Problem) -> bool:
 
 
 def _refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Operands | None) -> str:
-    session: Session = engine.session  # type: ignore[attr-defined]
+    session = session_of(engine)
     why = type_refusal(engine, p, options, operands)
     if why:
         return why
@@ -446,7 +446,7 @@ def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa:
 
 
 def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> PushedProduct:
-    session: Session = engine.session  # type: ignore[attr-defined]
+    session = session_of(engine)
     return PushedProduct(
         engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None
     )

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,25 @@ from ...errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...extras import install
 from ...layout import Grid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ..base import overlap
+from ..base import Engine, overlap
 from . import faults
 from .device import Device
 from .overlapped import Gpu
 from .recordings import Recordings
 
-__all__ = ["Session", "open_library", "stored_dtype"]
+__all__ = ["Session", "open_library", "session_of", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
 _SHARE_OF_MEMORY = 0.8
+
+
+class _HasSession(Protocol):
+    session: Session
+
+
+def session_of(engine: Engine) -> Session:
+    """Return the session of a GPU engine. Local."""
+    return cast("_HasSession", engine).session
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
@@ -39,7 +48,7 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Session:
-    """What is made once on a GPU and lent to everything that is prepared. Making and closing one is collective over ``comm``.
+    """What is made once on a GPU and used by all that is prepared. Making and closing one is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
@@ -48,6 +57,7 @@ class Session:
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
 
     Attributes:
+        capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
     """
@@ -63,21 +73,27 @@ class Session:
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
         self._recycled: list[tuple[int, int]] = []
+        self._multiprocessors = 0
+        self._recording: Any = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
-            before = cupy.cuda.runtime.getDevice()
-            cupy.cuda.Device(device.index).use()
-            self._closing.callback(cupy.cuda.Device(before).use)
+            with self.agreement("Context: GPU"):
+                before = cupy.cuda.runtime.getDevice()
+                self._closing.callback(cupy.cuda.Device(before).use)
+                cupy.cuda.Device(device.index).use()
+                capability = int(cupy.cuda.Device(device.index).compute_capability)
+            self.capability = min(comm.allgather(capability))
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
-            self._nowhere = cupy.empty(256, np.uint8)
             self.nodes = len(nodes_of(comm))
             self.gpu, self.why_no_gpu = self._own_gpu()
             handle = ctypes.c_void_p()
-            self._stream = cupy.cuda.get_current_stream()
-            library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
-            self._closing.callback(library.cublasMpDestroy, handle.value)
+            with self.agreement("Context: cuBLASMp"):
+                self._nowhere = cupy.empty(256, np.uint8)
+                self._stream = cupy.cuda.get_current_stream()
+                library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
+                self._closing.callback(library.cublasMpDestroy, handle.value)
             if self.version < _WINDOWS_SINCE and comm.size > 1:
                 self.grid(Grid(comm.size, 1))  # NVSHMEM: a first grid of fewer ranks lets later ones hang
             self._closing = self._closing.pop_all()
@@ -92,16 +108,22 @@ class Session:
         return NcclWindows(allocate, lib.cublasMpBufferRegister, lib.cublasMpBufferDeregister)
 
     def _nvshmem(self) -> NvshmemHeap:
-        return NvshmemHeap(self._comm.rank, self._comm.size, self._comm.bcast, self.device.index)
+        return NvshmemHeap(
+            self._comm.rank, self._comm.size, self._comm.bcast, self.device.index, self.agreement
+        )
 
     def _communicator(self, given: Any) -> Any:
         """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
-        core = self._nccl_core
-        if given is not None:
-            return core.Communicator(given) if isinstance(given, int) else given
-        uid = self._comm.bcast(core.get_unique_id() if self._comm.rank == 0 else None)
-        nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
-        self._closing.callback(nccl.destroy)
+        core, uid = self._nccl_core, None
+        with self.agreement("Context: NCCL"):
+            if given is not None:
+                return core.Communicator(given) if isinstance(given, int) else given
+            if self._comm.rank == 0:
+                uid = core.get_unique_id()
+        uid = self._comm.bcast(uid)
+        with self.agreement("Context: NCCL"):
+            nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
+            self._closing.callback(nccl.destroy)
         return nccl
 
     def _own_gpu(self) -> tuple[Gpu | None, str]:
@@ -121,11 +143,6 @@ class Session:
         return gpu, ""
 
     @property
-    def capability(self) -> int:
-        """The GPU's compute capability: 90 for 9.0. Local."""
-        return int(self._cupy.cuda.Device(self.device.index).compute_capability)
-
-    @property
     def nccl(self) -> Any:
         """nccl4py's communicator of all ranks."""
         return self._nccl
@@ -134,6 +151,20 @@ class Session:
     def nccl_version(self) -> int:
         """Version of the NCCL that is loaded, as NCCL numbers it: 22902 is 2.29.2."""
         return _nccl_version()
+
+    @property
+    def gpu_name(self) -> str:
+        """What CUDA calls the GPU. Local."""
+        name = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)["name"]
+        return str(name.decode() if isinstance(name, bytes) else name)
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many the GPU has. Local."""
+        if not self._multiprocessors:
+            properties = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)
+            self._multiprocessors = int(properties["multiProcessorCount"])
+        return self._multiprocessors
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
@@ -155,10 +186,11 @@ class Session:
     def communicator(self, size: int) -> int:
         """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
         if size not in self._communicators:
-            part = self._nccl.split(0 if self.rank < size else None, self.rank)
+            with self.agreement("NCCL communicator"):
+                part = self._nccl.split(0 if self.rank < size else None, self.rank)
+                if self.rank < size:
+                    self._closing.callback(part.destroy)
             self._communicators[size] = part
-            if self.rank < size:
-                self._closing.callback(part.destroy)
         address: int = self._communicators[size].ptr
         return address
 
@@ -269,7 +301,7 @@ class Session:
         self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
-        """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""
+        """Make an array usable by a grid, if it is in symmetric memory on every rank; say whether. Collective."""
         start = self.heap.holds(int(array.data.ptr)) if array.size else 0
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
@@ -287,6 +319,28 @@ class Session:
     def overlap(self, a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
         return bool(a.size and b.size) and overlap(_addresses(a), _addresses(b))
+
+    @property
+    def capturing(self) -> bool:
+        """Whether CuPy's current stream records a CUDA graph. Local."""
+        return bool(self._cupy.cuda.get_current_stream().is_capturing())
+
+    @property
+    def recording(self) -> Any:
+        """The stream on which plans record their graphs. Local."""
+        if self._recording is None:
+            self._recording = self._cupy.cuda.Stream(non_blocking=True)
+        return self._recording
+
+    @property
+    def relaxed(self) -> Any:
+        """CUDA's mode of recording that lets other work go on meanwhile. Local."""
+        return self._cupy.cuda.runtime.streamCaptureModeRelaxed
+
+    def share_largest(self, array: Any) -> None:
+        """Queue the largest of all ranks' numbers, in the array's place, on CuPy's current stream. Collective."""
+        stream = self._cupy.cuda.get_current_stream().ptr
+        self._nccl.allreduce(array, array, self._nccl_core.MAX, stream=stream)
 
     def follow_stream(self) -> None:
         """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
@@ -343,4 +397,6 @@ def open_library() -> Library | PblasmpError:
         faults.check_nccl(library.version, _nccl_version())
     except PblasmpError as error:
         return error
+    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
+        return LibraryNotFoundError(f"cuBLASMp or NCCL cannot be used: {type(error).__name__}: {error}")
     return library

@@ -74,7 +74,7 @@ def _mkl() -> ctypes.CDLL:
             os.environ.setdefault("MKL_THREADING_LAYER", "INTEL" if has_openmp else "SEQUENTIAL")
             os.environ.setdefault("MKL_INTERFACE_LAYER", "LP64")
             return ctypes.CDLL(str(path))
-    raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so is nowhere to be found: pip install mkl")
+    raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so was not found: pip install mkl")
 
 
 def gemm(

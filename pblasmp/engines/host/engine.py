@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..algorithms import Algorithm
 from ..base import Operations, Transport, overlap
-from ..moves import ExchangeMove
+from ..exchange_move import ExchangeMove
 from . import blas
 from .blas import LocalBlas
 from .buffers import Buffers
@@ -37,6 +40,7 @@ class HostEngine:
 
     name = "host"
     agrees = True
+    measured: Any = None
     xp: Any = np
     device: Any = None
     algorithms: tuple[Algorithm, ...] = ()
@@ -63,6 +67,16 @@ class HostEngine:
         local_blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
         self.operations: Operations = HostOperations(local_blas, self._buffers)
         self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
+
+    @property
+    def machine(self) -> str:
+        """This rank's processor. Local."""
+        return f"{_processor()} with {os.cpu_count()} cores, {self.threads} threads a rank"
+
+    @property
+    def libraries(self) -> str:
+        """BLAS and NumPy. Local."""
+        return f"{Path(blas.library_name()).name}, NumPy {np.__version__}"
 
     def recycle(self, array: NDArray[Any]) -> None:
         """Memory is the garbage collector's here. Local."""
@@ -144,6 +158,15 @@ class HostEngine:
             self._limits.restore_original_limits()
         if self._node is not self._comm:
             self._node.free()
+
+
+def _processor() -> str:
+    """Return the name of the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _cores() -> set[int]:

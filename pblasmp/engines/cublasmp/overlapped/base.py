@@ -28,6 +28,7 @@ class Call:
         spec: the product.
         x, w, c, out, bias: CuPy arrays; 8-bit floats as arrays of bytes.
         scales: with ``a`` (X's), ``b`` (W's), ``d`` and ``amax``, as in ``Scales``; None: none.
+        gathered: where all of X is left; None: nowhere.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Call:
         out: Array,
         bias: Array | None,
         scales: Any,
+        gathered: Array | None = None,
     ) -> None:
         self.x = View.of(x, spec.dtype, "x")
         self.w = View.of(w, spec.w_dtype, "w")
         self.out = View.of(out, spec.out_dtype, "out")
         self.c = None if c is None or spec.beta == 0 else View.of(c, spec.c_dtype, "c")
+        self.gathered = None if gathered is None else View.of(gathered, spec.dtype, "gathered X")
         self.bias = None if bias is None else View.of(bias.reshape(1, -1), name="bias")
         self.scale_x, self.scale_w, self.scale_d, self.amax = (
             0 if scales is None else gpu.scalar(getattr(scales, name)) for name in ("a", "b", "d", "amax")
@@ -116,6 +119,7 @@ class Algorithm:
         out: Array,
         bias: Array | None = None,
         scales: Any = None,
+        gathered: Array | None = None,
     ) -> None:
         """Queue the product on CuPy's current stream. Local to queue, collective to run.
 
@@ -123,8 +127,9 @@ class Algorithm:
             x, w, c, out: row-major CuPy arrays; 8-bit floats as bytes. ``out`` may be ``c``.
             bias: one entry for each output that this rank's D has.
             scales: see ``Scales``; ``amax`` is set to zero first.
+            gathered: where "nccl" of AllGather + GEMM leaves all of X, contiguous.
         """
-        call = Call(self.gpu, self.spec, x, w, c, out, bias, scales)
+        call = Call(self.gpu, self.spec, x, w, c, out, bias, scales, gathered)
         if call.amax:
             scales.amax.fill(0)
         self._queue(call)

@@ -162,6 +162,10 @@ class Gpu:
             self.products.prepare_stream(stream.ptr)
         return stream
 
+    def ready(self, stream: Any) -> None:
+        """Make what products on a stream need, before a graph records it. Local."""
+        self.products.prepare_stream(stream.ptr)
+
     # -- work
 
     def multiply(

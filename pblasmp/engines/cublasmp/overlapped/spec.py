@@ -12,7 +12,7 @@ import numpy as np
 
 from ....dtypes import DTYPES, is_float8
 
-__all__ = ["Form", "Spec", "offsets", "pieces", "shares"]
+__all__ = ["Form", "Spec", "offsets", "pieces", "shares", "waves"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 
@@ -76,6 +76,12 @@ def shares(total: int, size: int) -> tuple[int, ...]:
     return tuple(least + (rank < more) for rank in range(size))
 
 
+def waves(rows: int, cols: int, multiprocessors: int) -> float:
+    """Return how many times all multiprocessors compute a tile until D is done. Local."""
+    tile_rows, tile_cols = _TILE
+    return -(-rows // tile_rows) * -(-cols // tile_cols) / multiprocessors
+
+
 def pieces(rows: int, cols: int, multiprocessors: int) -> tuple[int, ...]:
     """Return the rows of the pieces in which a product is computed while the ones before travel. Local.
 
@@ -83,10 +89,9 @@ def pieces(rows: int, cols: int, multiprocessors: int) -> tuple[int, ...]:
     ones are smaller, since nothing hides their way. Every piece but the last is a multiple of a tile's rows.
     Measured on two H200 in bfloat16; see ``_WEIGHTS``.
     """
-    tile_rows, tile_cols = _TILE
+    tile_rows, _ = _TILE
     high = -(-rows // tile_rows)
-    waves = high * -(-cols // tile_cols) / multiprocessors
-    weights = next(weights for least, weights in _WEIGHTS if waves >= least)
+    weights = next(weights for least, weights in _WEIGHTS if waves(rows, cols, multiprocessors) >= least)
     ends = [min(rows, round(high * end / sum(weights)) * tile_rows) for end in accumulate(weights)]
     ends[-1] = rows
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]

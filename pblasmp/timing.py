@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from .context import Context
 
 __all__ = ["device_seconds", "host_seconds", "samples", "slowest"]
 
@@ -37,14 +37,19 @@ def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
     return [max(each) for each in zip(*ranks, strict=True)]
 
 
-def samples(ctx: Context, run: Callable[[], Any], count: int) -> list[float]:
+def samples(
+    ctx: Context, run: Callable[[], Any], count: int, before: Callable[[], None] | None = None
+) -> list[float]:
     """Return the seconds that each of ``count`` runs took on the slowest rank. Collective over the context.
 
-    All ranks begin a run together. The device's clock counts where there is one.
+    All ranks begin a run together; the device's clock counts where there is one. ``before`` is called before each run,
+    and not timed.
     """
-    clock = host_seconds if ctx.engine.name == "host" else device_seconds
+    clock = host_seconds if ctx.engine.device is None else device_seconds
     mine = []
     for _ in range(count):
+        if before is not None:
+            before()
         ctx.engine.synchronize()
         ctx.comm.barrier()
         mine.append(clock(run))

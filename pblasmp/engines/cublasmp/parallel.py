@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel products from local GEMMs and copies between GPUs, as algorithms of the GPU engine.
+
+The ways themselves are in ``overlapped``. A plan's second run on the same arrays records a CUDA graph, later ones
+replay it: then the host queues one launch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...dtypes import DTYPES, accumulation_dtype, is_float8
+from ...errors import ClosedError, PblasmpError, UnsupportedError
+from ...layout import MatmulProblem, ParallelProblem
+from .. import overlapped as messages
+from ..algorithms import Algorithm
+from ..base import Engine, Operands, Options, Problem, Product, Workspace
+from .lt import fuses
+from .overlapped import ALGORITHMS as KINDS
+from .overlapped import Spec
+from .overlapped.spec import waves
+from .streams import current
+from .types import compute_type
+
+if TYPE_CHECKING:
+    from .overlapped import Algorithm as Kind
+    from .session import Session, session_of
+
+__all__ = ["ALGORITHMS", "OverlappedProduct"]
+
+Array = Any
+
+_SPLIT = {
+    "allgather_matmul": ("tokens", "outputs"),
+    "matmul_reduce_scatter": ("inputs",),
+    "matmul_allreduce": ("inputs",),
+    "matmul_allgather": ("outputs",),
+}
+_ALIGNED = 16  # bytes, of 8-bit operands
+
+
+def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
+    """Return the product as its algorithms want it. Local."""
+    extents = {}
+    for name in ("tokens", "outputs", "inputs"):
+        counts: tuple[int, ...] = getattr(p, name)
+        extents[name] = counts if name in _SPLIT[p.form] else counts[:1]
+    if p.form == "matmul_reduce_scatter":
+        extents["tokens"] = p.rows
+    return Spec(
+        p.form, **extents,
+        dtype=p.dtype, w_dtype=p.w_dtype, out_dtype=p.out_dtype, c_dtype=p.c_dtype or p.out_dtype,
+        transposed=p.outputs_first, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype,
+        compute=options.compute, activation=activation,
+    )  # fmt: skip
+
+
+class OverlappedProduct(Product):
+    """A product of local GEMMs and copies. Making and running one is collective over the context.
+
+    Args:
+        engine: where it runs.
+        p: the product.
+        options: alpha, beta, types.
+        operands: the planned ones, whose epilogue is that of every run.
+        kind: the algorithm.
+    """
+
+    queues = True
+
+    def __init__(
+        self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands, kind: type[Kind]
+    ) -> None:
+        self._session = session = session_of(engine)
+        assert session.gpu is not None, "its refusal says why it has none"
+        self._p, self._gpu = p, session.gpu
+        e = operands.epilogue
+        self._kind = kind(self._gpu, _spec(p, options, None if e is None else e.activation))
+        self.path = f"{kind.name}: {_first_sentence(kind)}"
+        self.workspace = Workspace(self._kind.workspace, 0)
+        self.sent_bytes = self._sent()
+        self._shares_amax = p.size > 1 and p.form in ("matmul_allreduce", "matmul_allgather")
+        self._ran = False
+        self._last: weakref.ref[Operands] | None = None  # of the run before, in a plan
+        self._own: _Recorded | None = None  # the graph of these
+        self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
+
+    def _sent(self) -> int:
+        p, rank = self._p, self._session.rank
+        travels, others = self._kind.spec.travels.itemsize, p.size - 1
+        if p.form == "allgather_matmul":
+            return p.tokens[rank] * p.inputs[0] * p.dtype.itemsize * others
+        if p.form == "matmul_allgather":
+            return p.tokens[0] * p.outputs[rank] * p.out_dtype.itemsize * others
+        parts = p.tokens[0] * p.outputs[0] * others // p.size
+        return parts * (travels + (p.out_dtype.itemsize if p.form == "matmul_allreduce" else 0))
+
+    def run(self, operands: Operands) -> None:
+        """Queue the product on CuPy's current stream. Collective over the context; the first run may allocate."""
+        session = self._session
+        session.follow_stream()
+        if not self._ran:
+            with session.agreement(f"{self._p.form}: the first run"):
+                self._queue(operands)
+            self._ran = True
+            self._remember(operands)
+            return
+        if self._last is None or self._last() is not operands:
+            self._remember(operands)
+            self._queue(operands)
+            return
+        if session.capturing:
+            self._queue(operands)
+            return
+        if self._own is None or self._own.generation != self._generation():
+            self._own = self._record(operands)
+        if self._own is None:
+            self._queue(operands)
+        else:
+            self._own.graph.launch()
+
+    def _remember(self, operands: Operands) -> None:
+        self._own = None
+        self._last = weakref.ref(operands, self._forget)
+
+    def _forget(self, reference: weakref.ref[Operands]) -> None:
+        if self._last is reference:
+            self._last = self._own = None
+
+    def _generation(self) -> tuple[int, int]:
+        gpu = self._gpu
+        return gpu.generation, 0 if gpu.windows is None else gpu.windows.generation
+
+    def _queue(self, operands: Operands) -> None:
+        p, (x, w, c, d) = self._p, (operands.a, operands.b, operands.c, operands.d)
+        assert w is not None
+        if p.turned:
+            same = c is d
+            x, w, d = w.T, x.T, d.T
+            c = d if same else None if c is None else c.T
+        x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
+        x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+        e, scales = operands.epilogue, operands.scales
+        how: dict[str, Any] = {} if operands.gathered is None else {"gathered": operands.gathered}
+        self._kind.run(x, w, c, d, None if e is None else e.bias, scales, **how)
+        if self._shares_amax and scales is not None and scales.amax is not None:
+            self._session.share_largest(scales.amax)
+
+    def _record(self, operands: Operands) -> _Recorded | None:
+        """Return the product of these operands as a graph, None where its copies of operands are not in one place."""
+        if self._p.conjugated:
+            return None
+        session, stream = self._session, self._session.recording
+        self._gpu.ready(stream)
+        generation = self._generation()
+        with current(stream):
+            stream.begin_capture(session.relaxed)
+            try:
+                self._queue(operands)
+            finally:
+                graph = stream.end_capture()
+        recorded = _Recorded(graph, generation)
+        self._recorded.add(recorded)
+        return recorded
+
+    def capture(self, operands: Operands) -> Callable[[], None]:
+        """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
+        self.run(operands)
+        recorded = self._record(operands)
+        if recorded is None:
+            raise UnsupportedError(
+                "a CUDA graph: operands are conjugated first, where no two runs need put them"
+            )
+        session = self._session
+
+        def replay() -> None:
+            if recorded.graph is None:
+                raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
+            if recorded.generation != self._generation():
+                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
+            session.follow_stream()
+            recorded.graph.launch()
+
+        return replay
+
+    def close(self) -> None:
+        """Destroy the graphs: NCCL destroys no communicator while one holds work of it. Local."""
+        for recorded in self._recorded:
+            recorded.graph = None
+        self._last = self._own = None
+
+
+class _Recorded:
+    """A CUDA graph, until its product is closed."""
+
+    def __init__(self, graph: Any, generation: tuple[int, int]) -> None:
+        self.graph, self.generation = graph, generation
+
+
+def _first_sentence(kind: type) -> str:
+    text = (kind.__doc__ or "").split(".")[0]
+    return text[:1].lower() + text[1:]
+
+
+# -- the rows of the registry
+
+
+def _view(problem: Problem) -> Problem | str:
+    """Return the tensor-parallel product that a problem is, its X row-major, or why it is none."""
+    if isinstance(problem, MatmulProblem) and problem.scheme != "gemm":
+        q = problem.T if problem.d.order == "F" else problem
+        if (q.op_a == "N") != (q.a.order == "C"):
+            return "the rows of X are not contiguous in memory"
+    return messages.view(problem)
+
+
+def _why_not(
+    kind: type[Kind], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
+) -> str:
+    """Return why a way over local GEMMs and copies cannot be taken. Collective the first time."""
+    session = session_of(engine)
+    if p.size != session.size:
+        return f"its layouts are on {p.size} ranks, it needs all {session.size} of the context"
+    if options.comm_sms is not None:
+        return "comm_sms is for cuBLASMp's algorithms"
+    e = None if operands is None else operands.epilogue
+    if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
+        return f"epilogue {e.name!r}: only a bias and an activation follow it"
+    if e is not None and e.fused and (p.sums or not fuses(p.dtype)):
+        return "its epilogue follows the product, and fused=True was asked for"
+    if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
+        return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
+    if p.return_gathered and kind.name != "nccl":
+        return "X gathered is wanted as well, which NCCL leaves where the caller gets it"
+    spec = _spec(p, options, None if e is None else e.activation)
+    if is_float8(p.dtype):
+        if faults := p.misaligned():
+            return faults[0]
+    else:
+        known = p.dtype, accumulation_dtype(p.dtype)
+        if spec.out_dtype not in known or spec.travels not in known:
+            return (
+                f"cuBLASLt has no product of {p.dtype.name} in {spec.travels.name} for {spec.out_dtype.name}"
+            )
+    try:
+        compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
+        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, spec)
+    except PblasmpError as error:
+        return str(error)
+
+
+def _row(form: str, name: str) -> Algorithm:
+    kind = KINDS[form][name]
+    fallback = name == "push"  # by messages, where GPUs do not reach each other's memory
+
+    def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
+        why = _why_not(kind, engine, p, options, operands)
+        if why and fallback and not messages.refusal(engine, p, options, operands):
+            return ""
+        return why
+
+    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:
+        why = _why_not(kind, engine, p, options, operands)
+        if not why:
+            return OverlappedProduct(engine, p, options, operands, kind)
+        product = messages.prepare(engine, p, options)
+        product.notes += (f"by messages: {why}",)
+        return product
+
+    def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:
+        if fallback and _why_not(kind, engine, p, options, None):
+            return 5.0
+        return _cost(name, p, options, session_of(engine))
+
+    return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
+
+
+# -- rules, from measurements on two and four H200, where nothing was measured on this machine: benchmarks/README.md
+
+_HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
+_HIDES_PIECES = 1.5e12  # and of one in many pieces
+_PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
+_ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
+_ONE_SHOT_WAVES = 4
+
+
+def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
+    """Return the rank of an algorithm in the rules: 0.5 for the best one, 0.6 for NCCL's, the others behind these."""
+    if p.gathers:  # cuBLASMp's are ahead where they can be taken
+        return {"push": 1.4, "nccl": 1.5}[name]
+    if name == "nccl":
+        return 0.6
+    return 0.5 if name == _best(p, options, session) else 0.7
+
+
+def _best(p: ParallelProblem, options: Options, session: Session) -> str:
+    flops, graphs = p.flops, options.repeated
+    if not graphs and flops < _HIDES:
+        return "nccl"
+    if p.form == "matmul_allgather":
+        return "push"
+    if p.form == "matmul_reduce_scatter":
+        return "pull" if flops < _PULLS * p.size else "push"
+    nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
+    single = "one_shot" if p.size == 2 or nbytes <= _ONE_SHOT_BYTES else "two_shot"
+    if p.size > 2:
+        if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
+            return single if graphs else "nccl"
+        return "push" if flops >= 9e11 else "nccl"
+    if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
+        return single
+    return "push" if graphs or flops >= _HIDES_PIECES else single
+
+
+ALGORITHMS = tuple(_row(form, name) for form, kinds in KINDS.items() for name in kinds)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times measured on this machine: a small file per user, and what "auto" makes of it.
+
+The file is JSON. Only its whole, current form is read: anything else is left alone, with a warning, and rules decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..comm import Communicator
+from ..layout import MatmulProblem, ParallelProblem
+from .base import Options, Problem
+
+__all__ = ["Entry", "Measured", "machine_of", "read_file", "save", "tuning_file"]
+
+_VERSION = 1
+_MARK = "pblasmp tuning"
+_STEPS = 2  # buckets for each doubling of a size
+_REACH = 2.0  # doublings, summed as squares, that a measurement is good for
+_NEAREST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Times of one product on one machine.
+
+    Attributes:
+        machine: processors, their number, library versions, as ``machine_of`` says it.
+        key: the kind of product: form, types, layouts.
+        sizes: m, n and k; for tensor-parallel products tokens, outputs and inputs of all ranks.
+        seconds: by algorithm.
+        date: when.
+    """
+
+    machine: str
+    key: str
+    sizes: tuple[int, int, int]
+    seconds: Mapping[str, float]
+    date: str
+
+    @property
+    def bucket(self) -> tuple[Any, ...]:
+        """What a later measurement replaces."""
+        return self.machine, self.key, *(round(_STEPS * math.log2(max(1, n))) for n in self.sizes)
+
+    @classmethod
+    def read(cls, found: Any) -> Entry:
+        """Return what a file says. Local.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no entry.
+        """
+        texts = [found[name] for name in ("machine", "key", "date")]
+        sizes, seconds = found["sizes"], found["seconds"]
+        whole = len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)
+        times = [t for t in seconds.values() if isinstance(t, (int, float)) and math.isfinite(t) and t > 0]
+        if not (whole and seconds and len(times) == len(seconds) and all(isinstance(x, str) for x in texts)):
+            raise ValueError(f"no measurement: {found}")
+        machine, key, date = texts
+        return cls(machine, key, tuple(sizes), dict(seconds), date)
+
+
+@dataclass
+class Measured:
+    """What is known of this machine; the same on every rank.
+
+    Attributes:
+        machine: as in the entries.
+        planned: whether plans are another kind than single runs: where they replay CUDA graphs.
+        entries: by bucket.
+    """
+
+    machine: str
+    planned: bool
+    entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        """Take in a measurement. Local; the same on every rank."""
+        self.entries[entry.bucket] = entry
+
+    def entry(self, problem: Problem, options: Options, seconds: Mapping[str, float], date: str) -> Entry:
+        """Return a measurement as an entry. Local."""
+        return Entry(self.machine, self._key(problem, options), _sizes(problem), seconds, date)
+
+    def knows(self, problem: Problem, options: Options) -> bool:
+        """Return whether these sizes themselves, or their bucket, were measured. Local."""
+        return self.entry(problem, options, {}, "").bucket in self.entries
+
+    def seconds(self, problem: Problem, options: Options) -> dict[str, float]:
+        """Return by algorithm the time of a problem, between those of measured sizes; empty if none is near. Local."""
+        key, sizes = self._key(problem, options), _sizes(problem)
+        if 0 in sizes:
+            return {}
+        near = [(_distance(entry.sizes, sizes), entry) for entry in self.entries.values() if entry.key == key]
+        near = sorted((each for each in near if each[0] <= _REACH), key=lambda each: each[0])[:_NEAREST]
+        if not near:
+            return {}
+        weights = [1 / (distance + 1e-3) ** 2 for distance, _ in near]
+        names = [name for name in near[0][1].seconds if all(name in entry.seconds for _, entry in near)]
+        work = math.prod(sizes)
+        found = {}
+        for name in names:
+            logs = [
+                weight * math.log(entry.seconds[name] * work / math.prod(entry.sizes))
+                for weight, (_, entry) in zip(weights, near, strict=True)
+            ]
+            found[name] = math.exp(sum(logs) / sum(weights))
+        return found
+
+    def _key(self, problem: Problem, options: Options) -> str:
+        words: list[Any]
+        if isinstance(problem, ParallelProblem):
+            types = problem.dtype.name, problem.w_dtype.name, problem.out_dtype.name
+            words = [problem.form, *types, "N x K" if problem.outputs_first else "K x N"]
+            words += ["X gathered"] if problem.return_gathered else []
+        elif isinstance(problem, MatmulProblem):
+            types = problem.a.dtype.name, problem.b.dtype.name, problem.d.dtype.name
+            words = ["matmul", problem.scheme, problem.op_a + problem.op_b, *types, problem.d.grid]
+            words += [problem.a.order + problem.b.order + problem.d.order]
+        else:
+            p = problem
+            words = [p.routine, p.side, p.uplo, p.op_a, p.a.dtype.name, p.d.grid, p.a.order + p.d.order]
+        words += ["beta"] if options.beta != 0 else []
+        words += [options.compute] if options.compute else []
+        words += ["planned"] if self.planned and options.repeated else []
+        return " ".join(str(word) for word in words)
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int]:
+    if isinstance(problem, ParallelProblem):
+        return problem.sizes
+    return problem.m, problem.n, problem.k
+
+
+def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
+    return math.hypot(*(math.log2(max(1, x) / max(1, y)) for x, y in zip(a, b, strict=True)))
+
+
+# -- the machine, and the file
+
+
+def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
+    """Return what is measured: every rank's processor, how many ranks on how many nodes, libraries. Collective."""
+    every = comm.allgather(mine)
+    kinds = " and ".join(sorted(set(every)))
+    nodes = len(comm.nodes())
+    return f"{kinds}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {libraries}"
+
+
+def tuning_file() -> Path:
+    """Return where measurements are kept: what PBLASMP_TUNING names, else in the user's cache directory. Local."""
+    named = os.environ.get("PBLASMP_TUNING", "")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache else Path.home() / ".cache") / "pblasmp" / "tuning.json"
+
+
+def read_file(file: Path) -> list[Entry]:
+    """Return the measurements in a file; none, with a warning, where it is not what ``save`` writes. Local."""
+    try:
+        return _read(file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        warnings.warn(f"{file}: ignored, rules choose algorithms: {_reason(error)}", stacklevel=2)
+        return []
+
+
+def _read(file: Path) -> list[Entry]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.get("kind") != _MARK:
+        raise ValueError("not a file of measurements of pblasmp")
+    if found.get("version") != _VERSION:
+        raise ValueError(f"its version is {found.get('version')!r}, expected {_VERSION}")
+    return [Entry.read(each) for each in found["measurements"]]
+
+
+def save(file: Path, new: list[Entry]) -> str:
+    """Add measurements to a file, whole or not at all, after those of other processes. Local.
+
+    Returns:
+        Why they could not be saved, or an empty string. A file that is not ours is never overwritten.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(file):
+            entries = {entry.bucket: entry for entry in (*_read(file), *new)}
+            content = {
+                "kind": _MARK,
+                "version": _VERSION,
+                "measurements": [asdict(entry) for entry in entries.values()],
+            }
+            descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+                    json.dump(content, out, indent=1)
+                    out.flush()
+                    os.fsync(out.fileno())
+                Path(name).replace(file)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{file}: {_reason(error)}; remove it, or let PBLASMP_TUNING name another file"
+    return ""
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with Path(f"{file}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, json.JSONDecodeError):
+        return f"broken or half-written: {error}"
+    return str(error) if isinstance(error, ValueError) else f"broken: {error!r}"
