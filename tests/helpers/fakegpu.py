@@ -141,9 +141,7 @@ class FakeGpu:
         self._next = 0x100
         self.under_way: dict[int, list[Any]] = {}
         self.promised: list[Any] = []  # events that messages end with, until a stream waits for them
-        self.behind: set[tuple[int, int]] = (
-            set()
-        )  # (stream, other): waits for the other since its last messages
+        self.behind: set[tuple[int, int]] = set()  # (stream, other): waits for the other since its last messages
         self.called: list[tuple[str, str]] = []
         self.fails, self.patience, self.stuck = -1, 3600.0, False
 
@@ -164,11 +162,7 @@ class FakeGpu:
         if isinstance(content, type):
             if not issubclass(content, (np.ndarray, np.generic, Exception)):
                 for name, x in list(vars(content).items()):
-                    if (
-                        not name.startswith("_")
-                        and name not in _LOCAL
-                        and callable(getattr(x, "__func__", x))
-                    ):
+                    if not name.startswith("_") and name not in _LOCAL and callable(getattr(x, "__func__", x)):
                         of_class = isinstance(x, classmethod)
                         function = self._counted(name, x.__func__ if of_class else x)
                         setattr(content, name, classmethod(function) if of_class else function)

@@ -62,9 +62,7 @@ def communicators(group: Any) -> Any:
         wrap(first).free()
         error = None if group.rank() == 0 else "nothing was raised"
     except pb.LayoutError as caught:
-        error = (
-            None if group.rank() and "a process group that this rank is in" in str(caught) else str(caught)
-        )
+        error = None if group.rank() and "a process group that this rank is in" in str(caught) else str(caught)
     yield "a group without this rank", error
 
 
