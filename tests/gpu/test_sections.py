@@ -105,7 +105,7 @@ def test_streams_take_turns(ctx):
 def test_8_bit_floats_are_multiplied_as_such(ctx):
     e4m3 = FLOAT8["float8_e4m3fn"]
     p = pb.MatmulProblem.gemm(
-        256, 384, 512, pb.Grid(1, ctx.size), 32, "N", "T", dtype=e4m3, out_dtype="bfloat16", order="C"
+        256, 384, 512, pb.Grid(1, ctx.size), 32, op_b="T", dtype=e4m3, out_dtype="bfloat16", order="C"
     )
     values = {name: integers(getattr(p, name).shape, p.a.dtype, i, 1) for i, name in enumerate("ab")}
     a, b, d = place(ctx, values["a"], p.a), place(ctx, values["b"], p.b), poisoned(ctx, p.d)
