@@ -177,7 +177,9 @@ def pblas() -> str:
     kinds = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
     routines = dict.fromkeys(name[2:] for name in names.__all__ if re.match("p[sdcz]", name))
     rows = [
-        "| " + " | ".join(f"`p{kind}{each}`" if f"p{kind}{each}" in names.__all__ else "" for kind in kinds) + " |"
+        "| "
+        + " | ".join(f"`p{kind}{each}`" if f"p{kind}{each}" in names.__all__ else "" for kind in kinds)
+        + " |"
         for each in sorted(routines)
     ]
     return "\n".join([f"| {' | '.join(kinds.values())} |", "| --- | --- | --- | --- |", *rows, ""])
@@ -196,7 +198,16 @@ def flips() -> str:
     return "\n".join(["| routine | D in C order | A in C order |", "| --- | --- | --- |", *rows, ""])
 
 
-GALLERY = ("grid-2x3", "grid-2x3-col", "ragged-2x2", "source-each", "order-cfc", "idle-ranks", "sub-rows", "thin-outer-product")
+GALLERY = (
+    "grid-2x3",
+    "grid-2x3-col",
+    "ragged-2x2",
+    "source-each",
+    "order-cfc",
+    "idle-ranks",
+    "sub-rows",
+    "thin-outer-product",
+)
 """Problems that the gallery shows, by name."""
 
 

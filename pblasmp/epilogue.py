@@ -120,7 +120,9 @@ class Epilogue:
             UnsupportedError: an activation of a complex product.
         """
         if p.d.dtype.kind == "c" and self.activation is not None:
-            raise UnsupportedError(f"epilogue: {self.activation!r} is only for real types, D is {p.d.dtype.name}")
+            raise UnsupportedError(
+                f"epilogue: {self.activation!r} is only for real types, D is {p.d.dtype.name}"
+            )
         if rank >= p.d.grid.size:
             nothing: dict[str, Any] = dict.fromkeys(self.given, np.empty(0))
             return replace(self, **nothing)

@@ -246,7 +246,9 @@ class DistributedMatrix:
                     )
                 ctx._check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
-                    raise LayoutError(f"out: its layout is {out.descriptor}, expected the new descriptor {descriptor}")
+                    raise LayoutError(
+                        f"out: its layout is {out.descriptor}, expected the new descriptor {descriptor}"
+                    )
                 if descriptor.shape != self.shape:
                     raise LayoutError(
                         f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"

@@ -95,7 +95,8 @@ def tune(
         ctx = planned._ctx
         with ctx._agreement("tune") as facts:
             facts["limit"] = limit
-            if not isinstance(limit, (int, float)) or not limit > 0:
+            number: object = limit
+            if not isinstance(number, (int, float)) or not number > 0:
                 raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
         operands = planned._operands
         assert operands is not None

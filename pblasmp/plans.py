@@ -74,6 +74,7 @@ class Plan(Generic[Result]):
         reasons: tuple[str, ...] = (),
     ) -> None:
         self._ctx, self._call, self._options = ctx, call, options
+        self._operands: Operands | None = operands
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
         if options.algo == "measure":
@@ -174,6 +175,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
         in_place: the operand that the result may be.
         seeded: the result begins as a copy of C, for what the routine does not write.
     """
+
+    _operands: Operands
 
     def __init__(
         self,

@@ -197,12 +197,12 @@ def _epilogue(
     if epilogue is None or not epilogue.name:
         return None
     if problem.d != asked.d:
-        raise LayoutError("epilogue: D is moved after the product; expected a D whose layout is legal without a move")
+        raise LayoutError(
+            "epilogue: D is moved after the product; expected a D whose layout is legal without a move"
+        )
     fitted = epilogue.adopted(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)
     for name in fitted.outputs:
         for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):
-                raise LayoutError(
-                    f"epilogue: {name}: shares memory with {letter}; expected a separate array"
-                )
+                raise LayoutError(f"epilogue: {name}: shares memory with {letter}; expected a separate array")
     return fitted

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .engines.base import Operands, Options, Problem, same_memory
+from .engines.base import Operands, Options, Problem, Product, same_memory
 from .engines.catalogue import names, prepare
 from .engines.measured import save, tuning_file
 from .errors import PblasmpError, UnsupportedError
@@ -103,14 +103,8 @@ def measure(
             refused[name] = str(error).partition(": ")[2] or str(error)
             continue
         try:
-            run = (
-                product.run
-                if options.repeated
-                else lambda given, product=product: product.run(replace(given))
-            )
-            seconds[name] = _time(
-                ctx, lambda run=run: run(scratch), restore, min(seconds.values(), default=0.0)
-            )
+            run = _runs(product, scratch, again=options.repeated)
+            seconds[name] = _time(ctx, run, restore, min(seconds.values(), default=0.0))
         finally:
             engine.synchronize()
             product.close()
@@ -120,6 +114,11 @@ def measure(
         reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"tune: no algorithm of the {engine.name} engine takes this problem:{reasons}")
     return _keep(ctx, nearest or problem, options, seconds, refused)
+
+
+def _runs(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
+    """Return what runs a product: on the same operands ``again``, or as if they were new ones."""
+    return lambda: product.run(operands if again else replace(operands))
 
 
 def _keep(

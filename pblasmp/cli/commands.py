@@ -89,7 +89,11 @@ def cli(ctx: click.Context) -> None:
 @click.argument("a", metavar="[A.npy", type=FILE, required=False)
 @click.argument("b", metavar="B.npy]", type=FILE, required=False)
 @click.option(
-    "-o", "--output", metavar="D.npy", type=FILE, help="File to write the product to. It appears only when complete."
+    "-o",
+    "--output",
+    metavar="D.npy",
+    type=FILE,
+    help="File to write the product to. It appears only when complete.",
 )
 @options.ranks("as --grid says, else one per core, at most 4")
 @click.option(

@@ -436,7 +436,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
             return _Serial()
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, got {comm!r}"
+            "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "
+            f"got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
     if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:

@@ -383,18 +383,22 @@ class Engine(Protocol):
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
         measured: times of algorithms on this machine; None before the context has read them.
-        machine: this rank's processor, in words.
-        libraries: names and versions of what computes and communicates.
     """
 
     measured: Any
-    machine: str
-    libraries: str
     name: str
     why: str
     agrees: bool
     xp: Any
     device: Any
+
+    @property
+    def machine(self) -> str:
+        """This rank's processor, in words."""
+
+    @property
+    def libraries(self) -> str:
+        """Names and versions of what computes and communicates."""
 
     @property
     def operations(self) -> Operations:

@@ -168,9 +168,12 @@ class ParallelProblem:
             split["tokens"] = self.rows
         for name, shards in split.items():
             if len(set(shards)) > 1:
-                return f"{sum(shards)} {name} are {list(shards)} on the ranks: cuBLASMp has this form only for equal shares"
+                shares = f"{sum(shards)} {name} are {list(shards)} on the ranks"
+                return f"{shares}: cuBLASMp has this form only for equal shares"
         if self.form == "matmul_allreduce" and not self.outputs_first:
-            return "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
+            return (
+                "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
+            )
         if self.form == "matmul_allreduce" and self.c_dtype is not None and self.size > 1:
             return "C is added once: by the rank that sums"
         tokens, outputs, inputs = self.sizes

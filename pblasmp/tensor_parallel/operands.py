@@ -300,7 +300,8 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
     if scales is not None:
         if scales.mode != "tensor":
             raise UnsupportedError(
-                f"scales: mode is {scales.mode!r}, expected 'tensor': the tensor-parallel functions take one scale for each array"
+                f"scales: mode is {scales.mode!r}, expected 'tensor': "
+                "the tensor-parallel functions take one scale for each array"
             )
         scales = scales.adopted(partial(as_local, engine, name="scales"), types, ctx.rank)
         scales = scales if scales.given else None

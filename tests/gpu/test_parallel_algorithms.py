@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way of the tensor-parallel functions on GPUs, as users ask for it by name: against NumPy, in graphs, measured."""
+"""Every way of the tensor-parallel functions on GPUs, asked for by name: against NumPy, in graphs, measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ WORST = {"bfloat16": 8e-3, "float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "
 class Case:
     """Random operands that every rank knows, this rank's parts on its GPU, and what NumPy makes of them."""
 
-    def __init__(self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False) -> None:
+    def __init__(
+        self, ctx: pb.Context, form: str, dtype: str, *, uneven: bool = False, large: bool = False
+    ) -> None:
         import cupy
 
         self.ctx, self.form, self.kind = ctx, form, DTYPES[dtype]
@@ -39,7 +41,9 @@ class Case:
             for x in (self.x[mine[0], mine[1]], self.w[mine[2], mine[3]])
         )
         self.local_bias = cupy.asarray(self.bias[mine[2]].astype(self.kind))
-        rows = pb.tensor_parallel.shard(t, ctx.size, ctx.rank) if form == "matmul_reduce_scatter" else everything
+        rows = (
+            pb.tensor_parallel.shard(t, ctx.size, ctx.rank) if form == "matmul_reduce_scatter" else everything
+        )
         self.result = rows, (outputs if form == "allgather_matmul" else everything)
 
     def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -79,7 +83,9 @@ def test_epilogues_and_c(ctx, form, name, dtype):
 
     case = Case(ctx, form, dtype)
     function = getattr(pb, form)
-    y = function(case.local_x, case.local_w, ctx, algo=name, bias=case.local_bias, activation="relu", alpha=0.5)
+    y = function(
+        case.local_x, case.local_w, ctx, algo=name, bias=case.local_bias, activation="relu", alpha=0.5
+    )
     case.check(y, np.maximum(0.5 * (case.x @ case.w.T) + case.bias, 0))
     out = cupy.ones_like(y)
     function(case.local_x, case.local_w, ctx, algo=name, beta=2, c=out, out=out)

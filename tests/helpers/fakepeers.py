@@ -313,9 +313,10 @@ class FakePeer:
 
     # -- work
 
-    def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N",
-                 alpha: complex = 1, beta: complex = 0, c: View | None = None, finish: Any = PLAIN,
-                 compute: Any = None) -> None:  # fmt: skip
+    def multiply(
+        self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
+        beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None,
+    ) -> None:  # fmt: skip
         if not d.rows * d.cols:
             return
         m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)

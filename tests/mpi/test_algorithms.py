@@ -266,7 +266,9 @@ def told(comm):
             yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
         if ctx.size > 1:
             mine = pb.MatmulProblem(d, d, d, "T" if ctx.rank else "N")
-            refused = agreed_error(ctx, pb.RankMismatchError, ["op_a", "N on rank 0"], pb.algorithms, mine, ctx)
+            refused = agreed_error(
+                ctx, pb.RankMismatchError, ["op_a", "N on rank 0"], pb.algorithms, mine, ctx
+            )
             yield "problems by rank", refused
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.host import transport as host_transport
 from pblasmp.engines.host import operations
+from pblasmp.engines.host import transport as host_transport
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
 from tests.helpers.cases import agreed_error, first, layout, misplaced, numbers, pick, scattered

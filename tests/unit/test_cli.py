@@ -119,7 +119,10 @@ BAD = [
     ("matmul A.npy B.npy --c A.npy -o D.npy", "A.npy is 4 × 3, but the product is 4 × 5"),
     ("matmul ints.npy B.npy -o D.npy", "ints.npy holds int64: choose a type to multiply in with --dtype"),
     ("matmul half.npy B.npy -o D.npy", "half.npy holds |V2: choose a type to multiply in with --dtype"),
-    ("matmul A.npy B32.npy -o D.npy", "differ in type (A.npy float64, B32.npy float32): choose one to multiply in with --dtype"),
+    (
+        "matmul A.npy B32.npy -o D.npy",
+        "differ in type (A.npy float64, B32.npy float32): choose one to multiply in",
+    ),
     ("matmul A.npy Z.npy -o D.npy --dtype float64", "Z.npy: complex128 does not convert to float64"),
     ("matmul A.npy B.npy -o none/D.npy", "none/D.npy: there is no directory none"),
     ("matmul A.npy B.npy -o folder.npy", "folder.npy is a directory, expected a file after -o"),

@@ -28,7 +28,8 @@ def multiply(
 ) -> str:
     """Return what is wrong with a product, and with what the library was told.
 
-    The library is not called where "auto" knows of a fault of it. Operands are sub-matrices of those ``within`` names: the whole matrix, and where they lie in it.
+    The library is not called where "auto" knows of a fault of it. Operands are sub-matrices of those ``within`` names:
+    the whole matrix, and where they lie in it.
     """
     values = {x: integers(d.shape, d.dtype, seed, 1 if d.dtype.itemsize == 2 else 3)
               for seed, x in enumerate("abc") if (d := getattr(p, x)) is not None}  # fmt: skip

@@ -89,7 +89,7 @@ def test_other_matrices_of_the_same_layout(ctx, lib):
         plan()
         padded = ctx.empty(replace(D, ld=9))
         with pytest.raises(
-            pb.LayoutError, match="b: its layout is 6x6 .* leading dimension 9, the plan is for"
+            pb.LayoutError, match=r"b: its layout is 6x6 .* leading dimension 9, the plan is for"
         ):
             plan(b=padded)
         from_outside = ctx.from_local(padded.local, D)  # the same layout, in memory that is padded

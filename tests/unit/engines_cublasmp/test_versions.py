@@ -135,7 +135,9 @@ def faulty(lib: Multiplying, version: int, unequal: bool) -> str:
 
 @starts_ranks
 def test_faults_of_the_library_are_avoided(stand_in):
-    run_mpi(guarded_products, 2, timeout=240, paths={str(version): stand_in(version) for version in (700, 1000)})
+    run_mpi(
+        guarded_products, 2, timeout=240, paths={str(version): stand_in(version) for version in (700, 1000)}
+    )
 
 
 GRID = Grid(2, 2)
