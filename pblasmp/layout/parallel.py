@@ -168,8 +168,8 @@ class ParallelProblem:
             split["tokens"] = self.rows
         for name, shards in split.items():
             if len(set(shards)) > 1:
-                shares = f"{sum(shards)} {name} are {list(shards)} on the ranks"
-                return f"{shares}: cuBLASMp has this form only for equal shares"
+                held = f"{sum(shards)} {name} are {list(shards)} on the ranks"
+                return f"{held}: cuBLASMp has this form only for equal shares"
         if self.form == "matmul_allreduce" and not self.outputs_first:
             return (
                 "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
@@ -186,7 +186,7 @@ class ParallelProblem:
     def as_gemm(self) -> MatmulProblem | str:
         """Return the product in layouts of equal blocks, the last ones shorter or empty, or why it has none. Local."""
         if self.form == "matmul_allgather":
-            return "every rank gets all of the result, which is no block-cyclic layout"
+            return "every rank gets all of the result, which is not a block-cyclic layout"
         if self.form == "matmul_allreduce":
             return "every rank gets all of the result: see the algorithms that sum partial products"
         if self.return_gathered:

@@ -190,6 +190,8 @@ def breaks(group: Any) -> str:
 
 
 def test_a_rank_that_catches_an_exception_inside_a_call_breaks_the_context():
-    why = "this context is broken, no collective call is possible any more: "
-    why += "rank 1 left redistribute with MemoryError: no room"
+    why = (
+        "this context is broken, no collective call is possible any more: "
+        "rank 1 left redistribute with MemoryError: no room"
+    )
     assert run_torch(breaks, 3) == [why] * 3

@@ -166,7 +166,7 @@ def refused(comm):
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
         blocks = pb.Scales(a=np.zeros(512, np.uint8), b=np.zeros(512, np.uint8), mode="block")
-        words = ["scales: mode is 'block', expected 'tensor': the tensor-parallel functions take one scale"]
+        words = ["scales: mode is 'block', expected 'tensor': the tensor-parallel functions"]
         for form in FORMS:
             product = getattr(pb, form)
             yield form, agreed_error(ctx, pb.UnsupportedError, words, product, e4, e4, ctx, scales=blocks)
