@@ -92,6 +92,9 @@ def time_block_cyclic(bench: Bench, n: int, block: int, dtype: str) -> None:
         makers[NCCL] = partial(bench.torch.block_cyclic, ta, tb, grid, bench.comm.rank, block)
         makers[GEMM] = partial(bench.torch.block_cyclic_gemm, ta, tb, grid.npcol, grid.nprow)
     makers[AUTO] = partial(bench.ours, problem, a, b, d)
+    rivals = () if bench.arguments.rehearse else ("gathered", *bench.arguments.algo)
+    for algo in rivals:
+        makers[algo] = partial(bench.ours, problem, a, b, d, algo=algo)
     if bench.nvmath is not None:
         makers[NVMATH] = partial(bench.nvmath.block_cyclic, ta, tb, grid, block)
     bench.row("2d", f"{dtype}, {block}", makers, dtype)

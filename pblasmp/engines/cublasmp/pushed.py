@@ -111,28 +111,32 @@ class Pushed:
         for which in (0, 1):
             if self._sends[which]:
                 gpu.follow(_STREAMS[which], "main")
-        self._push(views)
+        self._push(views, 0)
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
         self._place(views, slabs)
+        pushed = 1
         for j, cols in enumerate(self._chunks[1]):
             self._await(1, j)
             for i, rows in enumerate(self._chunks[0]):
                 if j == 0:
                     self._await(0, i)
                 self._multiply(slabs, rows, cols, d, c, turned, alpha, beta, compute)
+                self._push(views, pushed)  # queued behind the product: it must not keep that from beginning
+                pushed += 1
+        for chunk in range(pushed, _CHUNKS):
+            self._push(views, chunk)
         gpu.end(*(name for name, sends in zip(_STREAMS, self._sends, strict=True) if sends))
 
     # -- sending
 
-    def _push(self, views: tuple[View, View]) -> None:
-        """Queue all that goes to others, first chunks first."""
-        for chunk in range(_CHUNKS):
-            for which, sends in enumerate(self._sends):
-                for to, part in sends:
-                    if part.direct:
-                        self._push_chunk(which, to, part, chunk, views[which])
-                    elif chunk == 0:
-                        self._push_message(which, to, part)
+    def _push(self, views: tuple[View, View], chunk: int) -> None:
+        """Queue what others wait for in this chunk of theirs; what they unpack is in the first one."""
+        for which, sends in enumerate(self._sends):
+            for to, part in sends:
+                if part.direct:
+                    self._push_chunk(which, to, part, chunk, views[which])
+                elif chunk == 0:
+                    self._push_message(which, to, part)
 
     def _push_chunk(self, which: int, to: int, part: Part, chunk: int, view: View) -> None:
         """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
@@ -316,20 +320,34 @@ class PushedProduct(Product):
         self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes, 0)
         self.queues = finish is None
         self._recordings = session.recordings()
+        self._ran = False
+        self._copies: dict[str, Array] = {}  # kept, as graphs hold their addresses
 
     def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:  # noqa: ARG002
         self._engine.operations.multiply(x, w, d, c, **how)  # type: ignore[attr-defined]
 
     def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the context."""
-        session, p, options, d = self._session, self._p, self._options, operands.d
+        """Compute D from the local arrays. Collective over the context; the first run is agreed on."""
+        session = self._session
         session.follow_stream()
+        if not self._ran:
+            with session.agreement("push: the first run"):
+                self._queue(operands)
+            self._ran = True
+        elif self.queues and not session.capturing:
+            self._recordings.run(operands, lambda: self._queue(operands))
+        else:
+            self._queue(operands)
+
+    def _queue(self, operands: Operands) -> None:
+        p, options, d = self._p, self._options, operands.d
         alpha = options.alpha
         if operands.scales is not None:
             alpha = alpha * number(operands.scales.a) * number(operands.scales.b)
         target = d
-        if self._temporary:
-            target = self._engine.operations.scratch("target", d.shape, self._exact, p.d.order)
+        if self._temporary or (is_float8(p.a.dtype) and not _starts_well(d)):
+            kind = self._exact if self._temporary else p.d.dtype
+            target = self._copy("target", d.shape, kind, p.d.order)
         turned = p.d.order == "F"
         c = operands.c if options.beta != 0 else None
         if c is not None and target.size and not _alike(c, target):
@@ -351,17 +369,30 @@ class PushedProduct(Product):
         if array is None or not array.size:
             return View(0, 0, 0, 1, matrix.dtype)
         if self._conjugates[which]:
-            copy = self._engine.operations.scratch(
-                f"conjugate {which}", array.shape, matrix.dtype, matrix.order
-            )
+            copy = self._copy(f"conjugate {which}", array.shape, matrix.dtype, matrix.order)
             array = self._engine.xp.conjugate(array, out=copy)
+        elif is_float8(matrix.dtype) and not _starts_well(array):
+            copy = self._copy(f"aligned {which}", array.shape, matrix.dtype, matrix.order)
+            copy[...] = array
+            array = copy
         return View.of(array if matrix.order == "C" else array.T, matrix.dtype, "ab"[which])
+
+    def _copy(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
+        """Return this product's own array of that name; its rows start at multiples of 16 bytes."""
+        if name not in self._copies:
+            unit = max(1, _FLOAT8 // dtype.itemsize)
+            rows, cols = shape if order == "C" else shape[::-1]
+            kind = self._engine.operations.stored(dtype)
+            array = self._engine.xp.empty((rows, -(-cols // unit) * unit), kind)[:, :cols]
+            self._copies[name] = array if order == "C" else array.T
+        return self._copies[name]
 
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the product as a CUDA graph and return what replays it. Collective over the context."""
         if not self.queues:
             raise UnsupportedError("a CUDA graph: its epilogue and scales are applied after the product")
-        return self._recordings.record(lambda: self.run(operands))
+        self.run(operands)
+        return self._recordings.record(lambda: self._queue(operands))
 
     def close(self) -> None:
         """End the graphs. Local."""
@@ -372,8 +403,13 @@ def _alike(c: Array, d: Array) -> bool:
     """Return whether cuBLASLt can read C as it writes D: the same type, and the same dimension contiguous."""
     if c.dtype != d.dtype:
         return False
-    extents = zip(c.shape, c.strides, d.strides, strict=True)
-    return all(n <= 1 or (x == c.itemsize) == (y == c.itemsize) for n, x, y in extents)
+    return min(d.shape) <= 1 or bool((c.strides[0] < c.strides[1]) == (d.strides[0] < d.strides[1]))
+
+
+def _starts_well(array: Array) -> bool:
+    """Return whether cuBLASLt takes an array in products of 8-bit floats."""
+    apart = max(array.strides) if min(array.shape, default=0) > 1 else 0
+    return not array.size or not (int(array.data.ptr) % _FLOAT8 or apart % _FLOAT8)
 
 
 def _oriented(array: Array, turned: bool) -> View:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import ClosedError
+from ..base import Operands
 from .streams import current
 
 __all__ = ["Recordings"]
@@ -30,26 +31,29 @@ class Recordings:
     ) -> None:
         self._follow, self._generation, self._prepare = follow, generation, prepare
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
+        self._last: weakref.ref[Operands] | None = None  # of the run before
+        self._own: _Recorded | None = None  # the graph of these
+
+    def run(self, operands: Operands, queue: Callable[[], None]) -> None:
+        """Queue a product; from the second run on the same operands, by replaying its graph. Local.
+
+        Called where ``follow`` has been, and no graph records.
+        """
+        if self._last is None or self._last() is not operands:
+            self._own, self._last = None, weakref.ref(operands)
+            queue()
+            return
+        if self._own is None or self._own.generation != self._generation():
+            self._own = self._graph(queue)
+        self._own.graph.launch()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run once, record a second run, and return what replays it on CuPy's current stream.
 
         Collective where the run is.
         """
-        import cupy
-
         run()  # what is done but once is done before recording
-        stream = cupy.cuda.Stream(non_blocking=True)
-        self._prepare(stream)
-        with current(stream):
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-            try:
-                run()
-            finally:
-                graph = stream.end_capture()
-        self._follow()  # again, off the stream of the recording
-        recorded = _Recorded(graph, self._generation())
-        self._recorded.add(recorded)
+        recorded = self._graph(run)
 
         def replay() -> None:
             if recorded.graph is None:
@@ -61,10 +65,27 @@ class Recordings:
 
         return replay
 
+    def _graph(self, run: Callable[[], None]) -> _Recorded:
+        import cupy
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+        self._prepare(stream)
+        with current(stream):
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+            try:
+                run()
+            finally:
+                graph = stream.end_capture()
+        self._follow()  # again, off the stream of the recording
+        recorded = _Recorded(graph, self._generation())
+        self._recorded.add(recorded)
+        return recorded
+
     def close(self) -> None:
         """Destroy the graphs."""
         for recorded in self._recorded:
             recorded.graph = None
+        self._own = self._last = None
 
 
 class _Recorded:

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-import pblasmp as pb
 from pblasmp.engines.sections import PushPlan, common_order, cuts
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Stretches
+from tests.helpers.layouts import random_product
 
 
 def positions(stretches: Stretches) -> list[tuple[int, int]]:
@@ -66,36 +65,11 @@ def test_short_blocks_arrive_in_one_range():
     assert [dst for _, dst in positions(of_b[0])] == list(range(4096))
 
 
-def random_matrix(
-    rng: np.random.Generator, shape: tuple[int, int], size: int, **how: Any
-) -> pb.MatrixDescriptor:
-    divisors = [n for n in range(1, size + 1) if size % n == 0]
-    nprow = int(rng.choice(divisors))
-    grid = pb.Grid(nprow, int(rng.integers(1, size // nprow + 1)), str(rng.choice(["row", "col"])))
-    blocks = tuple(int(rng.integers(1, 9)) for _ in range(2))
-    source = (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol)))
-    before = tuple(int(rng.integers(0, 7)) for _ in range(2))
-    whole = pb.MatrixDescriptor(
-        tuple(n + i for n, i in zip(shape, before, strict=True)), blocks, grid, source,
-        order=str(rng.choice(["C", "F"])), **how,
-    )  # fmt: skip
-    return whole[before[0] :, before[1] :]
-
-
-def random_problem(rng: np.random.Generator, size: int, most: int = 40, **how: Any) -> pb.MatmulProblem:
-    """Return a product of any layouts: blocks, sources, offsets, orders, a grid for each matrix."""
-    m, n, k = (int(x) for x in rng.integers(1, most, 3))
-    op_a, op_b = (str(rng.choice(["N", "T", "C"])) for _ in range(2))
-    a = random_matrix(rng, (m, k) if op_a == "N" else (k, m), size, **how)
-    b = random_matrix(rng, (k, n) if op_b == "N" else (n, k), size, **how)
-    return pb.MatmulProblem(a, b, random_matrix(rng, (m, n), size, **how), op_a, op_b)
-
-
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 12, 64])
 def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
     rng = np.random.default_rng(size)
     for _ in range(8 if size < 10 else 2):
-        p = random_problem(rng, size)
+        p, _ = random_product(rng, size)
         plan = PushPlan(p, size)
         for rank in range(size):
             m, n = plan.shapes[rank]
@@ -116,7 +90,7 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
                 chunks = plan.chunks(which, rank)
                 assert [i for start, stop in chunks for i in range(start, stop)] == list(range(extent))
             taken = sorted(x for x in taken if x[1])
-            assert all(at + length <= then for (at, length), (then, _) in itertools.pairwise(taken))
+            assert all(at + length <= then for (at, length), (then, _) in pairwise(taken))
             assert end <= plan.nbytes
 
 

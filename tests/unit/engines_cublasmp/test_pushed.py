@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,13 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines import sections
+from pblasmp.engines.base import Operands
 from pblasmp.engines.cublasmp.pushed import Pushed, conjugated_first
+from pblasmp.engines.cublasmp.recordings import Recordings
 from pblasmp.engines.cublasmp.views import View
 from pblasmp.engines.sections import PushPlan
 from tests.helpers.fakepeers import Fault, Peers
-from tests.unit.engines.test_sections import random_problem
+from tests.helpers.layouts import random_product
 
 OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 
@@ -94,7 +98,7 @@ def run_all(cases: list[Case], seed: int | None, times: int = 1) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_any_layout(size, seed, dtype):
     rng = np.random.default_rng([seed, size])
-    p = random_problem(rng, size, 24, dtype=dtype)
+    p, _ = random_product(rng, size, 24, dtype=dtype)
     run_all([Case(Peers(size), p, beta=seed % 3 - 1, seed=seed)], seed)
 
 
@@ -143,3 +147,48 @@ def test_small_buffers_and_no_traffic_where_everything_is_in_place():
     assert plan.nbytes == 0
     pushed = Pushed(Peers(1).gpus[0], plan, p)
     assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
+
+
+def test_without_nvmath_it_is_refused_and_said(ctx):
+    p = pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, 1), 4, dtype="float32")
+    a, b = ctx.empty(p.a), ctx.empty(p.b)
+    with pytest.raises(pb.UnsupportedError, match="nvmath-python is missing"):
+        pb.matmul(a, b, algo="push")
+
+
+class Cupy:
+    """Streams that record."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+        stream = SimpleNamespace(begin_capture=lambda mode: None, end_capture=self._graph, use=lambda: None)
+        runtime = SimpleNamespace(streamCaptureModeRelaxed="relaxed")
+        self.cuda = SimpleNamespace(
+            Stream=lambda non_blocking: stream, runtime=runtime, get_current_stream=lambda: stream
+        )
+
+    def _graph(self) -> Any:
+        return SimpleNamespace(launch=self._launch)
+
+    def _launch(self) -> None:
+        self.launched += 1
+
+
+def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_replaced(monkeypatch):
+    cupy = Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    generation = [1]
+    recordings = Recordings(lambda: None, lambda: generation[0])
+    one, other, queued = Operands(None, None, None, None), Operands(None, None, None, None), []
+
+    def counts(operands: Operands) -> tuple[int, int]:
+        recordings.run(operands, lambda: queued.append(operands))
+        return len(queued), cupy.launched
+
+    assert [counts(one) for _ in range(3)] == [(1, 0), (2, 1), (2, 2)]
+    assert counts(other) == (3, 2)
+    assert [counts(one) for _ in range(2)] == [(4, 2), (5, 3)]
+    generation[0] = 2
+    assert counts(one) == (6, 4)  # recorded anew
+    recordings.close()
+    assert counts(one) == (7, 4)
