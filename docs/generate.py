@@ -23,7 +23,7 @@ from pblasmp.drawing.bars import Panel, draw_bars
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.plans import MatrixPlan
+from pblasmp.plans import MatrixPlan, Plan
 from pblasmp.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ INTERNAL = {
 }
 """Methods without an underscore that are for other modules of pblasmp only."""
 
-RETURNED = {"MatrixPlan": MatrixPlan, "Report": Report, "Workspace": Workspace}
+RETURNED = {"Plan": Plan, "MatrixPlan": MatrixPlan, "Report": Report, "Workspace": Workspace}
 """Classes that public calls return, under no public name of their own."""
 
 OPERATORS = {
@@ -49,7 +49,7 @@ OPERATORS = {
     "__neg__": "-{}",
     "__call__": "{}()",
 }
-VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "MatrixPlan": "plan"}
+VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "Plan": "plan", "MatrixPlan": "plan"}
 """Names of instances in the tables."""
 
 DRAWN = (

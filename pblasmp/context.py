@@ -71,7 +71,7 @@ class Context:
 
     Args:
         comm: an mpi4py communicator, a torch.distributed process group, or a device mesh of one dimension
-            (``device_mesh["tp"]``); a communicator of our own is made beside it.
+            (``device_mesh["tp"]``); a separate communicator of ours is made for the same ranks.
             By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
             under torchrun; without either, one process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
@@ -465,7 +465,7 @@ class Context:
                 says it.
             root: the rank that has the array.
             block, grid, source, order: as of :meth:`empty`.
-            dtype: by default the array's, or float64 where that is no element type of matrices.
+            dtype: by default the array's, or float64 where that is not an element type of matrices.
 
         Raises:
             LayoutError: the array does not fit the descriptor, or is masked; on every rank.

@@ -203,7 +203,7 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
 
 
 def as_numbers(values: Any, name: str) -> NDArray[Any]:
-    """Return ``values`` as a NumPy array, or raise LayoutError where they are no numbers, or masked. Local."""
+    """Return ``values`` as a NumPy array, or raise LayoutError where they are not numbers, or masked. Local."""
     if isinstance(values, np.ma.MaskedArray):
         raise LayoutError(
             f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"

@@ -107,7 +107,7 @@ class Epilogue:
     def __repr__(self) -> str:
         return f"Epilogue({self.name}{', fused' if self.fused else ''})"
 
-    def adopted(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Epilogue:
+    def bind(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Epilogue:
         """Return it over an engine's arrays, each as the product on ``rank`` needs it. Local.
 
         Args:

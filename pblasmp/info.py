@@ -124,7 +124,7 @@ def collect() -> dict[str, Facts]:
 
 
 def _ask(script: str, topic: str) -> dict[str, Facts]:
-    """Run a script that sets ``answer`` in a new process; without one, the problem stands under ``topic``."""
+    """Run a script that sets ``answer`` in a new process; without one, the problem is reported under ``topic``."""
     command = python_command(f"{script}\nimport json; print(json.dumps(answer))")
     try:
         done = subprocess.run(

@@ -31,13 +31,13 @@ _JOB = "PBLASMP_JOB"  # carried by every process of a job, so that all of them c
 class Job:
     """Ranks of one MPI job, started by a launcher and ended together; a context manager. Local.
 
-    The launcher gets a session of its own, so that a Ctrl-C in the terminal reaches this process alone, which
+    The launcher gets its own session, so that a Ctrl-C in the terminal reaches this process alone, which
     then ends the job in order. Should this process be killed, the launcher gets SIGTERM from the kernel.
 
     Args:
         argv: the command that each rank runs.
         nranks: how many ranks.
-        output: file that takes what launcher and ranks print (a pipe that nobody empties would block them).
+        output: file that takes what launcher and ranks print (a pipe that is not read would block them).
         environ: the environment; what the launcher needs is added.
         launcher: default: the one that :func:`find_launcher` finds.
 
@@ -142,7 +142,7 @@ def _terminate_with_parent() -> None:
 
 
 def remove_shared_memory(since: float, directory: Path = Path("/dev/shm")) -> None:
-    """Remove what killed ranks of MPICH left: this user's files, made after ``since``, that nobody holds. Local."""
+    """Remove what killed ranks of MPICH left: this user's files, made after ``since``, that no process holds. Local."""
     files = []
     for path in directory.glob("mpich*"):
         with contextlib.suppress(OSError):

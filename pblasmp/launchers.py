@@ -138,7 +138,7 @@ class Launcher:
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Return ``environ`` with what this launcher needs; what the user has set stays. Local."""
-        # Intel's and Debian's scripts call programs of their own directory.
+        # Intel's and Debian's scripts call programs of their directory.
         path = os.pathsep.join(p for p in (str(self.path.parent), environ.get("PATH")) if p)
         environment = {**self._row.environment, **environ, "PATH": path}
         if self.kind == "openmpi" and self.version.startswith("5") and "SLURM_JOB_ID" not in environ:

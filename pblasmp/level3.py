@@ -58,7 +58,7 @@ def trsm(
     Args:
         a: square triangular matrix, of which only the triangle ``uplo`` is read.
         b: m × n.
-        side: "L": A stands to the left of B; "R": to the right.
+        side: "L": A is to the left of B; "R": to the right.
         uplo: "L" or "U": which triangle A has.
         op_a: "N", "T" or "C" (conjugate transpose).
         diag: "U": A has ones on its diagonal, which is not read.
@@ -96,7 +96,7 @@ def trmm(
     Args:
         a: square triangular matrix, of which only the triangle ``uplo`` is read.
         b: m × n.
-        side: "L": A stands to the left of B; "R": to the right.
+        side: "L": A is to the left of B; "R": to the right.
         uplo: "L" or "U": which triangle A has.
         op_a: "N", "T" or "C" (conjugate transpose).
         diag: "U": A has ones on its diagonal, which is not read.
@@ -134,7 +134,7 @@ def symm(
     Args:
         a: square symmetric matrix, of which only the triangle ``uplo`` is read.
         b: m × n.
-        c: like the result, in any layout; None stands for zeros. With ``beta == 0`` it is not read.
+        c: like the result, in any layout; None means zeros. With ``beta == 0`` it is not read.
         side: "L" for A B, "R" for B A.
         uplo: "L" or "U": which triangle of A is there.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
@@ -170,7 +170,7 @@ def hemm(
     Args:
         a: square Hermitian matrix, of which only the triangle ``uplo`` is read.
         b: m × n.
-        c: like the result, in any layout; None stands for zeros. With ``beta == 0`` it is not read.
+        c: like the result, in any layout; None means zeros. With ``beta == 0`` it is not read.
         side: "L" for A B, "R" for B A.
         uplo: "L" or "U": which triangle of A is there.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
@@ -208,7 +208,7 @@ def syrk(
 
     Args:
         a: n × k, or k × n where ``op_a`` is not "N".
-        c: n × n, lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
@@ -248,7 +248,7 @@ def herk(
 
     Args:
         a: n × k, or k × n where ``op_a`` is not "N".
-        c: n × n, lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
         alpha, beta: real numbers; with ``alpha == 0`` A is not read.
@@ -287,7 +287,7 @@ def syr2k(
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
-        c: n × n, lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
@@ -328,7 +328,7 @@ def her2k(
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
-        c: n × n, lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
         alpha, beta: numbers, beta a real one; with ``alpha == 0`` neither A nor B is read.
@@ -367,7 +367,7 @@ def syrkx(
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
-        c: n × n, lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
@@ -408,7 +408,7 @@ def herkx(
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
-        c: n × n, lies like the result; None stands for zeros. With ``beta == 0`` it is not read.
+        c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
         alpha, beta: numbers, beta a real one; with ``alpha == 0`` neither A nor B is read.

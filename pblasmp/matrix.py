@@ -37,7 +37,7 @@ class DistributedMatrix:
 
     Attributes:
         context: the context it belongs to.
-        descriptor: how it lies.
+        descriptor: its layout.
     """
 
     __array_ufunc__ = None  # NumPy arrays leave operators to us
@@ -327,7 +327,7 @@ class DistributedMatrix:
         order: MemoryOrder | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Write a file; it appears under its name when it is whole. Collective over the context.
+        """Write a file; it appears under its name only when it is complete. Collective over the context.
 
         Each rank writes contiguous parts of the file. An existing file is replaced and keeps its mode; an HDF5 file
         keeps its other datasets, a Zarr group its other arrays. bfloat16 and 8-bit floats are written to .npy as NumPy
@@ -443,7 +443,7 @@ class DistributedMatrix:
         """Return a new matrix of another element type in the same layout. Collective over the context.
 
         Raises:
-            LayoutError: it is no element type of matrices, or complex would become real.
+            LayoutError: it is not an element type of matrices, or complex would become real.
         """
         return arithmetic.cast(self, dtype)
 
@@ -486,7 +486,7 @@ class DistributedMatrix:
         with self.context._running("diagonal"):
             return reductions.diagonal(self)
 
-    # -- it is no NumPy array
+    # -- it is not a NumPy array
 
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
         raise TypeError(f"a DistributedMatrix does not become a NumPy array by itself: {_INSTEAD}")

@@ -52,7 +52,7 @@ def matmul(
 
     Args:
         a, b: matrices of one context and one type. Products of float16 and bfloat16 are summed in float32.
-        c: lies like the result; None stands for zeros. With ``beta == 0`` it is never read.
+        c: laid out like the result; None means zeros. With ``beta == 0`` it is never read.
         out: where to write the result, which may be ``c``; by default a new matrix: blocks of op(A)'s rows and op(B)'s
             columns, on A's grid, in A's memory order.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
@@ -137,7 +137,7 @@ def plan_matmul(
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx._allocate(d) if out is None else out}
         e = _epilogue(ctx, epilogue, asked, problem, matrices)
         if scales is not None:
-            scales = scales.adopted(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
+            scales = scales.bind(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
         check_overlap(ctx, matrices, "c")
     reasons = () if problem == asked else ("operands are moved to legal layouts: redistribute=True",)
     return MatrixPlan(
@@ -147,7 +147,7 @@ def plan_matmul(
 
 
 def _untransposed(x: DistributedMatrix, op: Op) -> tuple[DistributedMatrix, Op]:
-    """Return ``A, "T"`` for ``A.T, "N"`` and the like, so that the result lies as A's user would expect."""
+    """Return ``A, "T"`` for ``A.T, "N"`` and the like, so that the result is laid out as A's user would expect."""
     if x.transpose_of is None or (op == "C" and x.dtype.kind == "c"):
         return x, op
     return _untransposed(x.transpose_of, "T" if op == "N" else "N")
@@ -200,7 +200,7 @@ def _epilogue(
         raise LayoutError(
             "epilogue: D is moved after the product; expected a D whose layout is legal without a move"
         )
-    fitted = epilogue.adopted(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)
+    fitted = epilogue.bind(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)
     for name in fitted.outputs:
         for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):

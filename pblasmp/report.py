@@ -14,7 +14,7 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a plan does on this rank. ``str()`` of it is a text for people.
+    """What a plan does on this rank. ``str()`` gives it as text.
 
     Attributes:
         call: the product: ops, sizes, type, scheme.

@@ -38,13 +38,13 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
     """Return the ``shape`` at the beginning of a local array with leading dimension ``lld``, not a copy. Local.
 
     Args:
-        array: NumPy's or CuPy's: two dimensions in Fortran order, at least ``shape``, whose columns lie ``lld`` apart;
+        array: NumPy's or CuPy's: two dimensions in Fortran order, at least ``shape``, whose columns are ``lld`` apart;
             or one dimension, which holds column after column.
         shape: rows and columns.
         lld: elements from one column to the next.
 
     Raises:
-        LayoutError: the array is too small, or does not lie so.
+        LayoutError: the array is too small, or its strides are not these.
     """
     rows, cols = shape
     item = array.itemsize
@@ -85,7 +85,7 @@ def leading_dimension(array: Any) -> int:
 
 
 def read_descriptor(desc: Sequence[int], kind: str, grid: Grid) -> tuple[MatrixDescriptor, int]:
-    """Return what a rank's nine integers say: how the matrix lies, the same on every rank, and this rank's LLD. Local.
+    """Return what a rank's nine integers say: the matrix's layout, the same on every rank, and this rank's LLD. Local.
 
     Raises:
         LayoutError: the descriptor is not legal.

@@ -20,7 +20,7 @@ from .layout.grid import one_of
 __all__ = ["BLOCK", "Scales", "block_scales"]
 
 BLOCK = 32  # entries of k that share a scale in mode "block"
-_TILE = 128, 4  # rows and scales that lie together
+_TILE = 128, 4  # rows and scales that are stored together
 _ARRAYS = ("a", "b", "d", "amax")
 
 
@@ -32,7 +32,7 @@ class Scales:
     every rank. One that is not given is 1. C has 16 or 32 bits and no scale.
 
     Args:
-        a, b: what 8-bit A and B stand for, per unit.
+        a, b: the value of one unit of 8-bit A and B.
         d: what is stored of an 8-bit D, per unit.
         amax: an array of one float32 that is written: the largest absolute value of this rank's part of D, before ``d``
             scales it.
@@ -78,7 +78,7 @@ class Scales:
             for value in [getattr(self, name)]
         ]
 
-    def adopted(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Scales:
+    def bind(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Scales:
         """Return it over an engine's arrays, numbers as they are. Local.
 
         Args:
@@ -123,7 +123,7 @@ class Scales:
 
 
 def block_scales(shape: tuple[int, int], transposed: bool, name: str) -> int:
-    """Return how many scales mode "block" has for a local array of A or B: tiles of 128 × 4 are whole. Local."""
+    """Return how many scales mode "block" has for a local array of A or B: tiles of 128 × 4 are complete. Local."""
     outer, k = shape if (name == "a") != transposed else shape[::-1]
     rows, columns = _TILE
     return -(-outer // rows) * rows * (-(-k // (BLOCK * columns)) * columns)

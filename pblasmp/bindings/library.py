@@ -113,7 +113,7 @@ class Library:
         return symbol is not None and hasattr(self._cdll, symbol)
 
     def _pointer(self, name: str) -> Any:
-        """Return a new ctypes function, of its own prototype; no other user of the library shares it."""
+        """Return a new ctypes function with its own prototype; no other user of the library shares it."""
         row = FUNCTIONS[name]
         symbol = row.symbol(self.version)
         if symbol is None:

@@ -134,7 +134,7 @@ def _function(
 
 
 def _shared(token: str) -> str:
-    """Return in C what a token of a routine's shape stands for."""
+    """Return the C parameters that a token of a routine's shape means."""
     if token == "workspace":
         return token
     if token in _TYPES:

@@ -99,7 +99,7 @@ def _validate(options: ProductOptions) -> np.dtype:
     """Return the element type of the product, or raise what is wrong with the input. Local.
 
     Raises:
-        LayoutError: files that are no matrices or do not fit each other, or scalars that do not fit them.
+        LayoutError: files that are not matrices or do not fit each other, or scalars that do not fit them.
         OSError: a file cannot be read, or the output cannot be written.
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)

@@ -49,7 +49,7 @@ class Reporter:
         """Say what is done from now on. Local."""
 
     def progress(self, done: int, total: int) -> None:
-        """Say how far the step is, in units of its own. Local."""
+        """Report how far the step is, in its own units. Local."""
 
     def temporary(self, path: Path) -> None:
         """Name a file that is about to be written: what is left if the ranks are killed is removed. Local."""
@@ -61,7 +61,7 @@ class Reporter:
 
 
 class Display(Reporter):
-    """Progress on the terminal, a line for each step; nothing where stderr is no terminal. A context manager."""
+    """Progress on the terminal, a line for each step; nothing where stderr is not a terminal. A context manager."""
 
     def __init__(self) -> None:
         shown = is_terminal(2)
@@ -155,7 +155,7 @@ class Channel(Reporter):
             raise
 
     def events(self) -> Iterator[Event]:
-        """Yield what has been told since the last call, rank by rank. Local; for the side that reads."""
+        """Yield what has been reported since the last call, rank by rank. Local; for the side that reads."""
         for path in sorted(self._directory.glob("rank*.events")):
             text = path.read_text()
             whole = text.rfind("\n") + 1

@@ -66,7 +66,8 @@ def _for_json(value: Any) -> Any:
 def use_colour(when: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether standard output takes colours: "always", "never", or "auto". Local.
 
-    "auto" is no where NO_COLOR is set (https://no-color.org), where TERM is dumb, and where the output is no terminal.
+    "auto" means no where NO_COLOR is set (https://no-color.org), where TERM is dumb, and where the output is not a
+    terminal.
     """
     if when != "auto":
         return when == "always"

@@ -88,7 +88,7 @@ class Agreement:
         channel, call = self._comm.channel, self._facts["call"]
         try:
             if error is not None and not isinstance(error, Exception):
-                return  # an interrupt is nobody's argument
+                return  # an interrupt is not about an argument
             outcome = _voted(self._comm, self._facts, error)
         except BaseException as second:
             channel.break_(second, call)  # the others count on this rank's vote
@@ -230,7 +230,7 @@ class _Vote:
             self._comm.channel.until(self.done, patient=self._comm.patient, place=self._place)
 
     def outcome(self, instead: BaseException | None = None) -> BaseException | None:
-        """Return None, or the error that every rank raises: ``instead`` where this rank has one of its own."""
+        """Return None, or the error that every rank raises: ``instead`` where this rank has its own."""
         low, high, faulty = self._all.tolist()
         if not faulty and ~low == high:
             return None
@@ -275,7 +275,7 @@ def _as_texts(facts: dict[str, Any]) -> dict[str, str]:
 def _packed(error: BaseException) -> tuple[bytes, str]:
     """Return ``error`` without its traceback, pickled, and its text: pickling and printing run the user's code."""
     text = text_of(error)
-    if isinstance(error, SystemExit) and error.code:  # whoever leaves in peace is a fault for those that stay
+    if isinstance(error, SystemExit) and error.code:  # exit status 0 on one rank is an error on the others
         return pickle.dumps(SystemExit(exit_status(error))), text
     if isinstance(error, Exception):
         try:

@@ -89,7 +89,7 @@ class Communicator(Protocol):
         """Return a communicator of the group in ``groups`` that holds this rank. Collective."""
 
     def duplicate(self) -> Communicator:
-        """Return a communicator of the same ranks with a channel of its own. Collective."""
+        """Return a communicator of the same ranks with a separate channel. Collective."""
 
     def abort(self, code: int) -> None:
         """End every rank at once. Local."""
@@ -325,7 +325,7 @@ class _Mpi:
 def check_world(nranks: int, launcher: str) -> None:
     """Raise unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
 
-    Where mpirun belongs to another MPI than mpi4py's library, each rank is alone in a world of its own.
+    Where mpirun belongs to another MPI than mpi4py's library, each rank is alone in its own world.
 
     Raises:
         LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
@@ -352,7 +352,7 @@ def _mpi() -> Any:
 
 
 def _duplicate(comm: MPI.Comm) -> _Mpi:
-    """Return a duplicate with a channel of its own, when all ranks are here."""
+    """Return a duplicate with a separate channel, when all ranks are here."""
     channel = SideChannel(comm.rank, _processes(comm))
     here = comm.Ibarrier()
     channel.until(channel.watch(here).Test, place=channel.making())
@@ -419,9 +419,9 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
             comm = dist.group.WORLD
         meshes = sys.modules.get("torch.distributed.device_mesh")
         if isinstance(comm, dist.ProcessGroup) or (meshes and isinstance(comm, meshes.DeviceMesh)):
-            from .process_group import beside
+            from .process_group import from_group
 
-            return beside(comm)
+            return from_group(comm)
     if comm is None and launcher is None and _TORCHRUN_VARIABLE in os.environ:
         raise UnsupportedError(
             "this process was started by torchrun, but PyTorch has no process group: "

@@ -32,7 +32,7 @@ Coords = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One local array of a layout: where it stands in it, and the ranks that reach it (the first one owns it)."""
+    """One local array of a layout: its place in it, and the ranks that reach it (the first one owns it)."""
 
     coords: Coords
     ranks: tuple[int, ...]
@@ -208,7 +208,7 @@ class _Transfer:
         self._own = deque(self._messages(exchange._copies, limit))
         self._spare: list[Array] = []
         self._requests: list[Request] = []
-        # Beside each request: source (-1 where this rank sends), part to unpack, the message, its flat buffer, and the
+        # With each request: source (-1 where this rank sends), part to unpack, the message, its flat buffer, and the
         # requests of the message's earlier chunks.
         self._after: list[tuple[int, _Part | None, Array, Array | None, list[Request]]] = []
         for rank in self._incoming:

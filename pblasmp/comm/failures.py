@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process ends while several ranks work together: with an exception that nobody catches, or just so.
+"""How a process ends while several ranks work together: with an uncaught exception, or without one.
 
-One rank shows an exception; and when only one rank has it, the others are told or ended, so that the job does not hang.
+One rank shows an exception. When only one rank has it, the others are notified or ended, so that the job does not hang.
 A process that ends without one closes the contexts that are still open, as leaving a ``with`` block does.
 """
 
@@ -20,10 +20,10 @@ __all__ = ["watch"]
 
 
 class Ending(Protocol):
-    """A context: what is told of the end of the process."""
+    """A context: what is notified of the end of the process."""
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the other ranks of an exception that nobody catches, unless they raise it too."""
+        """Notify the other ranks of an uncaught exception, unless they raise it too."""
 
     def close(self) -> None:
         """Give everything back, unless that has been done. Collective."""

@@ -27,7 +27,7 @@ from ..errors import LayoutError, LibraryNotFoundError
 from .communicator import Communicator, chunks
 from .side_channel import SideChannel
 
-__all__ = ["beside"]
+__all__ = ["from_group"]
 
 _TIMEOUT = timedelta(days=7)  # a rank may compute as long as it likes; one that ends is noticed at once
 _LOOK_SECONDS = 0.05
@@ -225,7 +225,7 @@ class _Gloo:
         self._group = None
 
 
-def beside(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
+def from_group(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
     """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``.
 
     Raises:

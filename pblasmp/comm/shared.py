@@ -34,7 +34,7 @@ class SharedMemory:
         self.why_not = self._grow(mmap.PAGESIZE)
 
     def array(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return ``nbytes`` of the buffer, growing it if needed: what was in it is lost then."""
+        """Return ``nbytes`` of the buffer, growing it if needed: its contents are lost then."""
         if nbytes > self._size:
             why_not = self._grow(nbytes)
             if why_not:
@@ -112,6 +112,6 @@ def aligned(nbytes: int, boundary: int = 4096) -> int:
 def carve(
     memory: NDArray[np.uint8], at: int, shape: tuple[int, int], dtype: np.dtype, order: Any
 ) -> NDArray[Any]:
-    """Return a 2D array that lies ``at`` bytes into ``memory``. Local."""
+    """Return a 2D array ``at`` bytes into ``memory``. Local."""
     nbytes = shape[0] * shape[1] * dtype.itemsize
     return memory[at : at + nbytes].view(dtype).reshape(shape, order=order)

@@ -22,7 +22,9 @@ from ..errors import ClosedError
 
 __all__ = ["Place", "SideChannel", "Transport", "number_open", "text_of"]
 
-_YIELDS = 500  # polls that give the core to whoever else is ready, before a wait sleeps: a sleep takes longer
+_YIELDS = (
+    500  # polls that yield the core to other ready processes, before a wait sleeps: a sleep takes longer
+)
 _PAUSE_SECONDS = 2e-5
 _POLLS = 64  # between two looks for notes
 _STALL_SECONDS = 1.0  # after which a rank says where it waits
@@ -126,7 +128,7 @@ class SideChannel:
         """Have the context to this thread alone until ``end_turn``; a thread may take several turns.
 
         Raises:
-            ClosedError: it is broken, or another thread is using it, which breaks it: nobody knows in which order
+            ClosedError: it is broken, or another thread is using it, which breaks it: no rank knows in which order
                 others see the calls.
         """
         _threads.add(threading.get_ident())
@@ -193,7 +195,7 @@ class SideChannel:
     # -- a broken context
 
     def error(self) -> ClosedError:
-        """Return the error that whoever uses a broken context gets."""
+        """Return the error that every use of a broken context gets."""
         return ClosedError(f"this context is broken, no collective call is possible any more: {self.cause}")
 
     def check(self) -> None:
@@ -263,7 +265,7 @@ class SideChannel:
         """Tell the others that this rank leaves the broken context.
 
         Args:
-            weight: 0 in peace, 1 with the error of a broken context that nobody catches, 2 with an error of its own.
+            weight: 0 without an error, 1 with a broken context's error that is not caught, 2 with another error.
         """
         if self.rank not in self._left:
             self._left[self.rank] = weight

@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 
 def views(file: ProblemFile) -> list[View]:
-    """Return the operands in the order A, B, D, C; C only where it does not lie exactly like D."""
+    """Return the operands in the order A, B, D, C; C only where its layout is not exactly D's."""
     found = []
     for name, parent in file.parents.items():
         rows, cols = parent.ranges(file.windows[name])

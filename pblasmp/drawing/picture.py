@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what, as a picture: each matrix with its blocks, and beside it what every rank holds. Needs matplotlib.
+"""Who owns what, as a picture: each matrix with its blocks, and next to it what every rank holds. Needs matplotlib.
 
 All coordinates are inches from the upper left corner of the picture.
 """
@@ -55,7 +55,7 @@ _INK, _GREY, _PALE, _RED = "#222222", "#6b6b6b", "#bbbbbb", "#a02020"
 def draw(file: ProblemFile, output: str | PathLike[str], *, dpi: int = 160) -> None:
     """Draw a problem into ``output``: a .png, .svg or .pdf file. Local.
 
-    Each matrix is drawn with its blocks in the colours of their ranks, and beside it the local array of every rank,
+    Each matrix is drawn with its blocks in the colours of their ranks, and next to it the local array of every rank,
     where the rank is in the process grid. A sub-matrix is outlined in the matrix that it is a part of.
 
     Args:
@@ -223,8 +223,8 @@ def _cells(axis: Axis, window: tuple[int, int]) -> list[_Cell]:
     return found
 
 
-def _packed(cells: Sequence[_Cell], process: int) -> list[_Cell]:
-    """Return the cells of one process as they lie in its local array: end to end."""
+def _pack(cells: Sequence[_Cell], process: int) -> list[_Cell]:
+    """Return the cells of one process in the order of its local array: end to end."""
     found, at = [], 0
     for cell in cells:
         if cell.process == process:
@@ -305,7 +305,7 @@ class _Row:
                 pen.text(right, y + _ABOVE + 0.1 + 0.25 * line, self._label(rank), 9)
 
     def _whole(self, pen: _Pen, x: float, y: float) -> None:
-        """Draw the matrix with the first index of each block beside it, the numbers of the ranks in it."""
+        """Draw the matrix with the first index of each block next to it, the numbers of the ranks in it."""
         height, width = (
             s * extent for s, extent in ((self.sy, self.matrix.shape[0]), (self.sx, self.matrix.shape[1]))
         )
@@ -375,7 +375,7 @@ class _Row:
         rank = self.grid.rank(prow, pcol)
         pen.text(x, y + 0.08, self._label(rank), 8)
         y += _ABOVE
-        rows, cols = _packed(self.rows, prow), _packed(self.cols, pcol)
+        rows, cols = _pack(self.rows, prow), _pack(self.cols, pcol)
         m, n = self.matrix.rows.count(prow), self.matrix.cols.count(pcol)
         if m == 0 or n == 0:
             pen.frame(x, y, max(_EMPTY, self.sx * n), max(_EMPTY, self.sy * m), dashed=True)

@@ -176,7 +176,7 @@ def _lines(
     *,
     plain: bool,
 ) -> list[Text]:
-    """Return the lines of a map, the first index of each block of rows beside it."""
+    """Return the lines of a map, the first index of each block of rows next to it."""
     lines = []
     heights = Counter(unit.block for unit in rows)
     widths = Counter(unit.block for unit in cols)

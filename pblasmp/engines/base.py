@@ -418,7 +418,7 @@ class Engine(Protocol):
         """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
     def recycle(self, array: LocalArray) -> None:
-        """Let the next symmetric array reuse the memory of this one, which nobody uses any more. Collective."""
+        """Let the next symmetric array reuse the memory of this one, which is not used any more. Collective."""
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.

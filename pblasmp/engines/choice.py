@@ -52,7 +52,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
         assert isinstance(library, Exception)
         with Agreement(comm, "Context"):
             raise library
-    why = f"cuBLASMp {version_text(library.version)} on GPU {device.bus} of every rank's own"
+    why = f"cuBLASMp {version_text(library.version)} on each rank's own GPU, here {device.bus}"
     engine = None
     try:
         with Agreement(comm, "Context") as facts:

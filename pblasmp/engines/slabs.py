@@ -124,7 +124,7 @@ class Panels:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
 
         An operand is its slabs by process, each as outer × k, or this rank's own array where it stays in place. The
-        ranks have agreed since the last run, so that nobody still multiplies what is overwritten here.
+        ranks have agreed since the last run, so that no rank still multiplies what is overwritten here.
         """
         coming = self._start(0, arrays) if self.panels else []
         for i, (start, stop) in enumerate(self.panels):

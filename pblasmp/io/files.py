@@ -153,7 +153,7 @@ def load(
         dataset: which matrix of it.
         layout: how to distribute it: the descriptor, or keywords.
         dtype: the element type to load it as, None for the file's or the descriptor's.
-        progress: told of this rank's part.
+        progress: gets this rank's part.
     """
     with ExitStack() as stack:
         with ctx._agreement("load") as facts:

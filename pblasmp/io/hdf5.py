@@ -35,7 +35,7 @@ class Hdf5Dataset:
         name: the dataset; None where the file has only one matrix.
 
     Raises:
-        OSError: the file cannot be opened, or is no HDF5 file.
+        OSError: the file cannot be opened, or is not an HDF5 file.
         LayoutError: there is no such dataset, or it is not a matrix.
         LibraryNotFoundError: there is no h5py.
     """
@@ -124,7 +124,7 @@ def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor
 
     Raises:
         OSError: it cannot be written, or the disk is full.
-        LayoutError: there is no name, or ``old`` is no HDF5 file or has a group of that name.
+        LayoutError: there is no name, or ``old`` is not an HDF5 file or has a group of that name.
     """
     h5py = _h5py()
     if name is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear under their name when they are whole: written under a hidden name first, then renamed."""
+"""Files that appear under their name only when they are complete: written under a hidden name first, then renamed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Replacement:
             self._lock = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
             with contextlib.suppress(
                 OSError
-            ):  # a file system without locks: nobody removes what others may use
+            ):  # a file system without locks: do not remove what others may use
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if not self._is_there():  # removed as abandoned, before it was locked
                 os.close(self._lock)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One dimension of a block-cyclic layout: who owns an index, and where it lies there. 0-based.
+"""One dimension of a block-cyclic layout: who owns an index, and its local index there. 0-based.
 
 Everything answers in constant time and memory, but for what returns an array.
 Source of the arithmetic: ScaLAPACK TOOLS (numroc, indxg2p, indxg2l, indxl2g).
@@ -40,7 +40,7 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
 class Axis:
     """``extent`` indices in blocks of ``block``, dealt round ``nprocs`` processes from ``source``. Local.
 
-    ``lead`` indices of the first block lie before index 0: non-zero only if a sub-matrix starts inside one.
+    ``lead`` indices of the first block come before index 0: non-zero only if a sub-matrix starts inside one.
 
     Raises:
         LayoutError: an argument is out of range.
@@ -103,7 +103,7 @@ class Axis:
         return (self.source + turn) % self.nprocs, rounds * self.block + within - before
 
     def to_global(self, process: int, local: int) -> int:
-        """Return the index that lies at ``local`` on ``process``."""
+        """Return the global index of ``local`` on ``process``."""
         process, local = self._check(process), integer(local, "local index", 0)
         owned = self.count(process)
         if local >= owned:
@@ -138,6 +138,6 @@ class Axis:
         return Axis(stop - start, self.block, (self.source + block) % self.nprocs, self.nprocs, lead)
 
     def local_window(self, process: int, start: int, stop: int) -> slice:
-        """Return the local indices of ``process`` that lie in ``start`` to ``stop`` (half-open)."""
+        """Return the local indices of ``process`` for ``start`` to ``stop`` (half-open)."""
         below = self.window(0, start).count(process)
         return slice(below, below + self.window(start, stop).count(process))

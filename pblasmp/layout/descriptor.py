@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MatrixDescriptor: how a matrix lies on a process grid, as a plain value. 0-based."""
+"""MatrixDescriptor: how a matrix is distributed over a process grid, as a plain value. 0-based."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MatrixDescriptor:
         source: ``(prow, pcol)`` of the process that owns the first block (ScaLAPACK's rsrc, csrc).
         dtype: element type: a name, a NumPy type or dtype; stored as ``np.dtype``.
         order: memory order of each rank's local array, "C" (rows contiguous) or "F" (columns contiguous).
-        lead: rows and columns of the first block that lie before the matrix: non-zero only for a sub-matrix
+        lead: rows and columns of the first block before the matrix: non-zero only for a sub-matrix
             that starts inside a block.
         ld: leading dimension of padded local arrays, in elements; None is as tight as can be.
 
@@ -200,7 +200,7 @@ class MatrixDescriptor:
         return out[0], out[1]
 
     def same_places(self, other: MatrixDescriptor) -> bool:
-        """Return whether every element lies on the same rank at the same local index in both. Local."""
+        """Return whether every element is on the same rank at the same local index in both. Local."""
         return (
             self.shape == other.shape and self.grid.same_ranks(other.grid)
             and self.rows == other.rows and self.cols == other.cols

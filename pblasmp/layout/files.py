@@ -121,7 +121,7 @@ def load_grid(file: Source) -> Grid:
     """Return the process grid written in ``file``, a path or the name of one that comes with pblasmp. Local.
 
     Raises:
-        LayoutError: the file cannot be read or is no grid; the message names the file and every fault.
+        LayoutError: the file cannot be read or is not a grid; the message names the file and every fault.
     """
     path, data, faults = _read(file, "grids")
     faults = faults or table_faults(data, GridTable)

@@ -33,7 +33,7 @@ def short_repr(value: object) -> str:
 
 
 def integer(value: object, name: str, minimum: int) -> int:
-    """Return ``value`` as an int, or raise LayoutError when it is no integer of at least ``minimum``."""
+    """Return ``value`` as an int, or raise LayoutError when it is not an integer of at least ``minimum``."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -57,7 +57,7 @@ def pair(
 
 
 def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]:
-    """Return ``(mb, nb)`` for one integer, which stands for both, or a pair. Local.
+    """Return ``(mb, nb)`` for one integer, which is both, or a pair. Local.
 
     Raises:
         LayoutError: a block size is not an integer of at least 1; the message begins with ``name``.

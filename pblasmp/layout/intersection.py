@@ -62,14 +62,14 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     if len(start) == 0:
         return ()
 
-    # Runs that go on without a gap on both sides are one.
+    # Runs that continue without a gap on both sides are one.
     gaps = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
     tails = np.flatnonzero(np.append(gaps, True))
     heads = np.append(0, tails[:-1] + 1)
     length = np.add.reduceat(length, heads)
     stop, src_at, dst_at = stop[tails], src_at[heads], dst_at[heads]
 
-    # The runs of one period: told by where they stop, for the first may start in the middle.
+    # The runs of one period, identified by where they stop: the first may start in the middle.
     rounds = [axis.block * axis.nprocs for axis in (src, dst) if axis.nprocs > 1]
     period = int(np.searchsorted(stop, min(int(stop[0]) + math.lcm(*rounds), src.extent + 1)))
     found: list[Stretch] = []

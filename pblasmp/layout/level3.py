@@ -56,13 +56,13 @@ class Level3Problem:
         routine: its name.
         a, d: descriptors of A and of the result D.
         b, c: descriptors of B and C; None where the routine has none, or C is not given.
-        side: "L" or "R": on which side of B the square operand A stands.
+        side: "L" or "R": the side of B that the square operand A is on.
         uplo: "L" or "U": the triangle of A that is read, or of D that is written.
         op_a: "N", "T" or "C", for the rank-k updates the op of B, too.
         diag: "U": A has ones on its diagonal, which is not read.
 
     Raises:
-        LayoutError: the routine or an option is unknown, an operand is no descriptor, or is one too many or too few.
+        LayoutError: the routine or an option is unknown, an operand is not a descriptor, is missing or is not expected.
     """
 
     routine: str
@@ -103,7 +103,7 @@ class Level3Problem:
 
     @property
     def is_hermitian(self) -> bool:
-        """Whether a triangle stands for a Hermitian matrix (of a complex type), whose diagonal is real."""
+        """Whether a triangle represents a Hermitian matrix (of a complex type), whose diagonal is real."""
         return self.traits.hermitian and self.d.dtype.kind == "c"
 
     @property
@@ -220,7 +220,7 @@ class Level3Problem:
         Any grid, block, source, offset and memory order is legal: an engine that cannot take one moves the matrix.
 
         Args:
-            result: what messages call D: the argument of the caller that says how it lies.
+            result: what messages call D: the caller's argument that gives its layout.
         """
         return [*self._sizes(result), *self._types(result), *self._ops()]
 
@@ -276,7 +276,7 @@ class Level3Problem:
         """Raise LayoutError naming every fault at once, or return None. Local.
 
         Args:
-            result: what messages call D: the argument of the caller that says how it lies.
+            result: what messages call D: the caller's argument that gives its layout.
         """
         found = self.faults(result)
         if found:
@@ -316,7 +316,7 @@ class Level3Problem:
 
 
 def _flipped(op: Op, hermitian: bool) -> tuple[Op, bool]:
-    """Return the op of the transposed operand, and whether it has to be conjugated beside."""
+    """Return the op of the transposed operand, and whether it has to be conjugated besides."""
     if hermitian:  # an update by op(A) op(A)^H: its C and N are each other's flips, "conj" says the rest
         return ("C" if op == "N" else "N"), False
     return ("T" if op == "N" else "N"), op == "C"

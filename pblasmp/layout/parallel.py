@@ -186,7 +186,7 @@ class ParallelProblem:
     def as_gemm(self) -> MatmulProblem | str:
         """Return the product in layouts of equal blocks, the last ones shorter or empty, or why it has none. Local."""
         if self.form == "matmul_allgather":
-            return "every rank gets all of the result, which is no block-cyclic layout"
+            return "every rank gets all of the result, which is not a block-cyclic layout"
         if self.form == "matmul_allreduce":
             return "every rank gets all of the result: see the algorithms that sum partial products"
         if self.return_gathered:

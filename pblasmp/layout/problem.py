@@ -36,7 +36,7 @@ class MatmulProblem(Product):
     Making one checks nothing but the kind of its arguments: see ``validate``.
 
     Raises:
-        LayoutError: an operand is no descriptor, or an op or the scheme is unknown.
+        LayoutError: an operand is not a descriptor, or an op or the scheme is unknown.
     """
 
     @classmethod
@@ -68,7 +68,7 @@ class MatmulProblem(Product):
             dtype: type of A and B.
             out_dtype: type of C and D, by default that of A and B, bfloat16 for 8-bit ones.
             order: memory order of all, "C" or "F", or three letters for A, B and D.
-            with_c: the product adds to a C that lies like D.
+            with_c: the product adds to a C laid out like D.
         """
         grid, (mb, nb, kb) = as_grid(grid), _block_sizes(block)
         orders = order * 3 if len(order) == 1 else order
@@ -235,7 +235,7 @@ class MatmulProblem(Product):
         """Return every reason why the problem is not legal, each with what to do; empty when it is. Local.
 
         Args:
-            result: what messages call D: the argument of the caller that says how it lies.
+            result: what messages call D: the caller's argument that gives its layout.
         """
         return faults(self, result)
 
@@ -245,7 +245,7 @@ class MatmulProblem(Product):
         The rules are those of cuBLASMp, and the same on every engine: what runs on a laptop runs on GPUs.
 
         Args:
-            result: what messages call D: the argument of the caller that says how it lies.
+            result: what messages call D: the caller's argument that gives its layout.
 
         Source: cublasmp.h of 0.10.0 and docs/layouts.md.
         """

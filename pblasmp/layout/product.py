@@ -24,7 +24,7 @@ class ColumnMajorProduct:
     """The same product of the same memory with every matrix F-ordered, as BLAS and cuBLASMp know it.
 
     Attributes:
-        a, b, d, c: F-ordered descriptors of the memory (``c`` lies like ``d``, or is None).
+        a, b, d, c: F-ordered descriptors of the memory (``c`` is laid out like ``d``, or is None).
         op_a, op_b: what is done to them.
         swapped: the product is the transpose of the caller's: ``a`` is the caller's B, ``b`` the caller's A.
         conj_a, conj_b: conjugate the operand first (op C of an operand whose memory order is not D's: BLAS

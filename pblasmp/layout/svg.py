@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def blocks(axis: Axis) -> Iterator[Block]:
-    """Yield the blocks of an axis in order, whoever owns them. Local."""
+    """Yield the blocks of an axis in order, on any process. Local."""
     start, number = 0, 0
     while start < axis.extent:
         stop = min(axis.extent, (number + 1) * axis.block - axis.lead)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trapezoid: the part of a matrix on one side of a diagonal, as it lies in a local array. 0-based."""
+"""Trapezoid: the part of a matrix on one side of a diagonal, within a local array. 0-based."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Trapezoid:
 
     Attributes:
         uplo: "L" or "U".
-        diagonal: the last (first) diagonal that belongs to it; 0 is the main diagonal, positive ones lie above it.
+        diagonal: the last (first) diagonal that belongs to it; 0 is the main diagonal, positive ones are above it.
     """
 
     uplo: str
@@ -98,7 +98,7 @@ class Trapezoid:
 def copy_part(
     dst: NDArray[np.generic], src: NDArray[np.generic], part: Trapezoid, rows: Indices, cols: Indices
 ) -> None:
-    """Copy the elements of ``part`` from one local array to another that lies the same way. Local.
+    """Copy the elements of ``part`` from one local array to another with the same layout. Local.
 
     Args:
         dst, src: local arrays of one shape.

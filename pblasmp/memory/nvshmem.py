@@ -30,7 +30,7 @@ def nvshmem_core() -> Any:
 
 
 class NvshmemHeap:
-    """NVSHMEM over all ranks of a context: initialised if nobody has, finalised only if we did. Collective.
+    """NVSHMEM over all ranks of a context: initialised unless it is, finalised only if initialised here. Collective.
 
     Args:
         rank, size: this rank's number, and how many there are: all of those that NVSHMEM knows.
@@ -57,6 +57,9 @@ class NvshmemHeap:
             self._core = core = nvshmem_core()
             self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
             if self._ours:
+                from cuda.core import Device
+
+                gpu = Device(device)
                 uid = core.get_unique_id(empty=rank != 0)
             elif core.n_pes() != size:
                 raise UnsupportedError(
@@ -65,9 +68,7 @@ class NvshmemHeap:
         if self._ours:
             uid._data[...] = bcast(uid._data)
             with agreement("Context: NVSHMEM"):
-                from cuda.core import Device
-
-                core.init(device=Device(device), uid=uid, rank=rank, nranks=size, initializer_method="uid")
+                core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of ``nbytes`` of new memory. Collective over all ranks."""
@@ -88,7 +89,7 @@ class NvshmemHeap:
         """Nothing to do."""
 
     def holds(self, address: int) -> int:
-        """Return the start of the allocation that ``address`` lies in, 0 where there is none. Local."""
+        """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
         return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:

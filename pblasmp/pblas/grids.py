@@ -22,12 +22,12 @@ __all__ = ["ProcessGrid", "gridexit", "gridinfo", "gridinit", "of_number"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessGrid:
-    """What stands behind a context's number: a pblasmp Context of exactly the grid's ranks, and the grid.
+    """What a context's number refers to: a pblasmp Context of exactly the grid's ranks, and the grid.
 
     Attributes:
         number: as gridinit returned it.
         context: the ranks; in rank order they are the grid's.
-        grid: how they stand.
+        grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
     """
 
@@ -44,7 +44,7 @@ class ProcessGrid:
 
 
 class _Outside:
-    """Stands in a context's list of children where others have a grid."""
+    """The entry in a context's list of children where others have a grid."""
 
     def close(self) -> None:
         pass
@@ -126,7 +126,7 @@ def _numbered(ranks: Context, grid: Grid, parent: Context | None) -> int:
 
 
 def of_number(number: Any) -> ProcessGrid | None:
-    """Return the grid that a context's number stands for, None if there is none. Local."""
+    """Return the grid that a context's number refers to, None if there is none. Local."""
     try:
         return _known.get(int(number))
     except (TypeError, ValueError):
@@ -134,7 +134,7 @@ def of_number(number: Any) -> ProcessGrid | None:
 
 
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
-    """Return ``(nprow, npcol, myrow, mycol)``: the grid, and where this process stands in it. Local.
+    """Return ``(nprow, npcol, myrow, mycol)``: the grid, and this process's place in it. Local.
 
     All four are -1 if ``ictxt`` is not a context of this process. Coordinates count from 0.
 
@@ -147,7 +147,7 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
 
 
 def gridexit(ictxt: int) -> None:
-    """Give up a grid; its number stands for nothing from then on. Collective over the grid.
+    """Free a grid; its number is not a context any more. Collective over the grid.
 
     On processes outside it (``ictxt`` is -1) nothing happens.
 

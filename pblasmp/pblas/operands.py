@@ -84,7 +84,7 @@ class Operand:
                 )
 
     def descriptor(self, grid: Grid, dtype: np.dtype) -> MatrixDescriptor:
-        """Return how all of A lies, without the padding of the local arrays. Local."""
+        """Return the layout of all of A, without the padding of the local arrays. Local."""
         _, _, m, n, mb, nb, rsrc, csrc, _ = self.desc
         return MatrixDescriptor((m, n), (mb, nb), grid, (rsrc, csrc), dtype, "F")
 

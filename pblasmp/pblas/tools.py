@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's TOOLS: descriptors, and where an index lies. 1-based, as there; processes count from 0."""
+"""ScaLAPACK's TOOLS: descriptors, and the place of an index. 1-based, as there; processes count from 0."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def allgather_matmul(
         dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits. With 8-bit floats
             bfloat16 by default, float16, float32, or 8 bits: docs/low-precision.md.
         scales: with 8-bit x and w, ``pblasmp.Scales`` (a: x's, b: w's, d: the result's, amax), the same on every rank.
-        x_dtype, w_dtype: the 8-bit floats that bytes (CuPy has no such type) stand for, by default e4m3 with scales.
+        x_dtype, w_dtype: the 8-bit floats that bytes (CuPy has no such type) hold, by default e4m3 with scales.
         return_gathered: return X gathered, (T, ..., K), as well.
         algo, compute, comm_sms: as for ``pblasmp.matmul``.
 

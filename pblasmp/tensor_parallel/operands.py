@@ -43,7 +43,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for beside arrays; the same on every rank."""
+    """What a user asks for besides arrays; the same on every rank."""
 
     form: Form
     transposed: bool = False
@@ -303,7 +303,7 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
                 f"scales: mode is {scales.mode!r}, expected 'tensor': "
                 "the tensor-parallel functions take one scale for each array"
             )
-        scales = scales.adopted(partial(as_local, engine, name="scales"), types, ctx.rank)
+        scales = scales.bind(partial(as_local, engine, name="scales"), types, ctx.rank)
         scales = scales if scales.given else None
     bias = arrays.pop("bias", None)
     if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
@@ -387,7 +387,7 @@ def _new(ctx: Context, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tu
 
 
 def _ld(array: Any) -> int:
-    """Return the leading dimension of a C-ordered array as cuBLASMp is told it, 0 for none."""
+    """Return the leading dimension of a C-ordered array as passed to cuBLASMp, 0 for none."""
     if array is None:
         return 0
     rows, width = array.shape

@@ -52,7 +52,7 @@ class _Link:
 
 
 class World:
-    """The ranks of one job, which run functions until they are told to leave; a context manager. Local.
+    """The ranks of one job, which run functions until they are asked to leave; a context manager. Local.
 
     Args:
         nranks: how many.

@@ -84,7 +84,7 @@ def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | Non
 def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where the ranks hold columns of x and w. Collective over the context.
 
-    Every rank is expected to go on with y in the same way: each has the whole gradient of y, and of the bias.
+    Every rank is expected to use y in the same way: each has the whole gradient of y, and of the bias.
 
     Args:
         x: (..., K/P), this rank's inputs.
@@ -107,7 +107,7 @@ def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
 def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where the ranks hold rows of w. Collective over the context.
 
-    Every rank is expected to go on with y in the same way: each has the whole gradient of y.
+    Every rank is expected to use y in the same way: each has the whole gradient of y.
 
     Args:
         x: (..., K), the same on every rank; so is its gradient.

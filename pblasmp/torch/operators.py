@@ -162,7 +162,7 @@ def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 
 @once_differentiable
 def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
-    if gy is None:  # nobody used y
+    if gy is None:  # y was not used
         return (None,) * 8
     gathered, w = node.saved_tensors
     gx = matmul_reduce_scatter(gy, w, None, node.context_name, True) if node.needs_input_grad[0] else None

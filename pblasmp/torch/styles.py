@@ -27,7 +27,7 @@ __all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
 
 
 class _Style(ParallelStyle):
-    """Turns a whole layer into a split one where it stands: what refers to it goes on doing so."""
+    """Turns a whole layer into a split one in place: references to it stay valid."""
 
     def __init__(self, ctx: Context | None, input_layouts: Placement, output_layouts: Placement) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ColwiseParallel(_Style):
         output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
 
     Raises:
-        LayoutError: a layout is none of these, or both gather. When applied: the module is no torch.nn.Linear.
+        LayoutError: a layout is none of these, or both gather. When applied: the module is not a torch.nn.Linear.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class VocabParallelEmbedding(ParallelModule):
             ``(*words.shape, K)`` on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
 
         Raises:
-            LayoutError: words are no integers or, on the CPU, out of range.
+            LayoutError: words are not integers or, on the CPU, out of range.
         """
         refuse_transforms("VocabParallelEmbedding")
         if not isinstance(words, Tensor) or words.is_floating_point() or words.is_complex():

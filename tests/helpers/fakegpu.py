@@ -26,6 +26,7 @@ from numpy.lib.stride_tricks import as_strided
 
 _TAG = 4711  # of NCCL's messages, which MPI carries
 _COLLECTIVE = ("init", "split", "all_reduce")  # a rank that fails in these has taken part
+_RELEASES = ("destroy", "use", "finalize", "free")  # what fails in these is given back all the same
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
 _KEPT: list[Any] = []  # what MPI may still write to
 
@@ -156,10 +157,10 @@ class FakeGpu:
         if len(self.called) - 1 == self.fails:
             raise CUDARuntimeError(f"injected: {name}")
 
-    def _watch(self, content: Any) -> Any:
-        """Return a module, a class or a function whose calls are counted."""
+    def _watch(self, content: Any, name: str = "") -> Any:
+        """Return a module, a class or a function called ``name`` whose calls are counted."""
         if isinstance(content, SimpleNamespace):
-            names = {name: self._watch(x) for name, x in vars(content).items() if name not in _LOCAL}
+            names = {name: self._watch(x, name) for name, x in vars(content).items() if name not in _LOCAL}
             return SimpleNamespace(**{**vars(content), **names})
         if isinstance(content, type):
             if not issubclass(content, (np.ndarray, np.generic, Exception)):
@@ -173,18 +174,18 @@ class FakeGpu:
                         function = self._counted(name, x.__func__ if of_class else x)
                         setattr(content, name, classmethod(function) if of_class else function)
             return content
-        return self._counted(getattr(content, "__name__", "?"), content) if callable(content) else content
+        return self._counted(name, content) if callable(content) else content
 
     def _counted(self, name: str, function: Any) -> Any:
         def call(*args: Any, **how: Any) -> Any:
-            if name not in _COLLECTIVE:
+            if name not in (*_COLLECTIVE, *_RELEASES):
                 self.enter(name)
                 return function(*args, **how)
             result = function(*args, **how)
             try:
                 self.enter(name)
             except CUDARuntimeError:
-                if name != "all_reduce" and result.ptr:
+                if name in ("init", "split") and getattr(result, "ptr", 0):
                     result.destroy()  # the library's own clean-up
                 raise
             return result

@@ -98,15 +98,15 @@ def test_c_has_sixteen_bits():
     assert turned.faults() == ["c: is in F order, expected C order like a D of 8 bits"]
 
 
-def adopted(scales: pb.Scales, p: pb.MatmulProblem) -> pb.Scales:
-    return scales.adopted(lambda array: array, p, 0)
+def bound(scales: pb.Scales, p: pb.MatmulProblem) -> pb.Scales:
+    return scales.bind(lambda array: array, p, 0)
 
 
 def test_scales_are_numbers_or_arrays_of_one():
     p, one, amax = problem(d=E4), np.ones(1, np.float32), np.zeros((), np.float32)
     scales = pb.Scales(a=2.0, b=one, d=1, amax=amax)
     assert scales.given == ("a", "b", "d", "amax")
-    assert adopted(scales, p).b is one
+    assert bound(scales, p).b is one
     assert scales.facts() == ["tensor", "a: 2.0", "b: an array", "d: 1", "amax: an array"]
     assert repr(scales) == "Scales(a, b, d, amax, tensor)"
 
@@ -144,7 +144,7 @@ def test_scales_that_do_not_fit_a_product():
         (blocks, problem(), "a: expected 512 uint8, got 1 uint8"),
     ):
         with pytest.raises(pb.LayoutError) as caught:
-            adopted(scales, p)
+            bound(scales, p)
         assert words in str(caught.value)
 
 

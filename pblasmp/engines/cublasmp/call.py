@@ -132,7 +132,7 @@ class PreparedCall(Product, ABC):
             pointer.value -= (rows + cols * self._lld(array, x)) * array.itemsize
 
     def _before_first(self, x: MatrixDescriptor) -> tuple[int, int]:
-        """Return the rows and columns of the first block that would lie before this rank's local array."""
+        """Return the rows and columns of the first block that would come before this rank's local array."""
         prow, pcol = x.grid.coords(self._session.rank)
         return x.lead[0] * (prow == x.source[0]), x.lead[1] * (pcol == x.source[1])
 
@@ -213,16 +213,25 @@ class PreparedCall(Product, ABC):
             self._unbind()
 
     def _first(self) -> None:
+        """Prepare the call and make it: what can fail here is done before any GPU waits for the others."""
         self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
+        what, log = f"cublasMp{self._routine}: the first run", None
         try:
-            with self._session.agreement(f"cublasMp{self._routine}: the first run"):
-                self._first_call()
+            with ExitStack() as listening:
+                with self._session.agreement(what):
+                    self._make_call()
+                    self._prepare_operands()
+                    if self._listens and self._inside:
+                        log = listening.enter_context(Listening(self._lib))
+                with self._session.agreement(what), listening:
+                    self._make_results()
         except Exception:
             self._call = None  # the next run is again a first one
             raise
+        self._said = [] if log is None else log.said
 
-    def _first_call(self) -> None:
+    def _make_call(self) -> None:
         if not self._inside:
             self._call = _nothing
             return
@@ -231,18 +240,19 @@ class PreparedCall(Product, ABC):
             f"cublasMp{self._routine}",
             *self._arguments, self._workspace.device, device, self._workspace.host, host, *self._last,
         )  # fmt: skip
-        if not self._listens:
-            self._queue()
-            return
-        with Listening(self._lib) as log:
-            self._queue()
-        self._said = log.said
 
     def _queue(self) -> None:
-        assert self._call is not None
-        self._session.follow_stream()
+        self._prepare_operands()
+        self._make_results()
+
+    def _prepare_operands(self) -> None:
+        if self._inside:
+            self._session.follow_stream()
         for action in self._before:
             action()
+
+    def _make_results(self) -> None:
+        assert self._call is not None
         self._call()
         for action in self._after:
             action()

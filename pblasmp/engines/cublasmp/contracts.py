@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cuBLASMp's level-3 routines ask of layouts, and the nearest layouts that they take.
 
-Everything lies on D's processes. trsm takes any blocks and offsets since 0.9.1; the others want offsets on block
+Everything is on D's processes. trsm takes any blocks and offsets since 0.9.1; the others need offsets on block
 boundaries, and blocks that fit each other. Source: cublasmp.h of 0.8 to 0.10.
 """
 
@@ -87,7 +87,7 @@ def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:
 def _laid(
     x: MatrixDescriptor, block: tuple[int, int], d: MatrixDescriptor, lead: tuple[int, int] = (0, 0)
 ) -> MatrixDescriptor:
-    """Return ``x`` if it lies in ``block`` on D's processes from an offset that is taken, else a layout that does.
+    """Return ``x`` if it is in ``block`` on D's processes from a supported offset, else a layout that is.
 
     It then begins where D does.
     """
@@ -97,7 +97,7 @@ def _laid(
 
 
 def _like(x: MatrixDescriptor | None, d: MatrixDescriptor) -> MatrixDescriptor:
-    """Return ``x`` if it lies where D does, which it is copied to, else D's layout."""
+    """Return ``x`` if it is where D is, which it is copied to, else D's layout."""
     assert x is not None
     return x if x.same_places(d) else replace(d, ld=None)
 

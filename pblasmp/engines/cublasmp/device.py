@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU a rank takes: the one it has chosen or that of its number on the node, and nobody else's."""
+"""Which GPU a rank takes: the one it has chosen, or the one with its number on the node, never another rank's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Device:
 
 
 def find_device(comm: Communicator) -> Device | Exception:
-    """Return this rank's GPU, or why not every rank has a GPU of its own; the same outcome on all. Collective.
+    """Return this rank's GPU, or why not every rank has its own; the same outcome on all. Collective.
 
-    Where every rank has a current GPU of its own, as torch.cuda.set_device leaves it, these are taken. Otherwise a rank
+    Where every rank has chosen a different GPU, as with torch.cuda.set_device, these are taken. Otherwise a rank
     takes the GPU whose index is its number among the ranks of its node; where a launcher shows each rank a single GPU,
     that one.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues on GPUs: which of them cuBLASMp computes with the product, how it is told, and what is done for the others.
+"""Epilogues on GPUs: which of them cuBLASMp computes with the product, how it is called, and what is done for the rest.
 
 Source: cublasmp.h of 0.10.0 and cuBLASMp's release notes.
 """

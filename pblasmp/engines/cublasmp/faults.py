@@ -156,8 +156,8 @@ def _laid_for(
 
     Args:
         d: D of the column-major form.
-        outer: which dimension of D it shares, 0 for A and 1 for B; in the result it lies along the same processes.
-        flip: whether ``x`` shall lie in the other memory order, so that the product no longer transposes it.
+        outer: which dimension of D it shares, 0 for A and 1 for B; in the result it is along the same processes.
+        flip: whether ``x`` moves to the other memory order, so that the product no longer transposes it.
     """
     shape, block = (seen.shape[::-1], seen.block[::-1]) if flip else (seen.shape, seen.block)
     source = (d.source[0], 0) if outer == 0 else (0, d.source[1])

@@ -86,7 +86,7 @@ class CublasmpOperations:
         return not is_float8(dtype)
 
     def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
-        """Return ``array``, or in the buffer ``name`` the values that its bytes stand for. Local."""
+        """Return ``array``, or in the buffer ``name`` the values of its bytes. Local."""
         wide = self.multiplies(dtype)
         if wide == dtype:
             return array

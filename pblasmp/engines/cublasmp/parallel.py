@@ -21,12 +21,13 @@ from .lt import fuses
 from .overlapped import ALGORITHMS as KINDS
 from .overlapped import Spec
 from .overlapped.spec import waves
+from .session import session_of
 from .streams import current
 from .types import compute_type
 
 if TYPE_CHECKING:
     from .overlapped import Algorithm as Kind
-    from .session import Session, session_of
+    from .session import Session
 
 __all__ = ["ALGORITHMS", "OverlappedProduct"]
 

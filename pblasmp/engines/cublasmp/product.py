@@ -29,7 +29,7 @@ _SMALL_FLOPS = 2 * 2048**3  # a rank's share; below it cutting the product up co
 
 
 def automatic(problem: MatmulProblem, version: int) -> str:
-    """Return the algorithm that ``algo="auto"`` stands for. Local.
+    """Return the algorithm that ``algo="auto"`` means. Local.
 
     Without overlap small products are fastest, and so is AllReduce at every size where there is no multicast.
     Source: benchmarks/README.md.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of 8-bit floats on GPUs: what they need, and how cuBLASMp is told of their scales.
+"""Products of 8-bit floats on GPUs: what they need, and how cuBLASMp gets their scales.
 
 Source: cublasmp.h of 0.10.0 and cuBLASMp's release notes.
 """
@@ -18,7 +18,7 @@ from ...scales import Scales
 __all__ = ["attributes", "check"]
 
 _FLOAT8_SINCE, _BLOCK_SINCE = 89, 100  # compute capabilities
-_OUTPUT_SINCE = 800  # before, C may not be left out, and D cannot stand in for it
+_OUTPUT_SINCE = 800  # before, C may not be left out, and D cannot replace it
 
 
 def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int) -> None:

@@ -195,7 +195,7 @@ class Session:
         return address
 
     def workspace(self, grid: Grid) -> SharedWorkspace:
-        """Return the workspace of the plans whose D lies on ``grid``. Local; growing it is collective."""
+        """Return the workspace of the plans whose D is on ``grid``. Local; growing it is collective."""
         if grid not in self._workspaces:
             self._workspaces[grid] = workspace = SharedWorkspace(
                 partial(self._new_memory, grid=self.grid(grid)),

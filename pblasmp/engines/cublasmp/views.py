@@ -29,7 +29,7 @@ class View:
 
         Args:
             array: row-major: a row's entries are neighbours, rows do not overlap.
-            dtype: what its bytes stand for, where the array cannot say so: 8-bit floats in an array of bytes.
+            dtype: the type of its bytes, where the array cannot say so: 8-bit floats in an array of bytes.
             name: of the operand, for the error.
 
         Raises:

@@ -176,7 +176,7 @@ class Windows:
     def _signal(self, what: str, stream: Any, kind: int) -> None:
         self._kernels.signal(what, stream, self._flags.peers, self.rank, kind, len(KINDS))
 
-    # -- flags: copies of 4 bytes, for beside a GEMM
+    # -- flags: copies of 4 bytes, to run next to a GEMM
 
     def raise_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: tell ``rank`` that all before in this stream is done. Once for every ``await_flag`` there. Local."""

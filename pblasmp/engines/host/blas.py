@@ -118,7 +118,7 @@ def gemm(
     (m, n), k = d.shape, a.shape[1]
     if m == 0 or n == 0:
         return
-    if k == 0:  # nothing of a and b tells how they lie
+    if k == 0:  # empty arrays do not show their memory order
         scale(d, beta)
         return
     (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
@@ -174,7 +174,7 @@ class LocalBlas:
     """The local BLAS of a rank, and the core that it runs on. Local.
 
     Where ranks outnumber cores, those that wake up together may share a core for a whole GEMM while another one idles.
-    So each has a core of its own, or shares it evenly, while it is ``seated()``.
+    So each has its own core, or shares it evenly, while it is ``seated()``.
 
     Args:
         library: "scipy" or "mkl".

@@ -73,7 +73,7 @@ class HostOperations:
         return "" if compute is None else f"compute: the host engine takes only None, got {compute!r}"
 
     def computing(self) -> AbstractContextManager[None]:
-        """Return a context in which this rank runs on a core of its own, where ranks outnumber cores. Local."""
+        """Return a context in which this rank is pinned to one core, where ranks outnumber cores. Local."""
         return self._blas.seated()
 
     def gemm(

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -162,3 +165,68 @@ def test_tensor_parallel(stand_in, ranks):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_moves_by_messages(stand_in, ranks):
     run_mpi(moves, ranks, path=stand_in(1000), count=60)
+
+
+def let_go(comm: Any, path: str) -> Any:
+    """A plan that is closed, and what a plain call was given, keep no array; nor does a product that is prepared."""
+    d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid.squarest(comm.size), dtype="float32")
+    calls = [("matmul", "ab", algo) for algo in ("default", *PRODUCTS["gemm"])]
+    calls += [
+        (name, "a" if name in ("syrk", "herk") else "ac" if name in ("geadd", "tradd") else "ab", algo)
+        for name in ROUTINES
+        for algo in routine_algorithms(name)
+    ]
+    with played(path, comm) as (ctx, _):
+        for name, operands, algo in calls:
+            given = {x: ctx.eye(d) for x in operands}
+            result = getattr(pb, name)(**given, algo=algo, redistribute=True)
+            gone = [weakref.ref(x.local) for x in (*given.values(), result)]
+            with pb.plan(name, **given, algo=algo, redistribute=True) as plan:
+                gone.append(weakref.ref(plan().local))
+            del given, result, plan
+            gc.collect()
+            held = [ref() is not None for ref in gone]
+            yield f"{name} {algo}", f"held: {held}" if any(held) else None
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_arrays_are_let_go(stand_in, ranks):
+    run_mpi(let_go, ranks, path=stand_in(1000))
+
+
+@pytest.mark.parametrize("algo", PRODUCTS["gemm"])
+def test_products_of_several_calls_are_in_no_graph(ctx, lib, algo):
+    x = ctx.eye(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
+    with (
+        pb.plan_matmul(x, x, algo=algo) as plan,
+        pytest.raises(pb.UnsupportedError, match=f"a CUDA graph: {algo} cannot be recorded"),
+    ):
+        plan.graph()
+
+
+def out_of_order(comm: Any, path: str) -> Any:
+    """The GPUs that are played see a stream that does not wait for what it sends, or that nothing waits for."""
+    for name, message in (("start", "do not wait for what they send"), ("finish", "waits for messages")):
+        with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
+            with pb.Context(comm, engine="cublasmp") as ctx:
+                stream = type(sys.modules["cupy"].cuda.get_current_stream())
+                own = ctx.engine.transport._stream.ptr
+                wait = stream.wait_event
+
+                def deaf(self: Any, event: Any, name: str = name, own: int = own, wait: Any = wait) -> None:
+                    if (self.ptr == own) != (name == "start"):
+                        wait(self, event)
+
+                patch.setattr(stream, "wait_event", deaf)
+                one_product(ctx, "gathered", 3)
+            try:
+                lib.gpu.assert_clean()
+                yield name, "nobody saw it"
+            except AssertionError as error:
+                yield name, None if message in str(error) else str(error)
+
+
+@starts_ranks
+def test_messages_without_events_are_seen(stand_in):
+    run_mpi(out_of_order, 2, path=stand_in(1000))

@@ -109,7 +109,7 @@ def test_communicators(stand_in):
 def test_why(lib):
     with pb.Context(engine="cublasmp") as asked, pb.Context() as chosen:
         assert asked.engine.why == "asked for"
-        assert chosen.engine.why == "cuBLASMp 0.10.0 on GPU 0000:00:00.0 of every rank's own"
+        assert chosen.engine.why == "cuBLASMp 0.10.0 on each rank's own GPU, here 0000:00:00.0"
 
 
 def test_a_context_on_the_host_looks_for_nothing(lib):

@@ -170,7 +170,7 @@ def test_tokens_are_split_between_the_first_indices():
 @pytest.mark.parametrize(
     ("p", "words"),
     [
-        (OUT, "every rank gets all of the result, which is no block-cyclic layout"),
+        (OUT, "every rank gets all of the result, which is not a block-cyclic layout"),
         (AR, "see the algorithms that sum partial products"),
         (replace(AG, return_gathered=True), "X is gathered where the caller gets it"),
         (replace(AG, outputs=(2, 4)), "outputs are [2, 4] on the ranks, by the rule they would be [3, 3]"),

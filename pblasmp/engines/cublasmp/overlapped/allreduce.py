@@ -115,7 +115,7 @@ class TwoShotAllReduce(_AllReduce):
 
 
 class PushedAllReduce(_AllReduce):
-    """Piece by piece: copy engines push parts to the ranks that add them, and pull the sums, beside the next GEMMs.
+    """In pieces: copy engines push parts to the ranks that add them, and pull the sums, during the next GEMMs.
 
     The sums have a stream of high priority, and run where one piece's GEMM ends. GEMMs that leave them 8 to 32
     multiprocessors were slower on H200.

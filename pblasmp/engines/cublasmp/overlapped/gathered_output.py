@@ -55,7 +55,7 @@ class NcclGatheredOutput(_GatheredOutput):
 
 
 class PushedGatheredOutput(_GatheredOutput):
-    """Piece by piece of the tokens: copy engines carry each to its columns everywhere, beside the GEMM of the next."""
+    """In pieces of the tokens: copy engines carry each to its columns everywhere, during the GEMM of the next."""
 
     name = "push"
 
