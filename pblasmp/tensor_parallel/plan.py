@@ -32,6 +32,7 @@ class ParallelPlan(Plan[Any]):
         self._buffer: Any = None
         self._memory: Any = None  # the buffer's, where it is symmetric
         super().__init__(ctx, spec.asked.form, spec.problem, spec.options, arrays.operands(spec))
+        self._operands = None  # of the last run
 
     def __call__(
         self,

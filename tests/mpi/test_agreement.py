@@ -220,14 +220,25 @@ def bad_operand_on_one_rank(comm):
             ("scatter", lambda: ctx.scatter(values, d)),
             ("redistribute", lambda: a.redistribute(d)),
             ("matmul", lambda: a @ b),
-            (
-                "matmul with redistribute",
-                lambda: pb.matmul(a, other, redistribute=True, out=plan._matrices["d"]),
-            ),
         ):
             yield f"{name}: no memory", error(MemoryError, ["no room " + on], call)
         ctx.engine.empty = empty
         yield "and after all that", misplaced(plan(), values @ values.T)
+        # Arguments are checked together. What is copied after that finds no memory as any work fails: in the middle.
+        own = pb.Context(comm, engine="host")
+        x, y = scattered(own, a.descriptor, values), scattered(own, other.descriptor, values.T)
+        out = own.zeros(plan._matrices["d"].descriptor)
+        if bad:
+            own.engine.empty = allocate_nothing
+        kind = MemoryError if bad else pb.ClosedError
+        try:
+            pb.matmul(x, y, redistribute=True, out=out)
+            text = "nothing was raised"
+        except kind as caught:
+            text = str(caught)
+        own.close()
+        expected = "no room" if bad else f"rank {last} left matmul: preparing with MemoryError: no room"
+        yield "matmul with redistribute: no memory", None if expected in text else text
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
 
 

@@ -260,7 +260,7 @@ def told(comm):
             ("alpha", pb.LayoutError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
             ("grid", pb.LayoutError, [f"{ctx.size + 1} ranks"],
              pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, ctx.size + 1), 2), {}),
-            ("ranks", pb.LayoutError, [f"problem: is for {ctx.size + 1} ranks, the context has {ctx.size}"],
+            ("ranks", pb.LayoutError, [f"problem: its layouts are on {ctx.size + 1} ranks, the context has {ctx.size}"],
              ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
         ):  # fmt: skip
             yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
