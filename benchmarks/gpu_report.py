@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pblasmp.timing import slowest
 from pblasmp.drawing.bars import Panel, draw_bars
+from pblasmp.timing import slowest
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
 

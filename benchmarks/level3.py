@@ -279,7 +279,7 @@ def main() -> None:
         "--rivals", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
     )
     parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
-    parser.add_argument("--gpu", action="store_true", help="cuBLASMp's routines, on ranks that run already")
+    parser.add_argument("--gpu", action="store_true", help="cuBLASMp's routines, on ranks already running")
     parser.add_argument("--json", type=Path, default=HERE / "level3.json", help="where the results go")
     parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()

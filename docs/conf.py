@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,28 @@ author = "The pblasmp developers"
 project_copyright = author
 release = pblasmp.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon", "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]  # fmt: skip
 exclude_patterns = ["_build", "_generated"]  # what is generated is included by pages
 myst_enable_extensions = ["deflist", "substitution"]
 myst_substitutions = {"release": release}
 myst_heading_anchors = 3
 highlight_language = "text"
+
+# Links into other projects' docs need their inventories, which are fetched only where that is asked for.
+intersphinx_mapping = {}
+if os.environ.get("PBLASMP_DOCS_INTERSPHINX") == "1":
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "mpi4py": ("https://mpi4py.readthedocs.io/en/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 autodoc_mock_imports = ["torch"]  # which need not be there
 autodoc_member_order = "bysource"

@@ -15,13 +15,15 @@ from typing import NamedTuple
 import click
 
 import pblasmp as pb
+import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
+from pblasmp.drawing.bars import Panel, draw_bars
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.plans import RoutinePlan
+from pblasmp.plans import MatrixPlan
 from pblasmp.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +34,7 @@ INTERNAL = {
 }
 """Methods without an underscore that are for other modules of pblasmp only."""
 
-RETURNED = {"RoutinePlan": RoutinePlan, "Report": Report, "Workspace": Workspace}
+RETURNED = {"MatrixPlan": MatrixPlan, "Report": Report, "Workspace": Workspace}
 """Classes that public calls return, under no public name of their own."""
 
 OPERATORS = {
@@ -47,7 +49,7 @@ OPERATORS = {
     "__neg__": "-{}",
     "__call__": "{}()",
 }
-VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "RoutinePlan": "plan"}
+VARIABLES = {"Context": "ctx", "DistributedMatrix": "A", "MatrixPlan": "plan"}
 """Names of instances in the tables."""
 
 DRAWN = (
@@ -170,6 +172,19 @@ def routines() -> str:
     return "\n".join(["| PBLAS | here | cuBLASMp | since |", "| --- | --- | --- | --- |", *rows, ""])
 
 
+def pblas() -> str:
+    """Return the table of the routines of pblasmp.pblas, by the type of their matrices."""
+    kinds = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
+    routines = dict.fromkeys(name[2:] for name in names.__all__ if re.match("p[sdcz]", name))
+    rows = [
+        "| "
+        + " | ".join(f"`p{kind}{each}`" if f"p{kind}{each}" in names.__all__ else "" for kind in kinds)
+        + " |"
+        for each in sorted(routines)
+    ]
+    return "\n".join([f"| {' | '.join(kinds.values())} |", "| --- | --- | --- | --- |", *rows, ""])
+
+
 def flips() -> str:
     """Return the table of what flips where a matrix lies in C order."""
     said = {
@@ -183,12 +198,66 @@ def flips() -> str:
     return "\n".join(["| routine | D in C order | A in C order |", "| --- | --- | --- |", *rows, ""])
 
 
+GALLERY = (
+    "grid-2x3",
+    "grid-2x3-col",
+    "ragged-2x2",
+    "source-each",
+    "order-cfc",
+    "idle-ranks",
+    "sub-rows",
+    "thin-outer-product",
+)
+"""Problems that the gallery shows, by name."""
+
+
+def gallery() -> str:
+    """Return the gallery: a title and a picture for each problem."""
+    shown = ((name, load_problem_file(name).title) for name in GALLERY)
+    return "\n".join(
+        f"## {title}\n\n`pblasmp show {name}`\n\n![{title}](_generated/{name}.svg)\n" for name, title in shown
+    )
+
+
+def rows_of(heading: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of the first table below a heading of benchmarks/README.md; an empty first cell is as above."""
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    table = re.search(r"^\|.*?(?=^[^|])", text[text.index(f"\n{heading}\n") :], re.MULTILINE | re.DOTALL)
+    assert table, heading
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines())
+    above = ""
+    for row in rows:
+        above = row[0] or above
+        yield dict(zip(head, [above, *row[1:]], strict=True))
+
+
+def charts(directory: Path) -> None:
+    """Draw the charts of measured times, from the tables of benchmarks/README.md."""
+    routines = [
+        (f"{row['routine']}, {row['options']}", {"pblasmp": 1 / float(row["debian"]), "ScaLAPACK": 1.0})
+        for row in rows_of("## level3.py")
+        if row["debian"]
+    ]
+    draw_bars(
+        [Panel("level-3 routines", routines)], directory / "performance-host.svg", reference="ScaLAPACK"
+    )
+    panels: dict[str, list[tuple[str, dict[str, float]]]] = {}
+    for row in rows_of("## pblasmp bench"):
+        times = {"pblasmp": float(row["ours"]), "NCCL + cuBLAS": float(row["NCCL + cuBLAS"])}
+        panels.setdefault(row[""], []).append((row["T, N, K"], times))
+    draw_bars(
+        [Panel(name, cases) for name, cases in panels.items()], directory / "performance-gpu.svg",
+        reference="NCCL + cuBLAS",
+    )  # fmt: skip
+
+
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line, routines, flips):
+    for function in (collectives, errors, command_line, routines, pblas, flips, gallery):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
-    for file in DRAWN:
+    charts(directory)
+    for file in (*DRAWN, *GALLERY):
         draw(load_problem_file(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
     for name, problem in parts_drawn().items():
         pb.draw(problem).save(directory / f"{name}.svg")

@@ -46,7 +46,7 @@ def solve(a: pb.DistributedMatrix, b: pb.DistributedMatrix) -> None:
 
 
 with pb.Context() as ctx:
-    if ctx.engine.name == "cublasmp":
+    if ctx.engine.device is not None:
         import cupy as xp
     else:
         xp = np

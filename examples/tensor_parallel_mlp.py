@@ -62,7 +62,7 @@ if dist.is_torchelastic_launched():  # torchrun started this process
     dist.init_process_group()
 
 with pb.Context() as ctx:
-    device = f"cuda:{ctx.engine.device.index}" if ctx.engine.name == "cublasmp" else "cpu"
+    device = f"cuda:{ctx.engine.device.index}" if ctx.engine.device is not None else "cpu"
     torch.manual_seed(0)
     whole = Whole(device)
     split = Split(whole, ctx)

@@ -202,7 +202,9 @@ class Context:
         return self  # a copy of a layer works with the same ranks
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Context cannot be pickled, it is of these processes: of a layer save state_dict()")
+        raise TypeError(
+            "a Context cannot be pickled: it belongs to these processes. To save a layer, save its state_dict()"
+        )
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and self.size > 1:

@@ -76,16 +76,16 @@ class Epilogue:
     def _misfits(self) -> Iterator[str]:
         backward = self.activation in _BACKWARD
         if self.aux is not None and self.activation is None:
-            yield "aux belongs to an activation"
+            yield "aux needs an activation"
         if backward and self.aux is None:
             yield f"{self.activation!r} needs the aux that {self.activation[1:]!r} wrote"  # type: ignore[index]
         if backward and self.bias is not None:
             yield f"{self.activation!r} has no bias"
         if self.bias_grad is not None and not backward:
-            yield "bias_grad belongs to 'drelu' or 'dgelu'"
+            yield "bias_grad needs 'drelu' or 'dgelu'"
         sums = [name for name in ("bias_grad_a", "bias_grad_b") if getattr(self, name) is not None]
         if sums and (self.activation or len(self.given) > 1):
-            yield f"{sums[0]} goes with nothing else"
+            yield f"{sums[0]} cannot be combined with anything else"
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -120,7 +120,9 @@ class Epilogue:
             UnsupportedError: an activation of a complex product.
         """
         if p.d.dtype.kind == "c" and self.activation is not None:
-            raise UnsupportedError(f"epilogue: {self.activation!r} is for real types, D is {p.d.dtype.name}")
+            raise UnsupportedError(
+                f"epilogue: {self.activation!r} is only for real types, D is {p.d.dtype.name}"
+            )
         if rank >= p.d.grid.size:
             nothing: dict[str, Any] = dict.fromkeys(self.given, np.empty(0))
             return replace(self, **nothing)
@@ -130,7 +132,7 @@ class Epilogue:
             fault = _aux_fault(self, array, p, rank) if name == "aux" else _vector_fault(name, array, p, rank)
             faults += [f"epilogue: {name}: {fault}"] if fault else []
             if name in self.outputs and not getattr(array.flags, "writeable", True):
-                faults.append(f"epilogue: {name}: is read-only, but it is written")
+                faults.append(f"epilogue: {name}: is read-only, expected a writable array")
         if faults:
             raise LayoutError("\n  - ".join(faults))
         return replace(self, **arrays)

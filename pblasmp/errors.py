@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "ClosedError",
     "LayoutError",
@@ -40,3 +42,9 @@ class StatusError(PblasmpError, RuntimeError):
 
 class ClosedError(PblasmpError, RuntimeError):
     """A context, plan or matrix was used after it was closed."""
+
+
+def faults_text(where: str, faults: Sequence[str]) -> str:
+    """Return a message that lists every fault: ``2 faults in this product:``, then one per line. Local."""
+    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return "\n  - ".join([f"{count} in {where}:", *faults])

@@ -52,7 +52,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
             return engine.adopt(array, dtype)
         tensor = array.detach()
         if tensor.is_conj() or tensor.is_neg():
-            raise LayoutError("a conjugate that PyTorch has not written yet: call resolve_conj() first")
+            raise LayoutError("a lazy conjugate: call resolve_conj() first")
         kind = str(tensor.dtype).removeprefix("torch.")
         if dtype is not None and kind.startswith("float8") and kind != dtype.name:
             raise LayoutError(f"dtype is {kind}, expected {dtype.name}")

@@ -6,7 +6,7 @@ Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ..
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .engines.base import Options
@@ -524,8 +524,7 @@ def plan_routine(
         options = Options.of(
             d.dtype, alpha=alpha, beta=beta, real=" ".join(traits.real), algo=algo, redistribute=redistribute
         )
-        facts.update({each.name: getattr(asked, each.name) for each in fields(asked)})
-        facts.update(options.facts(), out="given" if out is not None else "new")
+        facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
         asked.validate(_name_of_result(traits, b, c, out))
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")

@@ -246,7 +246,9 @@ class DistributedMatrix:
                     )
                 ctx._check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
-                    raise LayoutError(f"out: lies as {out.descriptor}, the new descriptor is {descriptor}")
+                    raise LayoutError(
+                        f"out: its layout is {out.descriptor}, expected the new descriptor {descriptor}"
+                    )
                 if descriptor.shape != self.shape:
                     raise LayoutError(
                         f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
@@ -290,7 +292,7 @@ class DistributedMatrix:
         if not getattr(out.local.flags, "writeable", True):
             raise LayoutError("out: its local array is read-only")
         if self.context.engine.overlap(self.local, out.local):
-            raise LayoutError("out: shares memory with the matrix; expected a matrix of its own")
+            raise LayoutError("out: shares memory with the matrix; expected a separate matrix")
 
     def _part(self, uplo: Uplo | None, diag: Diag) -> Trapezoid | None:
         if uplo is not None and not one_of(uplo, "LU"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
@@ -95,9 +95,12 @@ def tune(
         ctx = planned._ctx
         with ctx._agreement("tune") as facts:
             facts["limit"] = limit
-            if not limit > 0:
+            number: object = limit
+            if not isinstance(number, (int, float)) or not number > 0:
                 raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
-        given = planned._asked, planned._held(), planned.problem
+        operands = planned._operands
+        assert operands is not None
+        given = planned._asked, operands, planned.problem
         options = planned._options
         if ctx.engine.measured.planned:  # what is no plan replays no CUDA graph
             _measure(ctx, given, replace(options, repeated=False), limit, None)
@@ -159,7 +162,7 @@ def algorithms(
         if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
             raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
-        facts.update({each.name: getattr(problem, each.name) for each in fields(problem)})
+        facts.update(problem.facts())
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
         options = Options.of(
             dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
@@ -174,7 +177,7 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
     """Return the problem that is computed for this one, or raise LayoutError where it is not legal. Local."""
     if isinstance(problem, ParallelProblem):
         if problem.size != ctx.size:
-            raise LayoutError(f"problem: is for {problem.size} ranks, the context has {ctx.size}")
+            raise LayoutError(f"problem: its layouts are on {problem.size} ranks, the context has {ctx.size}")
         return problem
     nearest: MatmulProblem | Level3Problem
     if isinstance(problem, Level3Problem):

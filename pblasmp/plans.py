@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,6 +13,7 @@ from .engines.base import Operands, Options, Problem, Product, Workspace
 from .engines.catalogue import prepare
 from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem
+from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
 from .tuning import measure
@@ -72,6 +74,7 @@ class Plan(Generic[Result]):
         reasons: tuple[str, ...] = (),
     ) -> None:
         self._ctx, self._call, self._options = ctx, call, options
+        self._operands: Operands | None = operands
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
         if options.algo == "measure":
@@ -80,6 +83,7 @@ class Plan(Generic[Result]):
                 measure(ctx, problem, options, operands, nearest)
         self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
+        self._log()
 
     def _prepare(
         self, problem: Problem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
@@ -100,6 +104,19 @@ class Plan(Generic[Result]):
                 with ctx._agreement(what):
                     raise error from None
 
+    def _log(self) -> None:
+        """Log what was prepared: the algorithm at INFO, why no other one was taken at DEBUG."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        taken = next((name for name, verdict in self._verdicts.items() if verdict.taken), "")
+        logger.info("%s: algorithm %s (%s)", self._title(), taken, self._product.path)
+        for name, verdict in self._verdicts.items():
+            logger.debug("algorithm %s: %s", name, verdict)
+
+    def _repr_html_(self) -> str | None:
+        make = getattr(self.problem, "_repr_html_", None)
+        return None if make is None else str(make())
+
     @property
     def workspace(self) -> Workspace:
         """Memory that the plan needs on this rank besides its operands, in bytes; shared with other plans. Local."""
@@ -114,7 +131,7 @@ class Plan(Generic[Result]):
         engine, product = self._ctx.engine, self._product
         return Report(
             call=self._title(),
-            engine=f"{engine.name} ({engine.why})",
+            engine=engine.name,
             asked=self._options.algo,
             path=product.path,
             sent_bytes=product.sent_bytes,
@@ -127,10 +144,6 @@ class Plan(Generic[Result]):
 
     def _title(self) -> str:
         return str(self._asked)
-
-    def _held(self) -> Operands:
-        """Return the operands of a run without arguments. Local."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
@@ -163,6 +176,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
         seeded: the result begins as a copy of C, for what the routine does not write.
     """
 
+    _operands: Operands
+
     def __init__(
         self,
         ctx: Context,
@@ -182,9 +197,6 @@ class MatrixPlan(Plan[DistributedMatrix]):
         self._operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
         super().__init__(ctx, call, problem, options, self._operands, nearest, reasons)
         self._only_queues = self._product.queues and not seeded
-
-    def _held(self) -> Operands:
-        return self._operands
 
     @property
     def _result(self) -> DistributedMatrix:
@@ -207,7 +219,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
-            self._product.run(self._operands)
+            try:
+                self._product.run(self._operands)
+            except BaseException:
+                with self._ctx._running(self._call):  # the other ranks hear of it
+                    raise
             return self._result
         given = {"a": a, "b": b, "c": c}
         with self._ctx._agreement("plan") as facts:
@@ -236,8 +252,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
             return planned
         check_operands(self._ctx, name, {name: x})
         if planned is None or x.descriptor != planned.descriptor:
-            expected = "no matrix" if planned is None else str(planned.descriptor)
-            raise LayoutError(f"{name}: its layout is {x.descriptor}, the plan is for {expected}")
+            expected = "no matrix" if planned is None else _layout(planned)
+            raise LayoutError(f"{name}: its layout is {_layout(x)}, the plan is for {expected}")
         misfit = self._product.misfit(name, x.local)
         if misfit:
             raise LayoutError(f"{name}: {misfit}")
@@ -266,6 +282,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
                 raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
+
+
+def _layout(x: DistributedMatrix) -> str:
+    ld = x.descriptor.ld
+    return str(x.descriptor) if ld is None else f"{x.descriptor}, leading dimension {ld}"
 
 
 def _locals_of(matrices: Matrices) -> dict[str, Any]:
@@ -311,5 +332,5 @@ def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
         if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
             continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
-            expected = f"{name} itself or a matrix of its own" if name == in_place else "a matrix of its own"
+            expected = f"{name} itself or a separate matrix" if name == in_place else "a separate matrix"
             raise LayoutError(f"out: shares memory with {name}; expected {expected}")

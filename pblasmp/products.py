@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -124,8 +124,7 @@ def plan_matmul(
             d.dtype, alpha=alpha, beta=beta, algo=algo, compute=compute,
             comm_dtype=comm_dtype, comm_sms=comm_sms, redistribute=redistribute,
         )  # fmt: skip
-        facts.update({each.name: getattr(asked, each.name) for each in fields(asked)})
-        facts.update(options.facts(), out="given" if out is not None else "new")
+        facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
         if not isinstance(epilogue, (Epilogue, type(None))):
             raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
         if not isinstance(scales, (Scales, type(None))):
@@ -198,12 +197,12 @@ def _epilogue(
     if epilogue is None or not epilogue.name:
         return None
     if problem.d != asked.d:
-        raise LayoutError("epilogue: D is moved after the product; expected a D that is legal as it lies")
+        raise LayoutError(
+            "epilogue: D is moved after the product; expected a D whose layout is legal without a move"
+        )
     fitted = epilogue.adopted(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)
     for name in fitted.outputs:
         for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):
-                raise LayoutError(
-                    f"epilogue: {name}: shares memory with {letter}; expected an array of its own"
-                )
+                raise LayoutError(f"epilogue: {name}: shares memory with {letter}; expected a separate array")
     return fitted

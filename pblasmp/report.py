@@ -18,7 +18,7 @@ class Report:
 
     Attributes:
         call: the product: ops, sizes, type, scheme.
-        engine: name of the engine, and why it was taken.
+        engine: name of the engine; ``ctx.engine.why`` says why it was taken.
         asked: the algorithm asked for.
         path: how it is computed.
         sent_bytes: bytes that this rank sends to other ranks in one run.

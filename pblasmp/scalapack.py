@@ -55,7 +55,7 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
                 f"local array: holds {array.size} elements, expected at least {need} ({cols} columns of {lld})"
             )
         if array.size > 1 and array.strides[0] != item:
-            raise LayoutError("local array: its elements do not lie side by side")
+            raise LayoutError("local array: its elements are not contiguous")
         library = importlib.import_module(f"{type(array).__module__.partition('.')[0]}.lib.stride_tricks")
         if not need:
             return array[:0].reshape(shape)
@@ -72,7 +72,7 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
     if part.size and cols > 1 and part.strides[1] != lld * item:
         apart = part.strides[1] / item
         raise LayoutError(
-            f"local array: columns lie {apart:g} elements apart, expected the leading dimension {lld}"
+            f"local array: columns are {apart:g} elements apart, expected the leading dimension {lld}"
         )
     return part
 

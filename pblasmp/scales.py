@@ -101,12 +101,12 @@ class Scales:
 
     def _faults(self, arrays: dict[str, Any], p: MatmulProblem, rank: int) -> Iterator[str]:
         if not is_float8(p.a.dtype):
-            yield f"for operands of 8 bits, A is {p.a.dtype.name}"
+            yield f"only for 8-bit operands, A is {p.a.dtype.name}"
             return
         if self.d is not None and not is_float8(p.d.dtype):
-            yield f"d: for a D of 8 bits, it is {p.d.dtype.name}"
+            yield f"d: only for an 8-bit D, D is {p.d.dtype.name}"
         if self.mode == "block" and is_float8(p.d.dtype):
-            yield f"mode 'block' has no D of 8 bits, it is {p.d.dtype.name}"
+            yield f"mode 'block' does not take an 8-bit D, D is {p.d.dtype.name}"
         for name, array in arrays.items():
             blocks = self.mode == "block" and name in ("a", "b")
             dtype = np.dtype(np.uint8 if blocks else np.float32)
@@ -119,7 +119,7 @@ class Scales:
             if array.dtype != dtype or array.size != size:
                 yield f"{name}: expected {size} {dtype.name}, got {array.size} {array.dtype}"
         if "amax" in arrays and not getattr(arrays["amax"].flags, "writeable", True):
-            yield "amax: is read-only, but it is written"
+            yield "amax: is read-only, expected a writable array"
 
 
 def block_scales(shape: tuple[int, int], transposed: bool, name: str) -> int:

@@ -45,7 +45,7 @@ def samples(
     All ranks begin a run together; the device's clock counts where there is one. ``before`` is called before each run,
     and not timed.
     """
-    clock = host_seconds if ctx.engine.name == "host" else device_seconds
+    clock = host_seconds if ctx.engine.device is None else device_seconds
     mine = []
     for _ in range(count):
         if before is not None:

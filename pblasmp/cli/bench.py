@@ -96,7 +96,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
                     raise LayoutError(
                         f"--shape {t},{n},{k}: T and K are split over the ranks here, expected multiples of {ctx.size}"
                     )
-        dtype = options.dtype or ("float32" if ctx.engine.name == "host" else "bfloat16")
+        dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         sections = {
             name: [_case(ctx, reporter, name, shape, dtype, options) for shape in shapes]
             for name in options.collectives
@@ -136,7 +136,7 @@ def _case(
     algo = "auto" if options.algo == "all" else options.algo
     with plan_product(separate.x, separate.w, ctx, algo=algo) as plan:
         makers = {OURS: plan}
-        if name == "all_gather" and ctx.engine.name == "cublasmp":
+        if name == "all_gather" and ctx.engine.device is not None:
             makers[SYMMETRIC] = plan
         for contender, run in makers.items():
             if contender == SYMMETRIC:

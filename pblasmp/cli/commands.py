@@ -83,13 +83,17 @@ def cli(ctx: click.Context) -> None:
         "pblasmp matmul A.npy B.npy --c C.npy --alpha 2 --beta 0.5 -o D.npy",
         "pblasmp matmul -n 4 --check                       two random matrices, checked",
         "pblasmp matmul --size 8192 --dtype float32 --grid 1x4 --repeat 10",
-        "mpirun -n 16 pblasmp matmul A.npy B.npy -o D.npy  on ranks that run already",
+        "mpirun -n 16 pblasmp matmul A.npy B.npy -o D.npy  on ranks already running",
     )
 )
 @click.argument("a", metavar="[A.npy", type=FILE, required=False)
 @click.argument("b", metavar="B.npy]", type=FILE, required=False)
 @click.option(
-    "-o", "--output", metavar="D.npy", type=FILE, help="File of the product; it appears when it is whole."
+    "-o",
+    "--output",
+    metavar="D.npy",
+    type=FILE,
+    help="File to write the product to. It appears only when complete.",
 )
 @options.ranks("as --grid says, else one per core, at most 4")
 @click.option(
@@ -160,9 +164,9 @@ def matmul(
 
 def _require_consistent(given: dict[str, Any], beta: complex | None, size: int | None) -> None:
     if given["a"] is not None and given["b"] is None:
-        raise click.UsageError("there is A but no B: give two files, or none for random matrices")
+        raise click.UsageError("got A but no B: give two files, or none for random matrices")
     if given["a"] is not None and given["output"] is None and not given["check"]:
-        raise click.UsageError("nowhere to write the product to: give -o D.npy, or --check to only check it")
+        raise click.UsageError("no output file: give -o D.npy, or --check to verify without writing")
     if given["a"] is not None and size is not None:
         raise click.UsageError("--size is for random matrices: leave it out, or A and B")
     if given["c"] is not None and given["a"] is None:
@@ -177,7 +181,7 @@ def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | Non
         return ranks
     needed = grid[0] * grid[1]
     if ranks is not None and ranks < needed:
-        raise click.UsageError(f"--grid {grid[0]}x{grid[1]} needs {needed} ranks, but -n says {ranks}")
+        raise click.UsageError(f"--grid {grid[0]}x{grid[1]} needs {needed} ranks, but -n is {ranks}")
     return ranks if ranks is not None or surroundings() else needed
 
 
@@ -190,11 +194,11 @@ def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | Non
     )
 )
 @click.argument("file", metavar="FILE.toml", type=DescriptorFile())
-@options.ranks("as many as the file's grids have")
+@options.ranks("as many as the file's grids need")
 @click.option(
     "--max-ranks",
     type=click.IntRange(1),
-    help="Most ranks to start because a file says so.  [default: 16, or twice the cores if that is more]",
+    help="Upper limit on the ranks that a file may ask for.  [default: 16, or twice the cores if that is more]",
 )
 @engine
 @as_json
@@ -278,7 +282,7 @@ def list_problems(as_json: bool) -> None:
         "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.png",
         "pblasmp bench -n 2 -c all_reduce --shape 1024,512,2048 --dtype float64 --engine host",
         "pblasmp bench -n 4 -c all_reduce --algo all      every algorithm, side by side",
-        "mpirun -n 8 pblasmp bench -c all_gather          on ranks that run already",
+        "mpirun -n 8 pblasmp bench -c all_gather          on ranks already running",
     )
 )
 @options.ranks()
@@ -288,7 +292,7 @@ def list_problems(as_json: bool) -> None:
     "collectives",
     multiple=True,
     type=click.Choice(["all_gather", "reduce_scatter", "all_reduce", "all_scatter"]),
-    help="What goes with the GEMM; all_scatter is the all-gather of its output.  [default: each of them]",
+    help="Collective that goes with the GEMM; all_scatter gathers its output.  [default: each of them]",
 )
 @click.option(
     "--shape",

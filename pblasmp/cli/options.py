@@ -113,7 +113,7 @@ def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Comma
         "-n",
         "--ranks",
         type=click.IntRange(1),
-        help=f"MPI ranks to start; 1 needs no MPI. Under mpirun or srun, all that there are.  [default: {default}]",
+        help=f"MPI ranks to start; 1 needs no MPI. Under mpirun or srun, all of its ranks.  [default: {default}]",
     )
 
 
@@ -122,7 +122,7 @@ engine = click.option(
     type=click.Choice(["auto", "host", "cublasmp"]),
     default="auto",
     show_default=True,
-    help="What computes: CPU ranks, cuBLASMp on GPUs, or whichever fits.",
+    help="Engine: CPU ranks, cuBLASMp on GPUs, or the best one available.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -135,12 +135,12 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
     for path, array in arrays.items():
         if asked is None and array.dtype.newbyteorder("=") not in DTYPES.values():
             raise LayoutError(
-                f"{path} holds {array.dtype}: say with --dtype what to multiply it as ({', '.join(DTYPES)})"
+                f"{path} holds {array.dtype}: choose a type to multiply in with --dtype ({', '.join(DTYPES)})"
             )
         types[path] = element_type(path, array.dtype, asked)
     if len(set(types.values())) > 1:
         found = ", ".join(f"{path} {dtype.name}" for path, dtype in types.items())
-        raise LayoutError(f"the matrices differ in type ({found}): say with --dtype what to multiply them as")
+        raise LayoutError(f"the matrices differ in type ({found}): choose one to multiply in with --dtype")
     return next(iter(types.values()), asked or DTYPES["float64"])
 
 
@@ -148,9 +148,9 @@ def _check_output(path: Path, inputs: list[Path]) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no directory {path.parent}")
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory: -o wants a file")
+        raise IsADirectoryError(f"{path} is a directory, expected a file after -o")
     if path.suffix != ".npy":
-        raise LayoutError(f"{path}: the product is written as .npy, expected a name that ends so")
+        raise LayoutError(f"{path}: the product is written as .npy, expected a name ending in .npy")
     if any(path.exists() and path.samefile(one) for one in inputs):
         raise LayoutError(f"{path} is also read: write the product to another file")
 

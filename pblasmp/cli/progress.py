@@ -39,7 +39,7 @@ def describe(error: BaseException) -> str:
         return f"out of memory: {error}" if str(error) else "out of memory"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error) if is_bad_input(error) else f"{type(error).__name__}: {error} (a fault in pblasmp)"
+    return str(error) if is_bad_input(error) else f"{type(error).__name__}: {error} (a bug in pblasmp)"
 
 
 class Reporter:

@@ -38,7 +38,7 @@ class Separate:
         self.x = self._numbers((t // p if name == "all_gather" else t, k // p if sums else k), dtype)
         self.w = self._numbers((n, k // p if sums else k), dtype)
         # 16-bit sums are beyond MPI
-        travels = accumulation_dtype(dtype) if ctx.engine.name == "host" else dtype
+        travels = accumulation_dtype(dtype) if ctx.engine.device is None else dtype
         self._gathered = self._empty((t, k), dtype) if name == "all_gather" else self.x
         self._part = self._empty((t, n), travels if sums else dtype)
         self._sent = self._empty((t // p, n), travels) if name == "reduce_scatter" else None
@@ -48,7 +48,7 @@ class Separate:
     @staticmethod
     def name(ctx: Context) -> str:
         """Return what it is called. Local."""
-        return "MPI + BLAS" if ctx.engine.name == "host" else "NCCL + cuBLAS"
+        return "MPI + BLAS" if ctx.engine.device is None else "NCCL + cuBLAS"
 
     def _numbers(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
         random = self._shared if self._name == "all_scatter" and not hasattr(self, "x") else self._random
@@ -85,7 +85,7 @@ class Separate:
         return self._y
 
     def _collective(self, name: str, source: Array, target: Array) -> None:
-        if self._ctx.engine.name == "host":
+        if self._ctx.engine.device is None:
             self._by_mpi(name, source, target)
             return
         import cupy

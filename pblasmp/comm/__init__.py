@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
-from .communicator import Communicator, wrap
+from .communicator import Communicator, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .shared import SharedMemory
@@ -20,6 +20,7 @@ __all__ = [
     "closing",
     "is_agreed",
     "leave",
+    "nodes_of",
     "watch",
     "wrap",
 ]

@@ -204,7 +204,7 @@ def closing(comm: Communicator, *, here: bool) -> bool:
         pass
     everywhere = all(comm.allgather(here))
     if not everywhere:
-        comm.channel.broken_by_agreement("a rank has lost it without closing it")
+        comm.channel.broken_by_agreement("a rank dropped it without closing it")
     return everywhere
 
 

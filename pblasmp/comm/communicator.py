@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Communicator", "Request", "check_world", "chunks", "wrap"]
+__all__ = ["Communicator", "Request", "check_world", "chunks", "nodes_of", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _NOTE = 1  # tag of the side channel's messages
@@ -138,7 +138,7 @@ class _Serial:  # its arguments matter only where there are several ranks
     test_any = wait_any
 
     def isend(self, array: Array, dest: int) -> list[Request]:  # noqa: ARG002
-        raise AssertionError("a single rank has nobody to send to")
+        raise AssertionError("a single rank has no other rank to send to")
 
     irecv = isend
 
@@ -383,8 +383,18 @@ def _enough_communicators() -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise PblasmpError(
             f"MPI cannot make another communicator ({reason}); {number_open()} contexts of this process are open or "
-            "were never closed, and each of them holds some: close those that are no longer used"
+            "were never closed, and each holds communicators: close those that are no longer used"
         ) from error
+
+
+def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
+    """Return the ranks of each node; PBLASMP_RANKS_PER_NODE splits a machine into several. Collective."""
+    nodes = comm.nodes()
+    per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
+    if per_node.isdecimal() and int(per_node) > 0:
+        step = int(per_node)
+        nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
+    return nodes
 
 
 def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
@@ -426,7 +436,8 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
             return _Serial()
     if not hasattr(comm, "Dup"):
         raise LayoutError(
-            f"comm: expected an mpi4py communicator or a process group of this rank's, or a device mesh, got {comm!r}"
+            "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "
+            f"got {comm!r}"
         )
     mpi = cast("MPI.Comm", comm)
     if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:

@@ -306,7 +306,7 @@ class _Transfer:
 
 def _array(arrays: Sequence[Array | None], i: int) -> Array:
     array = arrays[i]
-    assert array is not None, "an exchange was given no array for a cell of this rank"
+    assert array is not None, "exchange: got no array for a grid cell of this rank"
     return array
 
 

@@ -108,7 +108,9 @@ class _Gloo:
 
     def __init__(self, ranks: Sequence[int], channel: SideChannel | None = None) -> None:
         if not dist.is_gloo_available():
-            raise LibraryNotFoundError("this PyTorch has no gloo, which a process group's ranks talk through")
+            raise LibraryNotFoundError(
+                "this PyTorch was built without gloo, which pblasmp needs to use a process group"
+            )
         self._ranks = list(ranks)
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)

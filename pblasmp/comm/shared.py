@@ -57,7 +57,7 @@ class SharedMemory:
                 os.ftruncate(descriptor, nbytes)
                 path = f"/proc/{os.getpid()}/fd/{descriptor}"
             except (AttributeError, OSError, OverflowError) as error:
-                why_not = f"no anonymous file of {nbytes} bytes: {error}"
+                why_not = f"cannot create an anonymous file of {nbytes} bytes: {error}"
         try:
             path = self._node.bcast(path)
             if path:
@@ -66,7 +66,7 @@ class SharedMemory:
                         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                     mapped = mmap.mmap(descriptor, nbytes)
                 except (OSError, ValueError, OverflowError, MemoryError) as error:
-                    why_not = f"the memory that this node's ranks share cannot be opened: {error}"
+                    why_not = f"cannot open the memory shared by the ranks of this node: {error}"
             # The last that can fail has been done; rank 0's descriptor has stayed open until all had opened it.
             reasons = [reason for reason in self._node.allgather(why_not) if reason]
         finally:

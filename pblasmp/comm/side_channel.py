@@ -194,7 +194,7 @@ class SideChannel:
 
     def error(self) -> ClosedError:
         """Return the error that whoever uses a broken context gets."""
-        return ClosedError(f"this context is broken, nothing collective can follow: {self.cause}")
+        return ClosedError(f"this context is broken, no collective call is possible any more: {self.cause}")
 
     def check(self) -> None:
         """Look for notes; raise ClosedError if the context is broken."""
@@ -290,7 +290,7 @@ class SideChannel:
 
     def making(self) -> Place:
         """Return where a rank waits that makes a context."""
-        return Place(self._members, self._index, _MAKING, "the making of a context")
+        return Place(self._members, self._index, _MAKING, "making a context")
 
     def _tell_where(self, place: Place) -> None:
         """Tell those that may wait for this rank in other contexts."""

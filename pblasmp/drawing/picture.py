@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
 from ..extras import install
-from .words import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
+from .labels import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ _EMPTY = 0.14  # a side of a local array without elements
 _PADDING = 0.3  # as much of it is drawn as this
 _LEGEND = (
     "Left: which rank owns which block. Right: the local array of each rank; in its blocks the global row and "
-    "column of their first element, beside it an arrow along contiguous memory."
+    "column of their first element; the arrow next to it runs along contiguous memory."
 )
 _INK, _GREY, _PALE, _RED = "#222222", "#6b6b6b", "#bbbbbb", "#a02020"
 

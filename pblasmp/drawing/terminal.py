@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from .words import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
+from .labels import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -127,7 +127,10 @@ class Options:
 
     def facts(self) -> dict[str, Any]:
         """Return by name what must be the same on every rank. Local."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {
+            "alpha": self.alpha, "beta": self.beta, "algo": self.algo, "compute": self.compute,
+            "comm_dtype": self.comm_dtype, "comm_sms": self.comm_sms, "redistribute": self.redistribute,
+        }  # fmt: skip
 
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:

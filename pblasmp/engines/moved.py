@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from ..errors import UnsupportedError
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from .base import Engine, Move, Operands, Options, Product, Workspace
 
@@ -96,6 +97,10 @@ class MovedProduct(Product):
         self._product.run(self._used(operands))
         if self._out is not None:
             self._out.run(self._copies["d"], operands.d)
+
+    def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
+        """Moves allocate and agree as they run."""
+        raise UnsupportedError("a CUDA graph: this plan moves operands first, which cannot be recorded")
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""

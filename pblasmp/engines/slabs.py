@@ -317,7 +317,7 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
     if operands is not None and operands.epilogue is not None and operands.epilogue.fused:
-        return "its epilogue follows the product, and fused=True was asked for"
+        return "its epilogue runs after the product, but fused=True asks for a fused one"
     return operations.refusal(problem.a.dtype, options.compute)
 
 

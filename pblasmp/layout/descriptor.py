@@ -221,7 +221,7 @@ class MatrixDescriptor:
             raise LayoutError("ScaLAPACK knows only F order: use .T.to_scalapack(rank), the same memory")
         if self.lead != (0, 0):
             raise LayoutError(
-                f"a ScaLAPACK descriptor starts at a block boundary, not {self.lead} inside a block"
+                f"a ScaLAPACK descriptor starts at a block boundary, got a start {self.lead} into a block"
             )
         numbers = [1, integer(context, "context", -1), *self.shape, *self.block, *self.source, self.lld(rank)]
         if max(numbers) > _INT32_MAX:

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from ..errors import LayoutError
+from ..errors import LayoutError, faults_text
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, short_repr
 from .level3 import Level3Problem
@@ -72,12 +72,12 @@ def root() -> Path:
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: "problems", "invalid", "grids" or "models". Local.
+    """Return the files that come with pblasmp, sorted: "problems", "grids" or "models". Local.
 
     Raises:
-        LayoutError: there is no such kind.
+        LayoutError: the kind is neither.
     """
-    kinds = "problems", "invalid", "grids", "models"
+    kinds = "problems", "grids", "models"
     if kind not in kinds:
         raise LayoutError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))
@@ -178,8 +178,7 @@ def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, l
 
 def file_error(path: Path, faults: list[str]) -> LayoutError:
     """Return the error that names a file and all its faults. Local."""
-    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-    return LayoutError("\n  - ".join([f"{path}: {count} in this file:", *faults]))
+    return LayoutError(f"{path}: {faults_text('this file', faults)}")
 
 
 def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..dtypes import DTYPES, is_float8
-from ..errors import LayoutError
+from ..errors import LayoutError, faults_text
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of, short_repr
 from .product import Op
@@ -122,6 +122,13 @@ class Level3Problem:
         if self.traits.shape == "added":
             return 1
         return self.a.shape[1 if self.op_a == "N" else 0]
+
+    def facts(self) -> dict[str, object]:
+        """Return by name what must be the same on every rank. Local."""
+        return {
+            "routine": self.routine, "a": self.a, "b": self.b, "c": self.c, "d": self.d,
+            "side": self.side, "uplo": self.uplo, "op_a": self.op_a, "diag": self.diag,
+        }  # fmt: skip
 
     @property
     def flops(self) -> int:
@@ -273,8 +280,7 @@ class Level3Problem:
         """
         found = self.faults(result)
         if found:
-            count = "a fault" if len(found) == 1 else f"{len(found)} faults"
-            raise LayoutError("\n  - ".join([f"{count} in this {self.routine}:", *found]))
+            raise LayoutError(faults_text(f"this {self.routine}", found))
 
     def column_major(self) -> ColumnMajorLevel3:
         """Return the same routine on the same memory with F-ordered matrices only. Local.

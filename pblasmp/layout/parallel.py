@@ -83,6 +83,15 @@ class ParallelProblem:
         """Whether partial products are summed over the ranks."""
         return self.form in ("matmul_reduce_scatter", "matmul_allreduce")
 
+    def facts(self) -> dict[str, object]:
+        """Return by name what must be the same on every rank. Local."""
+        return {
+            "form": self.form, "tokens": self.tokens, "inputs": self.inputs, "outputs": self.outputs,
+            "rows": self.rows, "dtype": self.dtype, "w_dtype": self.w_dtype, "out_dtype": self.out_dtype,
+            "c_dtype": self.c_dtype, "outputs_first": self.outputs_first, "inner": self.inner,
+            "return_gathered": self.return_gathered,
+        }  # fmt: skip
+
     @property
     def flops(self) -> int:
         """Floating-point operations of all ranks together, four times as many for complex types."""
@@ -159,9 +168,12 @@ class ParallelProblem:
             split["tokens"] = self.rows
         for name, shards in split.items():
             if len(set(shards)) > 1:
-                return f"{sum(shards)} {name} are {list(shards)} on the ranks: cuBLASMp has this form for equal shares"
+                shares = f"{sum(shards)} {name} are {list(shards)} on the ranks"
+                return f"{shares}: cuBLASMp has this form only for equal shares"
         if self.form == "matmul_allreduce" and not self.outputs_first:
-            return "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce for the transpose"
+            return (
+                "weights are inputs x outputs in memory: cuBLASMp has GEMM + AllReduce only for the transpose"
+            )
         if self.form == "matmul_allreduce" and self.c_dtype is not None and self.size > 1:
             return "C is added once: by the rank that sums"
         tokens, outputs, inputs = self.sizes

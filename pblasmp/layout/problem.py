@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype, result_dtype
-from ..errors import LayoutError
+from ..errors import LayoutError, faults_text
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid, as_grid, short_repr
 from .product import ColumnMajorProduct, Op, Product
@@ -251,8 +251,7 @@ class MatmulProblem(Product):
         """
         found = self.faults(result)
         if found:
-            count = "a fault" if len(found) == 1 else f"{len(found)} faults"
-            raise LayoutError("\n  - ".join([f"{count} in this product:", *found]))
+            raise LayoutError(faults_text("this product", found))
 
 
 def _block_sizes(block: int | Sequence[int]) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict, get_type_hints
 
 from ..dtypes import ELEMENT_TYPES
-from ..errors import LayoutError
+from ..errors import LayoutError, faults_text
 from .grid import short_repr
 from .routines import ROUTINES
 
@@ -209,8 +209,7 @@ def check(data: object, table: type, what: str, needs: tuple[str, ...] = ()) -> 
 
 def error_of(what: str, faults: list[str]) -> LayoutError:
     """Return the error that lists the faults of ``what``. Local."""
-    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-    return LayoutError("\n  - ".join([f"{count} in this {what}:", *faults]))
+    return LayoutError(faults_text(f"this {what}", faults))
 
 
 def table_faults(

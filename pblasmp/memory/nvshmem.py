@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -36,27 +36,39 @@ class NvshmemHeap:
         rank, size: this rank's number, and how many there are: all of those that NVSHMEM knows.
         bcast: returns rank 0's value on every rank.
         device: index of this rank's GPU.
+        agreement: returns a ``with`` block of which every rank raises what one raises inside.
 
     Raises:
         LibraryNotFoundError: nvshmem4py is not installed.
         UnsupportedError: NVSHMEM runs already, over another number of ranks.
     """
 
-    def __init__(self, rank: int, size: int, bcast: Callable[[Any], Any], device: int) -> None:
-        self._core = core = nvshmem_core()
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        bcast: Callable[[Any], Any],
+        device: int,
+        agreement: Callable[[str], AbstractContextManager[Any]],
+    ) -> None:
         self._buffers: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
-        self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
-        if self._ours:
-            uid = core.get_unique_id(empty=rank != 0)
-            uid._data[...] = bcast(uid._data)
-            from cuda.core import Device
+        with agreement("Context: NVSHMEM"):
+            self._core = core = nvshmem_core()
+            self._ours = core.init_status() < core.InitStatus.STATUS_IS_INITIALIZED
+            if self._ours:
+                from cuda.core import Device
 
-            core.init(device=Device(device), uid=uid, rank=rank, nranks=size, initializer_method="uid")
-        elif core.n_pes() != size:
-            raise UnsupportedError(
-                f"NVSHMEM already runs over {core.n_pes()} ranks, the context has {size}: they must be the same"
-            )
+                gpu = Device(device)
+                uid = core.get_unique_id(empty=rank != 0)
+            elif core.n_pes() != size:
+                raise UnsupportedError(
+                    f"NVSHMEM already runs over {core.n_pes()} ranks, the context has {size}: they must be the same"
+                )
+        if self._ours:
+            uid._data[...] = bcast(uid._data)
+            with agreement("Context: NVSHMEM"):
+                core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of ``nbytes`` of new memory. Collective over all ranks."""

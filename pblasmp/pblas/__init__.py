@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of PBLAS, BLACS and ScaLAPACK's TOOLS: for codes that were written against them.
 
-Indices are 1-based, descriptors are nine integers, local arrays lie in Fortran order and are written in place:
+Indices are 1-based, descriptors are nine integers, local arrays are in Fortran order and are written in place:
 
     from pblasmp import pblas
 

@@ -136,7 +136,7 @@ def of_number(number: Any) -> ProcessGrid | None:
 def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
     """Return ``(nprow, npcol, myrow, mycol)``: the grid, and where this process stands in it. Local.
 
-    All four are -1 if ``ictxt`` is no context of this process. Coordinates count from 0.
+    All four are -1 if ``ictxt`` is not a context of this process. Coordinates count from 0.
 
     Source: BLACS, BLACS_GRIDINFO.
     """
@@ -163,5 +163,5 @@ def gridexit(ictxt: int) -> None:
         found.close()
     elif ictxt != -1:
         faults = Faults("gridexit", ["ictxt"])
-        faults.add("ictxt", f"{ictxt!r} is no context of this process")
+        faults.add("ictxt", f"{ictxt!r} is not a context of this process")
         raise faults.error()

@@ -24,9 +24,9 @@ __all__ = ["mover"]
 
 _GENERAL = ["m", "n", "a", "ia", "ja", "desca", "b", "ib", "jb", "descb", "ictxt"]
 _ARGUMENTS = {"gemr2d": _GENERAL, "trmr2d": ["uplo", "diag", *_GENERAL]}
-_TEXT = """Copy {what} of sub(A) to sub(B), which may lie on another grid, in {dtype}.
+_TEXT = """Copy {what} of sub(A) to sub(B), which may be on another grid, in {dtype}.
 
-Collective over the grid of ``ictxt``. Indices are 1-based, local arrays lie in Fortran order (one dimension, column
+Collective over the grid of ``ictxt``. Indices are 1-based, local arrays are in Fortran order (one dimension, column
 after column, will do). A process outside A's grid gives a descriptor whose context is -1; of its other arguments for A
 nothing is read. The same goes for B.
 
@@ -97,7 +97,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
     faults = Faults(full, names)
     everybody = of_number(given["ictxt"])
     if everybody is None:
-        faults.add("ictxt", f"{given['ictxt']!r} is no context of this process")
+        faults.add("ictxt", f"{given['ictxt']!r} is not a context of this process")
         raise faults.error()
     ctx = everybody.context
     with ctx._running(full):
@@ -157,7 +157,7 @@ def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int,
         return None
     values = entries(faults, f"desc{name}", desc)
     if values and of_number(values[1]) is None:
-        faults.add(f"desc{name}", f"{values[1]} is no context of this process, nor -1", 2)
+        faults.add(f"desc{name}", f"{values[1]} is not a context of this process, nor -1", 2)
     i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
     return Operand(name, given[name], i, j, values, shape)
 

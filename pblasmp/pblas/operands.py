@@ -121,7 +121,7 @@ class Operand:
             return None
         if 0 in self.shape:  # it may begin anywhere
             return ctx._allocate(replace(whole, shape=self.shape))
-        if not _is_for_staging(ctx.engine.name, array):
+        if not _is_for_staging(ctx.engine.xp, array):
             try:
                 array = ctx.engine.adopt(array)
             except PblasmpError as error:
@@ -132,8 +132,8 @@ class Operand:
         return DistributedMatrix(ctx, whole, array)[rows, cols]
 
 
-def _is_for_staging(engine: str, array: Any) -> bool:
-    return engine != "host" and isinstance(array, np.ndarray)
+def _is_for_staging(xp: Any, array: Any) -> bool:
+    return xp is not np and isinstance(array, np.ndarray)
 
 
 def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dic
     used, back = {}, None
     for name, x in matrices.items():
         ctx = x.context
-        if not _is_for_staging(ctx.engine.name, x.local):
+        if not _is_for_staging(ctx.engine.xp, x.local):
             used[name] = x
             continue
         rows = x.local.shape[0]

@@ -28,7 +28,7 @@ DTYPE = {row.blas: row.dtype for row in ELEMENT_TYPES.values() if row.blas}
 """Element types by PBLAS's letters."""
 
 _OPTIONS = {
-    "side": ("LR", '"L" or "R": sub(A) stands left or right'),
+    "side": ("LR", '"L" or "R": sub(A) is on the left or on the right'),
     "uplo": ("UL", '"U" or "L": which triangle of it is used; the other is neither read nor written'),
     "diag": ("NU", '"N", or "U": its diagonal is taken as ones and not read'),
     "trans": ("NTC", '"N", "T" (transpose) or "C" (conjugate transpose)'),
@@ -164,7 +164,7 @@ def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
         for x in routine.shapes:
             desc = entries(faults, f"desc{x}", given[f"desc{x}"])
             if desc:
-                faults.add(f"desc{x}", f"{desc[1]} is no context of this process", 2)
+                faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
         raise faults.error()
     with grid.context._agreement(full) as facts:
         values = _checked(routine, faults, given, dtype)
@@ -239,7 +239,7 @@ def _docstring(routine: Routine, full: str, dtype: np.dtype) -> str:
         f"Compute {routine.formula}, in {dtype.name}.",
         "",
         (
-            "Collective over the grid. Indices are 1-based. Local arrays lie in Fortran order, or have one dimension, "
+            "Collective over the grid. Indices are 1-based. Local arrays are in Fortran order, or have one dimension, "
             f"column after column. sub({written}) is written in place."
         ),
         "",

@@ -49,7 +49,7 @@ def descinit(
     lld = faults.integer("lld", lld, 1)
     nprow, npcol, myrow, _ = gridinfo(ictxt)
     if nprow == -1 and ictxt != -1:
-        faults.add("ictxt", f"{ictxt!r} is no context of this process")
+        faults.add("ictxt", f"{ictxt!r} is not a context of this process")
     if nprow != -1:
         for name, source, extent in (("irsrc", irsrc, nprow), ("icsrc", icsrc, npcol)):
             if source >= extent:

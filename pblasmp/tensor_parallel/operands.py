@@ -69,7 +69,7 @@ class Request:
         if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
             raise LayoutError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
         if self.activation and out_dtype.kind == "c":
-            raise UnsupportedError(f"activation: for real types, the result is {out_dtype.name}")
+            raise UnsupportedError(f"activation: only for real types, the result is {out_dtype.name}")
         return Options.of(
             out_dtype,
             alpha=self.alpha,
@@ -174,11 +174,11 @@ class RankArrays:
             self.gathered_result, self.gathered = _new(ctx, like, spec.gathered_shape(), self.dtype)
         for name, array in (("x", self.x), ("w", self.w), ("bias", self.bias)):
             if array is not None and ctx.engine.overlap(array, self.out):
-                raise LayoutError(f"out: shares memory with {name}; expected an array of its own")
+                raise LayoutError(f"out: shares memory with {name}; expected a separate array")
         if self.c is not None and same_memory(self.c, self.out):
             self.c = self.out
         elif self.c is not None and ctx.engine.overlap(self.c, self.out):
-            raise LayoutError("out: shares memory with c; expected c itself or an array of its own")
+            raise LayoutError("out: shares memory with c; expected c itself or a separate array")
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,8 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
     if scales is not None:
         if scales.mode != "tensor":
             raise UnsupportedError(
-                f"scales: mode {scales.mode!r}: the tensor-parallel functions have one scale for an array, 'tensor'"
+                f"scales: mode is {scales.mode!r}, expected 'tensor': "
+                "the tensor-parallel functions take one scale for each array"
             )
         scales = scales.adopted(partial(as_local, engine, name="scales"), types, ctx.rank)
         scales = scales if scales.given else None

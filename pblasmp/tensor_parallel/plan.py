@@ -11,7 +11,6 @@ import numpy as np
 
 from ..context import Context
 from ..dtypes import is_float8
-from ..engines.base import Operands
 from ..errors import LayoutError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan
@@ -29,10 +28,10 @@ class ParallelPlan(Plan[Any]):
     def __init__(self, ctx: Context, spec: Specification, arrays: RankArrays) -> None:
         self._spec = spec
         self._last: RankArrays | None = None
-        self._operands: Operands | None = None  # of the last run
         self._buffer: Any = None
         self._memory: Any = None  # the buffer's, where it is symmetric
         super().__init__(ctx, spec.asked.form, spec.problem, spec.options, arrays.operands(spec))
+        self._operands = None  # a plan that plain functions share holds no array
 
     def __call__(
         self,
@@ -165,10 +164,6 @@ class ParallelPlan(Plan[Any]):
                 launch()
 
         return Graph(replay, last.result)
-
-    def _held(self) -> Operands:
-        assert self._operands is not None
-        return self._operands
 
     def _title(self) -> str:
         spec, rank = self._spec, self._ctx.rank

@@ -228,7 +228,7 @@ class World:
             if link is None or link.answer is None:
                 stack = self._directory / f"stack{rank}"
                 stood = stack.read_text().rstrip() if stack.exists() else ""
-                stood = stood or "it left no word: killed, or gone without returning"
+                stood = stood or "no report: it was killed, or it exited without returning"
                 parts.append(f"--- rank {rank} did not finish{case}\n{stood}")
             elif "error" in link.answer:
                 parts.append(f"--- rank {rank} FAILED{case}\n{link.answer['error'].rstrip()}")

@@ -197,7 +197,7 @@ def _check(
         fault = _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
         fault = fault or _misplaced("bias", bias, split.bias, ctx)
     if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
-        fault = "w: expected a DTensor, as x is one, whose shape says how many outputs there are"
+        fault = "w: expected a DTensor, because x is one: its shape says how many outputs there are"
     if fault:
         with ctx._agreement("pblasmp.torch") if agree else nullcontext():
             raise LayoutError(fault)

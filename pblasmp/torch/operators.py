@@ -154,7 +154,7 @@ def _allgather_matmul_fake(
 
 
 def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, w, _, ctx._name, *_ = inputs
+    _, w, _, ctx.context_name, *_ = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     _keep(ctx, output[1], w)
@@ -165,7 +165,7 @@ def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if gy is None:  # nobody used y
         return (None,) * 8
     gathered, w = node.saved_tensors
-    gx = matmul_reduce_scatter(gy, w, None, node.name, True) if node.needs_input_grad[0] else None
+    gx = matmul_reduce_scatter(gy, w, None, node.context_name, True) if node.needs_input_grad[0] else None
     return (gx, *_of_parameters(node, gy, gathered), None, None, None, None, None)
 
 
@@ -197,7 +197,7 @@ def _matmul_reduce_scatter_fake(
 
 
 def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx._name, _ = inputs
+    x, w, _, ctx.context_name, _ = inputs
     ctx.tokens = x.shape[0]
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
 
@@ -206,7 +206,7 @@ def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tens
 def _matmul_reduce_scatter_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     keep = any(node.needs_input_grad[1:3])
-    gx, gathered = allgather_matmul(gy, w, None, node.name, True, keep, True, node.tokens)
+    gx, gathered = allgather_matmul(gy, w, None, node.context_name, True, keep, True, node.tokens)
     return (gx, *_of_parameters(node, gathered, x), None, None)
 
 
@@ -280,16 +280,16 @@ def _matmul_allgather_fake(
 
 
 def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx._name, *_ = inputs
+    x, w, _, ctx.context_name, *_ = inputs
     _keep(ctx, x, w)
 
 
 @once_differentiable
 def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    mine, gx = gy[..., own(gy.shape[-1], Context._named(node.name))], None
+    mine, gx = gy[..., own(gy.shape[-1], Context._named(node.context_name))], None
     if node.needs_input_grad[0]:
-        gx = matmul_allreduce(mine, w, None, node.name, True)
+        gx = matmul_allreduce(mine, w, None, node.context_name, True)
     return (gx, *_of_parameters(node, mine, x), None, None, None)
 
 
@@ -314,14 +314,14 @@ def _matmul_local_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> 
 
 
 def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx._name = inputs
+    x, w, _, ctx.context_name = inputs
     _keep(ctx, x, w)
 
 
 @once_differentiable
 def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    gx = matmul_allreduce(gy, w, None, node.name, True) if node.needs_input_grad[0] else None
+    gx = matmul_allreduce(gy, w, None, node.context_name, True) if node.needs_input_grad[0] else None
     return (gx, *_of_parameters(node, gy, x), None)
 
 
@@ -344,7 +344,7 @@ def _split_matmul_allreduce_fake(x: Tensor, w: Tensor, bias: Tensor | None, name
 
 
 def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx._name = inputs
+    x, w, _, ctx.context_name = inputs
     ctx.inputs = x.shape[-1]
     _keep(ctx, x, w)
 
@@ -353,10 +353,10 @@ def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Ten
 def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:
-        x = x[..., own(node.inputs, Context._named(node.name))]
+        x = x[..., own(node.inputs, Context._named(node.context_name))]
     gx = None
     if node.needs_input_grad[0]:
-        gx = matmul_allgather(gy, w, None, node.name, True, node.inputs)
+        gx = matmul_allgather(gy, w, None, node.context_name, True, node.inputs)
     return (gx, *_of_parameters(node, gy, x), None)
 
 

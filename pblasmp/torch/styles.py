@@ -51,8 +51,8 @@ class _Style(ParallelStyle):
         found = context_of(mesh)
         if found is None:
             raise LayoutError(
-                f"{type(self).__name__}: there is no open context of {mesh}: make one with "
-                "pblasmp.Context(device_mesh), or give the style its ctx"
+                f"{type(self).__name__}: no open context on {mesh}: make one with "
+                "pblasmp.Context(device_mesh), or pass ctx to the style"
             )
         return found
 

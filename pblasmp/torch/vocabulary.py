@@ -123,7 +123,7 @@ class VocabParallelEmbedding(ParallelModule):
             words: integers from 0 to V - 1 of any shape, the same on every rank.
 
         Returns:
-            (*words.shape, K) on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
+            ``(*words.shape, K)`` on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
 
         Raises:
             LayoutError: words are no integers or, on the CPU, out of range.

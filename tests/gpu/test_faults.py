@@ -52,7 +52,7 @@ OLD = {
 """Why a fault is not shown with 0.7 and 0.8."""
 
 
-def faults_of(ctx: pb.Context, problems: list[pb.MatmulProblem]) -> list[str]:
+def faults_of(ctx: pb.Context, problems: list[pb.MatmulProblem], algo: str = "auto") -> list[str]:
     """Multiply each three times; return what is wrong with the results."""
     found = []
     for p in problems:
@@ -61,7 +61,7 @@ def faults_of(ctx: pb.Context, problems: list[pb.MatmulProblem]) -> list[str]:
         for _ in range(3):
             out = poisoned(ctx, p.d)
             try:
-                pb.matmul(a, b, out=out, op_a=p.op_a, op_b=p.op_b)
+                pb.matmul(a, b, out=out, op_a=p.op_a, op_b=p.op_b, algo=algo)
             except pb.StatusError as error:  # on every rank, as 0.7 and 0.8 do
                 found.append(str(error))
                 continue
@@ -74,10 +74,12 @@ def needs_two(ctx: pb.Context) -> None:
         pytest.skip("these faults need two processes")
 
 
+@pytest.mark.parametrize("algo", ["auto", "default"])
 @pytest.mark.parametrize("fault", PROBLEMS)
-def test_a_fault_is_avoided(ctx, fault):
+def test_a_fault_is_avoided(ctx, fault, algo):
+    """By another algorithm, or by moving operands where the library's is asked for."""
     needs_two(ctx)
-    assert faults_of(ctx, PROBLEMS[fault]) == []
+    assert faults_of(ctx, PROBLEMS[fault], algo) == []
 
 
 @pytest.mark.parametrize("fault", PROBLEMS)
@@ -128,7 +130,8 @@ def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
 def test_syr2k_of_a_complex_alpha(ctx, monkeypatch):
     found = (case for case in every_case("syr2k", ctx.size, 20, 3) if case.flags["op_a"] == "N")
     case = replace(next(case for case in found if case.dtype == "complex128"), alpha=1 + 1j)
-    assert one_case(ctx, case, 1) == ""  # right, or refused
+    for algo in ("auto", "cublasmp"):
+        assert one_case(ctx, case, 1, algo) == ""  # right, or refused
     if ctx.engine.version < 1000:
         monkeypatch.setattr(faults, "level3_is_wrong", lambda *_: "")
-        assert one_case(ctx, case, 1) != "", f"cuBLASMp {ctx.engine.version}"
+        assert one_case(ctx, case, 1, "cublasmp") != "", f"cuBLASMp {ctx.engine.version}"

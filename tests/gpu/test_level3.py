@@ -31,11 +31,12 @@ def test_every_option(ctx, routine):
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
+@pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("mode", ["fits", "sources", "any"])
 @pytest.mark.parametrize("routine", ROUTINES)
-def test_random_calls(ctx, routine, mode):
+def test_random_calls(ctx, routine, mode, algo):
     chosen = cases(routine, ctx.size, COUNT, 1000 * ctx.size, mode)
-    faults = [fault for seed, case in chosen if (fault := one_case(ctx, case, seed))]
+    faults = [fault for seed, case in chosen if (fault := one_case(ctx, case, seed, algo))]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 

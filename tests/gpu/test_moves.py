@@ -17,11 +17,10 @@ COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", "1000"))
 BATCH = 50
 
 
-@pytest.fixture(params=["device", "host"])
+@pytest.fixture(params=["library", "messages"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Moves take this way whatever is known of the version's faults."""
-    why = "" if request.param == "device" else "to be tested"
-    monkeypatch.setattr(faults, "moves_through_host", lambda *_: why)
+    monkeypatch.setattr(faults, "moves_unseen", lambda *_: request.param == "messages")
     return str(request.param)
 
 
@@ -45,7 +44,7 @@ def test_lines_of_processes(ctx, way):
 
 @pytest.mark.parametrize("batch", range(max(1, COUNT // BATCH)))
 def test_random_moves_are_right(ctx, monkeypatch, batch):
-    monkeypatch.setattr(faults, "moves_through_host", lambda *_: "")
+    monkeypatch.setattr(faults, "moves_unseen", lambda *_: False)
     first = 100_000 * ctx.size + batch * BATCH
     wrongs = [fault for seed in range(first, first + BATCH) if (fault := one_move(ctx, seed)[1])]
     assert not wrongs, "\n".join(wrongs[:5])
@@ -85,4 +84,4 @@ def test_products_whose_operands_are_moved(ctx, way):
         for _ in range(2):
             assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
         (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]
-        assert ("by cublasMpGemr2D" if way == "device" else "through the host: to be tested") in line
+        assert ("by cublasMpGemr2D" if way == "library" else "by NCCL") in line

@@ -34,7 +34,7 @@ def gpu(ctx: pb.Context) -> Iterator[Gpu]:
 
     engine = ctx.engine.session
     session = SimpleNamespace(
-        rank=ctx.rank, size=ctx.size, device=engine.device.index, nccl=engine.nccl, cupy=cupy
+        rank=ctx.rank, size=ctx.size, device=engine.device.index, nccl=engine.session.nccl, cupy=cupy
     )
     with cupy.cuda.Stream(non_blocking=True):
         gpu = Gpu(session)

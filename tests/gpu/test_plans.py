@@ -208,7 +208,7 @@ def test_symmetric_memory_is_used_and_said(ctx):
             assert everywhere(ctx, wrong(ctx, plan(), values[0].T @ values[1], 2.0**-6)) == ""
             report = plan.report()
             assert "SPLIT_P2P" in report.path, report
-            assert any(("lies in symmetric memory" in note) == symmetric for note in report.notes), report
+            assert any(("is in symmetric memory" in note) == symmetric for note in report.notes), report
 
 
 def test_what_one_rank_does_wrong_all_are_told(ctx):
@@ -216,8 +216,10 @@ def test_what_one_rank_does_wrong_all_are_told(ctx):
     with pytest.raises(pb.LayoutError, match="local array"):
         ctx.from_local(np.zeros(d.local_shape(ctx.rank), np.float32) if ctx.rank == 0 else None, d)
     a = place(ctx, integers(d.shape, d.dtype, 1), d)
-    with pytest.raises(pb.UnsupportedError, match="algo"):
-        pb.matmul(a, a, algo="gathered")
+    with pytest.raises(pb.UnsupportedError, match="algo: the cublasmp engine has"):
+        pb.matmul(a, a, algo="summa")
+    with pytest.raises(pb.UnsupportedError, match="algo 'shared': GPUs share no memory"):
+        pb.matmul(a, a, algo="shared")
     with pytest.raises(pb.UnsupportedError, match="compute"):
         pb.matmul(a, a, compute="float8")
 

@@ -148,7 +148,7 @@ def test_plans_read_symmetric_memory_in_place(ctx):
         buffer[...] = case.local_x
         for _ in range(3):
             assert case.wrong(plan(), case.expected()) == ""
-        assert "lies in symmetric memory" in str(plan.report())
+        assert "is in symmetric memory" in str(plan.report())
         assert plan.input_buffer() is buffer
         other = case.on_gpu(2 * case.cupy.asnumpy(case.local_x).astype(np.float64))
         assert case.wrong(plan(other), case.expected(2)) == ""

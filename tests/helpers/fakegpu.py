@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +25,10 @@ from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
 _TAG = 4711  # of NCCL's messages, which MPI carries
+_COLLECTIVE = ("init", "split", "all_reduce")  # a rank that fails in these has taken part
+_RELEASES = ("destroy", "use", "finalize", "free")  # what fails in these is given back all the same
+_LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
+_KEPT: list[Any] = []  # what MPI may still write to
 
 
 class _Graph:
@@ -52,6 +57,7 @@ class Array(np.ndarray):
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
         if memptr is None:
+            cls.gpu.enter("allocate")
             cls.gpu.allocations.append(nbytes)
             memptr = np.full(nbytes, 0xFF, np.uint8)  # NaN in every type
         else:
@@ -72,10 +78,12 @@ class Array(np.ndarray):
         return SimpleNamespace(id=self.device_id)
 
     def copy(self, order: str = "C") -> Array:
+        self.gpu.enter("copy")
         self.gpu.copies.append("copy")
         return super().copy(order)
 
     def conj(self) -> Array:
+        self.gpu.enter("conj")
         self.gpu.copies.append("conj")
         return super().conj()
 
@@ -99,6 +107,9 @@ class FakeGpu:
         faults: what was misused: released twice, borrowed and released.
         alive: what was made and not given back.
         under_way: by stream, NCCL's messages that no event waits for yet.
+        called: every call of a module's function, with where in the package it was made.
+        fails: which of them raises.
+        patience: seconds that messages are waited for; then they are ``stuck``, and so is what the host waits for.
     """
 
     def __init__(
@@ -130,6 +141,73 @@ class FakeGpu:
         self.alive: dict[tuple[str, int], Any] = {}
         self._next = 0x100
         self.under_way: dict[int, list[Any]] = {}
+        self.promised: list[Any] = []  # events that messages end with, until a stream waits for them
+        self.behind: set[tuple[int, int]] = (
+            set()
+        )  # (stream, other): waits for the other since its last messages
+        self.called: list[tuple[str, str]] = []
+        self.fails, self.patience, self.stuck = -1, 3600.0, False
+
+    def enter(self, name: str) -> None:
+        """Count a call, and raise if it is the one that fails."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "pblasmp" not in frame.f_globals["__name__"].split("."):
+            frame = frame.f_back
+        self.called.append((name, f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"))
+        if len(self.called) - 1 == self.fails:
+            raise CUDARuntimeError(f"injected: {name}")
+
+    def _watch(self, content: Any, name: str = "") -> Any:
+        """Return a module, a class or a function called ``name`` whose calls are counted."""
+        if isinstance(content, SimpleNamespace):
+            names = {name: self._watch(x, name) for name, x in vars(content).items() if name not in _LOCAL}
+            return SimpleNamespace(**{**vars(content), **names})
+        if isinstance(content, type):
+            if not issubclass(content, (np.ndarray, np.generic, Exception)):
+                for name, x in list(vars(content).items()):
+                    if (
+                        not name.startswith("_")
+                        and name not in _LOCAL
+                        and callable(getattr(x, "__func__", x))
+                    ):
+                        of_class = isinstance(x, classmethod)
+                        function = self._counted(name, x.__func__ if of_class else x)
+                        setattr(content, name, classmethod(function) if of_class else function)
+            return content
+        return self._counted(name, content) if callable(content) else content
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **how: Any) -> Any:
+            if name not in (*_COLLECTIVE, *_RELEASES):
+                self.enter(name)
+                return function(*args, **how)
+            result = function(*args, **how)
+            try:
+                self.enter(name)
+            except CUDARuntimeError:
+                if name in ("init", "split") and getattr(result, "ptr", 0):
+                    result.destroy()  # the library's own clean-up
+                raise
+            return result
+
+        return call
+
+    def finish(self, requests: list[Any]) -> None:
+        """Let messages end; those that never do leave the GPU stuck, of which the host learns nothing."""
+        from mpi4py import MPI
+
+        deadline = time.monotonic() + self.patience
+        while not MPI.Request.Testall(requests):
+            if time.monotonic() > deadline:
+                self.stuck = True
+                _KEPT.append(requests)
+                return
+            time.sleep(0.0005)
+
+    def _wait_for_the_device(self) -> None:
+        if self.stuck:
+            self.faults.append("the host waits for messages that never come")
+        self.events.append(("synchronize",))
 
     def install(self, patch: pytest.MonkeyPatch, without: Sequence[str] = ()) -> None:
         """Put the modules where ``import`` finds them; those ``without`` are not installed."""
@@ -142,7 +220,8 @@ class FakeGpu:
             "nccl.bindings": SimpleNamespace(nccl=nccl),
             "cuda.core": SimpleNamespace(Device=lambda index: ("device", index)),
         }
-        for name, content in modules.items():
+        for name, given in modules.items():
+            content = self._watch(given)
             package, _, part = name.partition(".")
             missing = name in without or package in without
             module = ModuleType(name)
@@ -160,6 +239,7 @@ class FakeGpu:
         assert not self.faults, self.faults
         assert not self.alive, f"leaked: {sorted(self.alive)}"
         assert not self.under_way, "nobody waits for messages"
+        assert not self.promised, "no stream waits for messages"
         assert self.current == self.callers
 
     def did(self, name: str) -> list[tuple[Any, ...]]:
@@ -202,6 +282,9 @@ class FakeGpu:
             self.copies.append("copyto")
             np.copyto(to, of, casting=casting, where=where)
 
+        def where(mask: Any, yes: Any, no: Any) -> Any:
+            return np.where(mask, yes, no).view(array_type)
+
         def asarray(values: Any) -> Any:
             interface = getattr(values, "__cuda_array_interface__", None)
             if interface is not None:  # shared
@@ -226,7 +309,7 @@ class FakeGpu:
 
         return SimpleNamespace(
             ndarray=array_type, empty=empty, asarray=asarray, from_dlpack=from_dlpack, asnumpy=asnumpy,
-            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=np.where,
+            lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             maximum=np.maximum, take=np.take, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
@@ -269,7 +352,7 @@ class FakeGpu:
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
             getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": 4},
             deviceGetPCIBusId=lambda index: self.devices[index],
-            deviceSynchronize=lambda: self.events.append(("synchronize",)),
+            deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
         )
         return SimpleNamespace(
@@ -280,7 +363,7 @@ class FakeGpu:
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
         )  # fmt: skip
 
-    def _streams(self) -> tuple[Any, Any]:
+    def _streams(self) -> tuple[Any, Any]:  # noqa: C901 (a table of functions)
         gpu = self
 
         class Event:
@@ -290,6 +373,8 @@ class FakeGpu:
 
             def record(self, stream: Stream) -> None:
                 self.stream, self.requests = stream.ptr, gpu.under_way.pop(stream.ptr, [])
+                if self.requests:
+                    gpu.promised.append(self)
 
         class Stream:
             def __init__(self, ptr: int | None = None, *, non_blocking: bool = False) -> None:
@@ -309,8 +394,11 @@ class FakeGpu:
 
             def wait_event(self, event: Event) -> None:
                 gpu.events.append(("wait", self.ptr, event.stream))
+                gpu.behind.add((self.ptr, event.stream))
                 if self.ptr == gpu.stream and event.requests:
-                    _waitall(event.requests)
+                    gpu.finish(event.requests)
+                    if event in gpu.promised:
+                        gpu.promised.remove(event)
 
             def begin_capture(self, mode: str) -> None:
                 gpu.events.append(("capture begins", self.ptr, gpu.stream, mode))
@@ -327,6 +415,14 @@ class FakeGpu:
         return Stream, Event
 
     def _cublas(self) -> SimpleNamespace:
+        def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
+            rows, cols = (cols, rows) if op else (rows, cols)
+            assert ld >= max(1, rows)
+            nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
+            memory = (ctypes.c_char * nbytes).from_address(at)
+            x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
+            return x.T if op else x
+
         def gemm_ex(
             handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
             alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
@@ -339,14 +435,6 @@ class FakeGpu:
             scale = np.dtype({(68, "f"): "f4", (70, "f"): "f8", (68, "c"): "c8", (70, "c"): "c16"}[
                 compute, "c" if kinds[0].kind == "c" else "f"])  # fmt: skip
 
-            def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
-                rows, cols = (cols, rows) if op else (rows, cols)
-                assert ld >= max(1, rows)
-                nbytes = ((cols - 1) * ld + rows) * kind.itemsize if rows and cols else 0
-                memory = (ctypes.c_char * nbytes).from_address(at)
-                x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
-                return x.T if op else x
-
             def scalar(at: int) -> Any:
                 return np.frombuffer(ctypes.string_at(at, scale.itemsize), scale)[0]
 
@@ -358,11 +446,35 @@ class FakeGpu:
                 result = result + scalar(beta) * out.astype(wide)
             out[...] = result
 
-        return SimpleNamespace(gemmEx=gemm_ex)
+        def trsm(letter: str) -> Any:
+            kind = np.dtype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[letter])
+            wide = np.complex128 if kind.kind == "c" else np.float64
+
+            def solve(
+                handle: int, side: int, fill: int, op: int, diag: int, m: int, n: int,
+                alpha: int, a: int, lda: int, x: int, ldx: int,
+            ) -> None:  # fmt: skip
+                assert handle == 77
+                self.events.append(("trsm", self.stream, (m, n)))
+                order = n if side else m
+                stored = matrix(a, order, order, lda, kind, 0).astype(wide)
+                triangle = np.triu(stored) if fill else np.tril(stored)  # the rest may be anything
+                if diag:
+                    np.fill_diagonal(triangle, 1)
+                triangle = (triangle, triangle.T, triangle.conj().T)[op]
+                out = matrix(x, m, n, ldx, kind, 0)
+                right = np.frombuffer(ctypes.string_at(alpha, kind.itemsize), kind)[0] * out.astype(wide)
+                out[...] = (
+                    np.linalg.solve(triangle.T, right.T).T if side else np.linalg.solve(triangle, right)
+                )
+
+            return solve
+
+        return SimpleNamespace(gemmEx=gemm_ex, **{f"{letter}trsm": trsm(letter) for letter in "sdcz"})
 
     # -- nccl4py
 
-    def _nccl(self) -> SimpleNamespace:
+    def _nccl(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
         gpu = self
 
         class Communicator:
@@ -399,8 +511,14 @@ class FakeGpu:
                 assert op == "sum"
                 gpu.events.append(("all_reduce", stream, array.nbytes))
                 if self.comm is not None:
-                    total = sum(self.comm.allgather(np.array(array)))
-                    array[...] = total
+                    mine = np.array(array, subok=False)
+                    all_of_them = np.full((self.comm.size, *mine.shape), np.nan, mine.dtype)
+                    sides = [(x.view(np.uint8), _bytes()) for x in (mine, all_of_them)]
+                    _KEPT.append((mine, all_of_them))
+                    gpu.finish([self.comm.Iallgather(*sides)])
+                    if not gpu.stuck:
+                        _KEPT.pop()
+                    array[...] = sum(all_of_them)
 
             def _message(self, name: str, array: Any, peer: int, stream: int, post: Any) -> None:
                 assert array.flags.c_contiguous
@@ -414,7 +532,12 @@ class FakeGpu:
         group: list[list[Any]] = []
 
         def group_end() -> None:
-            for stream, post in group.pop():
+            messages = group.pop()
+            for stream in {stream for stream, _ in messages} - {gpu.stream}:
+                if (stream, gpu.stream) not in gpu.behind:
+                    gpu.faults.append("messages that do not wait for what they send")
+                gpu.behind.discard((stream, gpu.stream))
+            for stream, post in messages:
                 gpu.under_way.setdefault(stream, []).append(post())
 
         self.communicators: dict[int, Any] = {}
@@ -458,7 +581,7 @@ def _undefined() -> int:
     return int(MPI.UNDEFINED)
 
 
-def _waitall(requests: list[Any]) -> None:
+def _bytes() -> Any:
     from mpi4py import MPI
 
-    MPI.Request.Waitall(requests)
+    return MPI.BYTE

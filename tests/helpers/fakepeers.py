@@ -12,6 +12,7 @@ that is raised before the last one was seen, a flag that nobody waits for, and a
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,6 +27,11 @@ from pblasmp.engines.cublasmp.lt import PLAIN
 from pblasmp.engines.cublasmp.views import View
 
 ROOM = 1 << 16  # bytes of each rank
+_OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "N": lambda x: x,
+    "T": np.transpose,
+    "C": lambda x: x.conj().T,
+}
 _STREAMS = 12
 
 
@@ -307,18 +313,22 @@ class FakePeer:
 
     # -- work
 
-    def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, alpha: complex = 1, beta: complex = 0,
-                 c: View | None = None, finish: Any = PLAIN, compute: Any = None) -> None:  # fmt: skip
+    def multiply(
+        self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
+        beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None,
+    ) -> None:  # fmt: skip
         if not d.rows * d.cols:
             return
-        assert (x.rows, d.cols) == (d.rows, w.rows if op_w == "T" else w.cols)
-        assert x.cols == (w.cols if op_w == "T" else w.rows)
+        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
+        assert (m, d.cols) == (d.rows, w.cols if op_w == "N" else w.rows)
+        assert k == (w.rows if op_w == "N" else w.cols)
+        c = d if c is None else c
         bias = _row(finish.bias, d.cols, finish.bias_dtype or d.dtype)
 
         def do(_: np.ndarray) -> None:
             get = self.peers.of
             wide = np.complex128 if d.dtype.kind == "c" else np.float64
-            y = alpha * (get(x).astype(wide) @ (get(w).T if op_w == "T" else get(w)).astype(wide))
+            y = alpha * (_OPS[op_x](get(x)).astype(wide) @ _OPS[op_w](get(w)).astype(wide))
             if beta != 0:
                 y = y + beta * get(c).astype(wide)
             if bias:
@@ -337,6 +347,25 @@ class FakePeer:
 
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         self.push(stream, to, of)
+
+    def move(self, stream: str, to: int, there: Sequence[int], of: int, here: Sequence[int],
+             extents: Sequence[int]) -> None:  # fmt: skip
+        *counts, run = extents
+        steps = list(itertools.product(*map(range, counts)))
+        byte = np.dtype(np.uint8)
+        pairs = [
+            tuple(
+                View(base + sum(i * s for i, s in zip(at, strides, strict=True)), 1, run, run, byte)
+                for base, strides in ((to, there), (of, here))
+            )
+            for at in steps
+        ]
+
+        def do(_: np.ndarray) -> None:
+            for target, source in pairs:
+                self.peers.of(target)[...] = self.peers.of(source)
+
+        self._queue("move", stream, do, [of for _, of in pairs], [to for to, _ in pairs])
 
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], *, beta: complex = 0,
             c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,

@@ -33,6 +33,11 @@ def golden(problem: Path) -> dict[str, Any]:
     return {name: describe(operand) for name, operand in resolve(read(problem)).items()}
 
 
+def invalid_files() -> list[Path]:
+    """The descriptor files with faults."""
+    return sorted((DESCRIPTORS / "invalid").glob("*.toml"))
+
+
 def read(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 

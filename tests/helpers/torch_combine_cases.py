@@ -32,13 +32,13 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.labels = nn.Embedding(VOCABULARY, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.words(words)
+        x = self.labels(words)
         return self.head(x + self.down(nn.functional.gelu(self.up(self.norm(x)))))
 
 
@@ -131,7 +131,7 @@ def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     whole = new_model()
     split = split_model(whole, mesh, sequence_parallel)
     assert type(split.up) is pt.ColumnParallelLinear
-    assert type(split.words) is pt.VocabParallelEmbedding
+    assert type(split.labels) is pt.VocabParallelEmbedding
     assert split.up.ctx is ctx
     mixed = not sequence_parallel  # the LayerNorm's parameters then are plain tensors, which no norm takes in
     trained_alike(whole, split, ctx, clip=not mixed)

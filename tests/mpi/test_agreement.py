@@ -379,7 +379,7 @@ def other_calls(comm, directory):
             words = [f"{name} on rank", f"closing the context on rank {last}"]
             call = leaves_early.close if comm.rank == last else its[name]
             yield f"{name} while a rank closes", error(pb.RankMismatchError, words, call)
-            words = ["this context is broken", "a rank has left it"]
+            words = ["this context is broken", "a rank has left this context"]
             yield "nothing can follow", error(pb.ClosedError, words, its[name])
             leaves_early.close()
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None

@@ -145,12 +145,12 @@ def refusals(comm):
         for name, function, args, how in calls(ctx, rng):
             algo = NAMES[name][-1]
             if name in ("matmul", "ag", "rs", "ar", *FORMS):
-                words = [f"algo {algo!r}: compute: the host engine has only None, got 'tf32'"]
+                words = [f"algo {algo!r}: compute: the host engine takes only None, got 'tf32'"]
                 how = {**how, "compute": "tf32", "algo": algo}
                 yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
                 del how["algo"]
                 words = [
-                    "no algorithm of the host engine takes this problem: compute: the host engine has only None"
+                    "no algorithm of the host engine takes this problem: compute: the host engine takes only None"
                 ]
                 yield f"{name} auto", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
         uneven = {form: Case(rng, comm, form, "float32", 2 * p + 1, 3 * p, 4 * p + 1) for form in FORMS}
@@ -266,7 +266,9 @@ def told(comm):
             yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
         if ctx.size > 1:
             mine = pb.MatmulProblem(d, d, d, "T" if ctx.rank else "N")
-            refused = agreed_error(ctx, pb.RankMismatchError, ["problem"], pb.algorithms, mine, ctx)
+            refused = agreed_error(
+                ctx, pb.RankMismatchError, ["op_a", "N on rank 0"], pb.algorithms, mine, ctx
+            )
             yield "problems by rank", refused
 
 
@@ -386,3 +388,27 @@ def test_plain_calls_hold_nothing(nranks):
 
 def test_planners_by_other_names():
     run_mpi(plans_as_before, 2)
+
+
+def logs(comm):
+    """PBLASMP_LOG=info tells the algorithm, debug why no other one was taken and what memory grew."""
+    import io
+    import logging
+
+    from pblasmp.logs import show_logs
+
+    stream = io.StringIO()
+    show_logs(logging.StreamHandler(stream), "debug,all")
+    with pb.Context(comm, engine="host") as ctx:
+        d = pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, ctx.size))
+        a = ctx.zeros(d)
+        pb.matmul(a, a, algo="gathered")
+    text = stream.getvalue()
+    for words in ("engine host on", "NN product of 6 x 6 x 6", ": algorithm gathered", "algorithm panels: "):
+        yield words, None if words in text else text
+    yield "memory", None if comm.size == 1 or "grown to" in text else text
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_the_log_tells_what_was_chosen(nranks):
+    run_mpi(logs, nranks, launch=True)

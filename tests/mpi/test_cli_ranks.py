@@ -272,13 +272,12 @@ def test_run_reads_standard_input(environment, tmp_path):
 
 WRONG = """
 import pblasmp.plans as m
-right = m.RoutinePlan.__call__
-def wrong(self, *rest):
-    out = right(self, *rest)
-    if out.context.rank == 1:
-        out.local[0, 0] += 1
-    return out
-m.RoutinePlan.__call__ = wrong
+right = m.MatrixPlan._run
+def wrong(self, operands):
+    right(self, operands)
+    if self._ctx.rank == 1:
+        operands.d[0, 0] += 1
+m.MatrixPlan._run = wrong
 """
 
 
@@ -300,7 +299,7 @@ def call(self, *rest):
     if self._ctx.rank == 1:
         {fault}
     self._ctx.comm.barrier()
-m.RoutinePlan.__call__ = call
+m.MatrixPlan._run = call
 """
 
 
@@ -308,7 +307,7 @@ def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
     patched(ON_RANK_1.format(fault="1 / 0"))
     (tmp_path / "D.npy").write_text("what was here before")
     done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
-    assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a fault in pblasmp)\n"
+    assert done.stderr == "pblasmp: rank 1: ZeroDivisionError: division by zero (a bug in pblasmp)\n"
     assert done.returncode == 1
     assert (tmp_path / "D.npy").read_text() == "what was here before"
     assert not processes(tmp_path)
@@ -341,10 +340,10 @@ m.{name} = slow
 @pytest.mark.parametrize(
     ("module", "name", "number", "status", "said"),
     [
-        ("pblasmp.plans", "RoutinePlan.__call__", signal.SIGINT, 130, "pblasmp: interrupted\n"),
-        ("pblasmp.npy", "write", signal.SIGINT, 130, "pblasmp: interrupted\n"),
-        ("pblasmp.npy", "write", signal.SIGTERM, 143, ""),
-        ("pblasmp.npy", "write", signal.SIGHUP, 129, ""),
+        ("pblasmp.plans", "MatrixPlan._run", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.io.source", "RawFile.write", signal.SIGINT, 130, "pblasmp: interrupted\n"),
+        ("pblasmp.io.source", "RawFile.write", signal.SIGTERM, 143, ""),
+        ("pblasmp.io.source", "RawFile.write", signal.SIGHUP, 129, ""),
     ],
 )
 def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, number, status, said):
@@ -355,7 +354,7 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
     process = start("matmul", "--size", 64, "-o", "D.npy")
     signal.signal(number, before)
     wait_for((tmp_path / "slow").exists)
-    if name == "write":
+    if name == "RawFile.write":
         assert list(tmp_path.glob(".D.npy.*"))
     process.send_signal(number)
     assert process.communicate(timeout=20)[1].lstrip() == said
@@ -365,7 +364,7 @@ def test_signals_leave_nothing_behind(start, patched, tmp_path, module, name, nu
 
 
 def test_ranks_end_when_the_command_is_killed(start, patched, tmp_path):
-    patched(SLOW.format(module="pblasmp.plans", name="RoutinePlan.__call__", here=str(tmp_path)))
+    patched(SLOW.format(module="pblasmp.plans", name="MatrixPlan._run", here=str(tmp_path)))
     process = start("matmul", "--size", 64)
     wait_for((tmp_path / "slow").exists)
     assert len(processes(tmp_path)) > 4

@@ -99,8 +99,6 @@ def not_finite(comm, grid):
             name = f"{dtype} {ops} {kind} in {where}"
             nans = np.isnan(whole)
             told = (good.nans, good.infinities) == (nans.sum(), (~np.isfinite(whole) & ~nans).sum())
-            name = f"{dtype} {ops} {kind} in {where}"
-            told = (good.nans, good.infinities) == (np.isnan(whole).sum(), np.isinf(whole).sum())
             yield f"{name} right", None if good.good and told else f"{good} though D is right"
             i, j = (1, 2) if kind != "many" else (5, 6)
             finite = bool(np.isfinite(whole[i, j]))

@@ -205,7 +205,7 @@ def refused(comm):
         z = ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype="complex64"))
         for activation, array in (("relu", "bias"), ("gelu", "aux")):
             there = pb.Epilogue(activation, **{array: np.zeros(8, np.complex64)})
-            words = [f"epilogue: '{activation}' is for real types, D is complex64"]
+            words = [f"epilogue: '{activation}' is only for real types, D is complex64"]
             yield words[0], agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, z, z, epilogue=there)
         wide_a = ctx.zeros(pb.MatrixDescriptor((26, 8), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         part_of_out = ctx.empty(pb.MatrixDescriptor((27, 40), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))

@@ -58,7 +58,7 @@ def refused(comm):
             return agreed_error(ctx, kind, words, pb.matmul, a, b, op_b="T", scales=scales)
 
         yield "type", error(pb.LayoutError, ["scales: expected Scales, got float"], 2.0)
-        yield "d", error(pb.LayoutError, ["scales: d: for a D of 8 bits, it is bfloat16"], pb.Scales(d=2.0))
+        yield "d", error(pb.LayoutError, ["scales: d: only for an 8-bit D, D is bfloat16"], pb.Scales(d=2.0))
         sizes = [
             -(-shape[0] // 128) * 128 * (-(-shape[1] // 128) * 4)
             for shape in (x.descriptor.local_shape(ctx.rank) for x in (a, b))
@@ -69,7 +69,7 @@ def refused(comm):
         yield "ops", agreed_error(ctx, pb.LayoutError, ["8-bit operands have k contiguous"], pb.matmul, a, b)
         doubles = ctx.zeros(pb.MatrixDescriptor((16, 16), (16, 16), pb.Grid(1, 1)))
         yield "float64", agreed_error(
-            ctx, pb.LayoutError, ["scales: for operands of 8 bits, A is float64"],
+            ctx, pb.LayoutError, ["scales: only for 8-bit operands, A is float64"],
             pb.matmul, doubles, doubles, scales=pb.Scales(a=2.0),
         )  # fmt: skip
         if ctx.size > 1:

@@ -61,11 +61,12 @@ def extents(comm):
 
 def large(comm):
     """Larger than the parts that triangles are cut into."""
+    HostOperations.tile = 16
     rng = np.random.default_rng(53)
     with pb.Context(comm, engine="host") as ctx:
         for routine, dtype in itertools.product(ROUTINES, ("float64", "complex128")):
             for flags in legal_flags(routine, dtype)[:: 5 if dtype == "float64" else 7]:
-                sizes = [int(x) for x in rng.integers(250, 400, 3)]
+                sizes = [int(x) for x in rng.integers(65, 100, 3)]
                 wrong = called(ctx, rng, routine, flags, dtype, "auto", sizes)
                 yield f"{routine} {flags} {dtype} {sizes}", wrong
 

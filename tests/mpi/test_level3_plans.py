@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.host import operations
 from pblasmp.engines.host import transport as host_transport
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout import Trapezoid
@@ -118,14 +119,15 @@ def moves(comm):
 
 def sums(comm, nodes):
     """Sums of matrices that are dealt out alike: op(A) is read from the rank that has it, sent from other nodes."""
+    operations._CHUNK = 1000  # elements added at a time: fewer than a rank has
     rng = np.random.default_rng(66)
     with pb.Context(comm, engine="host") as ctx:
         for order, dtype, uplo, op_a, alpha, beta in itertools.product(
             "CF", ("float32", "complex128"), (None, "L", "U"), "NTC", (1, -2), (0, 1, 3)
         ):
-            d = square(ctx, 400, 150, dtype, order=order, source=(0, 1) if ctx.size > 1 else (0, 0))
+            d = square(ctx, 80, 30, dtype, order=order, source=(0, 1) if ctx.size > 1 else (0, 0))
             x, z = numbers(rng, d.shape, dtype), numbers(rng, d.shape, dtype)
-            counts = np.ones(d.shape, bool) if uplo is None else np.tri(400, dtype=bool)
+            counts = np.ones(d.shape, bool) if uplo is None else np.tri(80, dtype=bool)
             counts = counts.T if uplo == "U" else counts
             op = {"N": np.array, "T": np.transpose, "C": lambda v: v.conj().T}[op_a]
             read = x if uplo is None else np.where(counts if op_a == "N" else counts.T, x, np.nan)
@@ -274,8 +276,8 @@ def triangles(comm):
                 lambda: a.redistribute(other, uplo="L", diag="L"),
             ),
             ("diag alone", ["'N' without uplo"], lambda: a.redistribute(other, diag="U")),
-            ("nowhere", ["expected a descriptor or out="], a.redistribute),
-            ("elsewhere", ["out: lies as"], lambda: a.redistribute(other, out=out)),
+            ("nowhere", ["expected a descriptor, out=, or block="], a.redistribute),
+            ("elsewhere", ["out: its layout is"], lambda: a.redistribute(other, out=out)),
             ("itself", ["out: shares memory"], lambda: a.redistribute(out=a)),
             ("an array", ["out: expected a DistributedMatrix"], lambda: a.redistribute(out=1)),
         ):

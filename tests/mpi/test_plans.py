@@ -292,7 +292,7 @@ def moved_first(comm):
             text = str(report)
             wrong = wrong or (None if found == names else f"moved {found!r}, expected {names!r}")
             wrong = wrong or (None if all(line in text for line in report.moved) else text)
-            return case, wrong or first(misplaced(a, x), misplaced(b, y), c and misplaced(c, z))
+            return case, wrong or first(misplaced(a, x), misplaced(b, y), c is not None and misplaced(c, z))
 
         yield planned("nothing to do", fitting, fitting, None, None, "")
         yield planned("b", fitting, coarse, None, fitting, "b")

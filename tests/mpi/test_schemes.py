@@ -77,7 +77,7 @@ def every_product(comm):
                 misplaced(result, expected.astype(z.dtype)),
                 misplaced(a, x),
                 misplaced(b, y),
-                c and misplaced(c, z),
+                c is not None and misplaced(c, z),
             )
             if p.scheme == "ar" and wrong is None and comm.rank < copies and not beta:
                 same = result.local.shape == whole.shape and np.array_equal(

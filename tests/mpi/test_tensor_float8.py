@@ -154,9 +154,9 @@ def refused(comm):
             ("x_dtype", ["x: dtype is float8_e4m3fn, expected x_dtype, float8_e5m2"], (e4, e4), {"x_dtype": E5}),
             ("w_dtype", ["dtype", "is not supported"], (e4, raw), {"w_dtype": "float9"}),
             ("no Scales", ["scales: expected Scales, got float"], (e4, e4), {"scales": unless_last(pb.Scales(), 2.0)}),
-            ("scales of float32", ["scales: for operands of 8 bits, A is float32"], (wide, wide),
+            ("scales of float32", ["scales: only for 8-bit operands, A is float32"], (wide, wide),
              {"scales": pb.Scales(a=2.0)}),
-            ("d", ["scales: d: for a D of 8 bits, it is bfloat16"], (e4, e4), {"scales": pb.Scales(d=2.0)}),
+            ("d", ["scales: d: only for an 8-bit D, D is bfloat16"], (e4, e4), {"scales": pb.Scales(d=2.0)}),
             ("two", ["scales: a: expected 1 float32, got 2"], (e4, e4), {"scales": pb.Scales(a=unless_last(one, two))}),
             ("c", ["c: dtype is float32, expected bfloat16 or float16 for a D of 8 bits"], (e4, e4),
              {"dtype": E4, "beta": 1, "c": room}),
@@ -166,7 +166,7 @@ def refused(comm):
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
         blocks = pb.Scales(a=np.zeros(512, np.uint8), b=np.zeros(512, np.uint8), mode="block")
-        words = ["scales: mode 'block': the tensor-parallel functions have one scale for an array"]
+        words = ["scales: mode is 'block', expected 'tensor': the tensor-parallel functions take one scale"]
         for form in FORMS:
             product = getattr(pb, form)
             yield form, agreed_error(ctx, pb.UnsupportedError, words, product, e4, e4, ctx, scales=blocks)

@@ -141,9 +141,9 @@ def misuse(comm):
         halves = [each.astype(np.complex64) for each in (x, w)]
         pieces = {"return_gathered": True}
         for name, words, args, how in (
-            ("complex activation", ["activation: for real types"], halves, {"activation": "relu"}),
+            ("complex activation", ["activation: only for real types"], halves, {"activation": "relu"}),
             ("algo", ["algo 'shared': X is gathered where the caller gets it"], (x, w), {**pieces, "algo": "shared"}),
-            ("compute", ["compute: the host engine has only None"], (x, w), {**pieces, "compute": "tf32"}),
+            ("compute", ["compute: the host engine takes only None"], (x, w), {**pieces, "compute": "tf32"}),
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)
         for shape in ((-2, 4), (2.0, 4)):
@@ -354,7 +354,7 @@ def tensors(comm):
                 plan.input_buffer().copy_(case.local_x)
                 yield f"{form} {dtype} by a plan", None if torch.equal(plan(), y) else "wrong"
         x = torch.zeros(4, 3, dtype=torch.complex64)
-        words = ["x: a conjugate that PyTorch has not written yet"]
+        words = ["x: a lazy conjugate"]
         yield (
             "a lazy conjugate",
             agreed_error(

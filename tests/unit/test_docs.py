@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 
 import pytest
 
 import pblasmp as pb
+from pblasmp import pblas
 from tests.helpers.docs import DOCS, PAGES, blocks
 
 DOCUMENTED = re.compile(
@@ -17,7 +19,16 @@ DOCUMENTED = re.compile(
 
 
 def test_every_public_name_is_in_the_reference():
-    assert set(DOCUMENTED.findall((DOCS / "api.md").read_text())) == set(pb.__all__)
+    pages = [page.read_text() for page in (DOCS / "api").glob("*.md")]
+    assert set(DOCUMENTED.findall("\n".join(pages))) == set(pb.__all__)
+
+
+def test_every_name_of_pblas_is_found_by_search(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    generate = importlib.import_module("generate")
+    assert set(re.findall(r"`(p[sdcz]\w+)`", generate.pblas())) == {
+        name for name in pblas.__all__ if name[0] == "p"
+    }
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,16 @@ def test_every_epilogue_can_be_written_down(kind):
     [
         ("tanh", (), "activation is 'tanh', expected None, 'relu'"),
         (["relu"], (), "activation is ['relu'], expected None"),
-        (None, ("aux",), "aux belongs to an activation"),
-        (None, ("bias", "aux"), "aux belongs to an activation"),
+        (None, ("aux",), "aux needs an activation"),
+        (None, ("bias", "aux"), "aux needs an activation"),
         ("drelu", (), "'drelu' needs the aux that 'relu' wrote"),
         ("dgelu", ("bias_grad",), "'dgelu' needs the aux that 'gelu' wrote"),
         ("dgelu", ("aux", "bias"), "'dgelu' has no bias"),
-        ("relu", ("bias_grad",), "bias_grad belongs to 'drelu' or 'dgelu'"),
-        (None, ("bias_grad",), "bias_grad belongs to"),
-        (None, ("bias", "bias_grad_a"), "bias_grad_a goes with nothing else"),
-        (None, ("bias_grad_a", "bias_grad_b"), "goes with nothing else"),
-        ("relu", ("bias_grad_b",), "bias_grad_b goes with nothing else"),
+        ("relu", ("bias_grad",), "bias_grad needs 'drelu' or 'dgelu'"),
+        (None, ("bias_grad",), "bias_grad needs"),
+        (None, ("bias", "bias_grad_a"), "bias_grad_a cannot be combined with anything else"),
+        (None, ("bias_grad_a", "bias_grad_b"), "cannot be combined with anything else"),
+        ("relu", ("bias_grad_b",), "bias_grad_b cannot be combined with anything else"),
     ],
 )
 def test_what_does_not_go_together(activation, arrays, words):

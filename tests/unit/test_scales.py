@@ -135,12 +135,12 @@ def test_scales_that_do_not_fit_a_product():
     bytes_ = np.zeros(1, np.uint8)
     blocks = pb.Scales(a=bytes_, b=bytes_, mode="block")
     for scales, p, words in (
-        (pb.Scales(a=1.0), pb.MatmulProblem.gemm(4, 4, 4, GRID, 2), "for operands of 8 bits, A is float64"),
-        (pb.Scales(d=1.0), problem(), "d: for a D of 8 bits, it is bfloat16"),
+        (pb.Scales(a=1.0), pb.MatmulProblem.gemm(4, 4, 4, GRID, 2), "only for 8-bit operands, A is float64"),
+        (pb.Scales(d=1.0), problem(), "d: only for an 8-bit D, D is bfloat16"),
         (pb.Scales(a=np.ones(2, np.float32)), problem(), "a: expected 1 float32, got 2 float32"),
         (pb.Scales(amax=np.ones(1)), problem(), "amax: expected 1 float32, got 1 float64"),
         (pb.Scales(amax=frozen), problem(), "amax: is read-only"),
-        (blocks, problem(d=E4), "mode 'block' has no D of 8 bits"),
+        (blocks, problem(d=E4), "mode 'block' does not take an 8-bit D"),
         (blocks, problem(), "a: expected 512 uint8, got 1 uint8"),
     ):
         with pytest.raises(pb.LayoutError) as caught:

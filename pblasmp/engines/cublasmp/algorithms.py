@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, cast
 
 from ...bindings import version_text
 from ...dtypes import is_float8
@@ -13,22 +12,14 @@ from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..algorithms import Algorithm
 from ..base import Engine, Operands, Options, Problem, Product
 from ..moved import MovedProduct
-from . import epilogues, faults, parallel, scales
+from . import epilogues, faults, parallel, pushed, scales
 from .contracts import nearest_level3, symbol_of
 from .level3 import CublasmpLevel3, ScaledPart
 from .product import CublasmpProduct, LocalProduct, automatic
-from .session import Session
+from .session import Session, session_of
 from .types import ALGORITHMS as TYPES
 
 __all__ = ["ALGORITHMS"]
-
-
-class _GpuEngine(Protocol):
-    session: Session
-
-
-def _session(engine: Engine) -> Session:
-    return cast("_GpuEngine", engine).session
 
 
 # -- products
@@ -63,14 +54,14 @@ def _later(
             raise UnsupportedError(f"epilogue: {e.name} cannot be fused: {why}{kind}")
     s = None if operands is None else operands.scales
     amax = s is not None and s.amax is not None and not is_float8(problem.d.dtype)
-    return why, why or ("cuBLASLt has amax of an 8-bit D alone" if amax else "")
+    return why, why or ("cuBLASLt computes amax only for an 8-bit D" if amax else "")
 
 
 def _row(name: str) -> Algorithm:
     kind = TYPES[name]
 
     def refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Operands | None) -> str:
-        session = _session(engine)
+        session = session_of(engine)
         if session.version < kind.since:
             needed, found = version_text(kind.since), version_text(session.version)
             return f"it needs cuBLASMp {needed}, found {found}"
@@ -82,16 +73,16 @@ def _row(name: str) -> Algorithm:
         except PblasmpError as error:
             return str(error)
         if _is_empty(p, options) and is_float8(p.d.dtype) and options.beta != 0:
-            return "an 8-bit D of beta C alone: cuBLASMp has nothing to multiply"
+            return "an 8-bit D = beta C: there is no product for cuBLASMp to compute"
         if options.algo == "auto":  # asked for by name, operands are moved out of the way of faults
             return "; ".join(faults.avoided(p, session.version)[1])
         return ""
 
     def cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
-        return 1.0 if automatic(p, _session(engine).version) == name else 9.0
+        return 1.0 if automatic(p, session_of(engine).version) == name else 9.0
 
     def prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> Product:
-        session = _session(engine)
+        session = session_of(engine)
         why, reason = _later(session, p, options, operands)
         alone = operands
         if why:
@@ -106,7 +97,7 @@ def _row(name: str) -> Algorithm:
 
 def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Operands, name: str) -> Product:
     """Return a product without known faults, of copies in other layouts where that takes it."""
-    session = _session(engine)
+    session = session_of(engine)
     if _is_empty(p, options):
         return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
     nearest, reasons = faults.avoided(p, session.version)
@@ -122,7 +113,7 @@ def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Oper
 
 
 def _level3_refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:  # noqa: ARG001
-    session = _session(engine)
+    session = session_of(engine)
     try:
         session.library.raw(symbol_of(p))  # which this version may lack
     except PblasmpError as error:
@@ -139,7 +130,7 @@ def _level3_refusal(engine: Engine, p: Level3Problem, options: Options, operands
 
 
 def _prepare_level3(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> Product:
-    session = _session(engine)
+    session = session_of(engine)
     if 0 in (p.m, p.n, p.k) or options.alpha == 0:
         return ScaledPart(p, options.beta, session.rank)
     nearest, reasons = nearest_level3(p, session.version)
@@ -158,5 +149,6 @@ def _is_level3(problem: Problem) -> bool:
 ALGORITHMS: tuple[Algorithm, ...] = (
     *map(_row, TYPES),
     *parallel.ALGORITHMS,
+    *pushed.ALGORITHMS,
     Algorithm("cublasmp", _prepare_level3, _is_level3, refusal=_level3_refusal, cost=lambda *_: 1.0),
 )

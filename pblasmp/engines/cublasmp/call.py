@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from ...errors import ClosedError
 from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
 from ..base import Operands, Product, Workspace
 from .log import Listening
+from .recordings import Recordings
 from .session import Session
-from .streams import current
 from .types import DATA_TYPES
 
 __all__ = ["PreparedCall", "columns"]
@@ -50,7 +49,6 @@ class PreparedCall(Product, ABC):
     ) -> None:
         self._session, self._lib, self._routine = session, session.library, routine
         self._closing = ExitStack()
-        self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
         self._planned = operands  # until the call is prepared
         self._bound: weakref.ref[Operands] | None = None
         self._strides = {
@@ -66,7 +64,8 @@ class PreparedCall(Product, ABC):
         self._after: list[Callable[[], object]] = []
         self._call: Callable[[], None] | None = None
         self._sizes = self._needs = (0, 0)
-        self._workspace = session.workspace(grid)
+        self._workspace = workspace = session.workspace(grid)
+        self._recordings = Recordings(session.follow_stream, lambda: workspace.generation)
         self.copied_bytes = 0
         self.workspace = Workspace(0, 0)
 
@@ -186,7 +185,7 @@ class PreparedCall(Product, ABC):
         """Return what cuBLASMp logged that it ran; before the first run, what it is asked for."""
         if self._said:
             return "; ".join(self._said)
-        return f"{asked}, not run yet" if self._call is None else f"{asked}, of which cuBLASMp logged nothing"
+        return f"{asked}, not run yet" if self._call is None else f"{asked}, cuBLASMp logged nothing"
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -214,16 +213,25 @@ class PreparedCall(Product, ABC):
             self._unbind()
 
     def _first(self) -> None:
+        """Prepare the call and make it: what can fail here is done before any GPU waits for the others."""
         self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
+        what, log = f"cublasMp{self._routine}: the first run", None
         try:
-            with self._session.agreement(f"cublasMp{self._routine}: the first run"):
-                self._first_call()
+            with ExitStack() as listening:
+                with self._session.agreement(what):
+                    self._make_call()
+                    self._prepare_operands()
+                    if self._listens and self._inside:
+                        log = listening.enter_context(Listening(self._lib))
+                with self._session.agreement(what), listening:
+                    self._make_results()
         except Exception:
             self._call = None  # the next run is again a first one
             raise
+        self._said = [] if log is None else log.said
 
-    def _first_call(self) -> None:
+    def _make_call(self) -> None:
         if not self._inside:
             self._call = _nothing
             return
@@ -232,50 +240,29 @@ class PreparedCall(Product, ABC):
             f"cublasMp{self._routine}",
             *self._arguments, self._workspace.device, device, self._workspace.host, host, *self._last,
         )  # fmt: skip
-        if not self._listens:
-            self._queue()
-            return
-        with Listening(self._lib) as log:
-            self._queue()
-        self._said = log.said
 
     def _queue(self) -> None:
-        assert self._call is not None
-        self._session.follow_stream()
+        self._prepare_operands()
+        self._make_results()
+
+    def _prepare_operands(self) -> None:
+        if self._inside:
+            self._session.follow_stream()
         for action in self._before:
             action()
+
+    def _make_results(self) -> None:
+        assert self._call is not None
         self._call()
         for action in self._after:
             action()
 
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the call as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        import cupy
-
-        self.run(operands)  # what is done but once is done before recording
         if not self._inside:
+            self.run(operands)
             return _nothing
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with current(stream):
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-            try:
-                self.run(operands)
-            finally:
-                graph = stream.end_capture()
-        self._session.follow_stream()  # again, off the stream of the recording
-        recorded = _Recorded(graph, self._workspace.generation)
-        self._recorded.add(recorded)
-        session, workspace = self._session, self._workspace
-
-        def replay() -> None:
-            if recorded.graph is None:
-                raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
-            if recorded.generation != workspace.generation:
-                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-            session.follow_stream()
-            recorded.graph.launch()
-
-        return replay
+        return self._recordings.record(lambda: self.run(operands))
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
@@ -286,16 +273,8 @@ class PreparedCall(Product, ABC):
 
     def close(self) -> None:
         """Destroy the graphs and the descriptors, last made first."""
-        for recorded in self._recorded:
-            recorded.graph = None
+        self._recordings.close()  # NCCL destroys no communicator while a graph holds work of it
         self._closing.close()
-
-
-class _Recorded:
-    """A CUDA graph, until its call is closed: NCCL destroys no communicator while a graph holds work of it."""
-
-    def __init__(self, graph: Any, generation: int) -> None:
-        self.graph, self.generation = graph, generation
 
 
 def _nothing() -> None:

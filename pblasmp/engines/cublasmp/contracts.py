@@ -49,14 +49,14 @@ def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem,
         order = {"a": problem.a.order, "b": b_order, "d": problem.d.order}[name]
         moved[name] = new.T if order == "C" else new
         start = q.traits.solves and letter == "b"
-        why = "it has to lie like the result" if start else f"{symbol_of(q)} wants {_what(old, new, q.d)}"
+        why = "it must have the result's layout" if start else f"{symbol_of(q)} needs {_what(old, new, q.d)}"
         reasons[name] = f"{_WORDS[name]} is moved: {why}"
     d = moved.get("d", problem.d)
     if problem.traits.shape == "added" and faults.sums_may_hang(version, d):
         like = replace(d if problem.op_a == "N" else d.T, ld=None)  # the sum then is each rank's own
         if not problem.a.same_places(like) or problem.a.order != like.order:
             moved["a"] = like
-            reasons["a"] = f"A is moved to lie like the result: {symbol_of(q)} may hang where it moves data"
+            reasons["a"] = f"A is moved to the result's layout: {symbol_of(q)} may hang where it moves data"
     return replace(problem, **moved), tuple(reasons.values())
 
 
@@ -106,4 +106,4 @@ def _what(old: MatrixDescriptor, new: MatrixDescriptor, d: MatrixDescriptor) -> 
     """Return in words what was not as it is asked for."""
     if not old.grid.same_ranks(d.grid):
         return "it on the result's processes"
-    return "other blocks of it" if old.block != new.block else "it to begin with a block"
+    return "it in other blocks" if old.block != new.block else "it to start at a block boundary"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from ...layout.trapezoid import Trapezoid
 from ..base import Move
 from . import algorithms, streams
 from .device import Device
-from .moves import prepare_move
 from .operations import CublasmpOperations
+from .redistribution import prepare_move
 from .session import Session
 from .transport import CublasmpTransport
 
@@ -53,8 +53,12 @@ class CublasmpEngine:
         self.why, self.xp = why, cupy
         self.session = Session(comm, device, library, nccl)
         self.device = device
-        self.operations = CublasmpOperations(self.session)
-        self.transport = CublasmpTransport(self.session, self.operations)
+        with ExitStack() as closing:
+            closing.callback(self.session.close)
+            with self.session.agreement("Context: streams"):
+                self.operations = CublasmpOperations(self.session)
+                self.transport = CublasmpTransport(self.session, self.operations)
+            closing.pop_all()
 
     @property
     def version(self) -> int:

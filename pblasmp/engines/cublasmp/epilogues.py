@@ -38,15 +38,15 @@ def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
     if sums and p.scheme == "rs":
         since = max(since, MatmulAttribute.BIAS_RESULT_SCHEME.since)
     if p.d.dtype.kind == "c":
-        return "cuBLASMp has epilogues for real types"
+        return "cuBLASMp has epilogues for real types only"
     if p.scheme == "ar":
         return "GEMM + AllReduce would sum what follows each rank's partial product"
     if p.scheme == "gemm" and p.d.grid.size > 1:
-        return "cuBLASMp has epilogues for the schemes 'ag' and 'rs' and for one GPU"
+        return "cuBLASMp has epilogues only for the schemes 'ag' and 'rs' and for one GPU"
     if 0 in (p.m, p.n, p.k):
         return "there is nothing to multiply"
     if p.d.dtype == np.float64 and e.activation in ("gelu", "dgelu"):
-        return f"cuBLASLt's {e.activation} of float64 is right to 8 digits only"
+        return f"cuBLASLt's {e.activation} of float64 is accurate to 8 digits only"
     if p.d.dtype == np.float64 and p.scheme == "rs" and e.bias_grad is not None:
         return "cuBLASMp leaves it 0 for float64 in GEMM + ReduceScatter"
     if e.bias_grad_a is not None or e.bias_grad_b is not None:

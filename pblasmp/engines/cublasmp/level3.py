@@ -15,7 +15,7 @@ from ...layout import Level3Problem, MatrixDescriptor
 from ..base import Operands, Options, same_memory
 from .call import PreparedCall, columns
 from .contracts import symbol_of
-from .parts import part_writer, write_all
+from .masked_copy import part_writer, write_all
 from .product import LocalProduct
 from .session import Session
 from .types import compute_type

@@ -281,7 +281,7 @@ class LocalProducts:
             except lt.cuBLASLtError as error:
                 raise UnsupportedError(f"{_words(extents, views, ops, finish)}: {error}") from None
             if not count[0]:
-                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: cuBLASLt found no way")
+                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: cuBLASLt found no algorithm")
             product.result, product.algo = result, result.ctypes.data  # its first field is the algorithm
             self._closing.push(made.pop_all())
         return product

@@ -12,9 +12,12 @@ import numpy as np
 from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import LayoutError, UnsupportedError
+from ...logs import logger
 from ..base import Workspace, blas_operand, scale
+from .lt import Op
 from .session import Session, stored_dtype
 from .types import DATA_TYPES, compute_type
+from .views import View
 
 __all__ = ["CublasmpOperations"]
 
@@ -42,6 +45,7 @@ class CublasmpOperations:
 
         self.xp: Any = cupy
         self._session, self._cublas = session, cublas
+        self._products = None if session.gpu is None else session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._buffers: dict[str, Array] = {}
         self._values: dict[np.dtype, Array] = {}  # of every byte as an 8-bit float, by type
@@ -62,6 +66,7 @@ class CublasmpOperations:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
             self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
+            logger.debug("GPU buffer %s grown to %d bytes", name, nbytes)
         return buffer
 
     def stored(self, dtype: np.dtype) -> np.dtype:
@@ -117,19 +122,65 @@ class CublasmpOperations:
             scale(d, beta)
             return
         flag, ldd = blas_operand(d)
-        if flag == "T":  # d is in C order: compute its transpose
+        if flag == "N":  # d is in F order: compute its transpose
             a, b, d = b.T, a.T, d.T
-        (m, n), k = d.shape, a.shape[1]
-        (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
-        self._check(f"a local product of {m} x {n} x {k}", m, n, k, lda, ldb, ldd)
-        kind, result = DATA_TYPES[a.dtype.name], DATA_TYPES[d.dtype.name]
-        scalars = np.array([alpha, beta], dtype=accumulation_dtype(a.dtype))
+        (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
+        rows, cols = d.shape
+        target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
+        self.multiply(x, w, target, None, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
+
+    def multiply(
+        self,
+        x: View,
+        w: View,
+        d: View,
+        c: View | None,
+        *,
+        op_x: Op,
+        op_w: Op,
+        alpha: complex = 1,
+        beta: complex = 0,
+        compute: str | None = None,
+    ) -> None:
+        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local."""
+        stream = self.xp.cuda.get_current_stream()
+        if self._products is not None:
+            try:
+                self._products.multiply(
+                    stream.ptr, x, w, d, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute
+                )
+            except UnsupportedError:
+                if is_float8(x.dtype):
+                    raise
+            else:
+                return
+        if c is not None and c != d:
+            assert self._session.gpu is not None
+            self._session.gpu.kernels.copy(stream, d, c)
+        self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
+
+    def _gemm_ex(
+        self,
+        x: View,
+        w: View,
+        d: View,
+        op_x: Op,
+        op_w: Op,
+        alpha: complex,
+        beta: complex,
+        compute: str | None,
+    ) -> None:
+        """Queue a product by cuBLAS, which is column-major: it computes the transpose."""
+        m, n, k = d.cols, d.rows, x.cols if op_x == "N" else x.rows
+        self._check(f"a local product of {n} x {m} x {k}", m, n, k, x.ld, w.ld, d.ld)
+        kind, result = DATA_TYPES[x.dtype.name], DATA_TYPES[d.dtype.name]
+        scalars = np.array([alpha, beta], dtype=accumulation_dtype(x.dtype))
         at = scalars.ctypes.data
         self._cublas.gemmEx(
-            self._handle, int(Operation[trans_a]), int(Operation[trans_b]), m, n, k,
-            at, a.data.ptr, int(kind), lda, b.data.ptr, int(kind), ldb,
-            at + scalars.itemsize, d.data.ptr, int(result), ldd,
-            int(compute_type(a.dtype, compute)), _DEFAULT_ALGO,
+            self._handle, int(Operation[op_w]), int(Operation[op_x]), m, n, k,
+            at, w.address, int(kind), w.ld, x.address, int(kind), x.ld,
+            at + scalars.itemsize, d.address, int(result), d.ld,
+            int(compute_type(x.dtype, compute)), _DEFAULT_ALGO,
         )  # fmt: skip
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
@@ -184,3 +235,15 @@ class CublasmpOperations:
         if beta != 0:
             total = total + other * c
         self.copy_where(d, total, mask)
+
+
+def _row_major(array: Array) -> tuple[View, Op]:
+    """Return a matrix as it is in memory, and which letter makes it what it is."""
+    flag, ld = blas_operand(array)
+    rows, cols = array.shape
+    address, dtype = int(array.data.ptr), np.dtype(array.dtype)
+    return (
+        (View(address, rows, cols, ld, dtype), "N")
+        if flag == "T"
+        else (View(address, cols, rows, ld, dtype), "T")
+    )

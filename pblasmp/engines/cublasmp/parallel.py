@@ -21,6 +21,7 @@ from .lt import fuses
 from .overlapped import ALGORITHMS as KINDS
 from .overlapped import Spec
 from .overlapped.spec import waves
+from .session import session_of
 from .streams import current
 from .types import compute_type
 
@@ -39,11 +40,6 @@ _SPLIT = {
     "matmul_allgather": ("outputs",),
 }
 _ALIGNED = 16  # bytes, of 8-bit operands
-
-
-def _session(engine: Engine) -> Session:
-    session: Session = engine.session  # type: ignore[attr-defined]  # these are the rows of CublasmpEngine alone
-    return session
 
 
 def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
@@ -78,7 +74,8 @@ class OverlappedProduct(Product):
     def __init__(
         self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands, kind: type[Kind]
     ) -> None:
-        self._session = session = _session(engine)
+        self._session = session = session_of(engine)
+        assert session.gpu is not None, "its refusal says why it has none"
         self._p, self._gpu = p, session.gpu
         e = operands.epilogue
         self._kind = kind(self._gpu, _spec(p, options, None if e is None else e.activation))
@@ -224,7 +221,7 @@ def _why_not(
     kind: type[Kind], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
     """Return why a way over local GEMMs and copies cannot be taken. Collective the first time."""
-    session = _session(engine)
+    session = session_of(engine)
     if p.size != session.size:
         return f"its layouts are on {p.size} ranks, it needs all {session.size} of the context"
     if options.comm_sms is not None:
@@ -250,7 +247,7 @@ def _why_not(
             )
     try:
         compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        return kind.why_not(session.gpu, spec)
+        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, spec)
     except PblasmpError as error:
         return str(error)
 
@@ -276,7 +273,7 @@ def _row(form: str, name: str) -> Algorithm:
     def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:
         if fallback and _why_not(kind, engine, p, options, None):
             return 5.0
-        return _cost(name, p, options, _session(engine))
+        return _cost(name, p, options, session_of(engine))
 
     return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
 

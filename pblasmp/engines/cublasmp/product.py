@@ -224,14 +224,14 @@ class CublasmpProduct(PreparedCall):
 
     def _into_d(self, c: Array, d: Array, copy: Callable[..., Any]) -> Array:
         """Return D, to which C is copied before each run."""
-        self._copies("C", c.nbytes, "it does not lie in memory as D does")
+        self._copies("C", c.nbytes, "its memory layout is not D's")
         self._before.append(lambda: copy(c, out=d))
         return d
 
 
 def _gathered_note(name: str, symmetric: bool) -> str:
     if symmetric:
-        return f"{name}, which is gathered, lies in symmetric memory"
+        return f"{name}, which is gathered, is in symmetric memory"
     return (
         f"{name}, which is gathered, is copied first; from ctx.empty(..., symmetric=True) it is read in place"
     )

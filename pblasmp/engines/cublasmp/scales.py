@@ -28,13 +28,13 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
         p: the product, of any type.
         scales: of the product, or None.
         version: cuBLASMp's.
-        capability: the GPU's compute capability, 90 for 9.0.
+        capability: the least compute capability of all ranks' GPUs, 90 for 9.0.
     """
     if not is_float8(p.a.dtype):
         return
-    here = f"this one has {capability // 10}.{capability % 10}"
+    here = f"found {capability // 10}.{capability % 10}"
     if capability < _FLOAT8_SINCE:
-        raise UnsupportedError(f"8-bit floats need a GPU of compute capability 8.9 or above, {here}")
+        raise UnsupportedError(f"8-bit floats need GPUs of compute capability 8.9 or above, {here}")
     if is_float8(p.d.dtype) and version < _OUTPUT_SINCE:
         raise UnsupportedError(
             f"an 8-bit D needs cuBLASMp {version_text(_OUTPUT_SINCE)}, found {version_text(version)}"
@@ -47,7 +47,7 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
         return
     if capability < _BLOCK_SINCE:
         raise UnsupportedError(
-            f"scales: mode {scales.mode!r} needs a Blackwell GPU (compute capability 10.0), {here}: use 'tensor'"
+            f"scales: mode {scales.mode!r} needs Blackwell GPUs (compute capability 10.0), {here}: use 'tensor'"
         )
     since = MatrixScale.VEC32_UE8M0.since
     if version < since:

@@ -7,29 +7,39 @@ import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...bindings import GridLayout, Library
-from ...comm import Agreement, Communicator
+from ...comm import Agreement, Communicator, nodes_of
 from ...dtypes import is_float8
-from ...errors import LibraryNotFoundError, PblasmpError
+from ...errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...extras import install
 from ...layout import Grid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ..base import overlap
+from ..base import Engine, overlap
 from . import faults
 from .device import Device
+from .overlapped import Gpu
+from .recordings import Recordings
 
-if TYPE_CHECKING:
-    from .overlapped import Gpu
-
-__all__ = ["Session", "open_library", "stored_dtype"]
+__all__ = ["Session", "open_library", "session_of", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
+_SHARE_OF_MEMORY = 0.8
+
+
+class _HasSession(Protocol):
+    session: Session
+
+
+def session_of(engine: Engine) -> Session:
+    """Return the session of a GPU engine. Local."""
+    return cast("_HasSession", engine).session
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
@@ -38,13 +48,18 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Session:
-    """What is made once on a GPU and lent to all that is prepared. Making and closing one is collective over ``comm``.
+    """What is made once on a GPU and used by all that is prepared. Making and closing one is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
         device: this rank's GPU.
         library: cuBLASMp, opened.
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
+        gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
+        nodes: how many nodes the ranks are on.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
@@ -58,23 +73,27 @@ class Session:
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
         self._recycled: list[tuple[int, int]] = []
-        self._gpu: Gpu | None = None
-        self._no_gpu: LibraryNotFoundError | None = None
         self._multiprocessors = 0
         self._recording: Any = None
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
-            before = cupy.cuda.runtime.getDevice()
-            cupy.cuda.Device(device.index).use()
-            self._closing.callback(cupy.cuda.Device(before).use)
+            with self.agreement("Context: GPU"):
+                before = cupy.cuda.runtime.getDevice()
+                self._closing.callback(cupy.cuda.Device(before).use)
+                cupy.cuda.Device(device.index).use()
+                capability = int(cupy.cuda.Device(device.index).compute_capability)
+            self.capability = min(comm.allgather(capability))
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
-            self._nowhere = cupy.empty(256, np.uint8)
+            self.nodes = len(nodes_of(comm))
+            self.gpu, self.why_no_gpu = self._own_gpu()
             handle = ctypes.c_void_p()
-            self._stream = cupy.cuda.get_current_stream()
-            library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
-            self._closing.callback(library.cublasMpDestroy, handle.value)
+            with self.agreement("Context: cuBLASMp"):
+                self._nowhere = cupy.empty(256, np.uint8)
+                self._stream = cupy.cuda.get_current_stream()
+                library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
+                self._closing.callback(library.cublasMpDestroy, handle.value)
             if self.version < _WINDOWS_SINCE and comm.size > 1:
                 self.grid(Grid(comm.size, 1))  # NVSHMEM: a first grid of fewer ranks lets later ones hang
             self._closing = self._closing.pop_all()
@@ -89,22 +108,39 @@ class Session:
         return NcclWindows(allocate, lib.cublasMpBufferRegister, lib.cublasMpBufferDeregister)
 
     def _nvshmem(self) -> NvshmemHeap:
-        return NvshmemHeap(self._comm.rank, self._comm.size, self._comm.bcast, self.device.index)
+        return NvshmemHeap(
+            self._comm.rank, self._comm.size, self._comm.bcast, self.device.index, self.agreement
+        )
 
     def _communicator(self, given: Any) -> Any:
         """Return nccl4py's communicator of all ranks: over the caller's handle, or a new one."""
-        core = self._nccl_core
-        if given is not None:
-            return core.Communicator(given) if isinstance(given, int) else given
-        uid = self._comm.bcast(core.get_unique_id() if self._comm.rank == 0 else None)
-        nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
-        self._closing.callback(nccl.destroy)
+        core, uid = self._nccl_core, None
+        with self.agreement("Context: NCCL"):
+            if given is not None:
+                return core.Communicator(given) if isinstance(given, int) else given
+            if self._comm.rank == 0:
+                uid = core.get_unique_id()
+        uid = self._comm.bcast(uid)
+        with self.agreement("Context: NCCL"):
+            nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
+            self._closing.callback(nccl.destroy)
         return nccl
 
-    @property
-    def capability(self) -> int:
-        """The GPU's compute capability: 90 for 9.0. Local."""
-        return int(self._cupy.cuda.Device(self.device.index).compute_capability)
+    def _own_gpu(self) -> tuple[Gpu | None, str]:
+        """Return what overlapped algorithms are written over, or None and why not. Collective."""
+        missing = "" if find_spec("nvmath") is not None else f"nvmath-python is missing: {install('cu13')}"
+        why = next((each for each in self._comm.allgather(missing) if each), "")
+        if why:
+            return None, why
+        peers = SimpleNamespace(
+            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
+        )
+        try:
+            gpu = Gpu(peers)
+        except UnsupportedError as error:  # more ranks than its kernels take
+            return None, str(error)
+        self._closing.callback(gpu.close)
+        return gpu, ""
 
     @property
     def nccl(self) -> Any:
@@ -130,31 +166,6 @@ class Session:
             self._multiprocessors = int(properties["multiProcessorCount"])
         return self._multiprocessors
 
-    @property
-    def gpu(self) -> Gpu:
-        """What products of local GEMMs and copies between GPUs are written over. Collective the first time.
-
-        Raises:
-            LibraryNotFoundError: nvmath-python is not installed, on every rank.
-        """
-        if self._no_gpu is not None:
-            raise self._no_gpu
-        if self._gpu is None:
-            from .overlapped import Gpu
-
-            try:
-                with Agreement(self._comm, "cuBLASLt"):
-                    _require_nvmath()
-            except LibraryNotFoundError as error:
-                self._no_gpu = error
-                raise
-            known = SimpleNamespace(
-                rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
-            )
-            self._gpu = Gpu(known)
-            self._closing.callback(self._gpu.close)
-        return self._gpu
-
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
         if grid not in self._grids:
@@ -175,10 +186,11 @@ class Session:
     def communicator(self, size: int) -> int:
         """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
         if size not in self._communicators:
-            part = self._nccl.split(0 if self.rank < size else None, self.rank)
+            with self.agreement("NCCL communicator"):
+                part = self._nccl.split(0 if self.rank < size else None, self.rank)
+                if self.rank < size:
+                    self._closing.callback(part.destroy)
             self._communicators[size] = part
-            if self.rank < size:
-                self._closing.callback(part.destroy)
         address: int = self._communicators[size].ptr
         return address
 
@@ -227,6 +239,22 @@ class Session:
                     f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
                 )
 
+    def room(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every GPU has ``nbytes`` of symmetric memory to give, and how many at least. Collective."""
+        held = 0 if self.gpu is None else self.gpu.held
+        if nbytes <= held:
+            return True, held
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        limit = int(min(self._comm.allgather(int(free))) * _SHARE_OF_MEMORY)
+        return nbytes <= limit, limit
+
+    def recordings(self) -> Recordings:
+        """Return where a product of ``gpu`` keeps its graphs. Local."""
+        gpu = self.gpu
+        assert gpu is not None
+        prepare = lambda stream: gpu.products.prepare_stream(stream.ptr)  # noqa: E731
+        return Recordings(self.follow_stream, lambda: gpu.addresses, prepare)
+
     def agreement(self, what: str) -> Agreement:
         """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""
         return Agreement(self._comm, what)
@@ -273,7 +301,7 @@ class Session:
         self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
-        """Make an array usable by a grid, if it lies in symmetric memory on every rank; say whether. Collective."""
+        """Make an array usable by a grid, if it is in symmetric memory on every rank; say whether. Collective."""
         start = self.heap.holds(int(array.data.ptr)) if array.size else 0
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
@@ -350,13 +378,6 @@ def _addresses(array: Any) -> NDArray[Any]:
     return np.asarray(Described())
 
 
-def _require_nvmath() -> None:
-    try:
-        import nvmath.bindings.cublasLt  # noqa: F401
-    except ImportError as error:
-        raise LibraryNotFoundError(f"nvmath-python is not installed ({error}): {install('cu13')}") from None
-
-
 def _nccl_version() -> int:
     from nccl.bindings import nccl
 
@@ -376,4 +397,6 @@ def open_library() -> Library | PblasmpError:
         faults.check_nccl(library.version, _nccl_version())
     except PblasmpError as error:
         return error
+    except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it, whatever it is
+        return LibraryNotFoundError(f"cuBLASMp or NCCL cannot be used: {type(error).__name__}: {error}")
     return library

@@ -31,7 +31,7 @@ class CublasmpTransport:
         operations: whose buffers are used.
     """
 
-    why_not_shared = "GPUs share no memory: each needs slabs of its own"
+    why_not_shared = "GPUs share no memory: each needs its own slabs"
 
     def __init__(self, session: Session, operations: CublasmpOperations) -> None:
         import cupy
@@ -205,7 +205,7 @@ def _view(
 
 def _array(arrays: Sequence[Array | None], i: int) -> Array:
     array = arrays[i]
-    assert array is not None, "an exchange was given no array for a cell of this rank"
+    assert array is not None, "exchange: got no array for a grid cell of this rank"
     return array
 
 

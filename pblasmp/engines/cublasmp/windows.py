@@ -88,6 +88,11 @@ class Windows:
         """Return the buffer of that name, empty before it is reserved. Local."""
         return self._buffers.setdefault(name, Buffer())
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest buffer."""
+        return max((buffer.nbytes for buffer in self._buffers.values()), default=0)
+
     def reserve(self, name: str, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective where it must grow.
 

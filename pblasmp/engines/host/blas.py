@@ -12,7 +12,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -52,14 +56,29 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None
     prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _POINTERS[routine])
     if library == "mkl":
         return prototype((f"{letter}{routine}_", _mkl()))
-    from scipy.linalg import cython_blas
-
-    capsule = cython_blas.__pyx_capi__[f"{letter}{routine}"]
+    capsule = _cython_blas().__pyx_capi__[f"{letter}{routine}"]
     get_name = ctypes.pythonapi.PyCapsule_GetName
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return prototype(get_pointer(capsule, get_name(capsule)))
+
+
+def _cython_blas() -> ModuleType:
+    """Import ``scipy.linalg.cython_blas`` without the rest of ``scipy.linalg``, which takes far longer. Local."""
+    import scipy
+
+    name = "scipy.linalg.cython_blas"
+    spec = None if name in sys.modules else PathFinder.find_spec(name, [f"{scipy.__path__[0]}/linalg"])
+    if spec is None or spec.loader is None:
+        return import_module(name)
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 @functools.cache
@@ -74,7 +93,7 @@ def _mkl() -> ctypes.CDLL:
             os.environ.setdefault("MKL_THREADING_LAYER", "INTEL" if has_openmp else "SEQUENTIAL")
             os.environ.setdefault("MKL_INTERFACE_LAYER", "LP64")
             return ctypes.CDLL(str(path))
-    raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so is nowhere to be found: pip install mkl")
+    raise LibraryNotFoundError("PBLASMP_BLAS=mkl, but libmkl_rt.so was not found: pip install mkl")
 
 
 def gemm(

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Communicator, SharedMemory
+from ...logs import logger
 
 __all__ = ["Buffers"]
 
@@ -31,6 +32,7 @@ class Buffers:
             return self._shared[name].array(max(1, nbytes))
         if name not in self._private or self._private[name].size < nbytes:
             self._private[name] = np.empty(max(1, nbytes), np.uint8)
+            logger.debug("buffer %s grown to %d bytes", name, nbytes)
         return self._private[name]
 
     def why_not_shared(self) -> str:

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ...comm import Agreement, Communicator
+from ...comm import Agreement, Communicator, nodes_of
 from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..algorithms import Algorithm
 from ..base import Operations, Transport, overlap
-from ..moves import ExchangeMove
+from ..exchange_move import ExchangeMove
 from . import blas
 from .blas import LocalBlas
 from .buffers import Buffers
@@ -48,12 +48,8 @@ class HostEngine:
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
         self._comm = comm
-        nodes = comm.nodes()
-        here = next(ranks for ranks in nodes if comm.rank in ranks)
-        per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
-        if per_node.isdecimal() and int(per_node) > 0:
-            step = int(per_node)
-            nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
+        here = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
+        nodes = nodes_of(comm)
         self._node = comm.split(nodes)
         with Agreement(comm, "HostEngine"):
             library = blas.library_name()

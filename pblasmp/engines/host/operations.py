@@ -70,7 +70,7 @@ class HostOperations:
 
     def refusal(self, dtype: np.dtype, compute: str | None) -> str:  # noqa: ARG002
         """Return why not, unless ``compute`` is None. Local."""
-        return "" if compute is None else f"compute: the host engine has only None, got {compute!r}"
+        return "" if compute is None else f"compute: the host engine takes only None, got {compute!r}"
 
     def computing(self) -> AbstractContextManager[None]:
         """Return a context in which this rank runs on a core of its own, where ranks outnumber cores. Local."""

@@ -159,9 +159,12 @@ def expected_of(case: Case, values: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(written, computed, before)
 
 
-def one_case(ctx: pb.Context, case: Case, seed: int) -> str:
-    """Call a routine; return what is wrong with what it wrote, the same on every rank."""
-    say(ctx, f"{seed} {case}")
+def one_case(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> str:
+    """Call a routine; return what is wrong with what it wrote, the same on every rank.
+
+    By cuBLASMp that is asked for, operands are moved to layouts that it takes.
+    """
+    say(ctx, f"{algo} {seed} {case}")
     values = values_of(case, seed)
     matrices = {}
     for name, x in values.items():
@@ -174,6 +177,7 @@ def one_case(ctx: pb.Context, case: Case, seed: int) -> str:
         parent, out = out_end.place(ctx, np.full(shape, float(BEFORE)), AROUND)
     call: dict[str, Any] = {name: pair[1] for name, pair in matrices.items()}
     call |= {**case.flags, "alpha": case.alpha, "out": None if case.new else out}
+    call |= {"algo": algo, "redistribute": algo == "cublasmp"}
     if "c" in ROUTINES[case.routine].operands:
         call["beta"] = case.beta
     version = getattr(ctx.engine, "version", 0)
@@ -189,6 +193,8 @@ def one_case(ctx: pb.Context, case: Case, seed: int) -> str:
     older = ROUTINES[case.routine].shape == "added" and version < 1000  # whose sums are not to move data
     if case.fits and report.moved and not older:
         fault = f"moved {report.moved}"
+    if algo not in ("auto", report.algorithm):
+        fault = f"{report.algorithm} was taken"
     expected = expected_of(case, values)
     if (part := part_of(ctx, expected, got.descriptor)) is not None:
         fault = fault or _differs(ctx, got, part, TOLERANCES[case.dtype])

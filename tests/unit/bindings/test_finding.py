@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import types
@@ -16,6 +17,7 @@ import pytest
 from pblasmp.bindings import Library
 from pblasmp.bindings.finding import ENVIRONMENT
 from pblasmp.errors import LibraryNotFoundError, UnsupportedError
+from pblasmp.extras import install
 from tests.helpers.recorder import build
 
 
@@ -141,7 +143,7 @@ def test_system_loader(stand_in: Callable[..., str]) -> None:
 
 
 def test_no_library() -> None:
-    with pytest.raises(LibraryNotFoundError, match=rf"pip install 'pblasmp\[cu13\]'.*set {ENVIRONMENT}"):
+    with pytest.raises(LibraryNotFoundError, match=rf"{re.escape(install('cu13'))}.*set {ENVIRONMENT}"):
         Library()
 
 
@@ -158,7 +160,7 @@ def test_needed_library_through_pathfinder(
     soname: str, name: str, pathfinder: dict[str, str | Exception], tmp_path: Path
 ) -> None:
     path, needed = needing(tmp_path, soname)
-    with pytest.raises(LibraryNotFoundError, match=rf"needs {soname}.*pip install 'pblasmp\[cu13\]'"):
+    with pytest.raises(LibraryNotFoundError, match=rf"needs {soname}.*{re.escape(install('cu13'))}"):
         Library(path)
     pathfinder[name] = needed
     assert Library(path).path == path
@@ -177,7 +179,7 @@ def test_needed_library_of_another_version(pathfinder: dict[str, str | Exception
     path, _ = needing(tmp_path, "libcublas.so.0.12")
     (tmp_path / "other").mkdir()
     _, pathfinder["cublas"] = needing(tmp_path / "other", "libcublas.so.91")
-    with pytest.raises(LibraryNotFoundError, match=r"needs libcublas.so.0.12.*pip install 'pblasmp\[cu12\]'"):
+    with pytest.raises(LibraryNotFoundError, match=rf"needs libcublas.so.0.12.*{re.escape(install('cu12'))}"):
         Library(path)
 
 

@@ -62,7 +62,7 @@ def test_all_ranks_are_told_why_not(monkeypatch):
     before = _open_files()
     found = on_ranks(3, lambda comm: SharedMemory(comm).why_not)
     assert len(set(found)) == 1
-    assert "cannot be opened: [Errno 13] not yours" in found[0]
+    assert "cannot open the memory shared by the ranks of this node: [Errno 13] not yours" in found[0]
     assert _open_files() == before
 
 
@@ -73,7 +73,7 @@ def test_no_anonymous_file(error, monkeypatch):
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     found = on_ranks(2, lambda comm: SharedMemory(comm).why_not)
-    assert found == [f"no anonymous file of {mmap.PAGESIZE} bytes: {error}"] * 2
+    assert found == [f"cannot create an anonymous file of {mmap.PAGESIZE} bytes: {error}"] * 2
 
 
 def test_no_room_to_grow(monkeypatch):
@@ -84,7 +84,7 @@ def test_no_room_to_grow(monkeypatch):
         raise OSError(28, "full")
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    with pytest.raises(MemoryError, match=r"no anonymous file of 9000000 bytes.*full"):
+    with pytest.raises(MemoryError, match=r"cannot create an anonymous file of 9000000 bytes.*full"):
         memory.array(9_000_000)
 
 

@@ -16,7 +16,7 @@ from pblasmp.comm.side_channel import SideChannel, text_of
 from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers.threads import on_ranks
 
-BROKEN = "this context is broken, nothing collective can follow: "
+BROKEN = "this context is broken, no collective call is possible any more: "
 
 
 def raised(work, *args):
@@ -273,7 +273,7 @@ def test_closing_tells_whether_all_still_had_it():
         everywhere = closing(comm, here=comm.rank != 1)
         return everywhere, comm.channel.cause
 
-    assert on_ranks(3, lost) == [(False, "a rank has lost it without closing it")] * 3
+    assert on_ranks(3, lost) == [(False, "a rank dropped it without closing it")] * 3
 
 
 def test_other_calls_while_one_closes():

@@ -19,10 +19,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.patches import Rectangle
 from rich.console import Console
+from rich.style import Style
 
 import pblasmp as pb
 from pblasmp import drawing
-from pblasmp.drawing import words
+from pblasmp.drawing import labels
+from pblasmp.extras import install
 from pblasmp.layout import files
 
 PROBLEMS = [path.stem for path in files.find("problems")]
@@ -68,6 +70,7 @@ def picture(name):
 
 
 def terminal(file, width=110, colour=None):
+    Style._add.cache_clear()  # Rich keeps a style's codes as the first console of the process had them
     console = Console(file=io.StringIO(), width=width, color_system=colour, force_terminal=colour is not None)
     drawing.show(file, console)
     return console.file.getvalue()
@@ -78,7 +81,7 @@ def test_terminal_shows_every_owner(name):
     """Without colours a line of the map is a line of the golden owners, in order."""
     file = files.load_problem_file(name)
     text = terminal(file, width=60)
-    for view in words.views(file):
+    for view in labels.views(file):
         facts = golden(name)[view.name[0].lower()]
         title = f"{view.name}  {facts['shape'][0]} × {facts['shape'][1]}"
         assert title in text
@@ -98,7 +101,7 @@ def test_terminal_shows_every_owner(name):
 def test_terminal_shows_every_local_shape(name):
     file = files.load_problem_file(name)
     lines = [re.split(r" {2,}", line.strip()) for line in terminal(file).splitlines()]
-    drawn = words.views(file)
+    drawn = labels.views(file)
     for rank in range(file.nranks):
         shapes = ["{} × {}".format(*view.descriptor.local_shape(rank)) for view in drawn]
         assert any(
@@ -140,7 +143,7 @@ def test_terminal_marks_what_is_outside_of_a_window():
 
 def test_terminal_colours_are_those_of_the_ranks():
     text = terminal(files.load_problem_file("grid-2x2"), colour="truecolor")
-    for rank, colour in enumerate(words.PALETTE[:4]):
+    for rank, colour in enumerate(labels.PALETTE[:4]):
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert re.search(rf"48;2;{red};{green};{blue}m *{rank} *\x1b", text)
     assert "48;2;0;0;0" not in text
@@ -198,17 +201,17 @@ def test_terminal_marks_two_digit_ranks():
     ],
 )
 def test_formula(name, alpha, beta, line):
-    assert words.formula(dataclasses.replace(files.load_problem_file(name), alpha=alpha, beta=beta)) == line
+    assert labels.formula(dataclasses.replace(files.load_problem_file(name), alpha=alpha, beta=beta)) == line
 
 
 def test_neighbours_in_the_grid_differ_in_colour():
     for grid in (pb.Grid(3, 4), pb.Grid(8, 8, "col"), pb.Grid(2, 3)):
-        colours = words.Colours(grid)
+        colours = labels.Colours(grid)
         for prow, pcol in itertools.product(range(grid.nprow), range(grid.npcol)):
             mine = colours(grid.rank(prow, pcol))
             assert prow + 1 == grid.nprow or mine != colours(grid.rank(prow + 1, pcol))
             assert pcol + 1 == grid.npcol or mine != colours(grid.rank(prow, pcol + 1))
-    assert len({words.Colours(pb.Grid(2, 4))(rank) for rank in range(8)}) == 8
+    assert len({labels.Colours(pb.Grid(2, 4))(rank) for rank in range(8)}) == 8
 
 
 # --- pictures ---
@@ -243,14 +246,14 @@ def test_picture_shows_every_owner(name):
     """The first mesh of each matrix is the matrix, the others are the local arrays, in the colour of their rank."""
     file = files.load_problem_file(name)
     found = iter(meshes(picture(name)))
-    for view in words.views(file):
+    for view in labels.views(file):
         if 0 in view.parent.shape:
             continue
         colours = elements(next(found), view.parent.shape)
         window = file.windows[view.name[0].lower()]
         owners = golden(name)[view.name[0].lower()]["owners"]
         for row, line in zip(colours[window], owners, strict=True):
-            assert np.allclose(row, [rgb(words.PALETTE[int(rank)]) for rank in line])
+            assert np.allclose(row, [rgb(labels.PALETTE[int(rank)]) for rank in line])
         outside = np.ones(view.parent.shape, bool)
         outside[window] = False
         assert (colours[outside] > 0.7).all(), "what is outside of the window is faded"
@@ -260,7 +263,7 @@ def test_picture_shows_every_owner(name):
             shape = view.parent.local_shape(rank)
             if 0 not in shape:
                 local = elements(next(found), shape)
-                full = np.isclose(local, rgb(words.PALETTE[rank])).all(axis=2)
+                full = np.isclose(local, rgb(labels.PALETTE[rank])).all(axis=2)
                 assert full.sum() == np.prod(view.descriptor.local_shape(rank))
     assert next(found, None) is None
 
@@ -270,17 +273,17 @@ def test_picture_names_ranks_shapes_and_indices(name):
     file = files.load_problem_file(name)
     said = texts(picture(name))
     assert said[0] == file.title
-    assert words.formula(file) in said[1]
-    for view in words.views(file):
+    assert labels.formula(file) in said[1]
+    for view in labels.views(file):
         for rank in range(view.parent.grid.size):
             label = "rank {}   {} × {}".format(rank, *view.descriptor.local_shape(rank))
             assert any(text.startswith(label) for text in said)
     # every block of a matrix has the number of its rank in it, and its first index in a local array
     blocks = [
         (view, i, j)
-        for view in words.views(file)
-        for i in words.blocks(view.parent.rows)
-        for j in words.blocks(view.parent.cols)
+        for view in labels.views(file)
+        for i in labels.blocks(view.parent.rows)
+        for j in labels.blocks(view.parent.cols)
     ]
     numbers = sorted(str(view.parent.grid.rank(i.process, j.process)) for view, i, j in blocks)
     places = sorted(f"{i.start}, {j.start}" for _, i, j in blocks)
@@ -367,7 +370,7 @@ def test_unknown_kind_of_file(tmp_path):
 
 def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(pb.UnsupportedError, match=r"pip install 'pblasmp\[plot\]'"):
+    with pytest.raises(pb.UnsupportedError, match=re.escape(install("plot"))):
         drawing.draw(files.load_problem_file("one-rank"), tmp_path / "picture.png")
 
 

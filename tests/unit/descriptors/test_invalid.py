@@ -8,9 +8,9 @@ import pytest
 import pblasmp
 from pblasmp.layout import files
 from pblasmp.layout.schema import problem_faults
-from tests.helpers.golden import read
+from tests.helpers.golden import invalid_files, read
 
-INVALID = files.find("invalid")
+INVALID = invalid_files()
 
 
 def matches(claims, faults):

@@ -13,12 +13,12 @@ from jsonschema import Draft202012Validator
 from pblasmp.layout import files
 from pblasmp.layout.schema import GridTable, json_schemas, problem_faults, table_faults
 from tests.helpers.edits import edited
-from tests.helpers.golden import read
+from tests.helpers.golden import invalid_files, read
 
 SCHEMA = json.loads((files.root() / "problem.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 GRID_VALIDATOR = Draft202012Validator({"$ref": "#/$defs/GridTable", "$defs": SCHEMA["$defs"]})
-FILES = {path.stem: read(path) for kind in ("problems", "invalid") for path in files.find(kind)}
+FILES = {path.stem: read(path) for path in (*files.find("problems"), *invalid_files())}
 
 
 ROUTINE_VALIDATOR = Draft202012Validator(json.loads((files.root() / "routine.schema.json").read_text()))
@@ -36,7 +36,7 @@ def test_problems_obey_the_schema(path):
     VALIDATOR.validate(read(path))
 
 
-@pytest.mark.parametrize("path", files.find("invalid"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", invalid_files(), ids=lambda path: path.stem)
 def test_only_structural_faults_break_the_schema(path):
     data = read(path)
     assert VALIDATOR.is_valid(data) == (data["raises"]["at"] != "structure")

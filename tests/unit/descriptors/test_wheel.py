@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel carries the descriptor files, and finds them there."""
+"""The wheel carries the descriptor files that users take, no test data, and finds them there."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -21,7 +22,8 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("pblasmp/descriptors/")}
         archive.extractall(tmp_path / "site")
-    there = {path.relative_to(files.root()) for path in files.root().rglob("*") if path.is_file()}
+    there = {path.relative_to(files.root()) for kind in ("problems", "grids") for path in files.find(kind)}
+    there |= {Path("README.md"), Path("problem.schema.json"), Path("routine.schema.json")}
     assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
     script = "from pblasmp.layout import files; print(files.root(), len(files.find('problems')))"
     output = subprocess.run(
@@ -33,3 +35,12 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
         text=True,
     ).stdout.strip()
     assert output == f"{tmp_path / 'site' / 'pblasmp' / 'descriptors'} {len(files.find('problems'))}"
+
+
+def test_metadata_have_no_links_that_lead_nowhere(tmp_path):
+    """A package index shows the README without the files around it."""
+    command = [sys.executable, "-m", "hatchling", "metadata", "readme"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    links = re.findall(r"\]\\?\(([^)]+)\)", done.stdout)
+    assert "docs/quickstart.md" in done.stdout
+    assert all(link.startswith("https://") for link in links)

@@ -46,7 +46,9 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=()):
     operations = SimpleNamespace(
         slab_dtype=accumulation_dtype, stores_float8=True, refusal=lambda dtype, compute: ""
     )
-    return SimpleNamespace(name="host", transport=transport, operations=operations, algorithms=rows)
+    return SimpleNamespace(
+        name="host", transport=transport, operations=operations, algorithms=rows, measured=None
+    )
 
 
 def taken(problem, nodes, fits, why_not_shared, algo="auto"):

@@ -33,7 +33,7 @@ def test_scalars_that_must_be_real_become_real():
     assert (type(options.alpha), type(options.beta)) == (float, complex)
 
 
-def test_every_option_is_a_fact_that_ranks_agree_on():
+def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
     facts = Options.of(REAL, alpha=3).facts()
     assert set(facts) == {
         "alpha",
@@ -43,7 +43,6 @@ def test_every_option_is_a_fact_that_ranks_agree_on():
         "comm_dtype",
         "comm_sms",
         "redistribute",
-        "repeated",
     }
     assert facts["alpha"] == 3.0
 

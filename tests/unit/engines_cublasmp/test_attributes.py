@@ -95,14 +95,16 @@ def test_algorithms_by_name_and_version(alone, stand_in, version):
     with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
         for (name, (number, since)), scheme in itertools.product(ALGORITHMS.items(), ("gemm", "ag", "rs")):
             if version < since:
-                message = rf"'{name}' needs cuBLASMp {VERSIONS[since]}, found {VERSIONS[version]}"
+                message = rf"algo '{name}': it needs cuBLASMp {VERSIONS[since]}, found {VERSIONS[version]}"
                 with pytest.raises(pb.UnsupportedError, match=message):
                     attributes(ctx, lib, scheme, algo=name)
                 continue
             expected = {MatmulAttribute.ALGO_TYPE: number} if number else {}
             assert attributes(ctx, lib, scheme, algo=name) == expected
-        with pytest.raises(pb.UnsupportedError, match=r"cuBLASMp has auto, default, .*fused, got 'panels'"):
-            attributes(ctx, lib, "gemm", algo="panels")
+        names = ", ".join(map(repr, ("auto", *ALGORITHMS)))
+        message = f"algo: the cublasmp engine has {names}, .*'panels' here, got 'summa'"
+        with pytest.raises(pb.UnsupportedError, match=message):
+            attributes(ctx, lib, "gemm", algo="summa")
     lib.assert_clean()
 
 

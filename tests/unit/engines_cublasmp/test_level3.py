@@ -35,7 +35,8 @@ def random_calls(comm: Any, path: str, version: int, routines: list[str], count:
             for routine in routines:
                 for mode in ("fits", "sources", "any"):
                     for seed, case in cases(routine, comm.size, count, 0, mode):
-                        yield f"{routine} {seed}", one_case(ctx, case, seed) or None
+                        for algo in ("auto", "cublasmp"):
+                            yield f"{routine} {seed} {algo}", one_case(ctx, case, seed, algo) or None
         lib.assert_clean()
         lib.gpu.assert_clean()
 
@@ -256,14 +257,14 @@ def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
     ("routine", "layouts", "moved", "why"),
     [
         (pb.trsm, {"a": {"lead": (1, 0)}}, "", ""),
-        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm wants it to begin with a block"),
-        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm wants other blocks of it"),
-        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm wants it on the result's processes"),
-        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it has to lie like the result"),
-        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk wants other blocks of it"),
-        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k wants other blocks of it"),
-        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd wants other blocks of it"),
-        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "wants other blocks of it"),
+        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm needs it to start at a block boundary"),
+        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm needs it in other blocks"),
+        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm needs it on the result's processes"),
+        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it must have the result's layout"),
+        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk needs it in other blocks"),
+        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k needs it in other blocks"),
+        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd needs it in other blocks"),
+        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "needs it in other blocks"),
     ],
 )  # fmt: skip
 def test_what_is_moved(routine, layouts, moved, why):
@@ -294,19 +295,23 @@ def test_sums_that_may_hang_move_no_data():
         one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
                             replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
         assert nearest_level3(one, 901) == (one, ())
-    assert "A is moved to lie like the result: cublasMpTradd may hang where it moves data" in reasons
+    assert "A is moved to the result's layout: cublasMpTradd may hang where it moves data" in reasons
     turned = Level3Problem("geadd", d, d, op_a="T")
     assert nearest_level3(turned, 1000) == (turned, ())
 
 
-def test_moves_can_be_forbidden(ctx, lib):
+def test_moves_have_to_be_allowed(ctx, lib):
     a = ctx.empty(replace(SQUARE, block=(2, 3)))
     b = ctx.empty(SQUARE)
-    with pytest.raises(
-        pb.LayoutError, match=r"trmm: a would have to be moved first.*cublasMpTrmm wants other blocks"
-    ):
-        pb.trmm(a, b, redistribute=False)
+    message = (
+        r"algo 'cublasmp': A is moved: cublasMpTrmm wants other blocks of it: redistribute=True allows it"
+    )
+    with pytest.raises(pb.UnsupportedError, match=message):
+        pb.trmm(a, b, algo="cublasmp")
     with pb.plan(pb.trmm, a, b) as plan:
+        assert plan.report().algorithm == "gathered"
+        assert not plan.report().moved
+    with pb.plan(pb.trmm, a, b, algo="cublasmp", redistribute=True) as plan:
         (line,) = plan.report().moved
         assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
 
@@ -323,7 +328,10 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
                 if version < 900 and routine in NEWER:
                     expected = rf"{routine.capitalize()} needs cuBLASMp 0\.9\.0 or newer, found 0\.{version // 100}\.0"
                     with pytest.raises(pb.UnsupportedError, match=expected):
-                        getattr(pb, routine)(**operands)
+                        getattr(pb, routine)(**operands, algo="cublasmp")
+                    with pb.plan(routine, **operands) as plan:  # by another algorithm
+                        assert plan.report().algorithm == "gathered"
+                        assert expected.replace("\\", "") in str(plan.report())
                 else:
                     getattr(pb, routine)(**operands)
                     assert len(lib.of(routine.capitalize())) == 1
@@ -333,8 +341,13 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
 
 def test_what_is_refused(ctx):
     a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
-    with pytest.raises(pb.UnsupportedError, match=r"algo: cublasMpTrsm has only 'auto', got 'shared'"):
+    with pytest.raises(pb.UnsupportedError, match="algo 'shared': GPUs share no memory"):
         pb.trsm(a, b, algo="shared")
+    names = "'auto', 'cublasmp', 'shared', 'gathered', 'panels'"
+    with pytest.raises(
+        pb.UnsupportedError, match=f"algo: the cublasmp engine has {names} here, got 'default'"
+    ):
+        pb.trsm(a, b, algo="default")
 
 
 @pytest.mark.parametrize("version", [900, 1000])
@@ -350,7 +363,9 @@ def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
         with pytest.raises(
             pb.UnsupportedError, match=r"Syr2k of cuBLASMp 0\.9\.0 is wrong for a complex alpha"
         ):
-            pb.syr2k(a, b, alpha=2j, out=d)
+            pb.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
+        with pb.plan(pb.syr2k, a, b, alpha=2j, out=d) as plan:  # by another algorithm
+            assert plan.report().algorithm == "gathered"
 
 
 @pytest.mark.parametrize("order", "CF")
@@ -369,7 +384,9 @@ def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
     assert not lib.calls
     with (
         pb.plan(pb.herk, a, c, alpha=0, out=c) as plan,
-        pytest.raises(pb.UnsupportedError, match="calls nothing"),
+        pytest.raises(
+            pb.UnsupportedError, match="D = beta C: there is nothing to compute cannot be recorded"
+        ),
     ):
         plan.graph()
 

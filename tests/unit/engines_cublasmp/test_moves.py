@@ -97,9 +97,9 @@ def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
     assert not lib.calls
 
 
-def test_through_the_host_where_the_library_is_not_trusted(ctx, lib, monkeypatch):
-    """Which versions are not, one function says; the report says so too."""
-    monkeypatch.setattr(faults, "moves_through_host", lambda *_: "a fault of 0.10")
+def test_by_messages_where_the_library_has_not_been_seen(ctx, lib, monkeypatch):
+    """Which versions have not, one function says; the report says so too."""
+    monkeypatch.setattr(faults, "moves_unseen", lambda *_: True)
     x = ctx.empty(D)
     x.local[...] = values = np.arange(48.0).reshape(6, 8)
     lib.clear()
@@ -107,7 +107,8 @@ def test_through_the_host_where_the_library_is_not_trusted(ctx, lib, monkeypatch
     assert not lib.calls
     with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), redistribute=True) as plan:
         (line,) = plan.report().moved
-        assert line.endswith("through the host: a fault of 0.10")
+        assert line.endswith("by NCCL")
+    assert "asnumpy" not in lib.gpu.copies
 
 
 def test_a_plan_s_moves_are_prepared_once(alone, stand_in):

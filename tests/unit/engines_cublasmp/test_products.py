@@ -57,8 +57,9 @@ def problems_on_ranks(comm: Any, path: str) -> Any:
             for file in map(files.load_problem_file, files.find("problems")):
                 if file.nranks <= comm.size and not file.problem.faults():
                     within = {x: (parent, file.windows[x]) for x, parent in file.parents.items()}
-                    fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within)
-                    yield file.path.name, everywhere(ctx, fault) or None
+                    for algo in ("auto", "default"):
+                        fault = multiply(ctx, lib, file.problem, file.alpha, file.beta, within, algo)
+                        yield f"{file.path.name} {algo}", everywhere(ctx, fault) or None
         lib.assert_clean()
         lib.gpu.assert_clean()
 

@@ -88,7 +88,9 @@ def test_other_matrices_of_the_same_layout(ctx, lib):
         plan(b=other)
         plan()
         padded = ctx.empty(replace(D, ld=9))
-        with pytest.raises(pb.LayoutError, match="b: lies as"):
+        with pytest.raises(
+            pb.LayoutError, match=r"b: its layout is 6x6 .* leading dimension 9, the plan is for"
+        ):
             plan(b=padded)
         from_outside = ctx.from_local(padded.local, D)  # the same layout, in memory that is padded
         with pytest.raises(pb.LayoutError, match=r"b: the local array has strides \(72, 8\).*\(48, 8\)"):

@@ -116,7 +116,7 @@ def test_a_gathered_operand_is_registered_with_the_grid_of_d(ctx, lib):
         with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag") as plan:
             registered = [call["ptr"] for call in lib.of("BufferRegister")]
             assert registered == [b.local.data.ptr] * symmetric
-            assert ("B, which is gathered, lies in symmetric memory" in plan.report().notes) == symmetric
+            assert ("B, which is gathered, is in symmetric memory" in plan.report().notes) == symmetric
     with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag"):
         assert len(lib.of("BufferRegister")) == 1  # once
 

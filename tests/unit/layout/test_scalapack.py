@@ -59,7 +59,7 @@ def test_c_order_is_refused_and_its_transpose_is_not():
 def test_a_start_inside_a_block_is_refused():
     d = MatrixDescriptor((9, 8), (2, 3), Grid(2, 3), order="F")
     assert d[2:, 3:].to_scalapack(0)[6:8].tolist() == [1, 1]
-    with pytest.raises(LayoutError, match=r"starts at a block boundary, not \(1, 0\) inside a block"):
+    with pytest.raises(LayoutError, match=r"starts at a block boundary, got a start \(1, 0\) into a block"):
         d[3:, 3:].to_scalapack(0)
 
 

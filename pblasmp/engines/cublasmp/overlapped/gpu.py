@@ -68,6 +68,16 @@ class Gpu:
         """How many the GPU has."""
         return self.kernels.multiprocessors
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
+        return self.generation, 0 if self.windows is None else self.windows.generation
+
+    @property
+    def held(self) -> int:
+        """Bytes of the largest symmetric buffer."""
+        return 0 if self.windows is None else self.windows.largest
+
     # -- memory
 
     def reserve(self, name: str, nbytes: int) -> None:
@@ -166,13 +176,14 @@ class Gpu:
         d: View,
         *,
         op_w: Op,
+        op_x: Op = "N",
         alpha: complex = 1,
         beta: complex = 0,
         c: View | None = None,
         finish: Finish = PLAIN,
         compute: str | None = None,
     ) -> None:
-        """D = alpha X op(W) + beta C, and what follows; zero where there are no inputs. Local."""
+        """D = alpha op(X) op(W) + beta C, and what follows; zero where there are no inputs. Local."""
         if not d.rows * d.cols:
             return
         if not x.cols:
@@ -184,7 +195,7 @@ class Gpu:
             return
         self.products.multiply(
             self._stream(stream).ptr, x, w, d,
-            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute,
+            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute,
         )  # fmt: skip
 
     def push(self, stream: str, to: View, of: View) -> None:
@@ -204,6 +215,12 @@ class Gpu:
         """Copy a matrix by a kernel. Local."""
         if of.rows * of.cols:
             self.kernels.copy(self._stream(stream), to, of, blocks)
+
+    def move(
+        self, stream: str, to: int, there: Sequence[int], of: int, here: Sequence[int], extents: Sequence[int]
+    ) -> None:
+        """Copy blocks by a kernel; see ``Kernels.move``. Local."""
+        self.kernels.move(self._stream(stream), to, there, of, here, extents)
 
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
         """Add matrices and finish them; see ``Kernels.add``. Local."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a matrix to another layout on GPUs: by cublasMpGemr2D or NCCL, or a copy where nothing crosses ranks."""
+"""Moving a matrix between layouts on GPUs: by cublasMpGemr2D or NCCL, or a copy where nothing crosses ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...dtypes import is_float8
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid, copy_part
 from ..base import Engine, Move, Operands, Workspace
-from ..moves import ExchangeMove
+from ..exchange_move import ExchangeMove
 from . import faults
 from .call import PreparedCall, columns
-from .parts import part_writer, write_all
+from .masked_copy import part_writer, write_all
 from .session import Session
 
 __all__ = ["prepare_move"]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time two checkouts of pblasmp against each other: ``python benchmarks/revisions.py ../before .``
+
+The ranks of one checkout and of the other are started in turn, so that a machine that grows slower slows both. Prints
+the medians of all rounds, and the second checkout's time over the first one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+WORK = """
+import json, sys, time
+from statistics import median
+import numpy as np
+import pblasmp as pb
+
+n, nb, repeat = (int(each) for each in sys.argv[1:])
+found = {}
+with pb.Context(engine="host") as ctx:
+    grid = pb.Grid.squarest(ctx.size)
+    d = pb.MatrixDescriptor((n, n), (nb, nb), grid, order="F")
+
+    def entries(i, j):
+        return ((i * 7 + j * 13 + i * j % 11) % 9 - 4).astype(float)
+
+    a, b, c = ctx.from_function(entries, d), ctx.from_function(entries, d), ctx.zeros(d)
+    triangle = ctx.from_function(lambda i, j: np.where(i == j, 4.0, 0.001) + 0.0 * (i + j), d)
+    t, k = n // 4, n // 8
+    tokens = np.random.default_rng(1).random((t, k), np.float32)
+    weights = np.random.default_rng(2).random((n // 2, k), np.float32)
+    shard = np.ascontiguousarray(tokens[: t // ctx.size])
+    cases = {
+        "matmul NN": lambda: pb.matmul(a, b, out=c),
+        "matmul TN": lambda: pb.matmul(a, b, op_a="T", out=c),
+        "syrk": lambda: pb.syrk(a, out=c),
+        "syr2k": lambda: pb.syr2k(a, b, out=c),
+        "trsm": lambda: pb.trsm(triangle, b, out=c),
+        "symm": lambda: pb.symm(a, b, out=c),
+        "trmm": lambda: pb.trmm(a, b, out=c),
+        "geadd T": lambda: pb.geadd(a, c, op_a="T", out=c),
+        "tradd": lambda: pb.tradd(a, c, out=c),
+        "allgather_matmul": lambda: pb.allgather_matmul(shard, weights, ctx),
+        "matmul_reduce_scatter": lambda: pb.matmul_reduce_scatter(tokens, weights, ctx),
+        "matmul_allreduce": lambda: pb.matmul_allreduce(tokens, weights, ctx),
+    }
+    for name, run in cases.items():
+        run()
+        samples = []
+        for _ in range(repeat):
+            ctx.comm.barrier()
+            start = time.perf_counter()
+            run()
+            ctx.comm.barrier()
+            samples.append(time.perf_counter() - start)
+        found[name] = median(samples)
+    if ctx.rank == 0:
+        print(json.dumps(found))
+"""
+
+
+def measure(checkout: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """Return by case the seconds that a run takes in ``checkout``."""
+    environ = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    mpirun = Path(sys.executable).with_name("mpirun")
+    command = [str(mpirun), "-n", str(arguments.ranks), sys.executable, "-c", WORK]
+    command += [str(arguments.n), str(arguments.block), str(arguments.repeat)]
+    done = subprocess.run(
+        command, check=False, env=environ, cwd=checkout, capture_output=True, text=True, timeout=600
+    )
+    if done.returncode:
+        sys.exit(f"{checkout}: the ranks ended with status {done.returncode}\n{done.stderr}")
+    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("before", type=Path, help="a checkout of pblasmp")
+    parser.add_argument("after", type=Path, help="another one")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is started")
+    parser.add_argument("--repeat", type=int, default=7, help="runs of each case per start")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("-n", type=int, default=2048, help="order of the matrices")
+    parser.add_argument("--block", type=int, default=128)
+    arguments = parser.parse_args()
+    checkouts = [arguments.before.resolve(), arguments.after.resolve()]
+    rounds = [[measure(checkout, arguments) for checkout in checkouts] for _ in range(arguments.rounds)]
+    print(f"{'':24}{'before':>10}{'after':>10}  after / before")
+    for case in rounds[0][0]:
+        before, after = (median(each[i][case] for each in rounds) for i in (0, 1))
+        print(f"{case:24}{before * 1e3:8.2f} ms{after * 1e3:8.2f} ms{after / before:10.3f}")
+
+
+if __name__ == "__main__":
+    main()

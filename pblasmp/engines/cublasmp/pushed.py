@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products whose operands copy engines push while they are multiplied, for GPUs that reach each other.
+
+Every rank pushes its part of the operands into its peers' slabs, chunk by chunk of D's rows and columns, with a flag
+behind each. A tile of D is one local product over the whole of k, with one rounding: a rank multiplies those tiles
+whose chunks are there while the others are under way. See ``engines.sections`` for who sends what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import accumulation_dtype, is_float8
+from ...errors import UnsupportedError
+from ...layout import MatmulProblem
+from ...layout.intersection import Stretches, packed, unpacked
+from ..algorithms import Algorithm
+from ..base import Engine, Operands, Options, Problem, Product, Workspace
+from ..finish import Finish, number
+from ..sections import Part, PushPlan, Slab, push_plan
+from ..slabs import type_refusal
+from .lt import Op
+from .overlapped import Gpu
+from .session import Session, session_of
+from .views import View
+
+__all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
+
+_BUFFER = "slabs"
+_STREAMS = "copy0", "copy1"  # of A and of B
+_CHUNKS = 8  # of an operand, at most
+_FLOAT8 = 16  # 8-bit products take multiples of this
+
+Array = Any
+
+
+class Pushed:
+    """The work that this rank queues for one product. Collective to make: it reserves symmetric memory.
+
+    Args:
+        gpu: this rank's.
+        plan: who sends what.
+        p: the product.
+        multiply: a local product, by default ``gpu.multiply``.
+
+    Attributes:
+        sent_bytes: what this rank pushes in one run.
+        copied_bytes: what it packs, unpacks and copies to its own slabs.
+        packed_bytes: memory for what it packs.
+    """
+
+    def __init__(
+        self, gpu: Gpu, plan: PushPlan, p: MatmulProblem, multiply: Callable[..., None] | None = None
+    ) -> None:
+        self._product = multiply or gpu.multiply
+        self._gpu, self._plan, self._p, self._rank = gpu, plan, p, gpu.rank
+        self._dtypes = p.a.dtype, p.b.dtype
+        if plan.nbytes and gpu.size > 1:
+            gpu.reserve(_BUFFER, plan.nbytes)
+        self._receivers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
+        self._parts = [slab.parts(gpu.rank) for slab in plan.slabs]
+        self._still = [slab.in_place(gpu.rank) for slab in plan.slabs]
+        self._chunks = [plan.chunks(which, gpu.rank) for which in (0, 1)]
+        self._packs: dict[tuple[int, Stretches, Stretches], int] = {}
+        self.packed_bytes = self.sent_bytes = self.copied_bytes = 0
+        self._sends: list[list[tuple[int, Part]]] = [[], []]
+        for which, slab in enumerate(plan.slabs):
+            mine = next((i for i, cell in enumerate(slab.side.cells) if cell.ranks[0] == gpu.rank), None)
+            for to in self._receivers if mine is not None else ():
+                part = slab.part(mine, to) if mine is not None else None
+                if part is None:
+                    continue
+                self._sends[which].append((to, part))
+                rows, cols = part.shape
+                nbytes = rows * cols * slab.itemsize
+                self.sent_bytes += nbytes
+                if part.packed and self._pack(which, part) not in self._packs:
+                    self._packs[self._pack(which, part)] = self.packed_bytes
+                    self.packed_bytes += -(-nbytes // 256) * 256
+                    self.copied_bytes += nbytes
+            for part in self._parts[which]:
+                own = part.source == gpu.rank
+                if (own and not self._still[which]) or not (own or part.direct):
+                    self.copied_bytes += part.shape[0] * part.shape[1] * slab.itemsize
+        gpu.scratch("packed", self.packed_bytes)
+        if gpu.size == 1:
+            gpu.scratch(_BUFFER, plan.nbytes)
+
+    @staticmethod
+    def _pack(which: int, part: Part) -> tuple[int, Stretches, Stretches]:
+        return which, packed(part.outer), packed(part.inner)
+
+    def run(self, a: View, b: View, d: View, c: View | None, *, turned: bool, alpha: complex = 1,
+            beta: complex = 0, compute: str | None = None) -> None:  # fmt: skip
+        """Queue the product. Local to queue, collective to run.
+
+        Args:
+            a, b: this rank's local arrays as they are in memory, row by row.
+            d, c: likewise; ``c`` is None where beta is 0.
+            turned: ``d`` is in F order: its rows are D's columns.
+            alpha, beta, compute: as everywhere.
+        """
+        gpu, views = self._gpu, (a, b)
+        gpu.begin()
+        for (which, outer, inner), at in self._packs.items():
+            base = gpu.scratch("packed", self.packed_bytes) + at
+            self._move(which, views[which], self._message(which, base, outer, inner), outer, inner)
+        for which in (0, 1):
+            if self._sends[which]:
+                gpu.follow(_STREAMS[which], "main")
+        self._push(views)
+        slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
+        self._place(views, slabs)
+        for j, cols in enumerate(self._chunks[1]):
+            self._await(1, j)
+            for i, rows in enumerate(self._chunks[0]):
+                if j == 0:
+                    self._await(0, i)
+                self._multiply(slabs, rows, cols, d, c, turned, alpha, beta, compute)
+        gpu.end(*(name for name, sends in zip(_STREAMS, self._sends, strict=True) if sends))
+
+    # -- sending
+
+    def _push(self, views: tuple[View, View]) -> None:
+        """Queue all that goes to others, first chunks first."""
+        for chunk in range(_CHUNKS):
+            for which, sends in enumerate(self._sends):
+                for to, part in sends:
+                    if part.direct:
+                        self._push_chunk(which, to, part, chunk, views[which])
+                    elif chunk == 0:
+                        self._push_message(which, to, part)
+
+    def _push_chunk(self, which: int, to: int, part: Part, chunk: int, view: View) -> None:
+        """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
+        chunks = self._plan.chunks(which, to)
+        if chunk >= len(chunks):
+            return
+        gpu, stream, (count, width) = self._gpu, _STREAMS[which], part.shape
+        first = part.outer[0].dst
+        start, stop = max(chunks[chunk][0], first), min(chunks[chunk][1], first + count)
+        if start >= stop:
+            return
+        here = part.outer[0].src
+        if part.packed:
+            base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
+            view, here = self._view(which, base, count, width), 0
+        slab = self._peer_slab(which, to)
+        for src, dst, length in part.copies:
+            gpu.push(
+                stream,
+                self._cut(which, slab, (start, stop), (dst, dst + length)),
+                self._cut(which, view, (here + start - first, here + stop - first), (src, src + length)),
+            )
+        gpu.raise_flag(stream, to, _flag(which, chunk))
+
+    def _push_message(self, which: int, to: int, part: Part) -> None:
+        """Queue a packed part, which the receiver unpacks."""
+        gpu, stream = self._gpu, _STREAMS[which]
+        rows, cols = part.shape
+        base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
+        there = gpu.symmetric(_BUFFER, to) + self._plan.places(to)[1][which, self._rank]
+        kind = self._dtypes[which]
+        line = rows * cols
+        gpu.push(stream, View(there, 1, line, line, kind), View(base, 1, line, line, kind))
+        gpu.raise_flag(stream, to, _flag(which, 0))
+
+    # -- receiving
+
+    def _place(self, views: tuple[View, View], slabs: list[View]) -> None:
+        """Queue what this rank writes into its slabs itself: its own parts, and messages that are unpacked."""
+        gpu, inboxes = self._gpu, self._plan.places(self._rank)[1]
+        for which, parts in enumerate(self._parts):
+            for part in parts:
+                if part.source == self._rank and not self._still[which]:
+                    self._move(which, views[which], slabs[which], part.outer, part.inner)
+        for which, parts in enumerate(self._parts):
+            for part in parts:
+                if part.source == self._rank or part.direct:
+                    continue
+                base = gpu.symmetric(_BUFFER, self._rank) + inboxes[which, part.source]
+                message = self._view(which, base, *part.shape)
+                gpu.await_flag("main", part.source, _flag(which, 0))
+                self._move(which, message, slabs[which], unpacked(part.outer), unpacked(part.inner))
+
+    def _await(self, which: int, chunk: int) -> None:
+        """Queue the wait for all that others push of a chunk."""
+        start, stop = self._chunks[which][chunk]
+        for part in self._parts[which]:
+            first = part.outer[0].dst
+            touched = first < stop and first + part.shape[0] > start
+            if part.source != self._rank and part.direct and touched:
+                self._gpu.await_flag("main", part.source, _flag(which, chunk))
+
+    def _multiply(self, slabs: list[View], rows: tuple[int, int], cols: tuple[int, int], d: View, c: View | None,
+                  turned: bool, alpha: complex, beta: complex, compute: str | None) -> None:  # fmt: skip
+        """Queue one tile of D."""
+        everything = 0, self._p.k
+        factors = [
+            (which, self._cut(which, slabs[which], outer, everything))
+            for which, outer in enumerate((rows, cols))
+        ]
+        if turned:
+            factors, rows, cols = factors[::-1], cols, rows
+        (left, x), (right, w) = factors
+        self._product(
+            "main", x, w, _tile(d, rows, cols), c=None if c is None else _tile(c, rows, cols),
+            op_x=self._letter(left, to_the_left=True), op_w=self._letter(right, to_the_left=False),
+            alpha=alpha, beta=beta, compute=compute,
+        )  # fmt: skip
+
+    def _letter(self, which: int, *, to_the_left: bool) -> Op:
+        """Return cuBLASLt's letter for a slab: left factors are outer × k, right ones k × outer."""
+        if (self._plan.slabs[which].side.order == "C") == to_the_left:
+            return "N"
+        return "C" if conjugated(self._p, which) else "T"
+
+    # -- memory
+
+    def _slab(self, which: int, view: View) -> View:
+        """Return this rank's slab: its local array, or where it is put together."""
+        if self._still[which]:
+            return view
+        return self._peer_slab(which, self._rank)
+
+    def _peer_slab(self, which: int, rank: int) -> View:
+        slab, gpu = self._plan.slabs[which], self._gpu
+        base = gpu.symmetric(_BUFFER, rank) if gpu.size > 1 else gpu.scratch(_BUFFER, self._plan.nbytes)
+        at = base + self._plan.places(rank)[0][which]
+        return View(at, *slab.shape(rank), max(1, slab.ld(rank)), self._dtypes[which])
+
+    def _message(self, which: int, at: int, outer: Stretches, inner: Stretches) -> View:
+        count, width = (sum(s.repeat * s.length for s in x) for x in (outer, inner))
+        return self._view(which, at, count, width)
+
+    def _view(self, which: int, at: int, outer: int, k: int) -> View:
+        """Return contiguous memory of an operand's memory order."""
+        rows, cols = (outer, k) if self._plan.slabs[which].side.order == "C" else (k, outer)
+        return View(at, rows, cols, max(1, cols), self._dtypes[which])
+
+    def _cut(self, which: int, view: View, outer: tuple[int, int], k: tuple[int, int]) -> View:
+        rows, cols = (outer, k) if self._plan.slabs[which].side.order == "C" else (k, outer)
+        return _tile(view, rows, cols)
+
+    def _move(self, which: int, of: View, to: View, outer: Stretches, inner: Stretches) -> None:
+        """Queue the copy of blocks by kernels, on the main stream."""
+        slab: Slab = self._plan.slabs[which]
+        major, minor = (outer, inner) if slab.side.order == "C" else (inner, outer)
+        size = slab.itemsize
+        for down in major:
+            for across in minor:
+                self._gpu.move(
+                    "main",
+                    to.address + (down.dst * to.ld + across.dst) * size,
+                    (down.dst_step * to.ld * size, to.ld * size, across.dst_step * size),
+                    of.address + (down.src * of.ld + across.src) * size,
+                    (down.src_step * of.ld * size, of.ld * size, across.src_step * size),
+                    (down.repeat, down.length, across.repeat, across.length * size),
+                )
+
+
+def _flag(which: int, chunk: int) -> int:
+    return which * _CHUNKS + chunk
+
+
+def _tile(view: View, rows: tuple[int, int], cols: tuple[int, int]) -> View:
+    return view.lines(*rows).columns(*cols)
+
+
+def conjugated(p: MatmulProblem, which: int) -> bool:
+    """Return whether an operand's values are conjugated. Local."""
+    return p.a.dtype.kind == "c" and (p.op_a, p.op_b)[which] == "C"
+
+
+def conjugated_first(p: MatmulProblem, plan: PushPlan, which: int) -> bool:
+    """Return whether a copy has to be conjugated before: the product conjugates what it transposes alone. Local."""
+    to_the_left = (which == 0) == (p.d.order == "C")
+    return conjugated(p, which) and (plan.slabs[which].side.order == "C") == to_the_left
+
+
+class PushedProduct(Product):
+    """A product of distributed matrices. Making and running one is collective over the context.
+
+    Args:
+        engine: where it runs.
+        session: its GPU.
+        p: the product.
+        options: how.
+        finish: what follows, or None.
+    """
+
+    path = "push"
+
+    def __init__(
+        self, engine: Engine, session: Session, p: MatmulProblem, options: Options, finish: Finish | None
+    ) -> None:
+        assert session.gpu is not None
+        self._engine, self._session, self._p, self._options, self._finish = (
+            engine,
+            session,
+            p,
+            options,
+            finish,
+        )
+        self._inside = engine.transport.rank < p.d.grid.size
+        plan = push_plan(p, engine.transport.size)
+        self._conjugates = [conjugated_first(p, plan, which) for which in (0, 1)]
+        self._orders = [slab.side.order for slab in plan.slabs]
+        self._exact = accumulation_dtype(p.d.dtype)
+        self._temporary = finish is not None and self._exact != p.d.dtype
+        self._pushed = Pushed(session.gpu, plan, p, self._multiply)
+        self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
+        self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes, 0)
+        self.queues = finish is None
+        self._recordings = session.recordings()
+
+    def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:  # noqa: ARG002
+        self._engine.operations.multiply(x, w, d, c, **how)  # type: ignore[attr-defined]
+
+    def run(self, operands: Operands) -> None:
+        """Compute D from the local arrays. Collective over the context."""
+        session, p, options, d = self._session, self._p, self._options, operands.d
+        session.follow_stream()
+        alpha = options.alpha
+        if operands.scales is not None:
+            alpha = alpha * number(operands.scales.a) * number(operands.scales.b)
+        target = d
+        if self._temporary:
+            target = self._engine.operations.scratch("target", d.shape, self._exact, p.d.order)
+        turned = p.d.order == "F"
+        c = operands.c if options.beta != 0 else None
+        if c is not None and target.size and not _alike(c, target):
+            target[...] = c
+            c = target
+        views = [self._view(which, x) for which, x in enumerate((operands.a, operands.b))]
+        self._pushed.run(
+            views[0], views[1], _oriented(target, turned), None if c is None else _oriented(c, turned),
+            turned=turned, alpha=alpha, beta=0 if c is None else options.beta, compute=options.compute,
+        )  # fmt: skip
+        if self._finish is not None:
+            self._finish(target, operands)
+        if target is not d:
+            d[...] = target
+
+    def _view(self, which: int, array: Array) -> View:
+        """Return a local operand as it is in memory, conjugated where the product cannot do it."""
+        matrix = (self._p.a, self._p.b)[which]
+        if array is None or not array.size:
+            return View(0, 0, 0, 1, matrix.dtype)
+        if self._conjugates[which]:
+            copy = self._engine.operations.scratch(
+                f"conjugate {which}", array.shape, matrix.dtype, matrix.order
+            )
+            array = self._engine.xp.conjugate(array, out=copy)
+        return View.of(array if matrix.order == "C" else array.T, matrix.dtype, "ab"[which])
+
+    def capture(self, operands: Operands) -> Callable[[], None]:
+        """Record the product as a CUDA graph and return what replays it. Collective over the context."""
+        if not self.queues:
+            raise UnsupportedError("a CUDA graph: its epilogue and scales are applied after the product")
+        return self._recordings.record(lambda: self.run(operands))
+
+    def close(self) -> None:
+        """End the graphs. Local."""
+        self._recordings.close()
+
+
+def _alike(c: Array, d: Array) -> bool:
+    """Return whether cuBLASLt can read C as it writes D: the same type, and the same dimension contiguous."""
+    if c.dtype != d.dtype:
+        return False
+    extents = zip(c.shape, c.strides, d.strides, strict=True)
+    return all(n <= 1 or (x == c.itemsize) == (y == c.itemsize) for n, x, y in extents)
+
+
+def _oriented(array: Array, turned: bool) -> View:
+    if not array.size:
+        return View(0, 0, 0, 1, np.dtype(array.dtype))
+    return View.of(array.T if turned else array)
+
+
+# -- the row of the registry
+
+
+def _serves(problem: Problem) -> bool:
+    return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
+
+
+def _refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Operands | None) -> str:
+    session = session_of(engine)
+    why = type_refusal(engine, p, options, operands)
+    if why:
+        return why
+    if session.gpu is None:
+        return session.why_no_gpu
+    if session.size > 1 and session.gpu.why_no_windows:
+        return session.gpu.why_no_windows
+    if session.nodes > 1:
+        return f"the ranks are on {session.nodes} nodes: only GPUs of one node reach each other"
+    if 0 in (p.m, p.n, p.k) or options.alpha == 0:
+        return "there is nothing to multiply"
+    plan = push_plan(p, session.size)
+    if is_float8(p.a.dtype) and (why := _why_not_float8(p, plan)):
+        return why
+    if options.algo != "auto":
+        return ""
+    enough, limit = session.room(plan.nbytes)
+    return "" if enough else f"gathered operands would need {plan.nbytes} bytes a GPU, only {limit} available"
+
+
+def _why_not_float8(p: MatmulProblem, plan: PushPlan) -> str:
+    """Return why cuBLASLt cannot multiply the 8-bit floats of some rank. Local."""
+    if p.a.dtype == p.b.dtype and p.a.dtype.name == "float8_e5m2":
+        return "A and B are both float8_e5m2: cuBLASLt multiplies them in bfloat16 only"
+    for name, slab in zip("AB", plan.slabs, strict=True):
+        if slab.side.order != "C":
+            return f"{name}: 8-bit products need k contiguous in memory"
+    sizes = {p.k, *(n for shape in plan.shapes for n in shape)}
+    sizes |= {x.local_shape(rank)[x.order == "C"] for x in (p.a, p.b) for rank in range(x.grid.size)}
+    odd = [n for n in sizes if n % _FLOAT8]
+    return f"8-bit products need multiples of {_FLOAT8}, got {odd[0]} rows or columns" if odd else ""
+
+
+def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
+    """Return less than cuBLASMp costs where something is sent. Local."""
+    return 0.9 if engine.transport.size > 1 else 5.0
+
+
+def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> PushedProduct:
+    session = session_of(engine)
+    return PushedProduct(
+        engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None
+    )
+
+
+ALGORITHMS = (Algorithm("push", _prepare, _serves, refusal=_refusal, cost=_cost),)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who sends which part of the operands of a product to whom, with one order of k for both operands.
+
+A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
+not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one
+process column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the
+blocks are. Everything here is arithmetic on layouts, the same on every rank. Both operands are seen as outer × k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ..comm import Side
+from ..layout import MatmulProblem
+from ..layout.axis import Axis
+from ..layout.intersection import Stretch, Stretches, extent, intersect, unpacked
+from .operand import needs
+
+__all__ = ["Part", "PushPlan", "Slab", "common_order", "cuts", "push_plan", "runs"]
+
+_FEW = 16  # copies of rows into which a message is cut before it is packed
+_APART = 128  # bytes of which the leading dimension of a slab is a multiple
+_TILE = (128, 256)  # of D: what a multiprocessor computes at once
+_MULTIPROCESSORS = 132
+
+_intersect = lru_cache(4096)(intersect)
+
+
+def runs(stretches: Stretches) -> list[tuple[int, int, int]]:
+    """Return (source, destination, length) of every run; neighbours on both sides are one. Local."""
+    found: list[tuple[int, int, int]] = []
+    for s in stretches:
+        for i in range(s.repeat):
+            src, dst = s.src + i * s.src_step, s.dst + i * s.dst_step
+            if found and found[-1][0] + found[-1][2] == src and found[-1][1] + found[-1][2] == dst:
+                found[-1] = (*found[-1][:2], found[-1][2] + s.length)
+            else:
+                found.append((src, dst, s.length))
+    return found
+
+
+def one_range(stretches: Stretches, *, source: bool) -> bool:
+    """Return whether the stretches are one range, in order, where they are read or where they are written. Local."""
+    at = stretches[0].src if source else stretches[0].dst
+    for s in stretches:
+        first, step = (s.src, s.src_step) if source else (s.dst, s.dst_step)
+        if first != at or (s.repeat > 1 and step != s.length):
+            return False
+        at += s.repeat * s.length
+    return True
+
+
+def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretches, ...]]:
+    """Return where the local indices of every owner of k are in the slabs: of A, and of B. Local.
+
+    k stays as it is where one operand has all of it on every process and the other one comes in few runs: then the
+    former can be multiplied where it is. Otherwise it is in sections.
+    """
+    whole = (Stretch(1, a.extent, 0, 0, 0, 0),)
+    for natural, other, a_first in ((a, b, True), (b, a, False)):
+        if natural.nprocs > 1:
+            continue
+        dealt = tuple(_intersect(other, process, natural, 0) for process in range(other.nprocs))
+        if other.nprocs == 1 or all(len(runs(x)) <= _FEW for x in dealt):
+            return ((whole,), dealt) if a_first else (dealt, (whole,))
+    of_a: list[list[Stretch]] = [[] for _ in range(a.nprocs)]
+    of_b: list[list[Stretch]] = [[] for _ in range(b.nprocs)]
+    at = 0
+    for pa in range(a.nprocs):
+        for pb in range(b.nprocs):
+            for s in _intersect(a, pa, b, pb):
+                of_a[pa].append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
+                of_b[pb].append(Stretch(s.repeat, s.length, s.dst, s.dst_step, at, s.length))
+                at += s.repeat * s.length
+    return tuple(map(tuple, of_a)), tuple(map(tuple, of_b))
+
+
+def cuts(start: int, shares: Sequence[int], unit: int, stop: int) -> list[tuple[int, int]]:
+    """Cut a range into chunks with these relative sizes, all but the last of them multiples of ``unit``. Local."""
+    total, before, at = sum(shares), 0, start
+    found = []
+    for share in shares:
+        before += share
+        end = start + (stop - start) * before // total
+        end = stop if before == total else min(stop, -(-end // unit) * unit)
+        if end > at:
+            found.append((at, end))
+            at = end
+    return found
+
+
+def waves(m: int, n: int) -> float:
+    """Return how many times all multiprocessors are busy with tiles of an m × n result. Local."""
+    return -(-m // _TILE[0]) * -(-n // _TILE[1]) / _MULTIPROCESSORS
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has of another one's slab.
+
+    Attributes:
+        source: the rank that has it.
+        outer: its indices of the dimension shared with D: in the source's local array, and in the slab.
+        inner: its indices of k, likewise.
+    """
+
+    source: int
+    outer: Stretches
+    inner: Stretches
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Indices of the outer dimension, and of k."""
+        return extent(self.outer), extent(self.inner)
+
+    @cached_property
+    def packed(self) -> bool:
+        """Whether its source packs it first: it would otherwise be many copies of short runs."""
+        straight = one_range(self.outer, source=True) and one_range(self.outer, source=False)
+        return not (straight and len(runs(self.inner)) <= _FEW)
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether it is copied to its place in the slab; if not, it is unpacked there."""
+        return one_range(self.outer, source=False) and len(self.copies) <= _FEW
+
+    @cached_property
+    def copies(self) -> list[tuple[int, int, int]]:
+        """Runs of k: where they are at the source (where it is packed, in the message), in the slab; their lengths."""
+        return runs(unpacked(self.inner) if self.packed else self.inner)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """What the ranks multiply of one operand.
+
+    Attributes:
+        side: the operand as it is distributed.
+        itemsize: bytes of an element.
+        needs: for every rank, the process of ``outer`` whose slab it multiplies, or None.
+        outer: the dimension shared with D, as D deals it out.
+        inner: for every process of the operand's k, where its local indices are in the slab.
+    """
+
+    side: Side
+    itemsize: int
+    needs: tuple[int | None, ...]
+    outer: Axis
+    inner: tuple[Stretches, ...]
+
+    def parts(self, rank: int) -> list[Part]:
+        """Return what ``rank``'s slab is made of, in the order of the sources. Local."""
+        found = (self.part(i, rank) for i in range(len(self.side.cells)))
+        return [part for part in found if part is not None]
+
+    def part(self, cell: int, rank: int) -> Part | None:
+        """Return what the owner of a cell has of ``rank``'s slab, None for nothing. Local."""
+        process = self.needs[rank]
+        if process is None:
+            return None
+        row, col = self.side.cells[cell].coords
+        outer, inner = _intersect(self.side.rows, row, self.outer, process), self.inner[col]
+        return Part(self.side.cells[cell].ranks[0], outer, inner) if outer and inner else None
+
+    def in_place(self, rank: int) -> bool:
+        """Return whether ``rank``'s own local array is its slab. Local."""
+        parts = self.parts(rank)
+        if len(parts) != 1 or parts[0].source != rank:
+            return False
+        return all(runs(s) == [(0, 0, extent(s))] for s in (parts[0].outer, parts[0].inner))
+
+    def shape(self, rank: int) -> tuple[int, int]:
+        """Return rows and columns of ``rank``'s slab as it is in row-major memory. Local."""
+        process = self.needs[rank]
+        outer = 0 if process is None else self.outer.count(process)
+        k = self.side.cols.extent
+        return (outer, k) if self.side.order == "C" else (k, outer)
+
+    def ld(self, rank: int) -> int:
+        """Return the entries from one row of ``rank``'s slab to the next. Local."""
+        unit = _APART // self.itemsize
+        return -(-self.shape(rank)[1] // unit) * unit
+
+    def nbytes(self, rank: int) -> int:
+        """Return the bytes that ``rank``'s slab takes. Local."""
+        return 0 if self.in_place(rank) else self.shape(rank)[0] * self.ld(rank) * self.itemsize
+
+
+class PushPlan:
+    """All that ranks send each other for a product. Local to make.
+
+    Args:
+        p: the product, of scheme "gemm".
+        size: how many ranks there are.
+
+    Attributes:
+        slabs: of A and of B.
+        nbytes: of the receiving buffer, the same on every rank.
+    """
+
+    def __init__(self, p: MatmulProblem, size: int) -> None:
+        a, b = Side.of(p.a), Side.of(p.b)
+        a, b = a if p.op_a == "N" else a.T, b.T if p.op_b == "N" else b
+        of_a, of_b = common_order(a.cols, b.cols)
+        shapes = [p.d.local_shape(rank) if rank < p.d.grid.size else (0, 0) for rank in range(size)]
+        sizes = p.a.dtype.itemsize, p.b.dtype.itemsize
+        self.slabs = tuple(
+            Slab(
+                side, itemsize,
+                tuple(
+                    need[0] if need and shapes[rank][0] * shapes[rank][1] else None
+                    for rank, need in enumerate(needs(p.d, size, axis))
+                ),
+                (p.d.rows, p.d.cols)[axis], inner,
+            )
+            for axis, (side, itemsize, inner) in enumerate(zip((a, b), sizes, (of_a, of_b), strict=True))
+        )  # fmt: skip
+        self.size = size
+        self.shapes = shapes
+        self._places: dict[int, tuple[tuple[int, int], dict[tuple[int, int], int], int]] = {}
+        self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.nbytes = max(self.places(rank)[2] for rank in range(size))
+
+    def places(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int], int], int]:
+        """Return how ``rank``'s buffer is laid out, in bytes. Local.
+
+        Returns:
+            Where its slabs of A and of B begin; where messages arrive that are unpacked there, by operand and source;
+            where the buffer ends.
+        """
+        if rank not in self._places:
+            self._places[rank] = self._laid_out(rank)
+        return self._places[rank]
+
+    def _laid_out(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int], int], int]:
+        starts, at, inboxes = [], 0, {}
+        for slab in self.slabs:
+            starts.append(at)
+            at += _aligned(slab.nbytes(rank))
+        for which, slab in enumerate(self.slabs):
+            for part in slab.parts(rank):
+                if part.source != rank and not part.direct:
+                    rows, cols = part.shape
+                    inboxes[which, part.source] = at
+                    at += _aligned(rows * cols * slab.itemsize)
+        return (starts[0], starts[1]), inboxes, at
+
+    def moves(self, which: int, rank: int) -> bool:
+        """Return whether something of ``rank``'s slab comes from other ranks. Local."""
+        return any(part.source != rank for part in self.slabs[which].parts(rank))
+
+    def chunks(self, which: int, rank: int) -> list[tuple[int, int]]:
+        """Return the ranges of the outer dimension in which ``rank`` gets and multiplies its slab. Local.
+
+        The first ones are small, so that it begins soon; few enough that tiles fill the multiprocessors.
+        """
+        if (which, rank) not in self._chunks:
+            self._chunks[which, rank] = self._cut(which, rank)
+        return self._chunks[which, rank]
+
+    def _cut(self, which: int, rank: int) -> list[tuple[int, int]]:
+        m, n = self.shapes[rank]
+        stop = (m, n)[which] if m * n else 0
+        if not self.moves(which, rank):
+            return [(0, stop)] if stop else []
+        both = self.moves(1 - which, rank)
+        if both and which == 1:
+            shares: tuple[int, ...] = (1, 1) if waves(m, n) >= 4 else (1,)
+        else:
+            busy = waves(m, n) / (2 if both else 1)
+            shares = (1, 1, 2, 4) if busy >= 12 else (1, 1, 2) if busy >= 4 else (1,)
+        return cuts(0, shares, _TILE[0], stop)
+
+
+@lru_cache(64)
+def push_plan(p: MatmulProblem, size: int) -> PushPlan:
+    """Return the plan of a product of scheme "gemm": the last few are remembered. Local."""
+    return PushPlan(p, size)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256

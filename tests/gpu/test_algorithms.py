@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's own algorithms on GPUs against NumPy, in layouts that cuBLASMp may not take.
+
+PBLASMP_RANDOM_PRODUCTS says how many products of each algorithm there are, of everything else there are fewer in
+proportion; PBLASMP_TRACE=1 says which one is under way. A test that hangs ends after the limit of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.cublasmp import faults
+from pblasmp.layout.level3 import ROUTINES
+from tests.helpers.gpu.algorithms import (
+    EPILOGUES,
+    PARALLEL,
+    PRODUCTS,
+    every_epilogue,
+    every_float8,
+    one_parallel,
+    one_product,
+    one_routine,
+    one_scheme,
+    routine_algorithms,
+    small_panels,
+)
+from tests.helpers.gpu.moves import one_move
+
+COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "200"))
+BATCH = 50
+BATCHES = range(max(1, COUNT // BATCH))
+FEWER = max(4, COUNT // 8)
+SHOWN = 5  # faults
+
+CALLS = [(routine, algo) for routine in ROUTINES for algo in routine_algorithms(routine)]
+
+
+def all_right(
+    run: Callable[..., str], ctx: pb.Context, *case: str, seeds: Iterable[int], **how: bool
+) -> None:
+    """Run every seed, an error counts as a fault; fail with the first faults."""
+    found = []
+    for seed in seeds:
+        try:
+            fault = run(ctx, *case, seed, **how)
+        except pb.PblasmpError as error:  # raised on every rank
+            fault = f"seed {seed}: {type(error).__name__}: {error}"
+        found += [fault] if fault else []
+    assert not found, f"{len(found)} wrong:\n" + "\n".join(found[:SHOWN])
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("algo", PRODUCTS["gemm"])
+def test_products(ctx, algo, batch):
+    with small_panels(ctx):
+        all_right(one_product, ctx, algo, seeds=range(batch * BATCH, batch * BATCH + min(BATCH, COUNT)))
+
+
+@pytest.mark.parametrize("algo", [*PRODUCTS["gemm"], "default"])
+def test_products_whose_operands_are_moved(ctx, algo):
+    with small_panels(ctx):
+        all_right(one_product, ctx, algo, seeds=range(FEWER), anywhere=True)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "algo"), [(s, algo) for s in PRODUCTS if s != "gemm" for algo in PRODUCTS[s]]
+)
+def test_schemes(ctx, scheme, algo):
+    with small_panels(ctx):
+        all_right(one_scheme, ctx, scheme, algo, seeds=range(FEWER))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("algo", EPILOGUES)
+def test_epilogues(ctx, algo, dtype):
+    found = [
+        (case, fault) for case, fault in every_epilogue(ctx, algo, dtype, np.random.default_rng(81)) if fault
+    ]
+    assert not found, f"{len(found)} wrong: {found[:SHOWN]}"
+
+
+@pytest.mark.parametrize("algo", EPILOGUES)
+def test_float8(ctx, algo):
+    found = [(case, fault) for case, fault in every_float8(ctx, algo, np.random.default_rng(82)) if fault]
+    assert not found, f"{len(found)} wrong: {found[:SHOWN]}"
+
+
+@pytest.mark.parametrize(("routine", "algo"), CALLS)
+def test_routines(ctx, routine, algo):
+    with small_panels(ctx):
+        all_right(one_routine, ctx, routine, algo, seeds=range(FEWER))
+
+
+@pytest.mark.parametrize(("form", "algo"), [(form, algo) for form in PARALLEL for algo in PARALLEL[form]])
+def test_tensor_parallel(ctx, form, algo):
+    with small_panels(ctx):
+        all_right(one_parallel, ctx, form, algo, seeds=range(FEWER))
+
+
+def test_moves_by_messages(ctx, monkeypatch):
+    monkeypatch.setattr(faults, "moves_unseen", lambda *_: True)
+    moved = [one_move(ctx, seed) for seed in range(COUNT)]
+    assert {way for way, _ in moved} <= {"by NCCL", "by a local copy"}
+    found = [fault for _, fault in moved if fault]
+    assert not found, "\n".join(found[:SHOWN])
+
+
+def test_larger_ones(ctx):
+    """Several panels of the real width are under way while others are multiplied."""
+    n, k = 600, 3 * ctx.engine.operations.panel // 2
+    grid = pb.Grid.squarest(ctx.size)
+    values = [np.random.default_rng(i).integers(-1, 2, shape) for i, shape in enumerate(((n, k), (k, n)))]
+    matrices = []
+    for x, block in zip(values, ((64, 100), (100, 32)), strict=True):
+        d = pb.MatrixDescriptor(x.shape, block, grid, dtype="float32")
+        matrices.append(ctx.scatter(x.astype(np.float32) if ctx.rank == 0 else None, d))
+    expected = values[0] @ values[1]
+    for algo in PRODUCTS["gemm"]:
+        with pb.plan_matmul(*matrices, algo=algo) as plan:
+            for _ in range(3):
+                assert np.array_equal(plan().allgather(), expected), algo

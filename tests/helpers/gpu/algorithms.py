@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm of the library on GPUs, on random problems whose layouts are those of no library's rules.
+
+One product, routine or tensor-parallel call at a time, from its seed; each returns what is wrong with the numbers, the
+same on every rank. Numbers are small integers, outputs are NaN before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.dtypes import DTYPES
+from pblasmp.engines import overlapped
+from pblasmp.layout.level3 import ROUTINES
+from tests.helpers import epilogues, float8
+from tests.helpers.tensor_cases import FORMS, Case
+
+from .level3 import one_case, random_case
+from .moves import AROUND, End, grids, random_end, say
+from .products import OPS, everywhere, integers, part_of, wrong_part
+
+MAKE = {
+    "ag": pb.MatmulProblem.allgather,
+    "rs": pb.MatmulProblem.reduce_scatter,
+    "ar": pb.MatmulProblem.allreduce,
+}
+PRODUCTS = {
+    "gemm": ("gathered", "panels"),
+    "ag": ("gathered", "panels", "push"),
+    "rs": ("gathered", "panels", "push"),
+    "ar": ("sum", "push"),
+}
+"""By scheme, the algorithms that are not cuBLASMp's."""
+PARALLEL = {
+    "allgather_matmul": ("gathered", "panels", "push"),
+    "matmul_reduce_scatter": ("gathered", "panels", "push"),
+    "matmul_allreduce": ("sum", "push"),
+    "matmul_allgather": ("push",),
+}
+TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
+FLOAT8_TYPES = tuple(types for types in float8.TYPES if not types[2].startswith("float8"))
+"""Of A, B and D; an 8-bit D is left to cuBLASMp."""
+EPILOGUES = {
+    "sum": epilogues.KINDS,
+    "gathered": epilogues.KINDS,
+    "panels": epilogues.KINDS,
+    "push": ("bias", "relu", "relu bias", "gelu", "gelu bias"),
+}
+TOLERANCE = 2.0**-7  # of results of 16 bits, which are rounded
+
+
+def routine_algorithms(routine: str) -> tuple[str, ...]:
+    """The algorithms of a level-3 routine that are not cuBLASMp's."""
+    traits = ROUTINES[routine]
+    if traits.shape == "added":
+        return ("moved",)
+    return ("gathered", "panels", *(["summed"] if traits.shape == "updated" else []))
+
+
+@contextmanager
+def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
+    """Within, there are several panels of k, and of a gathered output's columns, also where matrices are small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(ctx.engine.operations), "panel", width)
+        patch.setattr(type(ctx.engine.operations), "panel_flops", 100.0)
+        patch.setattr(overlapped, "_PANEL", 2)
+        yield
+
+
+# -- products
+
+
+def _extents(rng: random.Random) -> list[int]:
+    largest = rng.choice([9, 40, 40, 150, 400])
+    return [rng.randint(0 if rng.random() < 0.03 else 1, largest) for _ in range(3)]
+
+
+def _blocks(rng: random.Random, extents: list[int]) -> list[int]:
+    blocks = [rng.randint(1, rng.choice([3, 16, 64, max(extents) + 5])) for _ in range(3)]
+    while np.prod([e // b + 1 for e, b in zip(extents, blocks, strict=True)]) > 1500:
+        blocks = [b * 2 for b in blocks]
+    return blocks
+
+
+def _lies(
+    rng: random.Random, shape: tuple[int, int], block: tuple[int, int], grid: pb.Grid, dtype: Any
+) -> End:
+    """Return a layout in these blocks on this grid: a whole matrix, or part of one from a block's boundary."""
+    inside = rng.random() < 0.4
+    before = [rng.randint(0, 2) * b if inside else 0 for b in block]
+    after = [rng.randint(0, 9) if inside else 0 for _ in block]
+    whole = tuple(o + e + a for o, e, a in zip(before, shape, after, strict=True))
+    source = rng.randrange(grid.nprow), rng.randrange(grid.npcol)
+    parent = pb.MatrixDescriptor(whole, block, grid, source, dtype, rng.choice("CF"))
+    if rng.random() < 0.2:
+        parent = replace(parent, ld=max(whole) + rng.randint(0, 5))
+    return End(parent, tuple(slice(o, o + e) for o, e in zip(before, shape, strict=True)))
+
+
+def _like(rng: random.Random, end: End) -> End:
+    """Return an end of its own in the same blocks on the same processes: as a C is for a D."""
+    parent = end.parent
+    return End(replace(parent, order=rng.choice("CF"), ld=None), end.window)
+
+
+def random_product(rng: random.Random, ranks: int, anywhere: bool) -> tuple[dict[str, End], str, str]:
+    """Return where the operands and the result are, and the ops.
+
+    Args:
+        rng: draws them.
+        ranks: of the context.
+        anywhere: each in blocks and on a grid of its own, from any element: they have to be moved.
+    """
+    m, n, k = extents = _extents(rng)
+    op_a, op_b = rng.choice("NTC"), rng.choice("NTC")
+    shapes = {"a": (m, k), "b": (k, n), "d": (m, n)}
+    turned = {"a": op_a != "N", "b": op_b != "N", "d": False}
+    dtype = rng.choice(TYPES)
+    out = "float32" if dtype in ("float16", "bfloat16") and rng.random() < 0.3 else dtype
+    kinds = {"a": dtype, "b": dtype, "d": out}
+    blocks = dict(zip("mnk", _blocks(rng, extents), strict=True))
+    grid = rng.choice(grids(ranks))
+    ends = {}
+    for name, rows, cols in (("a", "m", "k"), ("b", "k", "n"), ("d", "m", "n")):
+        shape, block = shapes[name], (blocks[rows], blocks[cols])
+        if turned[name]:
+            shape, block = shape[::-1], block[::-1]
+        if anywhere:
+            ends[name] = random_end(rng, ranks, shape, kinds[name])
+        else:
+            on = grid if name == "d" else rng.choice([grid, grid.T])
+            ends[name] = _lies(rng, shape, block, on, kinds[name])
+    if rng.random() < 0.4:
+        ends["c"] = random_end(rng, ranks, shapes["d"], out) if anywhere else _like(rng, ends["d"])
+    return ends, op_a, op_b
+
+
+def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False) -> str:
+    """Multiply random matrices by ``algo``, twice; return what is wrong."""
+    rng = random.Random(f"{algo} {seed} {anywhere}")
+    ends, op_a, op_b = random_product(rng, ctx.size, anywhere)
+    say(ctx, f"{algo} {seed} {op_a}{op_b} {ends}")
+    alpha, beta = rng.choice([1, 1, 2, -1, 0]), rng.choice([1, -2]) if "c" in ends else 0
+    dtype = ends["a"].parent.dtype
+    limit = 1 if dtype.itemsize == 2 else 3
+    values, matrices = {}, {}
+    for i, name in enumerate("abc"):
+        if name in ends:
+            shape = ends[name].parent[ends[name].window].shape
+            values[name] = integers(shape, dtype, seed + i, limit)
+            matrices[name] = ends[name].place(ctx, values[name], np.nan)[1]
+    shape = ends["d"].parent[ends["d"].window].shape
+    parent, out = ends["d"].place(ctx, np.full(shape, np.nan), AROUND)
+    product = OPS[op_a](values["a"]) @ OPS[op_b](values["b"])
+    tolerance = TOLERANCE if out.dtype.itemsize == 2 else 0
+    fault = ""
+    with pb.plan_matmul(
+        matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
+        algo=algo, redistribute=anywhere,
+    ) as plan:  # fmt: skip
+        for _ in range(2):
+            plan()
+            expected = alpha * product + (beta * values["c"] if beta else 0)
+            part = part_of(ctx, expected, out.descriptor)
+            fault = fault or ("" if part is None else wrong_part(ctx, out, part, tolerance))
+        report = plan.report()
+    fault = fault or around(ctx, parent, ends["d"])
+    if report.algorithm != algo:
+        fault = fault or f"{report.algorithm} was taken"
+    fault = everywhere(ctx, fault)
+    return f"{algo}, seed {seed}: {fault}: {alpha=} {beta=} {op_a}{op_b} {ends}" if fault else ""
+
+
+def around(ctx: pb.Context, parent: pb.DistributedMatrix, end: End) -> str:
+    """Return whether anything was written around a sub-matrix, or an empty string."""
+    mask = np.ones(parent.shape)
+    mask[end.window] = 0
+    untouched = part_of(ctx, mask, parent.descriptor)
+    if untouched is None:
+        return ""
+    values = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
+    return "" if (values == AROUND).all() else "wrote outside the sub-matrix"
+
+
+def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
+    """Multiply in the layouts of a scheme, with C where it takes one; return what is wrong."""
+    rng = random.Random(f"{scheme} {algo} {seed}")
+    size, order, dtype = ctx.size, rng.choice("CF"), rng.choice(TYPES)
+    ops = rng.choice("NT"), rng.choice("NT")
+    if scheme == "ar":
+        ops = ("T", "N") if order == "F" else ("N", "T")
+    elif algo == "push":  # it wants the rows of X contiguous
+        ops = ("N", ops[1]) if order == "C" else (ops[0], "N")
+    unit = rng.choice([1, 3, 16, 40])
+    m, n, k = (rng.randint(1, 4) * unit * size for _ in range(3))
+    p = MAKE[scheme](m, n, k, size, *ops, dtype=dtype, order=order)
+    say(ctx, f"{scheme} {algo} {seed} {p}")
+    beta = rng.choice([0, -2]) if scheme != "ar" else 0
+    kinds = {"a": p.a, "b": p.b, **({"c": p.d} if beta else {})}
+    values = {name: integers(x.shape, x.dtype, seed + i, 1) for i, (name, x) in enumerate(kinds.items())}
+    whole = (slice(None), slice(None))
+    matrices = {name: End(x, whole).place(ctx, values[name], 0)[0] for name, x in kinds.items()}
+    out = End(p.d, whole).place(ctx, np.full(p.d.shape, np.nan), 0)[0]
+    expected = 2 * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
+    if scheme == "ar":
+        expected = np.tile(expected, (1, size) if order == "F" else (size, 1))
+    if beta:
+        expected = expected + beta * values["c"]
+    fault = ""
+    with pb.plan_matmul(
+        matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=2, beta=beta, op_a=p.op_a, op_b=p.op_b,
+        scheme=scheme, algo=algo,
+    ) as plan:  # fmt: skip
+        for _ in range(2):
+            plan()
+            part = part_of(ctx, expected, p.d)
+            fault = fault or ("" if part is None else wrong_part(ctx, out, part, _rounding(p.d.dtype)))
+    fault = everywhere(ctx, fault)
+    return f"{scheme}, {algo}, seed {seed}: {fault}: {p}" if fault else ""
+
+
+def _rounding(dtype: np.dtype) -> float:
+    return TOLERANCE if dtype.itemsize == 2 else 0
+
+
+def scheme_of(
+    ctx: pb.Context, rng: np.random.Generator, scheme: str, dtype: str, order: str
+) -> pb.MatmulProblem:
+    """Return a product of a scheme, or a general one in unequal blocks, whose parts are of unequal size."""
+    ops, size = ("NT" if order == "C" else "TN"), ctx.size
+    if scheme == "gemm":
+        ops = "NT"[rng.integers(2)] + "NT"[rng.integers(2)]
+        return pb.MatmulProblem.gemm(
+            21, 18, 10, pb.Grid.squarest(size), (4, 3, 2), op_a=ops[0], op_b=ops[1], dtype=dtype, order=order
+        )
+    return MAKE[scheme](6 * size, 4 * size, 10 * size, size, *ops, dtype=dtype, order=order)
+
+
+def every_epilogue(
+    ctx: pb.Context, algo: str, dtype: str, rng: np.random.Generator
+) -> Iterator[tuple[str, str]]:
+    """Yield (case, fault) of every epilogue that can follow ``algo``, for every scheme that it has."""
+    for scheme, order in itertools.product(PRODUCTS, "CF"):
+        if algo not in PRODUCTS[scheme]:
+            continue
+        for kind in EPILOGUES[algo]:
+            p = scheme_of(ctx, rng, scheme, dtype, order)
+            tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
+            say(ctx, f"{algo} {scheme} {order} {dtype} {kind}")
+            fault = epilogues.followed(ctx, rng, p, kind, algo=algo, tolerance=tolerance)
+            yield f"{algo} {scheme} {order} {dtype} {kind}", everywhere(ctx, fault or "")
+
+
+def every_float8(ctx: pb.Context, algo: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
+    """Yield (case, fault) of products of 8-bit floats, in every combination of types that ``algo`` writes."""
+    for scheme, types, order in itertools.product(PRODUCTS, FLOAT8_TYPES, "CF"):
+        if algo in PRODUCTS[scheme]:
+            p = float8.problem(scheme, ctx.size, types, order)
+            say(ctx, f"{algo} {p}")
+            fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-8)
+            yield f"{algo} {scheme} {order} {types}", everywhere(ctx, fault or "")
+
+
+# -- level 3
+
+
+def one_routine(ctx: pb.Context, routine: str, algo: str, seed: int) -> str:
+    """Call a routine in layouts as they come; return what is wrong."""
+    rng = random.Random(f"{routine} {algo} {seed}")
+    case = random_case(rng, ctx.size, routine, "any")
+    return one_case(ctx, case, seed, algo=algo)
+
+
+# -- tensor-parallel products
+
+
+def _uneven(n: int, comm: Any) -> slice:
+    """This rank's part of a split that is not by the rule: the last rank has most."""
+    starts = [n * rank * rank // comm.size**2 for rank in range(comm.size + 1)]
+    return slice(starts[comm.rank], starts[comm.rank + 1])
+
+
+def one_parallel(ctx: pb.Context, form: str, algo: str, seed: int) -> str:
+    """Multiply in a tensor-parallel form, with bias, C, or both; return what is wrong."""
+    import cupy
+
+    assert form in FORMS
+    rng = np.random.default_rng(seed)
+    dtype = TYPES[rng.integers(len(TYPES))]
+    t, n, k = (int(x) for x in rng.integers(0 if rng.random() < 0.1 else 1, 70, 3))
+    how = {"split": _uneven} if rng.random() < 0.3 else {}
+    case = Case(rng, ctx, form, dtype, t, n, k, transposed=bool(rng.integers(2)), **how)
+    beta, with_bias = int(rng.choice([0, 0, 2])), bool(rng.integers(2))
+    say(ctx, f"{form} {algo} {seed} {dtype} {t}x{n}x{k} {beta=} {with_bias=} {how}")
+    expected = case.expected(2, beta, bias=with_bias)
+    for name in ("local_x", "local_w", "local_c", "local_bias"):
+        setattr(case, name, cupy.asarray(getattr(case, name)))
+    options: dict[str, Any] = {"alpha": 2, "algo": algo}
+    if beta:
+        options |= {"beta": beta, "c": case.local_c}
+    if with_bias:
+        options["bias"] = case.local_bias
+    out = cupy.asarray(np.full(expected.shape, np.nan, DTYPES[dtype]))
+    found = cupy.asnumpy(case(ctx, out=out, **options)).astype(np.complex128)
+    exact = expected.astype(np.complex128)
+    scale = max(1.0, float(np.abs(exact).max(initial=0)))
+    worst = float(np.abs(found - exact).max(initial=0))
+    fault = (
+        "" if worst <= _rounding(case.out_dtype) * scale else f"largest difference {worst} (scale {scale})"
+    )
+    fault = everywhere(ctx, fault)
+    return f"{form}, {algo}, seed {seed}: {fault}: {dtype} {t}x{n}x{k} {beta=} {with_bias=}" if fault else ""

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who sends what for a product: slabs are complete, both operands have one order of k, and all ranks agree."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.sections import PushPlan, common_order, cuts
+from pblasmp.layout.axis import Axis
+from pblasmp.layout.intersection import Stretches
+
+
+def positions(stretches: Stretches) -> list[tuple[int, int]]:
+    """Return (source, destination) of every index."""
+    return [
+        (s.src + i * s.src_step + j, s.dst + i * s.dst_step + j)
+        for s in stretches
+        for i in range(s.repeat)
+        for j in range(s.length)
+    ]
+
+
+def global_k(axis: Axis, inner: tuple[Stretches, ...]) -> dict[int, int]:
+    """Return by position in the slab which index of k is there."""
+    found: dict[int, int] = {}
+    for process, stretches in enumerate(inner):
+        owned = axis.globals(process)
+        for src, dst in positions(stretches):
+            assert dst not in found, "two indices in one place"
+            found[dst] = int(owned[src])
+    return found
+
+
+def random_axis(rng: np.random.Generator, extent: int, nprocs: int | None = None) -> Axis:
+    nprocs = nprocs or int(rng.integers(1, 6))
+    block = int(rng.integers(1, 12))
+    return Axis(extent, block, int(rng.integers(nprocs)), nprocs, int(rng.integers(block)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_operands_have_one_order_of_k(seed):
+    rng = np.random.default_rng(seed)
+    k = int(rng.integers(1, 200))
+    a, b = random_axis(rng, k), random_axis(rng, k)
+    of_a, of_b = (global_k(axis, inner) for axis, inner in zip((a, b), common_order(a, b), strict=True))
+    assert of_a == of_b
+    assert sorted(of_a) == sorted(of_a.values()) == list(range(k))
+
+
+def test_k_stays_as_it_is_where_one_operand_has_all_of_it_and_the_other_comes_in_few_runs():
+    _, dealt = common_order(Axis(64, 64), Axis(64, 16, 0, 2))
+    assert global_k(Axis(64, 16, 0, 2), dealt) == {i: i for i in range(64)}
+
+
+def test_short_blocks_arrive_in_one_range():
+    of_a, of_b = common_order(Axis(4096, 4, 0, 2), Axis(4096, 4096))
+    for stretches in of_a:  # what is sent
+        places = [dst for _, dst in positions(stretches)]
+        assert places == list(range(places[0], places[0] + 2048))
+    assert [dst for _, dst in positions(of_b[0])] == list(range(4096))
+
+
+def random_matrix(
+    rng: np.random.Generator, shape: tuple[int, int], size: int, **how: Any
+) -> pb.MatrixDescriptor:
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    nprow = int(rng.choice(divisors))
+    grid = pb.Grid(nprow, int(rng.integers(1, size // nprow + 1)), str(rng.choice(["row", "col"])))
+    blocks = tuple(int(rng.integers(1, 9)) for _ in range(2))
+    source = (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol)))
+    before = tuple(int(rng.integers(0, 7)) for _ in range(2))
+    whole = pb.MatrixDescriptor(
+        tuple(n + i for n, i in zip(shape, before, strict=True)), blocks, grid, source,
+        order=str(rng.choice(["C", "F"])), **how,
+    )  # fmt: skip
+    return whole[before[0] :, before[1] :]
+
+
+def random_problem(rng: np.random.Generator, size: int, most: int = 40, **how: Any) -> pb.MatmulProblem:
+    """Return a product of any layouts: blocks, sources, offsets, orders, a grid for each matrix."""
+    m, n, k = (int(x) for x in rng.integers(1, most, 3))
+    op_a, op_b = (str(rng.choice(["N", "T", "C"])) for _ in range(2))
+    a = random_matrix(rng, (m, k) if op_a == "N" else (k, m), size, **how)
+    b = random_matrix(rng, (k, n) if op_b == "N" else (n, k), size, **how)
+    return pb.MatmulProblem(a, b, random_matrix(rng, (m, n), size, **how), op_a, op_b)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 12, 64])
+def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
+    rng = np.random.default_rng(size)
+    for _ in range(8 if size < 10 else 2):
+        p = random_problem(rng, size)
+        plan = PushPlan(p, size)
+        for rank in range(size):
+            m, n = plan.shapes[rank]
+            starts, inboxes, end = plan.places(rank)
+            taken = [(starts[which], slab.nbytes(rank)) for which, slab in enumerate(plan.slabs)]
+            for which, slab in enumerate(plan.slabs):
+                parts = slab.parts(rank)
+                extent = (m, n)[which] if m * n else 0
+                got = [
+                    (i, j) for part in parts
+                    for _, i in positions(part.outer) for _, j in positions(part.inner)
+                ]  # fmt: skip
+                assert sorted(got) == [(i, j) for i in range(extent) for j in range(p.k if extent else 0)]
+                taken += [
+                    (inboxes[which, part.source], math.prod(part.shape) * slab.itemsize)
+                    for part in parts if (which, part.source) in inboxes
+                ]  # fmt: skip
+                chunks = plan.chunks(which, rank)
+                assert [i for start, stop in chunks for i in range(start, stop)] == list(range(extent))
+            taken = sorted(x for x in taken if x[1])
+            assert all(at + length <= then for (at, length), (then, _) in itertools.pairwise(taken))
+            assert end <= plan.nbytes
+
+
+def test_chunks_begin_small_and_end_at_tiles():
+    assert cuts(0, (1, 1, 2, 4), 128, 16384) == [(0, 2048), (2048, 4096), (4096, 8192), (8192, 16384)]
+    assert cuts(0, (1, 1), 128, 100) == [(0, 100)]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of CuPy, NCCL, NVSHMEM and CUDA failing, on each rank, wherever the engine makes it.
+
+What ranks agree on is raised by all, and nothing is left behind. A run that one rank leaves breaks the context: the
+other ranks hear of it where they next agree, and nobody waits for messages that never come.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout.level3 import ROUTINES
+from pblasmp.memory import NcclWindows
+from tests.helpers import float8
+from tests.helpers.cases import agreed_error
+from tests.helpers.failing_calls import left_behind, lives
+from tests.helpers.machine import Witness, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+
+class Meeting(Witness):
+    """A library whose routines end when all ranks of their grid have called them, and compute nothing.
+
+    Attributes:
+        channel: by which the ranks of the context hear of each other; None before there is one.
+    """
+
+    channel: Any = None
+
+    def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
+        super()._perform(short, arguments, types, data)
+        if short in ("Matmul", "Gemr2D") or short.lower() in ROUTINES:
+            desc = self.made[arguments["descA"]]
+            at = arguments.get("global_comm") or self.made[desc["grid"]]["comm"]
+            comm = self.gpu.communicators[at]
+            if comm is not None and self.gpu.stream not in self.gpu.capturing:
+                self.gpu.finish([comm.Ibarrier()])
+
+
+PATIENCE = 0.3  # seconds; messages of ranks that are alive take less, also on a busy machine
+SPARED = (
+    *(
+        (name, "pblasmp.engines.cublasmp.device:_current") for name in ("getDevice", "deviceGetPCIBusId")
+    ),  # may fail
+    ("init", "pblasmp.memory.nvshmem:__init__"),  # ends on all ranks or, in NVSHMEM, on none
+)
+RELEASES = ("destroy", "close", "finalize", "free", "deviceSynchronize", "use")
+
+
+def life(lib: Meeting, comm: Any) -> None:
+    """A context, and plans that use all that a session makes."""
+    with pb.Context(comm, engine="cublasmp") as ctx:
+        lib.channel = ctx._control.channel
+        size, cuda = ctx.size, sys.modules["cupy"].cuda
+        grid = pb.Grid(1, size)
+        a, b, c = (ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), grid, dtype="float32")) for _ in range(3))
+        one = ctx.zeros(pb.MatrixDescriptor((6, 6), (6, 6), pb.Grid(1, 1), dtype="float32"))
+        for algo in ("default", "gathered", "panels"):
+            pb.matmul(a, b, algo=algo)
+        pb.matmul(one, one)  # another communicator
+        pb.syrk(a, c, beta=1, algo="summed")
+        with pb.plan(pb.trsm, ctx.eye(a.descriptor), b, algo="gathered") as plan:
+            plan()
+            with cuda.Stream():
+                plan()
+        pb.geadd(a, c, op_a="T", algo="moved")
+        b.redistribute(one.descriptor)
+        ar, ag = (
+            f(4, 4, 4, size, dtype="float32")
+            for f in (pb.MatmulProblem.allreduce, pb.MatmulProblem.allgather)
+        )
+        pb.matmul(ctx.zeros(ar.a), ctx.zeros(ar.b), op_a="T", scheme="ar", algo="sum")
+        gathered = ctx.empty(ag.b, symmetric=True)
+        with pb.plan_matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="ag") as plan:
+            plan.graph().replay()
+        lib.workspace = (8192, 1024)
+        pb.matmul(a, b, algo="default")
+        pb.matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="ag", algo="push")
+        one.gather()
+        ctx.zeros(a.descriptor)  # where ranks agree that had no part in the last copy
+
+
+def places(lib: Witness) -> dict[tuple[str, str], int]:
+    """The first of the calls of each function from each place."""
+    found: dict[tuple[str, str], int] = {}
+    for at, place in enumerate(lib.gpu.called):
+        found.setdefault(place, at)
+    return found
+
+
+def failures(comm: Any, path: str) -> Any:
+    with machine(path, Meeting, comm=comm) as lib:
+        life(lib, comm)
+        mine = {place: at for place, at in places(lib).items() if place not in SPARED}
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+    yield "places", None if len(mine) >= 40 else f"{len(mine)}"
+    for failing in range(comm.size):
+        for place, at in comm.bcast(mine if comm.rank == failing else None, failing).items():
+            with machine(path, Meeting, comm=comm.Dup()) as lib:
+                lib.gpu.patience = PATIENCE
+                if comm.rank == failing:
+                    lib.gpu.fails = at
+                error = lives(life, lib, comm)
+                found = wrong(lib, error, place[0], here=comm.rank == failing)
+            everyone = comm.allgather(error is not None)
+            if not all(everyone) and place[0] not in RELEASES:
+                found.append(f"raised on {everyone} alone")
+            yield f"{place[0]} in {place[1]} on rank {failing}", "; ".join(found) or None
+
+
+def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> list[str]:
+    """Return what is wrong with how a rank ended, of which one call failed ``here`` or on another rank."""
+    broken = bool(lib.channel and lib.channel.cause)
+    found = [*lib.faults, *lib.gpu.faults]
+    if not broken:  # a context that is broken keeps what others may still write to
+        found = left_behind(lib)
+    if error is not None and f"injected: {name}" not in str(error):
+        found.append(f"raised {error!r}")
+    if here and error is None:
+        found.append("raised nothing where it failed")
+    return found
+
+
+@starts_ranks
+@pytest.mark.parametrize(("nranks", "version"), [(1, 1000), (2, 1000), (2, 700)])
+def test_every_call_failing_on_each_rank(stand_in, nranks, version):
+    """With 0.7 symmetric memory is NVSHMEM's."""
+    run_mpi(failures, nranks, timeout=240, path=stand_in(version))
+
+
+def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
+    x = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(NcclWindows, "offer", lambda *_: (_ for _ in ()).throw(RuntimeError("not registered")))
+        with pytest.raises(RuntimeError, match="not registered"):
+            pb.matmul(x, x, algo="default")
+        assert not [kind for kind, _ in lib.gpu.alive if kind == "window"]
+        assert not lib.of("BufferDeregister")
+    pb.matmul(x, x, algo="default")
+
+
+def capabilities(comm: Any, path: str) -> Any:
+    """8-bit products are left to what every GPU has, also where only one of them is too old."""
+    capability = "80" if comm.rank == 1 else "90"
+    with machine(path, comm=comm, capability=capability) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            yield "least", None if ctx.engine.session.capability == 80 else str(ctx.engine.session.capability)
+            p = float8.problem("gemm", comm.size, (float8.E4, float8.E4, "float32"), "C")
+            a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+            words = ["8-bit floats need GPUs of compute capability 8.9 or above, found 8.0"]
+            refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="default")
+            yield "refused", refused
+            with pb.plan_matmul(a, b, op_b="T") as plan:
+                yield "auto", None if plan.report().algorithm == "gathered" else str(plan.report())
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_gpus_of_different_capability(stand_in):
+    run_mpi(capabilities, 2, path=stand_in(1000))

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushed products on pretended GPUs: results on every layout, the order of signals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines import sections
+from pblasmp.engines.cublasmp.pushed import Pushed, conjugated_first
+from pblasmp.engines.cublasmp.views import View
+from pblasmp.engines.sections import PushPlan
+from tests.helpers.fakepeers import Fault, Peers
+from tests.unit.engines.test_sections import random_problem
+
+OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """Small products have several chunks."""
+    monkeypatch.setattr(sections, "_TILE", (4, 4))
+    monkeypatch.setattr(sections, "_MULTIPROCESSORS", 1)
+
+
+class Case:
+    """A product of whole numbers on every rank's GPU."""
+
+    def __init__(self, peers: Peers, p: pb.MatmulProblem, *, beta: complex = 0, seed: int = 0) -> None:
+        self.peers, self.p, self.beta = peers, p, beta
+        rng = np.random.default_rng(seed)
+        self.a, self.b, self.c = (self._numbers(rng, x) for x in (p.a, p.b, p.d))
+        self.plan = PushPlan(p, peers.size)
+        self.pushed = [Pushed(gpu, self.plan, p) for gpu in peers.gpus]
+        self.arrays = [self._arrays(rank) for rank in range(peers.size)]
+
+    @staticmethod
+    def _numbers(rng: np.random.Generator, x: pb.MatrixDescriptor) -> np.ndarray:
+        values = rng.integers(-3, 4, x.shape).astype(float)
+        return values + 1j * rng.integers(-3, 4, x.shape) if x.dtype.kind == "c" else values
+
+    def _local(self, rank: int, x: pb.MatrixDescriptor, values: np.ndarray) -> Any:
+        if rank >= x.grid.size:
+            return self.peers.array(rank, np.zeros((0, 0), x.dtype))
+        rows, cols = x.global_indices(rank)
+        local = values[np.ix_(rows, cols)].astype(x.dtype)
+        local = local if x.order == "C" else np.ascontiguousarray(local.T)
+        return self.peers.array(rank, local, ld=local.shape[1] + 3)
+
+    def _arrays(self, rank: int) -> list[Any]:
+        p = self.p
+        values = [
+            x.conj() if conjugated_first(p, self.plan, which) else x
+            for which, x in enumerate((self.a, self.b))
+        ]
+        return [
+            self._local(rank, p.a, values[0]), self._local(rank, p.b, values[1]),
+            self._local(rank, p.d, np.full(p.d.shape, np.nan)), self._local(rank, p.d, self.c),
+        ]  # fmt: skip
+
+    def run(self, rank: int) -> None:
+        a, b, d, c = (View.of(x) for x in self.arrays[rank])
+        self.pushed[rank].run(
+            a, b, d, c if self.beta else None, turned=self.p.d.order == "F", alpha=2, beta=self.beta
+        )
+        self.peers.gpus[rank].use(*self.arrays[rank])
+
+    def check(self) -> None:
+        expected = 2 * OPS[self.p.op_a](self.a) @ OPS[self.p.op_b](self.b) + self.beta * self.c
+        for rank in range(self.p.d.grid.size):
+            rows, cols = self.p.d.global_indices(rank)
+            got = self.arrays[rank][2].values
+            got = got if self.p.d.order == "C" else got.T
+            part = expected[np.ix_(rows, cols)]
+            assert np.array_equal(got, part), f"rank {rank}"
+
+
+def run_all(cases: list[Case], seed: int | None, times: int = 1) -> None:
+    peers = cases[0].peers
+    for rank in range(peers.size):
+        for _ in range(times):
+            for case in cases:
+                case.run(rank)
+    peers.run(seed)
+    for case in cases:
+        case.check()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(12))
+def test_any_layout(size, seed, dtype):
+    rng = np.random.default_rng([seed, size])
+    p = random_problem(rng, size, 24, dtype=dtype)
+    run_all([Case(Peers(size), p, beta=seed % 3 - 1, seed=seed)], seed)
+
+
+PLAIN = pb.MatmulProblem.gemm(18, 20, 24, pb.Grid(2, 2), 4, dtype="float32", order="C")
+UNLIKE = pb.MatmulProblem(  # packed, unpacked, other grids
+    pb.MatrixDescriptor((18, 24), (5, 1), pb.Grid(1, 3), dtype="float32"),
+    pb.MatrixDescriptor((24, 20), (3, 2), pb.Grid(3, 1), dtype="float32"),
+    pb.MatrixDescriptor((18, 20), (4, 4), pb.Grid(2, 2), dtype="float32"),
+)
+
+
+@pytest.mark.parametrize("p", [PLAIN, UNLIKE], ids=["plain", "unlike"])
+@pytest.mark.parametrize("seed", range(4))
+def test_one_after_another_in_any_order_of_events(p, seed):
+    peers = Peers(4)
+    run_all([Case(peers, p, seed=1), Case(peers, PLAIN, seed=2)], seed, times=3)
+
+
+@pytest.mark.parametrize("p", [PLAIN, UNLIKE], ids=["plain", "unlike"])
+def test_every_signal_is_needed(p):
+    counting = Peers(4)
+    case = Case(counting, p)
+    run_all([case], 0, times=3)
+    unneeded = []
+    for rank in (0, 3):
+        names = counting.gpus[rank].names
+        for number in range(len(names) // 3, 2 * len(names) // 3):  # products before and behind it
+            if names[number] == "await all" and not case.pushed[rank].sent_bytes:
+                continue  # who sends nothing overwrites nothing
+            if not any(_fails_without(p, (rank, number), seed) for seed in range(16)):
+                unneeded.append((rank, number, names[number]))
+    assert not unneeded
+
+
+def _fails_without(p: pb.MatmulProblem, skip: tuple[int, int], seed: int) -> bool:
+    try:
+        run_all([Case(Peers(4, skip=skip), p)], seed, times=3)
+    except (Fault, AssertionError, IndexError, TypeError, AttributeError):
+        return True
+    return False
+
+
+def test_small_buffers_and_no_traffic_where_everything_is_in_place():
+    p = pb.MatmulProblem.gemm(32, 32, 32, pb.Grid(1, 1), 8, dtype="float32", order="C")
+    plan = PushPlan(p, 1)
+    assert plan.nbytes == 0
+    pushed = Pushed(Peers(1).gpus[0], plan, p)
+    assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
