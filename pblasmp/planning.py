@@ -98,7 +98,9 @@ def tune(
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
                 raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
-        given = planned._asked, planned._held(), planned.problem
+        operands = planned._operands
+        assert operands is not None
+        given = planned._asked, operands, planned.problem
         options = planned._options
         if ctx.engine.measured.planned:  # what is no plan replays no CUDA graph
             _measure(ctx, given, replace(options, repeated=False), limit, None)

@@ -145,10 +145,6 @@ class Plan(Generic[Result]):
     def _title(self) -> str:
         return str(self._asked)
 
-    def _held(self) -> Operands:
-        """Return the operands of a run without arguments. Local."""
-        raise NotImplementedError
-
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
         return f"Plan({self._title()}: {self._product.path}{state})"
@@ -201,9 +197,6 @@ class MatrixPlan(Plan[DistributedMatrix]):
         self._operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
         super().__init__(ctx, call, problem, options, self._operands, nearest, reasons)
         self._only_queues = self._product.queues and not seeded
-
-    def _held(self) -> Operands:
-        return self._operands
 
     @property
     def _result(self) -> DistributedMatrix:

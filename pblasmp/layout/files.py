@@ -72,12 +72,12 @@ def root() -> Path:
 
 
 def find(kind: str) -> list[Path]:
-    """Return the files that come with pblasmp, sorted: "problems", "invalid", "grids" or "models". Local.
+    """Return the files that come with pblasmp, sorted: "problems", "grids" or "models". Local.
 
     Raises:
         LayoutError: there is no such kind.
     """
-    kinds = "problems", "invalid", "grids", "models"
+    kinds = "problems", "grids", "models"
     if kind not in kinds:
         raise LayoutError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))

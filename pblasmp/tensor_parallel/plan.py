@@ -32,7 +32,7 @@ class ParallelPlan(Plan[Any]):
         self._buffer: Any = None
         self._memory: Any = None  # the buffer's, where it is symmetric
         super().__init__(ctx, spec.asked.form, spec.problem, spec.options, arrays.operands(spec))
-        self._operands = None  # of the last run
+        self._operands = None  # a plan that plain functions share holds no array
 
     def __call__(
         self,
@@ -165,10 +165,6 @@ class ParallelPlan(Plan[Any]):
                 launch()
 
         return Graph(replay, last.result)
-
-    def _held(self) -> Operands:
-        assert self._operands is not None
-        return self._operands
 
     def _title(self) -> str:
         spec, rank = self._spec, self._ctx.rank

@@ -43,7 +43,6 @@ def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
         "comm_dtype",
         "comm_sms",
         "redistribute",
-        "repeated",
     }
     assert facts["alpha"] == 3.0
 
