@@ -47,7 +47,7 @@ def split_model(whole: Model, mesh: DeviceMesh, sequence_parallel: bool) -> Mode
     split = copy.deepcopy(whole)
     held = Shard(0) if sequence_parallel else Replicate()
     plan = {
-        "words": pt.RowwiseParallel(output_layouts=held),
+        "labels": pt.RowwiseParallel(output_layouts=held),
         "up": pt.ColwiseParallel(input_layouts=held),
         "down": pt.RowwiseParallel(output_layouts=held),
         "head": pt.ColwiseParallel(input_layouts=held),

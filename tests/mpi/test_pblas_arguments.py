@@ -82,9 +82,9 @@ def variations(name, ictxt):
             small, wide = x[:-1], np.zeros((x.shape[0] + 3, x.shape[1]), x.dtype, order="F")
             for text, local, word in (
                 ("a row short", small, "shape is"),
-                ("apart", wide, "columns lie"),
+                ("apart", wide, "columns are"),
                 ("flat and short", x.reshape(-1, order="F")[:-1], "elements"),
-                ("strided", np.zeros(4 * x.size, x.dtype)[::2], "side by side"),
+                ("strided", np.zeros(4 * x.size, x.dtype)[::2], "not contiguous"),
                 ("C order", np.ascontiguousarray(x), "order"),
                 ("3D", x[None], "dimensions"),
                 ("type", np.zeros(x.shape, "float16"), "float16"),
@@ -218,7 +218,7 @@ def matrices(comm):
         for case, words, arguments in (
             ("too small", ["shape is"], (x[:3], desc)),
             ("C order", ["strides"], (np.ones((6, 5)), desc)),
-            ("apart", ["columns lie"], (x, [*desc[:8], 7])),
+            ("apart", ["columns are"], (x, [*desc[:8], 7])),
             ("flat", ["elements"], (np.ones(7), desc)),
             ("list", ["list"], (x.tolist(), desc)),
             ("type", ["int64"], (x.astype("int64"), desc)),

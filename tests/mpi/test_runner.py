@@ -161,7 +161,7 @@ def test_all_ranks_raise(launch):
 @pytest.mark.parametrize("function", [one_leaves, one_is_killed, one_aborts])
 def test_a_rank_disappears(function, launch):
     message, seconds = failure(function, **launch)
-    assert "rank 1 did not finish\nit left no word" in message
+    assert "rank 1 did not finish\nno report" in message
     assert seconds < 15
 
 
