@@ -233,7 +233,7 @@ def _embedding_fake(words: Tensor, weight: Tensor, name: str, total: int, scatte
 
 
 def _embedding_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    words, weight, ctx._name, ctx.total, ctx.scatter = inputs
+    words, weight, ctx.context_name, ctx.total, ctx.scatter = inputs
     ctx.rows = weight.shape[0]
     ctx.save_for_backward(words)
 
@@ -242,8 +242,8 @@ def _embedding_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     (words,) = node.saved_tensors
     if node.scatter:
-        gy = gather_rows(gy, node.name, words.shape[0])
-    first = own(node.total, Context._named(node.name)).start
+        gy = gather_rows(gy, node.context_name, words.shape[0])
+    first = own(node.total, Context._named(node.context_name)).start
     here = ((words >= first) & (words < first + node.rows)).reshape(-1)
     index = torch.where(here, words.reshape(-1) - first, node.rows)  # a row more takes the other ranks' words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(

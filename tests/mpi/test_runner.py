@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -210,10 +211,11 @@ def test_an_exception_names_the_case_before(launch):
 @starts_ranks
 def test_no_launcher_is_a_failure(monkeypatch, tmp_path):
     from pblasmp.errors import LibraryNotFoundError
+    from pblasmp.extras import install
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(LibraryNotFoundError, match=r"pip install 'pblasmp\[mpi\]'"):
+    with pytest.raises(LibraryNotFoundError, match=re.escape(install("mpi"))):
         run_mpi(identity, 1, offset=0, launch=True)
 
 
