@@ -17,7 +17,6 @@ from ..plans import Graph, Plan
 from .operands import Arrays, Local, RankArrays, Request, Specification, read_arrays
 
 if TYPE_CHECKING:
-    from ..engines.base import Operands
     from ..scales import Scales
 
 __all__ = ["ParallelPlan", "check_context", "plan_product", "run_once"]
