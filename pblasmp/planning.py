@@ -102,7 +102,9 @@ def tune(
         assert operands is not None
         given = planned._asked, operands, planned.problem
         options = planned._options
-        if ctx.engine.measured.planned:  # what is no plan replays no CUDA graph
+        if ctx.engine.measured.planned and isinstance(
+            planned.problem, ParallelProblem
+        ):  # no graph outside a plan
             _measure(ctx, given, replace(options, repeated=False), limit, None)
         return _measure(ctx, given, replace(options, repeated=True), limit, progress)
 

@@ -77,7 +77,7 @@ class Measured:
 
     Attributes:
         machine: as in the entries.
-        planned: whether plans are another kind than single runs: where they replay CUDA graphs.
+        planned: whether plans of tensor-parallel products replay CUDA graphs, and are measured apart from single runs.
         entries: by bucket.
     """
 
@@ -124,6 +124,7 @@ class Measured:
             types = problem.dtype.name, problem.w_dtype.name, problem.out_dtype.name
             words = [problem.form, *types, "N x K" if problem.outputs_first else "K x N"]
             words += ["X gathered"] if problem.return_gathered else []
+            words += ["planned"] if self.planned and options.repeated else []
         elif isinstance(problem, MatmulProblem):
             types = problem.a.dtype.name, problem.b.dtype.name, problem.d.dtype.name
             words = ["matmul", problem.scheme, problem.op_a + problem.op_b, *types, problem.d.grid]
@@ -133,7 +134,6 @@ class Measured:
             words = [p.routine, p.side, p.uplo, p.op_a, p.a.dtype.name, p.d.grid, p.a.order + p.d.order]
         words += ["beta"] if options.beta != 0 else []
         words += [options.compute] if options.compute else []
-        words += ["planned"] if self.planned and options.repeated else []
         return " ".join(str(word) for word in words)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from ...bindings import version_text
@@ -18,6 +19,7 @@ from .level3 import CublasmpLevel3, ScaledPart
 from .product import CublasmpProduct, LocalProduct, automatic
 from .session import Session, session_of
 from .types import ALGORITHMS as TYPES
+from .types import MULTICAST
 
 __all__ = ["ALGORITHMS"]
 
@@ -65,6 +67,8 @@ def _row(name: str) -> Algorithm:
         if session.version < kind.since:
             needed, found = version_text(kind.since), version_text(session.version)
             return f"it needs cuBLASMp {needed}, found {found}"
+        if name in MULTICAST and os.environ.get("CUBLASMP_DISABLE_MULTICAST", "0") not in ("", "0"):
+            return "it needs NVLink multicast, which CUBLASMP_DISABLE_MULTICAST switches off"
         try:
             scales.check(
                 p, None if operands is None else operands.scales, session.version, session.capability

@@ -9,19 +9,21 @@ import multiprocessing
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp.engines.base import Options
 from pblasmp.engines.measured import Entry, Measured, read_file, save, tuning_file
+from pblasmp.layout import ParallelProblem
 
 
 def product(m: int, n: int = 64, k: int = 64) -> pb.MatmulProblem:
     return pb.MatmulProblem.gemm(m, n, k, pb.Grid(1, 1), 16)
 
 
-def known(*sizes_and_times, planned=False) -> Measured:
-    found = Measured("this machine", planned)
+def known(*sizes_and_times) -> Measured:
+    found = Measured("this machine", planned=False)
     for sizes, seconds in sizes_and_times:
         found.add(found.entry(product(*sizes), Options(), seconds, "2026-01-01"))
     return found
@@ -58,9 +60,16 @@ def test_far_sizes_other_types_and_other_forms_are_unknown():
 
 
 def test_plans_are_another_kind_where_they_replay_graphs():
-    again = Options(repeated=True)
-    assert known(((64,), {"a": 1.0})).seconds(product(64), again) == {"a": 1.0}
-    assert known(((64,), {"a": 1.0}), planned=True).seconds(product(64), again) == {}
+    again, f = Options(repeated=True), np.dtype("float32")
+    split = ParallelProblem("matmul_allreduce", (8, 8), (4, 4), (6, 6), (8, 8), f, f, f)
+    for p, planned, expected in (
+        (split, False, {"a": 1.0}),
+        (split, True, {}),
+        (product(64), True, {"a": 1.0}),
+    ):
+        found = Measured("this machine", planned)
+        found.add(found.entry(p, Options(), {"a": 1.0}, "2026-01-01"))
+        assert found.seconds(p, again) == pytest.approx(expected)
 
 
 def entry(m: int = 64, seconds: float = 1.0, machine: str = "here") -> Entry:

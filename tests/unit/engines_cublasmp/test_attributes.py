@@ -122,6 +122,16 @@ def test_auto_never_takes_multicast(alone, stand_in, version):
             assert stored.get(MatmulAttribute.ALGO_TYPE, 0) in harmless
 
 
+def test_multicast_that_the_environment_switches_off_is_refused(alone, stand_in, monkeypatch):
+    monkeypatch.setenv("CUBLASMP_DISABLE_MULTICAST", "1")
+    with machine(stand_in(1000)) as lib, pb.Context(engine="cublasmp") as ctx:
+        for name in ("split_multicast", "atomic_multicast", "fused"):
+            with pytest.raises(pb.UnsupportedError, match="which CUBLASMP_DISABLE_MULTICAST switches off"):
+                attributes(ctx, lib, "ag", algo=name)
+        assert attributes(ctx, lib, "ag", algo="split_p2p") == {MatmulAttribute.ALGO_TYPE: 1}
+    lib.assert_clean()
+
+
 COMPUTE = {
     None: dict.fromkeys(("float32", "complex64", *SIXTEEN), ComputeType.COMPUTE_32F)
     | dict.fromkeys(("float64", "complex128"), ComputeType.COMPUTE_64F),
