@@ -433,11 +433,10 @@ def too_many_plans():
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             plans += [pb.plan_matmul(a, a) for _ in range(2)]
+        said = " ".join(str(each.message)[-56:].strip() for each in found)
         print(
-            f"rank {RANK}: {len(found)} warning",
-            *(str(each.message)[-56:].strip() for each in found),
-            flush=True,
-        )
+            f"rank {RANK}: {len(found)} warning {said}", flush=True
+        )  # one text: the ranks' lines stay whole
 
 
 keep = []

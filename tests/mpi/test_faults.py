@@ -204,7 +204,7 @@ def test_where_one_rank_cannot_map_all_raise(tmp_path):
     assert status == 0, printed
     for rank in range(3):
         assert (
-            "MemoryError: the memory that this node's ranks share cannot be opened"
+            "MemoryError: cannot open the memory shared by the ranks of this node"
             in on_rank(printed, rank)[0]
         )
 

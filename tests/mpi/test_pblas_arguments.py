@@ -148,7 +148,10 @@ def refused(comm):
             yield "ranks differ", None if "n:" in str(error) else str(error)
         pblas.gridexit(other)
         pblas.gridexit(ictxt)
-        yield "after gridexit", raised(comm, "pdgemm", legal_closed(known, ictxt), -1002, ["is not a context"])
+        yield (
+            "after gridexit",
+            raised(comm, "pdgemm", legal_closed(known, ictxt), -1002, ["is not a context"]),
+        )
 
 
 def legal_closed(known, ictxt):

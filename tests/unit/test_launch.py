@@ -88,7 +88,7 @@ def test_no_launcher(nowhere):
 
 def test_a_launcher_that_does_not_run(nowhere, tmp_path):
     script(tmp_path / "usr" / "mpirun", "exit 3")
-    with pytest.raises(LibraryNotFoundError, match="usr/mpirun does not run"):
+    with pytest.raises(LibraryNotFoundError, match="usr/mpirun cannot be run"):
         find_launcher(nowhere)
 
 
