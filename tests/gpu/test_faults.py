@@ -91,7 +91,9 @@ def test_a_fault_is_there_without_the_guard(ctx, fault, monkeypatch):
     monkeypatch.setattr(faults, "reads_a_transposed", lambda *_: False)
     monkeypatch.setattr(faults, "reads_b_transposed", lambda _: False)
     monkeypatch.setattr(faults, "is_shifted", lambda _: False)
-    assert (faults_of(ctx, PROBLEMS[fault]) == []) == (fault in GONE), f"cuBLASMp {ctx.engine.version}"
+    assert (faults_of(ctx, PROBLEMS[fault], "default") == []) == (fault in GONE), (
+        f"cuBLASMp {ctx.engine.version}"
+    )
 
 
 def test_c_and_d_of_other_alignment(ctx):

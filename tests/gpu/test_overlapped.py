@@ -32,9 +32,9 @@ LARGE = {"tokens": 8192, "outputs": 4096, "inputs": 512}  # several pieces
 def gpu(ctx: pb.Context) -> Iterator[Gpu]:
     import cupy
 
-    engine = ctx.engine.session
+    mine = ctx.engine.session
     session = SimpleNamespace(
-        rank=ctx.rank, size=ctx.size, device=engine.device.index, nccl=engine.session.nccl, cupy=cupy
+        rank=ctx.rank, size=ctx.size, device=mine.device.index, nccl=mine.nccl, cupy=cupy
     )
     with cupy.cuda.Stream(non_blocking=True):
         gpu = Gpu(session)

@@ -52,6 +52,9 @@ def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem,
         why = "it must have the result's layout" if start else f"{symbol_of(q)} needs {_what(old, new, q.d)}"
         reasons[name] = f"{_WORDS[name]} is moved: {why}"
     d = moved.get("d", problem.d)
+    if problem.c is not None and "d" in moved:
+        moved["c"] = d
+        reasons["c"] = "C is moved: it must have the result's layout"
     if problem.traits.shape == "added" and faults.sums_may_hang(version, d):
         like = replace(d if problem.op_a == "N" else d.T, ld=None)  # the sum then is each rank's own
         if not problem.a.same_places(like) or problem.a.order != like.order:

@@ -297,7 +297,8 @@ def one_parallel(ctx: pb.Context, form: str, algo: str, seed: int) -> str:
     rng = np.random.default_rng(seed)
     dtype = TYPES[rng.integers(len(TYPES))]
     t, n, k = (int(x) for x in rng.integers(0 if rng.random() < 0.1 else 1, 70, 3))
-    how = {"split": _uneven} if rng.random() < 0.3 else {}
+    uneven = rng.random() < 0.3 and algo == "push"  # the others refuse splits that are not by the rule
+    how = {"split": _uneven} if uneven else {}
     case = Case(rng, ctx, form, dtype, t, n, k, transposed=bool(rng.integers(2)), **how)
     beta, with_bias = int(rng.choice([0, 0, 2])), bool(rng.integers(2))
     say(ctx, f"{form} {algo} {seed} {dtype} {t}x{n}x{k} {beta=} {with_bias=} {how}")

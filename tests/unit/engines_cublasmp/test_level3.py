@@ -304,7 +304,7 @@ def test_moves_have_to_be_allowed(ctx, lib):
     a = ctx.empty(replace(SQUARE, block=(2, 3)))
     b = ctx.empty(SQUARE)
     message = (
-        r"algo 'cublasmp': A is moved: cublasMpTrmm wants other blocks of it: redistribute=True allows it"
+        r"algo 'cublasmp': A is moved: cublasMpTrmm needs it in other blocks: redistribute=True allows it"
     )
     with pytest.raises(pb.UnsupportedError, match=message):
         pb.trmm(a, b, algo="cublasmp")
@@ -314,6 +314,15 @@ def test_moves_have_to_be_allowed(ctx, lib):
     with pb.plan(pb.trmm, a, b, algo="cublasmp", redistribute=True) as plan:
         (line,) = plan.report().moved
         assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
+
+
+def test_c_follows_the_result_that_is_moved():
+    odd = replace(SQUARE, block=(2, 3))
+    asked = Level3Problem("syrk", SQUARE, odd, c=odd)
+    nearest, reasons = nearest_level3(asked, 1000)
+    assert nearest.d != odd
+    assert nearest.c == nearest.d
+    assert "C is moved: it must have the result's layout" in reasons
 
 
 NEWER = ("symm", "hemm", "trmm", "herk", "syr2k", "her2k", "syrkx", "herkx")

@@ -189,9 +189,11 @@ class Gpu:
         if not x.cols:
             if beta != 0 or finish != PLAIN:
                 raise UnsupportedError("a product over no inputs, with C or an epilogue")
-            size = d.dtype.itemsize
-            at = self._stream(stream).ptr
-            self._runtime.memset2DAsync(d.address, d.ld * size, 0, d.cols * size, d.rows, at)
+            size, at = d.dtype.itemsize, self._stream(stream).ptr
+            whole = d.ld == d.cols
+            for row in range(1 if whole else d.rows):
+                nbytes = d.cols * size * (d.rows if whole else 1)
+                self._runtime.memsetAsync(d.address + row * d.ld * size, 0, nbytes, at)
             return
         self.products.multiply(
             self._stream(stream).ptr, x, w, d,
