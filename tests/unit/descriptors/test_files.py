@@ -221,7 +221,7 @@ def test_grid_files(write):
 
 
 def test_kinds_of_shipped_files():
-    with pytest.raises(pb.LayoutError, match="'problems' or 'grids', got 'golden'"):
+    with pytest.raises(pb.LayoutError, match="one of 'problems', 'grids', 'models', got 'golden'"):
         files.find("golden")
 
 
