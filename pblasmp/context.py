@@ -110,6 +110,8 @@ class Context:
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
             if is_agreed(error, self.comm):
+                if hasattr(self, "engine"):
+                    self.engine.close()
                 self.comm.free()
                 self._control.free()
             else:
@@ -569,7 +571,9 @@ class Context:
 
 def _measured(comm: Communicator, engine: Engine) -> Measured:
     """Return what rank 0 knows of the times of algorithms on this machine, on every rank. Collective."""
-    machine = machine_of(comm, engine.machine, engine.libraries)
+    with Agreement(comm, "Context"):
+        mine = engine.machine, engine.libraries
+    machine = machine_of(comm, *mine)
     entries = None
     if comm.rank == 0:
         entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]

@@ -23,7 +23,7 @@ from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product, Transfer
 from .finish import activate, store
 
-__all__ = ["ALGORITHMS", "ParallelProduct", "parts_of", "prepare", "refusal", "serves", "view"]
+__all__ = ["ALGORITHMS", "ParallelProduct", "cost", "parts_of", "prepare", "refusal", "serves", "view"]
 
 Array = Any
 _PANELS = 4
@@ -336,7 +336,7 @@ def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Oper
     return operations.refusal(p.dtype, options.compute)
 
 
-def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
+def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
     """Return less than gathering costs where messages travel by themselves while a queued product runs."""
     return 5.0 if engine.agrees else 2.5
 
@@ -367,6 +367,4 @@ def _prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Ope
     return prepare(engine, p, options)
 
 
-ALGORITHMS = (
-    Algorithm("push", _prepare, serves(*_FORMS.values(), "matmul_allgather"), view, refusal, _cost),
-)
+ALGORITHMS = (Algorithm("push", _prepare, serves(*_FORMS.values(), "matmul_allgather"), view, refusal, cost),)

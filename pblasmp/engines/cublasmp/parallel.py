@@ -272,7 +272,7 @@ def _row(form: str, name: str) -> Algorithm:
 
     def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:
         if fallback and _why_not(kind, engine, p, options, None):
-            return 5.0
+            return messages.cost(engine, p, options)
         return _cost(name, p, options, session_of(engine))
 
     return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
