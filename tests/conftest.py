@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -15,3 +17,6 @@ settings.load_profile("pblasmp")
 # Ctrl-C interrupts, also where the tests run in the background of a shell, which has it ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test reads or writes what this user has measured.
+os.environ["PBLASMP_TUNING"] = str(Path(tempfile.mkdtemp(prefix="pblasmp-tests-")) / "tuning.json")

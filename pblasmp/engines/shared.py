@@ -168,13 +168,20 @@ def _row(name: str, form: str, cost: Any) -> Algorithm:
     return Algorithm(name, prepare, overlapped.serves(form), overlapped.view, _refusal, cost)
 
 
+_ALONE = 9.0  # one rank has nothing to share
+
+
+def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
+    return 1.5 if p.size > 1 else _ALONE
+
+
 def _one_shot_cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    return 1.4 if p.size == 2 else 1.6
+    return {1: _ALONE, 2: 1.4}.get(p.size, 1.6)
 
 
 ALGORITHMS = (
-    _row("pull", "matmul_reduce_scatter", lambda *_: 1.5),
+    _row("pull", "matmul_reduce_scatter", _cost),
     _row("one_shot", "matmul_allreduce", _one_shot_cost),
-    _row("two_shot", "matmul_allreduce", lambda *_: 1.5),
-    _row("pull", "matmul_allgather", lambda *_: 1.5),
+    _row("two_shot", "matmul_allreduce", _cost),
+    _row("pull", "matmul_allgather", _cost),
 )

@@ -26,9 +26,10 @@ NAMES = {
     **dict.fromkeys(("matmul", "ag", "rs", "trsm", "trmm", "symm", "hemm"), SLABS),
     **dict.fromkeys(UPDATES, ("summed", *SLABS)),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
-    **dict.fromkeys(("ag", "rs", "allgather_matmul", "matmul_reduce_scatter"), (*SLABS, "push")),
-    **dict.fromkeys(("ar", "matmul_allreduce"), ("sum", "push")),
-    "matmul_allgather": ("push",),
+    **dict.fromkeys(("ag", "allgather_matmul"), (*SLABS, "push")),
+    **dict.fromkeys(("rs", "matmul_reduce_scatter"), (*SLABS, "pull", "push")),
+    **dict.fromkeys(("ar", "matmul_allreduce"), ("sum", "one_shot", "two_shot", "push")),
+    "matmul_allgather": ("pull", "push"),
 }
 """The algorithms of the host by function, or scheme."""
 
@@ -165,7 +166,7 @@ def refusals(comm):
         for case, words, function, args, how in (
             ("gathered x", "algo 'gathered': X is gathered where the caller gets it", pb.allgather_matmul,
              (even["allgather_matmul"].local_x, even["allgather_matmul"].local_w), {**gathered, "algo": "gathered"}),
-            ("columns", "algo: the host engine has 'auto', 'push' here, got 'sum'", pb.matmul_allgather,
+            ("columns", "algo: the host engine has 'auto', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
              (even["matmul_allgather"].local_x, even["matmul_allgather"].local_w), {"algo": "sum"}),
             *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, by the rule they would be",
                 pb.matmul_allreduce, (x, w), {"algo": "sum"}),

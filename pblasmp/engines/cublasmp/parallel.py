@@ -258,9 +258,10 @@ def _row(form: str, name: str) -> Algorithm:
 
     def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
         why = _why_not(kind, engine, p, options, operands)
-        if why and fallback and not messages.refusal(engine, p, options, operands):
-            return ""
-        return why
+        if not why or not fallback:
+            return why
+        unsent = messages.refusal(engine, p, options, operands)
+        return f"{why}; by messages: {unsent}" if unsent else ""
 
     def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:
         why = _why_not(kind, engine, p, options, operands)
