@@ -69,7 +69,7 @@ def test_golden_results_are_fresh():
 
 def test_every_file_is_known():
     """A file that no test reads is a mistake."""
-    kinds = {"problems": ".toml", "invalid": ".toml", "grids": ".toml", "sweeps": ".toml", "golden": ".json"}
+    kinds = dict.fromkeys(("problems", "invalid", "grids", "models", "sweeps"), ".toml") | {"golden": ".json"}
     stray = [
         path
         for path in files.root().rglob("*")

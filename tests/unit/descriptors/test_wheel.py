@@ -22,7 +22,11 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("pblasmp/descriptors/")}
         archive.extractall(tmp_path / "site")
-    there = {path.relative_to(files.root()) for kind in ("problems", "grids") for path in files.find(kind)}
+    there = {
+        path.relative_to(files.root())
+        for kind in ("problems", "grids", "models")
+        for path in files.find(kind)
+    }
     there |= {Path("README.md"), Path("problem.schema.json"), Path("routine.schema.json")}
     assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
     script = "from pblasmp.layout import files; print(files.root(), len(files.find('problems')))"

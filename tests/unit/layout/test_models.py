@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of models: every file loads, and shapes are those of one rank's product."""
+
+from __future__ import annotations
+
+import pytest
+
+import pblasmp as pb
+from pblasmp.layout import files
+from pblasmp.layout.models import Layer, load_model
+
+
+@pytest.mark.parametrize("file", files.find("models"), ids=lambda file: file.stem)
+def test_every_model_loads(file):
+    layers = load_model(file.stem)
+    assert {layer.collective for layer in layers} <= {
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+        "all_scatter",
+    }
+    for layer in layers:
+        tokens, outputs, inputs = layer.shape(1024, 8)
+        assert tokens == 1024
+        assert outputs * (8 if layer.outputs != outputs else 1) == layer.outputs
+        assert inputs == layer.inputs
+
+
+def test_what_cannot_be_split_evenly():
+    with pytest.raises(pb.LayoutError, match="qkv: 10 outputs cannot be split evenly over 4 ranks"):
+        Layer("qkv", "all_gather", 10, 8).shape(16, 4)
+    with pytest.raises(pb.LayoutError, match="down: 10 inputs cannot be split evenly over 4 ranks"):
+        Layer("down", "reduce_scatter", 8, 10).shape(16, 4)
+
+
+def test_an_unknown_model():
+    with pytest.raises(pb.LayoutError, match="expected one of llama-70b, llama-8b, got 'gpt'"):
+        load_model("gpt")
