@@ -105,7 +105,8 @@ def measure(
             continue
         try:
             run = _run(product, scratch, again=options.repeated)
-            seconds[name] = _time(ctx, run, restore, min(seconds.values(), default=0.0))
+            with ctx._running(f"tune: {name}"):
+                seconds[name] = _time(ctx, run, restore, min(seconds.values(), default=0.0))
         except PblasmpError as error:  # what a library says of itself when it is run
             if not is_agreed(error, ctx.comm):
                 raise

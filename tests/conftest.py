@@ -19,4 +19,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test reads or writes what this user has measured.
-os.environ["PBLASMP_TUNING"] = str(Path(tempfile.mkdtemp(prefix="pblasmp-tests-")) / "tuning.json")
+os.environ["PBLASMP_TUNING"] = str(
+    Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
+)

@@ -99,9 +99,10 @@ class Measured:
 
     def seconds(self, problem: Problem, options: Options) -> dict[str, float]:
         """Return by algorithm the time of a problem, between those of measured sizes; empty if none is near. Local."""
-        key, sizes = self._key(problem, options), _sizes(problem)
-        if 0 in sizes:
+        sizes = _sizes(problem)
+        if not self.entries or 0 in sizes:
             return {}
+        key = self._key(problem, options)
         near = [(_distance(entry.sizes, sizes), entry) for entry in self.entries.values() if entry.key == key]
         near = sorted((each for each in near if each[0] <= _REACH), key=lambda each: each[0])[:_NEAREST]
         if not near:

@@ -15,6 +15,8 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
+from pblasmp.engines.algorithms import Algorithm
+from pblasmp.engines.base import Product
 from tests.helpers.mpi import run_mpi
 
 NAMES = [
@@ -163,6 +165,35 @@ def broken_file(comm, file):
         with warns:
             ctx = stack.enter_context(pb.Context(comm, engine="host"))
         assert (pb.matmul_allreduce(np.ones((16, 8)), np.ones((8, 8)), ctx) == 8 * comm.size).all()
+
+
+class Falls(Product):
+    """An algorithm whose run fails on the last rank alone."""
+
+    path = "falls"
+
+    def __init__(self, rank):
+        self._rank = rank
+
+    def run(self, operands):
+        if self._rank == 1:
+            raise RuntimeError("fell")
+
+
+def one_rank_falls(comm, file):
+    row = Algorithm("falls", lambda *_: Falls(comm.rank), lambda problem: True, cost=lambda *_: 0.0)
+    with kept_in(file):
+        ctx = pb.Context(comm, engine="host")
+        ctx.engine.algorithms = (row,)
+        expected = (RuntimeError, "fell") if comm.rank == 1 else (pb.ClosedError, "rank 1 left tune: falls")
+        with pytest.raises(expected[0], match=expected[1]):
+            pb.tune(pb.matmul_allreduce, np.ones((16, 8)), np.ones((8, 8)), ctx)
+        with contextlib.suppress(pb.ClosedError):
+            ctx.close()
+
+
+def test_a_measured_run_that_fails_on_one_rank_is_told_to_all(tmp_path):
+    run_mpi(one_rank_falls, 2, timeout=60, launch=True, file=str(tmp_path / "tuning.json"))
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4])
