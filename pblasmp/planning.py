@@ -118,7 +118,7 @@ def _measure(
 ) -> Tuned:
     problem, operands, nearest = given
     moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
-    return measure(ctx, problem, options, operands, moved, limit=limit, progress=progress)
+    return measure(ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress)
 
 
 def _public(name: str) -> Callable[..., Any] | None:

@@ -80,7 +80,7 @@ class Plan(Generic[Result]):
         if options.algo == "measure":
             self._options = options = replace(options, algo="auto")
             if not ctx.engine.measured.knows(self.problem, options):
-                measure(ctx, problem, options, operands, nearest)
+                measure(ctx.engine, ctx.comm, problem, options, operands, nearest)
         self._product, self._verdicts = self._prepare(problem, operands, nearest)
         self._number = ctx._adopt(self)
         self._log()

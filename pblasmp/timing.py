@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .context import Context
+from .comm import Communicator
+from .engines.base import Engine
 
 __all__ = ["device_seconds", "host_seconds", "samples", "slowest"]
 
@@ -38,19 +38,23 @@ def slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
 
 
 def samples(
-    ctx: Context, run: Callable[[], Any], count: int, before: Callable[[], None] | None = None
+    engine: Engine,
+    comm: Communicator,
+    run: Callable[[], Any],
+    count: int,
+    before: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Return the seconds that each of ``count`` runs took on the slowest rank. Collective over the context.
+    """Return the seconds that each of ``count`` runs took on the slowest rank. Collective over the ranks.
 
     All ranks begin a run together; the device's clock counts where there is one. ``before`` is called before each run,
     and not timed.
     """
-    clock = host_seconds if ctx.engine.device is None else device_seconds
+    clock = host_seconds if engine.device is None else device_seconds
     mine = []
     for _ in range(count):
         if before is not None:
             before()
-        ctx.engine.synchronize()
-        ctx.comm.barrier()
+        engine.synchronize()
+        comm.barrier()
         mine.append(clock(run))
-    return slowest(ctx.comm.allgather(mine))
+    return slowest(comm.allgather(mine))

@@ -8,18 +8,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .comm import is_agreed
-from .engines.base import Operands, Options, Problem, Product, same_memory
+from .comm import Agreement, Communicator, Running, is_agreed
+from .engines.base import Engine, Operands, Options, Problem, Product, same_memory
 from .engines.catalogue import names, prepare
 from .engines.measured import save, tuning_file
 from .errors import PblasmpError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem
 from .timing import samples
-
-if TYPE_CHECKING:
-    from .context import Context
 
 __all__ = ["Tuned", "measure"]
 
@@ -64,7 +61,8 @@ class Tuned:
 
 
 def measure(
-    ctx: Context,
+    engine: Engine,
+    comm: Communicator,
     problem: Problem,
     options: Options,
     operands: Operands,
@@ -73,10 +71,10 @@ def measure(
     limit: float = LIMIT,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Time every algorithm that takes a problem, and let "auto" know. Collective over the context.
+    """Time every algorithm that takes a problem, and let "auto" know. Collective over the ranks.
 
     Args:
-        ctx: the context.
+        engine, comm: of a context.
         problem, options, operands, nearest: as for ``engines.catalogue.prepare``. No array is written.
         limit: seconds after which no further algorithm is begun.
         progress: called with (algorithms done, algorithms in all).
@@ -84,54 +82,60 @@ def measure(
     Raises:
         UnsupportedError: no algorithm takes it.
     """
-    engine = ctx.engine
-    with ctx._agreement("tune: scratch results"):
+    with Agreement(comm, "tune: scratch results"):
         scratch, restore = _scratch(engine, operands)
     candidates = names(engine, nearest or problem, options)
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     began = time.monotonic()
-    for i, name in enumerate(candidates):
+    with Running(comm, "tune"):
+        for i, name in enumerate(candidates):
+            if progress is not None:
+                progress(i, len(candidates))
+            if seconds and comm.bcast(time.monotonic() - began > limit):
+                refused[name] = f"not measured: {limit:g} s had passed"
+                continue
+            try:
+                with Agreement(comm, f"tune: preparing {name}"):
+                    product, _ = prepare(engine, problem, replace(options, algo=name), scratch, nearest)
+            except (PblasmpError, MemoryError) as error:
+                if not is_agreed(error, comm):
+                    raise
+                refused[name] = str(error).partition(": ")[2] or str(error)
+                continue
+            try:
+                run = _run(product, scratch, again=options.repeated)
+                seconds[name] = _time(engine, comm, run, restore, min(seconds.values(), default=0.0))
+            except PblasmpError as error:  # what a library says of itself when it is run
+                if not is_agreed(error, comm):
+                    raise
+                refused[name] = str(error)
+            finally:
+                engine.synchronize()
+                product.close()
         if progress is not None:
-            progress(i, len(candidates))
-        if seconds and ctx.comm.bcast(time.monotonic() - began > limit):
-            refused[name] = f"not measured: {limit:g} s had passed"
-            continue
-        try:
-            with ctx._agreement(f"tune: preparing {name}"):
-                product, _ = prepare(engine, problem, replace(options, algo=name), scratch, nearest)
-        except (PblasmpError, MemoryError) as error:
-            refused[name] = str(error).partition(": ")[2] or str(error)
-            continue
-        try:
-            run = _run(product, scratch, again=options.repeated)
-            with ctx._running(f"tune: {name}"):
-                seconds[name] = _time(ctx, run, restore, min(seconds.values(), default=0.0))
-        except PblasmpError as error:  # what a library says of itself when it is run
-            if not is_agreed(error, ctx.comm):
-                raise
-            refused[name] = str(error)
-        finally:
-            engine.synchronize()
-            product.close()
-    if progress is not None:
-        progress(len(candidates), len(candidates))
+            progress(len(candidates), len(candidates))
     if not seconds:
         reasons = "".join(f"\n  {name}: {why}" for name, why in refused.items())
         raise UnsupportedError(f"tune: no algorithm of the {engine.name} engine takes this problem:{reasons}")
-    return _keep(ctx, nearest or problem, options, seconds, refused)
+    return _keep(engine, comm, nearest or problem, options, seconds, refused)
 
 
 def _keep(
-    ctx: Context, problem: Problem, options: Options, seconds: dict[str, float], refused: dict[str, str]
+    engine: Engine,
+    comm: Communicator,
+    problem: Problem,
+    options: Options,
+    seconds: dict[str, float],
+    refused: dict[str, str],
 ) -> Tuned:
-    measured = ctx.engine.measured
-    entry = measured.entry(problem, options, seconds, ctx.comm.bcast(time.strftime("%Y-%m-%d")))
+    measured = engine.measured
+    entry = measured.entry(problem, options, seconds, comm.bcast(time.strftime("%Y-%m-%d")))
     measured.add(entry)
     file = str(tuning_file())
-    why = save(tuning_file(), [entry]) if ctx.rank == 0 else ""
-    file, why = ctx.comm.bcast((file, why))
-    if why and ctx.rank == 0:
+    why = save(tuning_file(), [entry]) if comm.rank == 0 else ""
+    file, why = comm.bcast((file, why))
+    if why and comm.rank == 0:
         warnings.warn(f"tune: the times are known to this context alone: {why}", stacklevel=3)
     return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file)
 
@@ -141,16 +145,18 @@ def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], N
     return lambda: product.run(operands if again else replace(operands))
 
 
-def _time(ctx: Context, run: Callable[[], Any], restore: Callable[[], None], best: float) -> float:
+def _time(
+    engine: Engine, comm: Communicator, run: Callable[[], Any], restore: Callable[[], None], best: float
+) -> float:
     """Return the median of the slowest rank's times."""
     least, most = _SAMPLES
-    samples(ctx, run, 2, restore)  # allocates, and records a graph
-    times = samples(ctx, run, least, restore)
+    samples(engine, comm, run, 2, restore)  # allocates, and records a graph
+    times = samples(engine, comm, run, least, restore)
     middle = float(median(times))
     if best and middle > _HOPELESS * best:
         return middle
     more = min(most, int(_SECONDS / max(middle, 1e-9))) - least
-    return float(median([*times, *samples(ctx, run, more, restore)])) if more > 0 else middle
+    return float(median([*times, *samples(engine, comm, run, more, restore)])) if more > 0 else middle
 
 
 def _scratch(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], None]]:

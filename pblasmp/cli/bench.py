@@ -173,8 +173,8 @@ def _one(
 
 def _timed(ctx: Context, run: Callable[[], Any], count: int) -> float:
     """Return the median, in microseconds, of the slowest rank's time of each run. Collective over the context."""
-    samples(ctx, run, _WARM_UP)
-    return float(median(samples(ctx, run, count))) * 1e6
+    samples(ctx.engine, ctx.comm, run, _WARM_UP)
+    return float(median(samples(ctx.engine, ctx.comm, run, count))) * 1e6
 
 
 def print_bench(result: dict[str, Any]) -> None:

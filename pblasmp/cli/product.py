@@ -209,7 +209,7 @@ def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: 
     """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
     if repeat is None:
         repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
-    return samples(ctx, plan, repeat)
+    return samples(ctx.engine, ctx.comm, plan, repeat)
 
 
 def _operands(
