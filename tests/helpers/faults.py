@@ -29,6 +29,11 @@ WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 
 
+def say(text):
+    """Print a line in one write, so that the ranks' lines stay whole; Python without buffers writes the end apart."""
+    print(f"{text}\n", end="", flush=True)
+
+
 def matrix(ctx):
     return ctx.from_function(
         lambda i, j: i + j, pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ctx.size))
@@ -188,7 +193,7 @@ def caught():
             b = a @ a
             whole = b.gather()
             if RANK == 0:
-                print("went on", int(whole[0, 0]), flush=True)
+                say(f"went on {int(whole[0, 0])}")
 
 
 def never_closed():
@@ -249,7 +254,7 @@ def tells(work):
         end = "returned"
     except Exception as error:  # noqa: BLE001 - it is printed
         end = f"{type(error).__name__}: {error}"
-    print(f"rank {RANK}: {end}", flush=True)
+    say(f"rank {RANK}: {end}")
 
 
 def caught_in(work, module, name, after=0):
@@ -376,7 +381,7 @@ def no_room_to_map():
 def end_without_closing():
     ctx = pb.Context(engine="host")
     atexit.unregister(pblasmp.comm.failures._close_all)
-    atexit.register(lambda: print(ctx, flush=True))
+    atexit.register(lambda: say(ctx))
     atexit.register(pblasmp.comm.failures._close_all)
     keep.append((ctx, matrix(ctx)))
 
@@ -434,9 +439,7 @@ def too_many_plans():
             warnings.simplefilter("always")
             plans += [pb.plan_matmul(a, a) for _ in range(2)]
         said = " ".join(str(each.message)[-56:].strip() for each in found)
-        print(
-            f"rank {RANK}: {len(found)} warning {said}", flush=True
-        )  # one text: the ranks' lines stay whole
+        say(f"rank {RANK}: {len(found)} warning {said}")
 
 
 keep = []
@@ -461,7 +464,7 @@ def child_leaves():
         WORLD.Barrier()
         whole = (a @ a).gather()
         if RANK == 0:
-            print("went on", int(whole[0, 0]), flush=True)
+            say(f"went on {int(whole[0, 0])}")
 
 
 def two_threads():
@@ -510,7 +513,7 @@ def slow_but_in_order():
         with pb.Context(engine="host") as three:
             matrix(three)
         if RANK == 0:
-            print("went on", int(whole[0, 0]), flush=True)
+            say(f"went on {int(whole[0, 0])}")
 
 
 if __name__ == "__main__":
