@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Communicator", "Request", "check_world", "chunks", "nodes_of", "wrap"]
+__all__ = ["Communicator", "MpiCollectives", "Request", "check_world", "chunks", "nodes_of", "wrap"]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _NOTE = 1  # tag of the side channel's messages
@@ -99,6 +99,20 @@ class Communicator(Protocol):
 
     def free(self) -> None:
         """Give up what wrap() or split() made. Collective."""
+
+
+@runtime_checkable
+class MpiCollectives(Protocol):
+    """What only a communicator of MPI has: collectives over parts of different sizes, in counts of elements."""
+
+    def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
+        """Write every rank's ``part`` into ``whole``, in rank order (all contiguous in C order). Collective."""
+
+    def sum_scatter_into(self, whole: Array, part: Array, counts: Sequence[int]) -> None:
+        """Write the sum over the ranks of this rank's part of ``whole`` into ``part``. Collective."""
+
+    def sum_into(self, array: Array) -> None:
+        """As in ``Communicator``. Collective."""
 
 
 class _Serial:  # its arguments matter only where there are several ranks
@@ -276,6 +290,16 @@ class _Mpi:
         step = _CHUNK_BYTES // array.itemsize
         for at in range(0, flat.size, step):
             self._done(self._comm.Iallreduce(MPI.IN_PLACE, flat[at : at + step], op=MPI.SUM))
+
+    def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
+        from mpi4py import MPI
+
+        sizes = [count * part.itemsize for count in counts]
+        data = whole.reshape(-1).view(np.uint8)
+        self._done(self._comm.Iallgatherv([_bytes(part), MPI.BYTE], [data, sizes, MPI.BYTE]))
+
+    def sum_scatter_into(self, whole: Array, part: Array, counts: Sequence[int]) -> None:
+        self._done(self._comm.Ireduce_scatter(whole.reshape(-1), part.reshape(-1), counts))
 
     def bcast_into(self, array: Array, root: int) -> None:
         for chunk in chunks(array):

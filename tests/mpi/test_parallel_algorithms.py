@@ -17,12 +17,14 @@ from ml_dtypes import bfloat16
 import pblasmp as pb
 from pblasmp.engines.algorithms import Algorithm
 from pblasmp.engines.base import Product
+from pblasmp.engines.host import collective
 from tests.helpers.mpi import run_mpi
 
 NAMES = [
-    *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "sum", "push")),
-    *(("matmul_reduce_scatter", name) for name in ("pull", "push")),
-    *(("matmul_allgather", name) for name in ("pull", "push")),
+    *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "push", "mpi")),
+    *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "sum", "push", "mpi")),
+    *(("matmul_reduce_scatter", name) for name in ("pull", "push", "mpi")),
+    *(("matmul_allgather", name) for name in ("pull", "push", "mpi")),
 ]
 SIZES = [(7, 5, 9), (1, 3, 2), (64, 48, 40), (600, 300, 64)]  # fewer rows than ranks; several pieces
 
@@ -38,6 +40,7 @@ class Case:
         x, w, self.c, self.bias = (
             rng.integers(-2, 3, shape).astype(dtype) for shape in ((t, k), (n, k), (t, n), (n,))
         )
+        self.columns = slice(None)
         self.product = x.astype(self.wide) @ w.astype(self.wide).T
         inputs = pb.tensor_parallel.shard(k, size, rank)
         outputs = slice(n * rank // size, n * (rank + 1) // size)
@@ -47,10 +50,14 @@ class Case:
         self.x, self.w, self.own_bias = np.ascontiguousarray(x[:, inputs]), w[:, inputs].copy(), self.bias
         if form == "matmul_allgather":
             self.x, self.w, self.own_bias = x, w[outputs], self.bias[outputs]
+        elif form == "allgather_matmul":
+            tokens, outputs = (pb.tensor_parallel.shard(length, size, rank) for length in (t, n))
+            self.x, self.w, self.own_bias = x[tokens], w[outputs], self.bias[outputs]
+            self.columns = outputs
 
     def check(self, y, expected):
         np.testing.assert_array_equal(
-            y.astype(self.wide), expected.astype(self.dtype).astype(self.wide)[self.rows]
+            y.astype(self.wide), expected.astype(self.dtype).astype(self.wide)[self.rows, self.columns]
         )
 
 
@@ -63,7 +70,7 @@ def results(comm):
                 name = "auto"
             case, function = Case(ctx, form, dtype, sizes), getattr(pb, form)
             case.check(function(case.x, case.w, ctx, algo=name), case.product)
-            out = case.c[case.rows].copy()
+            out = case.c[case.rows, case.columns].copy()
             activation = None if case.wide is complex else "relu"
             function(
                 case.x, case.w, ctx, algo=name, alpha=2, beta=-1, c=out, out=out,
@@ -103,6 +110,13 @@ def several_nodes(comm):
             assert (pb.matmul_allreduce(np.ones((4, 4)), np.ones((4, 4)), ctx) == 4 * comm.size).all()
     finally:
         del os.environ["PBLASMP_RANKS_PER_NODE"]
+
+
+def too_long_for_mpi(comm):
+    with pb.Context(comm, engine="host") as ctx, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collective, "_LONGEST", 4 * 4 * comm.size * 8 - 1)
+        with pytest.raises(pb.UnsupportedError, match="collectives count no more than"):
+            pb.matmul_allgather(np.ones((4, 2)), np.ones((4, 2)), ctx, algo="mpi")
 
 
 @contextlib.contextmanager
@@ -212,6 +226,10 @@ def test_one_product_after_another_keeps_results_apart():
 
 def test_ranks_of_several_nodes_share_nothing():
     run_mpi(several_nodes, 2)
+
+
+def test_what_is_too_long_for_mpi_is_refused():
+    run_mpi(too_long_for_mpi, 2)
 
 
 @pytest.mark.parametrize("nranks", [1, 2])

@@ -22,7 +22,7 @@ from ...layout.trapezoid import Trapezoid
 from ..algorithms import Algorithm
 from ..base import Operations, Transport, overlap
 from ..exchange_move import ExchangeMove
-from . import blas
+from . import blas, collective
 from .blas import LocalBlas
 from .buffers import Buffers
 from .operations import HostOperations
@@ -43,7 +43,7 @@ class HostEngine:
     measured: Any = None
     xp: Any = np
     device: Any = None
-    algorithms: tuple[Algorithm, ...] = ()
+    algorithms: tuple[Algorithm, ...] = collective.ALGORITHMS
 
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why

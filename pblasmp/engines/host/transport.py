@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...comm import Communicator, Exchange, Side
+from ...comm.communicator import MpiCollectives
 from ...comm.shared import available_bytes
 from ...dtypes import accumulation_dtype
 from ..base import Transfer
@@ -32,6 +33,9 @@ class HostTransport:
         nodes: the ranks of each node.
         buffers: memory that everything uses in turn.
         why_not_shared: empty, or why ranks cannot share memory.
+
+    Attributes:
+        collectives: those of MPI; None where the ranks do not communicate by MPI.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class HostTransport:
     ) -> None:
         self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
         self.why_not_shared = why_not_shared
+        self.collectives: MpiCollectives | None = comm if isinstance(comm, MpiCollectives) else None
         self._comm, self._buffers = comm, buffers
         self._held, self._turn = 0, 0
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
