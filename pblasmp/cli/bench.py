@@ -15,6 +15,7 @@ from .. import tensor_parallel
 from ..comm import is_agreed
 from ..context import Context
 from ..drawing.bars import Panel, draw_bars
+from ..drawing.lines import Sweep, draw_lines, size_text
 from ..drawing.picture import picture_format
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..errors import LayoutError, PblasmpError
@@ -38,6 +39,7 @@ SHAPES = {
 }
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
 _WARM_UP = 3
+_DEPTH = 128  # inputs a rank where sizes are swept: few, so that the collective is most of the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class BenchOptions:
     Attributes:
         collectives: which of ``COLLECTIVES``, in this order.
         shapes: T, N, K each; empty: some for the engine.
+        sizes: bytes that the collective moves, in place of shapes.
         dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
         samples: runs that are timed.
         engine: as in Context.
@@ -56,6 +59,7 @@ class BenchOptions:
 
     collectives: tuple[str, ...]
     shapes: tuple[tuple[int, int, int], ...]
+    sizes: tuple[int, ...]
     dtype: str | None
     samples: int
     engine: Literal["auto", "host", "cublasmp"]
@@ -86,9 +90,8 @@ def _validate(options: BenchOptions) -> None:
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        shapes = options.shapes or [
-            (round_up(t, ctx.size), n, round_up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]
-        ]
+        usual = [(round_up(t, ctx.size), n, round_up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]]
+        shapes = options.shapes or usual
         with ctx._agreement("pblasmp bench"):
             _validate(options)
             for t, n, k in shapes:
@@ -97,10 +100,13 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
                         f"--shape {t},{n},{k}: T and K are split over the ranks here, expected multiples of {ctx.size}"
                     )
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
-        sections = {
-            name: [_case(ctx, reporter, name, shape, dtype, options) for shape in shapes]
-            for name in options.collectives
-        }
+        itemsize = as_dtype(dtype).itemsize
+        sections = {}
+        for name in options.collectives:
+            swept = [_shape_of(name, size // itemsize, ctx.size) for size in options.sizes]
+            sections[name] = [_case(ctx, reporter, name, shape, dtype, options) for shape in swept or shapes]
+            for row, size in zip(sections[name], options.sizes, strict=False):
+                row["bytes"] = size
         return {
             "ranks": ctx.size,
             "engine": ctx.engine.name,
@@ -115,6 +121,17 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
 def round_up(n: int, ranks: int) -> int:
     """Return the next multiple of ``ranks``. Local."""
     return -(-n // ranks) * ranks
+
+
+def _shape_of(name: str, elements: int, ranks: int) -> tuple[int, int, int]:
+    """Return T, N and K of a product of little depth whose collective moves about so many elements. Local."""
+    width = 1 << (max(1, elements).bit_length() - 1) // 2
+    t = round_up(max(1, elements // width), ranks)
+    if name == "all_gather":  # of x
+        return t, _DEPTH, round_up(width, ranks)
+    if name == "all_scatter":  # of y
+        return t, max(1, width // ranks), round_up(_DEPTH, ranks)
+    return t, width, round_up(_DEPTH * ranks, ranks)
 
 
 def _case(
@@ -185,14 +202,24 @@ def print_bench(result: dict[str, Any]) -> None:
 
 def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
     """Draw the chart that was asked for, if any. Local."""
-    if options.output is not None:
+    if options.output is not None and options.sizes:
+        draw_lines(
+            [
+                Sweep(_title(name, result), [(row["bytes"], row["us"]) for row in rows])
+                for name, rows in result["sections"].items()
+            ],
+            options.output,
+        )
+    elif options.output is not None:
         panels = [
-            Panel(
-                f"{COLLECTIVES[name][0]}, {result['ranks']} ranks", [(row["case"], row["us"]) for row in rows]
-            )
+            Panel(_title(name, result), [(row["case"], row["us"]) for row in rows])
             for name, rows in result["sections"].items()
         ]
         draw_bars(panels, options.output, reference=ALONE, order=(OURS, SYMMETRIC, result["rival"]))
+
+
+def _title(name: str, result: dict[str, Any]) -> str:
+    return f"{COLLECTIVES[name][0]}, {result['ranks']} ranks"
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
@@ -208,6 +235,7 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
             cells = "".join(
                 f"{row['us'][column]:18.0f}" if column in row["us"] else f"{'-':>18}" for column in columns
             )
-            yield f"{row['case']:>20}{cells}" + ("" if row["good"] else "   WRONG")
+            size = f"  {size_text(row['bytes'])}" if "bytes" in row else ""
+            yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
         for path in dict.fromkeys(row["path"] for row in rows):
             yield f"  ours: {path}"

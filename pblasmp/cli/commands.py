@@ -282,6 +282,7 @@ def list_problems(as_json: bool) -> None:
         "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.png",
         "pblasmp bench -n 2 -c all_reduce --shape 1024,512,2048 --dtype float64 --engine host",
         "pblasmp bench -n 4 -c all_reduce --algo all      every algorithm, side by side",
+        "pblasmp bench -n 4 -c all_reduce --algo all --sizes 1KiB-64MiB -o chart.png",
         "mpirun -n 8 pblasmp bench -c all_gather          on ranks already running",
     )
 )
@@ -301,6 +302,13 @@ def list_problems(as_json: bool) -> None:
     multiple=True,
     callback=options.shapes,
     help="Tokens, outputs (of each rank for all_gather and all_scatter), inputs (summed over ranks for the others).",
+)
+@click.option(
+    "--sizes",
+    metavar="FROM-TO",
+    callback=options.sizes,
+    help="In place of shapes, products of little depth whose collective moves these sizes, each four times the last: "
+    "1KiB-1GiB. A chart has lines then.",
 )
 @click.option(
     "--dtype",
@@ -324,6 +332,8 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
     from .bench import COLLECTIVES, BenchOptions, draw_bench, print_bench
     from .bench import bench as run_bench
 
+    if given["shapes"] and given["sizes"]:
+        raise click.UsageError("--sizes says the shapes: leave --shape out")
     options = BenchOptions(collectives=tuple(dict.fromkeys(collectives)) or tuple(COLLECTIVES), **given)
     result = run_bench(options, ranks)
     if leading():

@@ -27,6 +27,7 @@ __all__ = [
     "ops",
     "ranks",
     "shapes",
+    "sizes",
     "tokens",
 ]
 
@@ -93,6 +94,24 @@ def shapes(
             message = f"{text!r}: expected tokens, outputs and inputs, for example 1024,512,2048"
             raise click.BadParameter(message, ctx, param)
         found.append(shape)
+    return tuple(found)
+
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def sizes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Return the bytes of "1KiB-1GiB" in steps of four."""
+    if text is None:
+        return ()
+    match = re.fullmatch("([1-9][0-9]{0,3})([KMG]iB|B)-([1-9][0-9]{0,3})([KMG]iB|B)", text.replace(" ", ""))
+    first, last = (int(match[i]) * _UNITS[match[i + 1]] for i in (1, 3)) if match else (1, 0)
+    if first > last:
+        message = f"{text!r}: expected the least and the largest, for example 1KiB-1GiB"
+        raise click.BadParameter(message, ctx, param)
+    found = [first]
+    while found[-1] * 4 <= last:
+        found.append(found[-1] * 4)
     return tuple(found)
 
 
