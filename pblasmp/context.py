@@ -21,7 +21,7 @@ from . import creation, io
 from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, watch, wrap
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
-from .engines.choice import choose_engine
+from .engines.choice import EngineName, choose_engine
 from .engines.measured import Measured, machine_of, read_file, tuning_file
 from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-EngineName = Literal["auto", "host", "cublasmp"]
 _KEPT = 32
 _MANY = 1000
 _names = itertools.count(1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -17,6 +17,7 @@ from ..context import Context
 from ..drawing.bars import Panel, draw_bars
 from ..drawing.picture import picture_format
 from ..dtypes import ELEMENT_TYPES, as_dtype
+from ..engines.choice import EngineName
 from ..errors import LayoutError, PblasmpError
 from ..launchers import surroundings
 from ..timing import samples
@@ -24,7 +25,7 @@ from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
 
-__all__ = ["COLLECTIVES", "BenchOptions", "bench", "draw_bench", "print_bench"]
+__all__ = ["COLLECTIVES", "BenchOptions", "bench", "default_shapes", "draw_bench", "print_bench"]
 
 COLLECTIVES = {
     "all_gather": ("AllGather + GEMM", tensor_parallel.plan_allgather_matmul),
@@ -32,10 +33,8 @@ COLLECTIVES = {
     "all_reduce": ("GEMM + AllReduce", tensor_parallel.plan_matmul_allreduce),
     "all_scatter": ("GEMM + AllGather of the output", tensor_parallel.plan_matmul_allgather),
 }
-SHAPES = {
-    "host": ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024)),
-    "cublasmp": ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384)),
-}
+_ON_CPUS = ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024))
+_ON_GPUS = ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384))
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
 _WARM_UP = 3
 
@@ -58,7 +57,7 @@ class BenchOptions:
     shapes: tuple[tuple[int, int, int], ...]
     dtype: str | None
     samples: int
-    engine: Literal["auto", "host", "cublasmp"]
+    engine: EngineName
     output: Path | None
     algo: str = "auto"
 
@@ -86,9 +85,7 @@ def _validate(options: BenchOptions) -> None:
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        shapes = options.shapes or [
-            (round_up(t, ctx.size), n, round_up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]
-        ]
+        shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
         with ctx._agreement("pblasmp bench"):
             _validate(options)
             for t, n, k in shapes:
@@ -110,6 +107,12 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
             "samples": options.samples,
             "sections": sections,
         }
+
+
+def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
+    """Return T, N, K of the products that are timed where no shape is given, T and K multiples of ``ranks``. Local."""
+    shapes = _ON_GPUS if on_gpus else _ON_CPUS
+    return [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in shapes]
 
 
 def round_up(n: int, ranks: int) -> int:

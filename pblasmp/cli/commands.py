@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
+from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
 from . import options
@@ -22,7 +23,7 @@ from .terminal import complain, console, leading, plain, print_json
 
 __all__ = ["cli", "run_command_line"]
 
-_DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
+_REAL = [name for name, dtype in DTYPES.items() if dtype.kind != "c"]
 
 
 def run_command_line() -> NoReturn:
@@ -124,7 +125,7 @@ def cli(ctx: click.Context) -> None:
 @click.option("--beta", metavar="NUMBER", callback=options.number, help="Scales C.  [default: 1 with --c]")
 @click.option("--c", metavar="C.npy", type=FILE, help="Matrix to add.")
 @click.option(
-    "--dtype", type=click.Choice(_DTYPES), help="Element type of all.  [default: the files', or float64]"
+    "--dtype", type=click.Choice(list(DTYPES)), help="Element type of all.  [default: the files', or float64]"
 )
 @engine
 @click.option(
@@ -304,7 +305,7 @@ def list_problems(as_json: bool) -> None:
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    type=click.Choice(_REAL),
     help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
 )
 @click.option("--samples", type=click.IntRange(1), default=20, show_default=True, help="Runs that are timed.")
@@ -361,7 +362,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
 @click.option("--tokens", metavar="T,...", callback=options.tokens, help="Numbers of tokens, for --model.")
 @click.option(
     "--dtype",
-    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    type=click.Choice(_REAL),
     help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
 )
 @click.option(

@@ -14,6 +14,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, Status
+from pblasmp.engines.cublasmp.algorithms import ALGORITHMS
 from pblasmp.engines.cublasmp.contracts import nearest_level3
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
@@ -22,6 +23,15 @@ from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+
+
+def test_a_routine_that_cublasmp_lacks_is_left_to_our_algorithms(monkeypatch):
+    """A new row of the table of routines needs nothing of the GPU engine."""
+    monkeypatch.setitem(ROUTINES, "syrky", ROUTINES["syrkx"])
+    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
+    row = next(row for row in ALGORITHMS if row.name == "cublasmp")
+    served = [row.serves(Level3Problem(name, d, d, d)) for name in ("syrkx", "syrky")]
+    assert served == [True, False]
 
 
 def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:
