@@ -73,8 +73,8 @@ class Context:
             (``device_mesh["tp"]``); a separate communicator of ours is made for the same ranks.
             By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
             under torchrun; without either, one process.
-        engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
-            of its own and the library loads, else host. ``ctx.engine.why`` says which and why.
+        engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has its
+            own GPU and the library loads, else host. ``ctx.engine.why`` says which and why.
         nccl: an NCCL communicator of the same ranks that cublasmp shall use, as its address (an int) or nccl4py's
             object; it is never destroyed here. By default the engine makes one.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of ``pblasmp``, and what becomes of errors."""
+"""The commands of ``pblasmp``, and how errors end them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_command_line() -> NoReturn:
 
 
 def _leave(message: str, status: int, details: str = "") -> NoReturn:
-    """Exit after the reason, from the process that speaks for all."""
+    """Print the reason and exit; only one process prints."""
     if details and leading():
         click.echo(details.rstrip(), err=True)
     complain(message)
@@ -125,7 +125,9 @@ def cli(ctx: click.Context) -> None:
 @click.option("--beta", metavar="NUMBER", callback=options.number, help="Scales C.  [default: 1 with --c]")
 @click.option("--c", metavar="C.npy", type=FILE, help="Matrix to add.")
 @click.option(
-    "--dtype", type=click.Choice(list(DTYPES)), help="Element type of all.  [default: the files', or float64]"
+    "--dtype",
+    type=click.Choice(list(DTYPES)),
+    help="Element type of all matrices.  [default: the files', or float64]",
 )
 @engine
 @click.option(
@@ -134,7 +136,7 @@ def cli(ctx: click.Context) -> None:
 @click.option(
     "--repeat",
     type=click.IntRange(0),
-    help="Calls that are timed after the first one.  [default: as many as fit into a second, at most 5]",
+    help="Timed calls after the first one.  [default: as many as fit into a second, at most 5]",
 )
 @click.option(
     "--size", type=click.IntRange(0), help="Rows and columns of the random matrices.  [default: 2048]"
@@ -308,7 +310,9 @@ def list_problems(as_json: bool) -> None:
     type=click.Choice(_REAL),
     help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
 )
-@click.option("--samples", type=click.IntRange(1), default=20, show_default=True, help="Runs that are timed.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=20, show_default=True, help="Number of timed runs."
+)
 @click.option(
     "--algo",
     metavar="NAME",
@@ -370,7 +374,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Seconds for one product, after which no further algorithm is begun.",
+    help="Time limit for one product, in seconds: no further algorithm is started after it.",
 )
 @engine
 @as_json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp tune``: every algorithm of tensor-parallel products is timed on this machine, the times are kept."""
+"""``pblasmp tune``: time every algorithm of tensor-parallel products on this machine, and keep the times."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LIMIT = 120
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose processes can be told from all others, in which sitecustomize.py can be given."""
+    """An environment whose processes can be distinguished from all others, in which sitecustomize.py can be given."""
     return {**os.environ, "PYTHONPATH": f"{tmp_path}/site:{ROOT}", "PBLASMP_TEST": str(tmp_path)}
 
 

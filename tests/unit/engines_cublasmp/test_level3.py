@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 routines: what each call is told, by a library that does what it is told and holds to the contracts."""
+"""The level-3 routines: the arguments of each call, against a library that obeys them and enforces its contracts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_random_calls(stand_in, version, ranks):
 NB, M, N, K = 2, 4, 6, 8
 LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
 
-# What C is told of a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
+# What C gets for a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
 # of the caller's operands are a, b and the result.
 TOLD = {
     "trsm": ({"side": "R", "uplo": "U", "op_a": "T", "diag": "U"}, "RUTU", "LLTU", (M, N), (N, M), "ad", "ad"),
@@ -79,7 +79,7 @@ TOLD = {
 
 
 def matrices(ctx: pb.Context, routine: str, flags: dict[str, str], order: str, **how: Any) -> dict[str, Any]:
-    """The operands, each with a leading dimension of its own."""
+    """The operands, each with another leading dimension."""
     shapes = reference.shapes(routine, flags, M, N, K)
     return {
         name: ctx.empty(pb.MatrixDescriptor(shapes[name], (NB, NB), pb.Grid(1, 1), dtype="complex64", order=order,
