@@ -201,7 +201,7 @@ def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield f"{ranks}, {result['dtype']}, engine {result['engine']}"
-    yield f"µs, the median of {result['samples']} runs, each the slowest rank's"
+    yield f"times of the slowest rank in µs, median of {result['samples']}"
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(column for row in rows for column in row["us"]))
         yield ""
