@@ -18,6 +18,8 @@ from pblasmp.dtypes import (
     element_type,
     scalar,
 )
+from pblasmp.engines.cublasmp.kernels import _TYPES as KERNEL_TYPES
+from pblasmp.engines.cublasmp.overlapped.gpu import _NCCL_TYPES as NCCL_TYPES
 from pblasmp.errors import LayoutError
 
 NAMES = ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"]
@@ -39,6 +41,10 @@ def test_the_table_is_whole():
         assert row.roundoff < row.tolerance < 1
         assert row.storage == "" or np.dtype(row.storage).itemsize == row.dtype.itemsize
     assert len({DataType[row.cuda] for row in ELEMENT_TYPES.values()}) == len(ELEMENT_TYPES)
+
+
+def test_kernels_and_nccl_know_every_type():
+    assert KERNEL_TYPES.keys() == NCCL_TYPES.keys() == ELEMENT_TYPES.keys()
 
 
 def test_blas_has_its_four_letters():
