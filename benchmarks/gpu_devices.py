@@ -44,7 +44,7 @@ def fill(array: Any, seed: int | None, to_device: Callable[[np.ndarray], Any]) -
 class Gpu:
     """The GPU of this rank; work is queued on one stream, which becomes CuPy's current one.
 
-    A stream of its own by default: on CUDA's default stream, blocking streams inside a library wait for each other.
+    A new stream by default: on CUDA's default stream, blocking streams inside a library wait for each other.
     """
 
     def __init__(self, ctx: Any, *, null_stream: bool = False) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prepared product costs on the host's clock, beside the bare C call, a CUDA graph and nvmath."""
+"""What a prepared product costs on the host's clock, next to the bare C call, a CUDA graph and nvmath."""
 
 from __future__ import annotations
 

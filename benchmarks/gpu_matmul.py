@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time products on GPUs beside NCCL + cuBLAS and nvmath: ``mpirun -n 4 python3 benchmarks/gpu_matmul.py``.
+"""Time products on GPUs next to NCCL + cuBLAS and nvmath: ``mpirun -n 4 python3 benchmarks/gpu_matmul.py``.
 
 One rank per GPU. AllGather + GEMM, GEMM + ReduceScatter, GEMM + AllReduce and 2D block-cyclic GEMM on the device's
 clock, and what a prepared plan costs on the host's. Prints Markdown, writes JSON and a picture. NVLink multicast is
@@ -156,7 +156,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few shapes and samples: does it run?")
     parser.add_argument("--only", type=sections, default=list(SECTIONS), help=f"some of {','.join(SECTIONS)}")
     parser.add_argument(
-        "--algo", type=without_multicast, nargs="*", default=list(ALGORITHMS), help="beside auto"
+        "--algo", type=without_multicast, nargs="*", default=list(ALGORITHMS), help="besides auto"
     )
     parser.add_argument("--samples", type=int, default=20, help="timed calls per contender")
     parser.add_argument("--limit", type=float, default=125, help="seconds after which no case is started")

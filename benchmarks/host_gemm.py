@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the host engine beside ScaLAPACK and one NumPy GEMM: ``python benchmarks/host_gemm.py``.
+"""Time the host engine next to ScaLAPACK and one NumPy GEMM: ``python benchmarks/host_gemm.py``.
 
 It starts the ranks itself. Launch by launch: our engine with SciPy's OpenBLAS against Debian's pdgemm with
 Debian's OpenBLAS (its logical block as shipped, and raised to 256) and one np.matmul on the same cores; our

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time every level-3 routine: ``python benchmarks/level3.py``.
 
-On CPU ranks, which it starts itself, each routine of the host engine beside ScaLAPACK's: Debian's with OpenBLAS, and
+On CPU ranks, which it starts itself, each routine of the host engine next to ScaLAPACK's: Debian's with OpenBLAS, and
 MKL's with MKL as our local BLAS, too. With ``mpirun -n 4 python benchmarks/level3.py --gpu`` each routine of cuBLASMp
-beside a product of as many operations.
+next to a product of as many operations.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
 
 
 def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time cuBLASMp's routines, each beside a product of as many operations. Collective over comm."""
+    """Time cuBLASMp's routines, each next to a product of as many operations. Collective over comm."""
     import pblasmp as pb
 
     results: list[dict[str, Any]] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time what moves a matrix beside copying it once: ``python benchmarks/redistribution.py``.
+"""Time what moves a matrix next to copying it once: ``python benchmarks/redistribution.py``.
 
 It starts the ranks itself. Every round times each operation, ``np.copyto`` into a warm buffer, which is as
 fast as memory allows, and ``np.copy``, which like most operations here also makes the memory that it writes.

@@ -2,7 +2,7 @@
 """Measure where 16-bit sums are rounded: ``mpirun -n 4 python3 benchmarks/rounding.py``.
 
 GEMM + ReduceScatter and GEMM + AllReduce by the type that sums travel in, and general products by the size of their
-blocks; of normally distributed numbers, beside float64. Prints Markdown.
+blocks; of normally distributed numbers, compared with float64. Prints Markdown.
 """
 
 from __future__ import annotations

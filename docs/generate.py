@@ -35,7 +35,7 @@ INTERNAL = {
 """Methods without an underscore that are for other modules of pblasmp only."""
 
 RETURNED = {"Plan": Plan, "MatrixPlan": MatrixPlan, "Report": Report, "Workspace": Workspace}
-"""Classes that public calls return, under no public name of their own."""
+"""Classes that public calls return, without a public name."""
 
 OPERATORS = {
     "__getitem__": "{}[i0:i1, j0:j1]",
@@ -186,7 +186,7 @@ def pblas() -> str:
 
 
 def flips() -> str:
-    """Return the table of what flips where a matrix lies in C order."""
+    """Return the table of what flips where a matrix is in C order."""
     said = {
         "side": "`side`", "uplo": "`uplo`", "op": "`op_a`", "conj": "A is conjugated", "alpha": "alpha is conjugated",
         "swap": "A and B change places",

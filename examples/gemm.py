@@ -31,7 +31,7 @@ with pb.Context() as ctx:
     b = ctx.from_function(numbers(2), pb.MatrixDescriptor((n, k), (10, 8), grid))
     c = ctx.from_function(numbers(4), pb.MatrixDescriptor((m, n), (16, 10), grid))
 
-    # A lies in blocks of 16 x 8 and B^T in blocks of 8 x 10, so D lies in blocks of 16 x 10, as C must.
+    # A is in blocks of 16 x 8 and B^T in blocks of 8 x 10, so D is in blocks of 16 x 10, as C must.
     d = pb.matmul(a, b, c, alpha=2, beta=-1, op_b="T").gather()
     product = on_one_rank(1, m, k) @ on_one_rank(2, n, k).T
     if ctx.rank == 0:

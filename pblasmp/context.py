@@ -21,7 +21,7 @@ from . import creation, io
 from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, watch, wrap
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
-from .engines.choice import choose_engine
+from .engines.choice import EngineName, choose_engine
 from .engines.measured import Measured, machine_of, read_file, tuning_file
 from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-EngineName = Literal["auto", "host", "cublasmp"]
 _KEPT = 32
 _MANY = 1000
 _names = itertools.count(1)
@@ -74,8 +73,8 @@ class Context:
             (``device_mesh["tp"]``); a separate communicator of ours is made for the same ranks.
             By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
             under torchrun; without either, one process.
-        engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has a GPU
-            of its own and the library loads, else host. ``ctx.engine.why`` says which and why.
+        engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has its
+            own GPU and the library loads, else host. ``ctx.engine.why`` says which and why.
         nccl: an NCCL communicator of the same ranks that cublasmp shall use, as its address (an int) or nccl4py's
             object; it is never destroyed here. By default the engine makes one.
 

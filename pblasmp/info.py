@@ -100,7 +100,7 @@ def collect() -> dict[str, Facts]:
     """Return what is known of each thing that matters, by its name. Local.
 
     Each value is a dict with ``version`` and ``path`` and whatever else there is to know, or ``problem``: why
-    there is nothing to know. Libraries are loaded in processes of their own, so that this one stays as it is.
+    there is nothing to know. Libraries are loaded in separate processes, so that this one stays as it is.
     """
     from . import __version__
 

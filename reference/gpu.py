@@ -129,7 +129,7 @@ class Torch:
     def block_cyclic(self, a: Any, b: Any, grid: Any, rank: int, block: int) -> Contender:
         """A gathered along process rows and B along process columns, then a product for every owner of A's columns.
 
-        The order of k does not matter inside a product: pieces multiply as they lie.
+        The order of k does not matter inside a product: pieces are multiplied in place.
         """
         p, q = grid.nprow, grid.npcol
         rows = [self._group(tuple(grid.rank(i, j) for j in range(q))) for i in range(p)]

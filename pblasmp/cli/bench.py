@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -18,6 +18,7 @@ from ..drawing.bars import Panel, draw_bars
 from ..drawing.lines import Sweep, draw_lines, size_text
 from ..drawing.picture import picture_format
 from ..dtypes import ELEMENT_TYPES, as_dtype
+from ..engines.choice import EngineName
 from ..errors import LayoutError, PblasmpError
 from ..launchers import surroundings
 from ..timing import samples
@@ -25,7 +26,7 @@ from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
 
-__all__ = ["COLLECTIVES", "BenchOptions", "bench", "draw_bench", "print_bench"]
+__all__ = ["COLLECTIVES", "BenchOptions", "bench", "default_shapes", "draw_bench", "print_bench"]
 
 COLLECTIVES = {
     "all_gather": ("AllGather + GEMM", tensor_parallel.plan_allgather_matmul),
@@ -33,10 +34,8 @@ COLLECTIVES = {
     "all_reduce": ("GEMM + AllReduce", tensor_parallel.plan_matmul_allreduce),
     "all_scatter": ("GEMM + AllGather of the output", tensor_parallel.plan_matmul_allgather),
 }
-SHAPES = {
-    "host": ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024)),
-    "cublasmp": ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384)),
-}
+_ON_CPUS = ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024))
+_ON_GPUS = ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384))
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
 _WARM_UP = 3
 _DEPTH = 128  # inputs a rank where sizes are swept: few, so that the collective is most of the work
@@ -49,22 +48,22 @@ class BenchOptions:
     Attributes:
         collectives: which of ``COLLECTIVES``, in this order.
         shapes: T, N, K each; empty: some for the engine.
-        sizes: bytes that the collective moves, in place of shapes.
         dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
         samples: runs that are timed.
         engine: as in Context.
         output: a picture to draw.
         algo: how ours are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
+        sizes: bytes that the collective moves, in place of shapes.
     """
 
     collectives: tuple[str, ...]
     shapes: tuple[tuple[int, int, int], ...]
-    sizes: tuple[int, ...]
     dtype: str | None
     samples: int
-    engine: Literal["auto", "host", "cublasmp"]
+    engine: EngineName
     output: Path | None
     algo: str = "auto"
+    sizes: tuple[int, ...] = ()
 
 
 def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
@@ -90,8 +89,7 @@ def _validate(options: BenchOptions) -> None:
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        usual = [(round_up(t, ctx.size), n, round_up(k, ctx.size)) for t, n, k in SHAPES[ctx.engine.name]]
-        shapes = options.shapes or usual
+        shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
         with ctx._agreement("pblasmp bench"):
             _validate(options)
             for t, n, k in shapes:
@@ -116,6 +114,12 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
             "samples": options.samples,
             "sections": sections,
         }
+
+
+def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
+    """Return T, N, K of the products that are timed where no shape is given, T and K multiples of ``ranks``. Local."""
+    shapes = _ON_GPUS if on_gpus else _ON_CPUS
+    return [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in shapes]
 
 
 def round_up(n: int, ranks: int) -> int:
@@ -225,7 +229,7 @@ def _title(name: str, result: dict[str, Any]) -> str:
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield f"{ranks}, {result['dtype']}, engine {result['engine']}"
-    yield f"µs, the median of {result['samples']} runs, each the slowest rank's"
+    yield f"times of the slowest rank in µs, median of {result['samples']}"
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(column for row in rows for column in row["us"]))
         yield ""

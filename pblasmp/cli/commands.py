@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of ``pblasmp``, and what becomes of errors."""
+"""The commands of ``pblasmp``, and how errors end them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
+from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
 from . import options
@@ -22,7 +23,7 @@ from .terminal import complain, console, leading, plain, print_json
 
 __all__ = ["cli", "run_command_line"]
 
-_DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
+_REAL = [name for name, dtype in DTYPES.items() if dtype.kind != "c"]
 
 
 def run_command_line() -> NoReturn:
@@ -43,7 +44,7 @@ def run_command_line() -> NoReturn:
 
 
 def _leave(message: str, status: int, details: str = "") -> NoReturn:
-    """Exit after the reason, from the process that speaks for all."""
+    """Print the reason and exit; only one process prints."""
     if details and leading():
         click.echo(details.rstrip(), err=True)
     complain(message)
@@ -124,7 +125,9 @@ def cli(ctx: click.Context) -> None:
 @click.option("--beta", metavar="NUMBER", callback=options.number, help="Scales C.  [default: 1 with --c]")
 @click.option("--c", metavar="C.npy", type=FILE, help="Matrix to add.")
 @click.option(
-    "--dtype", type=click.Choice(_DTYPES), help="Element type of all.  [default: the files', or float64]"
+    "--dtype",
+    type=click.Choice(list(DTYPES)),
+    help="Element type of all matrices.  [default: the files', or float64]",
 )
 @engine
 @click.option(
@@ -133,7 +136,7 @@ def cli(ctx: click.Context) -> None:
 @click.option(
     "--repeat",
     type=click.IntRange(0),
-    help="Calls that are timed after the first one.  [default: as many as fit into a second, at most 5]",
+    help="Timed calls after the first one.  [default: as many as fit into a second, at most 5]",
 )
 @click.option(
     "--size", type=click.IntRange(0), help="Rows and columns of the random matrices.  [default: 2048]"
@@ -312,10 +315,12 @@ def list_problems(as_json: bool) -> None:
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    type=click.Choice(_REAL),
     help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
 )
-@click.option("--samples", type=click.IntRange(1), default=20, show_default=True, help="Runs that are timed.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=20, show_default=True, help="Number of timed runs."
+)
 @click.option(
     "--algo",
     metavar="NAME",
@@ -371,7 +376,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
 @click.option("--tokens", metavar="T,...", callback=options.tokens, help="Numbers of tokens, for --model.")
 @click.option(
     "--dtype",
-    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    type=click.Choice(_REAL),
     help="Element type.  [default: bfloat16 on GPUs, float32 on CPUs]",
 )
 @click.option(
@@ -379,7 +384,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Seconds for one product, after which no further algorithm is begun.",
+    help="Time limit for one product, in seconds: no further algorithm is started after it.",
 )
 @engine
 @as_json

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from ..engines.choice import NAMES
 from .terminal import use_colour
 
 __all__ = [
@@ -138,7 +139,7 @@ def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Comma
 
 engine = click.option(
     "--engine",
-    type=click.Choice(["auto", "host", "cublasmp"]),
+    type=click.Choice(NAMES),
     default="auto",
     show_default=True,
     help="Engine: CPU ranks, cuBLASMp on GPUs, or the best one available.",

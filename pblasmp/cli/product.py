@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import click
 import numpy as np
@@ -18,6 +18,7 @@ import pblasmp as pb
 
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
+from ..engines.choice import EngineName
 from ..errors import LayoutError
 from ..io.npy import read_header
 from ..io.source import element_type
@@ -68,7 +69,7 @@ class ProductOptions:
     alpha: complex
     beta: complex
     dtype: str | None
-    engine: Literal["auto", "host", "cublasmp"]
+    engine: EngineName
     check: bool
     repeat: int | None
     size: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling how far the work is: on the terminal, or to the process that has the terminal."""
+"""Progress reports: on the terminal, or to the process that has the terminal."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def describe(error: BaseException) -> str:
 
 
 class Reporter:
-    """What work tells while it runs; this one keeps it to itself."""
+    """Receives the progress of work; this one discards it."""
 
     def step(self, name: str) -> None:
-        """Say what is done from now on. Local."""
+        """Name the step that begins. Local."""
 
     def progress(self, done: int, total: int) -> None:
         """Report how far the step is, in its own units. Local."""
@@ -56,7 +56,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Tell the exception that leaves the ``with`` block, before anybody else deals with it. Local."""
+        """Report the exception that leaves the ``with`` block, before it is handled elsewhere. Local."""
         yield
 
 
@@ -98,7 +98,7 @@ class Display(Reporter):
 
 
 class Channel(Reporter):
-    """Files in a directory, by which a rank tells the process that started it: both sides of it.
+    """Files in a directory through which a rank reports to the process that started it: both ends.
 
     There is one file per rank, which only grows: one JSON object a line.
 
@@ -114,31 +114,31 @@ class Channel(Reporter):
         self._next_progress = 0.0
 
     def step(self, name: str) -> None:
-        """Tell it, on rank 0. Local."""
+        """Report it, on rank 0. Local."""
         self._next_progress = 0.0
         self._write({"step": name})
 
     def progress(self, done: int, total: int) -> None:
-        """Tell it, on rank 0, ten times a second at most. Local."""
+        """Report it, on rank 0, at most ten times a second. Local."""
         now = time.monotonic()
         if now >= self._next_progress:
             self._next_progress = now + 0.1
             self._write({"done": done, "total": total})
 
     def temporary(self, path: Path) -> None:
-        """Tell it, on rank 0. Local."""
+        """Report it, on rank 0. Local."""
         self._write({"temporary": str(path)})
 
     def log(self, line: str) -> None:
-        """Tell a line of the log. Local."""
+        """Report a line of the log. Local."""
         self._write({"log": line})
 
     def result(self, result: Any) -> None:
-        """Tell the result of the work, on rank 0. Local."""
+        """Report the result of the work, on rank 0. Local."""
         self._write({"result": result})
 
     def error(self, error: BaseException) -> None:
-        """Tell an error, once. Local."""
+        """Report an error, once. Local."""
         if error is not self._told:
             self._told = error
             message = describe(error) if is_bad_input(error) else f"rank {self._rank}: {describe(error)}"
@@ -147,7 +147,7 @@ class Channel(Reporter):
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Tell the exception that leaves the ``with`` block. Local."""
+        """Report the exception that leaves the ``with`` block. Local."""
         try:
             yield
         except Exception as error:

@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(directory: Path) -> int:
-    """Do the work ordered in ``directory`` and tell its outcome there. Collective over the job's ranks."""
+    """Do the work ordered in ``directory`` and report its outcome there. Collective over the job's ranks."""
     work, options, nranks = pickle.loads((directory / "orders").read_bytes())
     around = surroundings()
     channel = Channel(directory, around.rank if around else 0)

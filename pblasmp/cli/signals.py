@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C, SIGTERM and SIGHUP unwind the command line, once and for certain.
+"""Ctrl-C, SIGTERM and SIGHUP unwind the command line, reliably and once.
 
 A handler raises an exception, which Python drops while it runs its own callbacks: in the middle of an import, in a
 ``__del__``. So the handler sets a timer, which raises again until the exception is on its way up or has arrived.

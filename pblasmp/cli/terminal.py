@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written where: colours, text from files made harmless, JSON, and who speaks for all ranks."""
+"""What is written where: colours, escaped text from files, JSON, and which rank prints for all."""
 
 from __future__ import annotations
 

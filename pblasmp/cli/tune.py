@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp tune``: every algorithm of tensor-parallel products is timed on this machine, the times are kept."""
+"""``pblasmp tune``: time every algorithm of tensor-parallel products on this machine, and keep the times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from ..context import Context
 from ..dtypes import as_dtype
+from ..engines.choice import EngineName
 from ..errors import LayoutError
 from ..launchers import surroundings
 from ..layout.models import load_model
 from ..planning import tune as tune_product
-from .bench import COLLECTIVES, SHAPES, round_up
+from .bench import COLLECTIVES, default_shapes
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
@@ -42,7 +43,7 @@ class TuneOptions:
     tokens: tuple[int, ...]
     dtype: str | None
     limit: float
-    engine: Literal["auto", "host", "cublasmp"]
+    engine: EngineName
 
 
 def tune(options: TuneOptions, nranks: int | None) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def tune(options: TuneOptions, nranks: int | None) -> dict[str, Any]:
     return on_ranks(_work, options, nranks)
 
 
-def _cases(options: TuneOptions, ranks: int, engine: str) -> list[tuple[str, tuple[int, int, int]]]:
+def _cases(options: TuneOptions, ranks: int, *, on_gpus: bool) -> list[tuple[str, tuple[int, int, int]]]:
     """Return the products to measure: which collective, and T, N, K as ``pblasmp bench`` takes them. Local."""
     if options.model is not None:
         asked = options.collectives or tuple(COLLECTIVES)
@@ -67,16 +68,16 @@ def _cases(options: TuneOptions, ranks: int, engine: str) -> list[tuple[str, tup
             for layer in load_model(options.model)
             if layer.collective in asked
         ]
-    shapes = options.shapes or [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in SHAPES[engine]]
+    shapes = options.shapes or default_shapes(ranks, on_gpus=on_gpus)
     return [(name, shape) for name in options.collectives or COLLECTIVES for shape in shapes]
 
 
 def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        dtype = options.dtype or ("float32" if ctx.engine.name == "host" else "bfloat16")
+        dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         with ctx._agreement("pblasmp tune"):
-            cases = _cases(options, ctx.size, ctx.engine.name)
+            cases = _cases(options, ctx.size, on_gpus=ctx.engine.device is not None)
             for _, (t, n, k) in cases:
                 if t % ctx.size or k % ctx.size:
                     raise LayoutError(
@@ -107,7 +108,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
 def print_tuned(result: dict[str, Any]) -> None:
     """Print what was measured. Local."""
     click.echo(f"{result['machine']}, {result['dtype']}")
-    click.echo("µs, the median of runs, each the slowest rank's; auto takes the first one from now on")
+    click.echo("median times of the slowest rank in µs; from now on auto takes the fastest algorithm")
     for row in result["measured"]:
         times = sorted(row["us"].items(), key=lambda each: each[1])
         head = click.style(f"{row['collective']:<15}", bold=True)

@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether the product may be called right."""
+        """Whether the product is correct within rounding."""
         return self.error <= self.allowed and not self.misplaced
 
 

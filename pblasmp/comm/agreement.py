@@ -106,7 +106,7 @@ class Running:
 
     What ranks raise together passes: what they agreed on. Any other exception leaves the others with messages that
     will not come, so the context is broken from then on, and every rank that uses it or waits in it raises ClosedError,
-    which names this rank and the exception. Transfers under way are ended, or what they use is kept for good.
+    which names this rank and the exception. Transfers in flight are ended, or what they use is kept for good.
 
     Local; may be nested.
 

@@ -30,7 +30,7 @@ _NOTE = 1  # tag of the side channel's messages
 _TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Array = NDArray[Any]
-Request: TypeAlias = Any  # something under way, mpi4py's or what has a Test() like it
+Request: TypeAlias = Any  # something in flight, mpi4py's or what has a Test() like it
 
 
 @runtime_checkable
@@ -39,9 +39,9 @@ class Communicator(Protocol):
 
     Attributes:
         rank, size: this process's number, and how many there are.
-        channel: what the ranks tell each other meanwhile; that of the communicator it was split from.
-        patient: waits leave the core to others: for nodes with fewer cores than ranks, where a rank that waits busily
-            takes time from those it waits for.
+        channel: the notes between the ranks; that of the communicator it was split from.
+        patient: waits yield the core to other processes: for nodes with fewer cores than ranks, where a rank that
+            waits busily takes time from those it waits for.
     """
 
     rank: int

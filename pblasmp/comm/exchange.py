@@ -24,7 +24,7 @@ from .communicator import Communicator, Request
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
 
 _MESSAGE_BYTES = 2 << 20
-SLOTS = 4  # messages that a rank has under way at once
+SLOTS = 4  # messages that a rank has in flight at once
 
 Array = NDArray[Any]
 Coords = tuple[int, int]
@@ -184,7 +184,7 @@ class _Commons:
 
 
 class _Transfer:
-    """An exchange under way."""
+    """An exchange in progress."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process ends while several ranks work together: with an uncaught exception, or without one.
+"""How a process exits while it shares contexts with other ranks: with or without an uncaught exception.
 
 One rank shows an exception. When only one rank has it, the others are notified or ended, so that the job does not hang.
 A process that ends without one closes the contexts that are still open, as leaving a ``with`` block does.

@@ -37,7 +37,7 @@ Array = NDArray[Any]
 
 
 class _Message:
-    """A message under way: a thread waits for it, since gloo tells only who waits."""
+    """A message in flight: a thread waits for it, since gloo tells only who waits."""
 
     def __init__(self, work: Any, changed: threading.Condition) -> None:
         self._work, self._changed = work, changed
@@ -64,7 +64,7 @@ class _Message:
 
 
 class _Collective:
-    """A collective call under way."""
+    """A collective call in progress."""
 
     def __init__(self, work: Any) -> None:
         self._work = work

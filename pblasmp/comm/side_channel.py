@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a context tell each other apart from its calls: that one has broken it, or waits, or leaves.
+"""Notes between the ranks of a context outside its calls: that one has broken it, or waits, or leaves.
 
 Every wait of this package goes through :meth:`SideChannel.until`, which looks for such notes meanwhile. So a rank that
 waits for one that will not come gets an error instead.
@@ -125,7 +125,7 @@ class SideChannel:
     # -- one thread at a time
 
     def take_turn(self, call: str) -> None:
-        """Have the context to this thread alone until ``end_turn``; a thread may take several turns.
+        """Reserve the context for this thread until ``end_turn``; a thread may take several turns.
 
         Raises:
             ClosedError: it is broken, or another thread is using it, which breaks it: no rank knows in which order
@@ -247,7 +247,7 @@ class SideChannel:
             self._transport.send(pickle.dumps((self._index, kind, self.rank, value)))
 
     def _give_up(self) -> None:
-        """End the transfers that are under way; what does not end is kept for good, with its memory."""
+        """End the transfers in flight; what does not end is kept for good, with its memory."""
         under_way, self._under_way = self._under_way, []
         _kept_for_good.append(under_way)
         for transfer, receives in under_way:

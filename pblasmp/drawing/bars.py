@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
-from .picture import picture_format, settings
+from .picture import picture_format, save, settings
 
 __all__ = ["Panel", "draw_bars"]
 
@@ -37,7 +37,7 @@ def draw_bars(
     Raises:
         UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.
     """
-    kind = picture_format(output)
+    picture_format(output)
     drawn = [
         Panel(panel.title, cases)
         for panel in panels
@@ -45,18 +45,16 @@ def draw_bars(
     ]
     if not drawn:
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with settings():
         figure = Figure(figsize=(12, 3.6 * len(drawn)), layout="constrained")
-        FigureCanvasAgg(figure)
         found = [name for panel in drawn for _, times in panel.cases for name in times]
         names = [name for name in dict.fromkeys([*order, *found]) if name != reference and name in found]
         axes = figure.subplots(len(drawn), 1, squeeze=False)
         for ax, panel in zip(axes[:, 0], drawn, strict=True):
             _panel(ax, panel, names, reference)
-        figure.savefig(output, dpi=130, format=kind)
+    save(figure, output, 130)
 
 
 def _panel(ax: Any, panel: Panel, names: Sequence[str], reference: str) -> None:

@@ -41,6 +41,11 @@ class View(NamedTuple):
         """Whether it is a part of something larger."""
         return self.descriptor.shape != self.parent.shape
 
+    def local_shape(self, rank: int) -> str:
+        """The shape of a rank's local array, and of the one that it is a part of. Local."""
+        text = "{} × {}".format(*self.descriptor.local_shape(rank))
+        return text + (" of {} × {}".format(*self.parent.local_shape(rank)) if self.windowed else "")
+
 
 def views(file: ProblemFile) -> list[View]:
     """Return the operands in the order A, B, D, C; C only where its layout is not exactly D's."""

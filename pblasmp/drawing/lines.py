@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import NamedTuple
 
-from .picture import picture_format, settings
+from .picture import picture_format, save, settings
 
 __all__ = ["Sweep", "draw_lines", "size_text"]
 
@@ -37,13 +37,11 @@ def draw_lines(sweeps: Sequence[Sweep], output: str | PathLike[str]) -> None:
     Raises:
         UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.
     """
-    kind = picture_format(output)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    picture_format(output)
     from matplotlib.figure import Figure
 
     with settings():
         figure = Figure(figsize=(9, 5 * len(sweeps)), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots(len(sweeps), 1, squeeze=False)
         for ax, sweep in zip(axes[:, 0], sweeps, strict=True):
             for name in dict.fromkeys(name for _, times in sweep.points for name in times):
@@ -56,4 +54,4 @@ def draw_lines(sweeps: Sequence[Sweep], output: str | PathLike[str]) -> None:
             ax.set_title(f"{sweep.title} (less is better)", fontsize=11)
             ax.grid(visible=True, alpha=0.3)
             ax.legend(fontsize=8)
-        figure.savefig(output, dpi=130, format=kind)
+    save(figure, output, 130)

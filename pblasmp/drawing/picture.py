@@ -17,7 +17,7 @@ from ..extras import install
 from .labels import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from os import PathLike
 
@@ -66,18 +66,14 @@ def draw(file: ProblemFile, output: str | PathLike[str], *, dpi: int = 160) -> N
     Raises:
         UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.
     """
-    save(lambda: _figure(file), output, dpi)
+    picture_format(output)
+    save(figure(file), output, dpi)
 
 
-def save(make: Callable[[], Figure], output: str | PathLike[str], dpi: int) -> None:
-    """Write the figure that ``make`` returns into ``output``. Local.
-
-    Raises:
-        UnsupportedError: as ``draw``.
-    """
+def save(picture: Figure, output: str | PathLike[str], dpi: int) -> None:
+    """Write a figure into ``output``; the same picture is the same file. Local."""
     kind = picture_format(output)
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same picture is the same file
-    picture = _made(make)
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with settings():
         picture.savefig(output, dpi=dpi, format=kind, facecolor="white", metadata=dates.get(kind))
 
@@ -104,13 +100,9 @@ def figure(file: ProblemFile) -> Figure:
     Raises:
         UnsupportedError: matplotlib is missing.
     """
-    return _made(lambda: _figure(file))
-
-
-def _made(make: Callable[[], Figure]) -> Figure:
     try:
         with settings():
-            return make()
+            return _figure(file)
     except ImportError as error:
         raise UnsupportedError(_MISSING) from error
 
@@ -283,11 +275,7 @@ class _Row:
         return text
 
     def _label(self, rank: int) -> str:
-        rows, cols = self.drawn.view.descriptor.local_shape(rank)
-        text = f"rank {rank}   {rows} × {cols}"
-        if self.drawn.view.windowed:
-            text += " of {} × {}".format(*self.drawn.view.parent.local_shape(rank))
-        return text
+        return f"rank {rank}   {self.drawn.view.local_shape(rank)}"
 
     def draw(self, pen: _Pen, left: float, right: float, top: float) -> None:
         """Draw the matrix at ``left`` and its local arrays at ``right``, the heading at ``top``."""
@@ -401,8 +389,9 @@ class _Row:
 
 def _rgb(colour: int, *, faded: bool) -> tuple[float, ...]:
     """Return a colour of the palette, mixed with white if it is ``faded``."""
-    parts = (int(PALETTE[colour][i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return tuple(0.3 * part + 0.7 if faded else part for part in parts)
+    from matplotlib.colors import to_rgb
+
+    return tuple(0.3 * part + 0.7 if faded else part for part in to_rgb(PALETTE[colour]))
 
 
 class _Pen:

@@ -233,8 +233,4 @@ def _local_shapes(drawn: Sequence[View], colours: Colours) -> Table:
 def _local_shape(view: View, rank: int) -> str:
     if rank >= view.parent.grid.size:
         return "-"
-    rows, cols = view.descriptor.local_shape(rank)
-    text = f"{rows} × {cols}"
-    if view.windowed:
-        text += " of {} × {}".format(*view.parent.local_shape(rank))
-    return text if view.parent.ld is None else f"{text}, ld {view.parent.ld}"
+    return view.local_shape(rank) + ("" if view.parent.ld is None else f", ld {view.parent.ld}")

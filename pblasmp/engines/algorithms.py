@@ -24,8 +24,13 @@ def _same(problem: Problem) -> Problem | str:
     return problem
 
 
-def _never(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
-    return ""
+def _plain(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
+    """Return why a row without a ``refusal`` cannot be taken: it computes plain products only. Local."""
+    if options.compute is not None:
+        return f"compute: it takes only None, got {options.compute!r}"
+    if operands is not None and operands.epilogue is not None:
+        return f"epilogue: it takes none, got {operands.epilogue.name!r}"
+    return "scales: it takes none" if operands is not None and operands.scales is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Algorithm:
         view: returns the problem as ``prepare`` wants it, or why it has no such form. Local.
         refusal: ``refusal(engine, problem, options, operands)`` returns an empty string, or why it cannot be taken;
             ``operands`` are None where they are not known. It depends on nothing but what the ranks agreed on.
-            Collective over the context.
+            By default epilogues, scales and ``compute`` are refused. Collective over the context.
         cost: relative time by rule; "auto" takes the lowest, the first of equal ones. Local.
     """
 
@@ -47,7 +52,7 @@ class Algorithm:
     prepare: Callable[[Engine, Any, Options, Operands], Product]
     serves: Callable[[Problem], bool]
     view: Callable[[Problem], Any] = _same
-    refusal: Callable[[Engine, Any, Options, Planned], str] = _never
+    refusal: Callable[[Engine, Any, Options, Planned], str] = _plain
     cost: Callable[[Engine, Any, Options], float] = field(default=lambda *_: 1.0)
 
 

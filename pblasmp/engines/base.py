@@ -233,7 +233,7 @@ class Operations(Protocol):
 
     Attributes:
         xp: numpy or cupy: the module whose arrays these are.
-        tile: columns of the tiles into which a triangle is cut where the diagonal is.
+        tile: columns of the tiles that cover the diagonal of a triangle.
         panel: indices of k in a panel of the algorithm "panels".
         panel_flops: operations of a product that hide the cost of starting its messages.
         stores_float8: whether results may be 8-bit floats.
@@ -313,7 +313,7 @@ class Operations(Protocol):
 
 
 class Transfer(Protocol):
-    """Data under way."""
+    """Data in flight."""
 
     def finish(self) -> None:
         """Let what is computed from now on find everything where it belongs. Collective with the ranks involved."""
@@ -353,7 +353,7 @@ class Transport(Protocol):
     ) -> Transfer:
         """Start moving what an exchange plan says between the local arrays of its cells, None for other ranks'.
 
-        Without ``slots`` everything is under way when this returns; with, that many messages are at a time, the rest
+        Without ``slots`` all messages are in flight when this returns; with, at most that many at a time, the rest
         in ``finish``.
         """
 
@@ -361,7 +361,7 @@ class Transport(Protocol):
         """Replace a contiguous array by its sum over all ranks, in the order of the ranks. Collective."""
 
     def fence(self) -> None:
-        """Return when every rank's writes to shared buffers are visible to its node. Collective."""
+        """Wait until every rank's writes to shared buffers are visible to its node. Collective."""
 
     def alternate(self) -> int:
         """Return 0 and 1 in turn, the same on every rank: which of two buffers a product uses. Local."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..bindings import Library, version_text
 from ..comm import Agreement, Communicator
@@ -13,9 +13,11 @@ from ..errors import LayoutError
 from .base import Engine
 from .host import HostEngine
 
-__all__ = ["choose_engine"]
+__all__ = ["NAMES", "EngineName", "choose_engine"]
 
-NAMES = ("auto", "host", "cublasmp")
+EngineName = Literal["auto", "host", "cublasmp"]
+NAMES: tuple[str, ...] = get_args(EngineName)
+"""What users and the command line may ask for."""
 
 
 def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:

@@ -19,12 +19,12 @@ Legal = MatmulProblem | Level3Problem
 
 
 class MovedProduct(Product):
-    """A product of copies that are laid out otherwise. Making, running and closing one is collective over the context.
+    """A product of operands copied to other layouts. Making, running and closing one is collective over the context.
 
     Args:
         engine: what moves them.
         asked: the caller's problem.
-        nearest: the problem whose operands are moved to.
+        nearest: the problem in the layouts that operands are moved to.
         options: says which operands are read.
         operands: the caller's arrays.
         prepare: prepares ``nearest`` for the operands it is given.

@@ -122,7 +122,7 @@ class Staging:
     def start(self, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
         """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process).
 
-        With ``ahead`` all messages are under way when this returns; without, they have arrived, a few MiB at a time.
+        With ``ahead`` all messages are in flight when this returns; without, they have arrived, a few MiB at a time.
         """
         operand, at = self._operand, 0
         stored = self._engine.operations.stored(operand.dtype)

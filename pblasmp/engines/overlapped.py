@@ -69,7 +69,7 @@ class ParallelProduct(Product):
         raise NotImplementedError
 
     def _turns(self) -> list[tuple[int, int]]:
-        """Return whom to send to and whom to receive from, in turn, so that no rank is everyone's at once."""
+        """Return whom to send to and whom to receive from, in an order in which ranks do not all send to one."""
         me, size = self._transport.rank, self._transport.size
         return [((me + step) % size, (me - step) % size) for step in range(1, size)]
 
@@ -285,7 +285,7 @@ class GatheredOutput(ParallelProduct):
 
     @staticmethod
     def _place(transfer: Transfer, parts: list[tuple[Array, slice]], d: Array) -> None:
-        """Write a panel that has arrived where it belongs."""
+        """Write a panel that has arrived to its place in the result."""
         transfer.finish()
         for array, columns in parts:
             d[:, columns] = array

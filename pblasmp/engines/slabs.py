@@ -5,7 +5,7 @@ The ranks of a *domain* share slabs of the operands; k is taken in *panels*:
 
 - ``shared``: the ranks of a node are a domain and k is one panel. Between nodes the slabs travel in messages.
 - ``gathered``: every rank is its own domain and k is one panel.
-- ``panels``: every rank is its own domain; while one panel of k is multiplied the next one is under way.
+- ``panels``: every rank is its own domain; while one panel of k is multiplied the next one is in flight.
 
 An operand that is already where it is multiplied stays there.
 """

@@ -18,7 +18,7 @@ __all__ = ["nearest_legal", "nearest_routine"]
 def nearest_legal(p: MatmulProblem) -> MatmulProblem:
     """Return ``p`` with the operands that break a rule laid out afresh, on D's grid from process (0, 0). Local.
 
-    D keeps its blocks, k those of A. What no move can mend (sizes, types) stays a fault.
+    D keeps its blocks, k those of A. Faults that no move can remedy (sizes, types) remain.
     """
     d = _aligned(p.d)
     a, b = _aligned(p.a), _aligned(p.b)

@@ -15,7 +15,7 @@ from .arguments import Faults
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..context import EngineName
+    from ..engines.choice import EngineName
 
 __all__ = ["ProcessGrid", "gridexit", "gridinfo", "gridinit", "of_number"]
 

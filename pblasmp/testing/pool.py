@@ -95,7 +95,7 @@ class World:
         self.end()
 
     def dismiss(self) -> None:
-        """Tell the ranks that there are no more orders: they end by themselves. Local."""
+        """Send the ranks their last order: to exit. Local."""
         for link in self._links:
             with contextlib.suppress(OSError):
                 link.socket.shutdown(socket.SHUT_WR)
@@ -209,7 +209,7 @@ class World:
                 link.answer = said
 
     def _ask_for_stacks(self) -> None:
-        """Have the ranks that are still at work write down where they are."""
+        """Have the ranks that still run write where they are."""
         if not self.alive:
             return
         for link in self._links:
@@ -219,7 +219,7 @@ class World:
         time.sleep(0.3)
 
     def story(self, title: str, printed: int = 0) -> str:
-        """Return what is known of every rank and what was printed, by ranks after ``printed`` bytes. Local."""
+        """Return the state of every rank and what was printed, by ranks after ``printed`` bytes. Local."""
         links = {link.rank: link for link in self._links}
         parts = [title]
         for rank in range(self.nranks):

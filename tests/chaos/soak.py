@@ -31,7 +31,7 @@ def resident_kib() -> int:
 
 
 def round_of_calls(ctx: pb.Context, directory: Path, rng: np.random.Generator) -> None:
-    """Make every kind of call once, on matrices that lie in ever new ways; raise where a number is wrong."""
+    """Make every kind of call once, on matrices in random layouts; raise where a number is wrong."""
     n = 200
     i = np.arange(n)
     whole = numbers(i[:, None], i[None, :]).astype(float)

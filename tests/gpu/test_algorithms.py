@@ -2,7 +2,7 @@
 """The library's own algorithms on GPUs against NumPy, in layouts that cuBLASMp may not take.
 
 PBLASMP_RANDOM_PRODUCTS says how many products of each algorithm there are, of everything else there are fewer in
-proportion; PBLASMP_TRACE=1 says which one is under way. A test that hangs ends after the limit of its own.
+proportion; PBLASMP_TRACE=1 says which one runs. Each test has its own time limit.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_moves_by_messages(ctx, monkeypatch):
 
 
 def test_larger_ones(ctx):
-    """Several panels of the real width are under way while others are multiplied."""
+    """Several panels of the real width are in flight while others are multiplied."""
     n, k = 600, 3 * ctx.engine.operations.panel // 2
     grid = pb.Grid.squarest(ctx.size)
     values = [np.random.default_rng(i).integers(-1, 2, shape) for i, shape in enumerate(((n, k), (k, n)))]

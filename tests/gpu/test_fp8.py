@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of 8-bit floats on GPUs against float64 NumPy; PBLASMP_TRACE=1 says which one is under way."""
+"""Products of 8-bit floats on GPUs against float64 NumPy; PBLASMP_TRACE=1 says which one runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves between layouts on GPUs: right, and none that hangs; PBLASMP_TRACE=1 says which one is under way."""
+"""Moves between layouts on GPUs: right, and none that hangs; PBLASMP_TRACE=1 says which one runs."""
 
 from __future__ import annotations
 

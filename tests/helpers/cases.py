@@ -55,7 +55,7 @@ def exact(values):
 
 
 def scattered(ctx, d, values):
-    """``values``, which every rank has, as a matrix that lies as ``d`` says. Each rank writes its part: no message."""
+    """``values``, which every rank has, as a matrix in the layout ``d``. Each rank writes its part: no message."""
     matrix = ctx.empty(d)
     matrix.local[...] = part(values, d, ctx.rank)
     return matrix
@@ -138,7 +138,7 @@ def agreed_error(ctx, kind, words, call, *args, **kwargs):
         call(*args, **kwargs)
     except kind as error:
         text = str(error)
-    except Exception as error:  # noqa: BLE001 - told apart below
+    except Exception as error:  # noqa: BLE001 - distinguished below
         text = f"raised {type(error).__name__}: {error}, expected {kind.__name__}"
     else:
         text = f"no {kind.__name__}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with epilogues on any engine, compared with NumPy in float64; and how a part's vectors and masks lie."""
+"""Products with epilogues on any engine, compared with NumPy in float64; layouts of vectors and masks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def part(name: str, vector: np.ndarray, p: pb.MatmulProblem, rank: int) -> np.nd
 
 
 def part_of_d(whole: np.ndarray, p: pb.MatmulProblem, rank: int) -> np.ndarray:
-    """What ``rank`` has of D, or of a matrix that lies like it."""
+    """What ``rank`` has of D, or of a matrix with D's layout."""
     if rank >= p.d.grid.size:
         return whole[:0, :0]
     if p.scheme == "ar":
@@ -120,7 +120,7 @@ OPS = {"N": lambda x: x, "T": lambda x: x.T, "C": lambda x: x.T}
 def matrix(
     ctx: pb.Context, whole: np.ndarray, d: pb.MatrixDescriptor
 ) -> tuple[pb.DistributedMatrix, np.ndarray]:
-    """``whole``, which every rank has, as a matrix that lies as ``d`` says; and its values rounded to d's type."""
+    """``whole``, which every rank has, as a matrix in the layout ``d``; and its values rounded to d's type."""
     rounded = whole.astype(d.dtype)
     return ctx.scatter(rounded if ctx.rank == 0 else None, d), rounded.astype(np.float64)
 

@@ -98,7 +98,7 @@ class FakeGpu:
         nccl_version: as NCCL numbers it.
         capability: the GPUs' compute capability, as CuPy has it.
         free: bytes that are free on the current GPU.
-        fragmented: what is free is not to be had.
+        fragmented: free memory is too fragmented to be allocated.
         current: index of the current GPU, at first the caller's.
         stream: address of the current stream.
         events: what was done, in order: a name, and what it was done to.
@@ -297,7 +297,7 @@ class FakeGpu:
 
         def from_dlpack(x: Any) -> Any:
             if type(x) is np.ndarray:
-                raise BufferError("fake: it lies on the host")
+                raise BufferError("fake: it is host memory")
             return np.from_dlpack(x).view(array_type)
 
         def asnumpy(array: Any, order: str = "C") -> Any:

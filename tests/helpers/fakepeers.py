@@ -163,7 +163,7 @@ class Peers:
             able = [line for line in lines if line and line[0].ready()]
             if not able:
                 waiting = [line[0].name for line in lines if line]
-                raise Fault(f"nothing can go on: {waiting}")
+                raise Fault(f"deadlock: {waiting}")
             line = chance.choice(able)
             self._run(line.pop(0))
         self.queues.clear()

@@ -184,7 +184,7 @@ def in_a_part_on_its_own():
 
 
 def caught():
-    """An agreed error is an exception like any other: the program goes on."""
+    """An agreed error is an ordinary exception: the program can catch it and continue."""
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
         try:

@@ -63,7 +63,7 @@ def scaled(
 
     Args:
         activation: of an epilogue with a bias, or None for none at all.
-        tolerance: beside D's rounding, in units of its largest value.
+        tolerance: besides D's rounding, in units of its largest value.
         overflow: scale D so that its largest values cannot be stored.
     """
     a, left = epilogues.matrix(ctx, rng.standard_normal(p.a.shape), p.a)

@@ -31,7 +31,7 @@ class Operand:
             return None
         rows, cols = d.global_indices(self.parent.context.rank)
         same = np.array_equal(self.parent.local, self.whole[np.ix_(rows, cols)], equal_nan=True)
-        return None if same else f"{d}: what lies around it, or in the other triangle, is not what it was"
+        return None if same else f"{d}: the values around it, or in the other triangle, have changed"
 
 
 def placed(ctx, rng, values, order):
@@ -112,7 +112,7 @@ def unlike(result, expected):
 
 
 def called(ctx, rng, routine, flags, dtype, algo, sizes):
-    """Run one routine on what is drawn; return what is wrong with the result or with what lies around."""
+    """Run one routine on what is drawn; return what is wrong with the result or with the values around it."""
     has = ROUTINES[routine]
     alpha, beta = scalars(rng, routine, dtype)
     sizes = shapes(routine, flags, *sizes)

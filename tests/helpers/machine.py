@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank with a GPU and cuBLASMp, both played: what it was told, in one order, and a library that multiplies."""
+"""A rank with a GPU and cuBLASMp, both simulated: the calls in order, and a library that multiplies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Witness(Recorder):
 
 @dataclass
 class Multiplying(Witness):
-    """Also computes Matmul, Gemr2D and level 3: from nothing but what it is told, with every rank's memory.
+    """Also computes Matmul, Gemr2D and level 3: from nothing but its arguments and every rank's memory.
 
     Attributes:
         version: whose contracts the level-3 routines are held to.

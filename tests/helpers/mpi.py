@@ -14,6 +14,4 @@ __all__ = ["ROOT", "RanksFailedError", "run_mpi", "run_torch", "starts_ranks"]
 
 ROOT = Path(__file__).parents[2]
 
-starts_ranks = pytest.mark.skipif(
-    surroundings() is not None, reason="starts ranks of its own: not under mpirun"
-)
+starts_ranks = pytest.mark.skipif(surroundings() is not None, reason="starts its own ranks: not under mpirun")

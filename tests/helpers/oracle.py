@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block-cyclic layouts told element by element, as an independent referee, and strategies that draw them.
+"""Block-cyclic layouts element by element, as an independent referee, and strategies that draw them.
 
 Nothing here uses the arithmetic under test: indices are dealt out one by one, blocks are changed by counting.
 """
@@ -93,7 +93,7 @@ def write(memory: Memory, d: MatrixDescriptor, matrix: np.ndarray) -> Memory:
 
 
 def read(memory: Memory, d: MatrixDescriptor) -> np.ndarray:
-    """Return the matrix that lies in the memory of the ranks."""
+    """Return the matrix that the ranks hold."""
     matrix = np.zeros(d.shape, memory[0].dtype)
     for view, (rows, cols) in zip(views(memory, d), local_indices(d), strict=True):
         matrix[np.ix_(rows, cols)] = view

@@ -60,7 +60,7 @@ class Held:
 
     @property
     def window(self):
-        """Where sub(A) lies in A."""
+        """The position of sub(A) in A."""
         return tuple(slice(i - 1, i - 1 + n) for i, n in zip(self.at, self.shape, strict=True))
 
     def unread(self, kept):

@@ -118,7 +118,7 @@ class Sweep:
         return row, col
 
     def parent(self, name: str, grid: Grid, dtype: Any, order: Any = "F") -> MatrixDescriptor:
-        """Return how the whole of matrix ``name`` lies on ``grid``. In C order it is the transpose in shape only.
+        """Return the layout of the whole of matrix ``name`` on ``grid``. In C order it is the transpose in shape only.
 
         A source outside the grid is taken modulo its extents.
         """

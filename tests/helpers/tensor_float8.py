@@ -107,7 +107,7 @@ class Case:
 
         Args:
             found: the result.
-            tolerance: beside its rounding, in units of its largest value.
+            tolerance: besides its rounding, in units of its largest value.
             factor: by which scales differ from those of the case.
         """
         name, y = self.types[2], factor * self.y

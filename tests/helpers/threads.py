@@ -45,7 +45,7 @@ class Aborted(BaseException):
 
 
 class Request:
-    """A collective call under way."""
+    """A collective call in progress."""
 
     def __init__(self, comm: ThreadComm, turn: int, out: np.ndarray) -> None:
         self.comm, self.turn, self.out = comm, turn, out
@@ -84,7 +84,7 @@ class ThreadComm:
         with self.group.lock:
             board = self.group.boards[turn]
             if not self.group.lock.wait_for(lambda: len(board) == self.size, LIMIT):
-                raise TimeoutError(f"rank {self.rank} waits in vain")
+                raise TimeoutError(f"rank {self.rank} waits for a message that never comes")
         return [board[rank] for rank in range(self.size)]
 
     def imax(self, values: np.ndarray, out: np.ndarray) -> Request:

@@ -103,7 +103,7 @@ def compare(name: str, got: Tensor | None, expected: Tensor | None, tolerance: f
 
 
 class Split(NamedTuple):
-    """How a function's operands lie: which part of a whole array this rank has, by name."""
+    """The layout of a function's operands: which part of a whole array this rank has, by name."""
 
     function: Callable[..., Tensor]
     x: Any
@@ -396,12 +396,12 @@ def refused(ctx: pb.Context) -> None:
     raises("linear: expected a torch.nn.Linear", lambda: pt.ColumnParallelLinear.from_linear(w, ctx))  # type: ignore[arg-type]
     raises("linear: expected a torch.nn.Linear", lambda: pt.RowParallelLinear(12, 16, **how).load_linear(w))  # type: ignore[arg-type]
     raises("ctx: expected a pblasmp.Context", lambda: pt.matmul_allreduce(w.real, w.real, None))  # type: ignore[arg-type]
-    mine = w.real.long() if ctx.rank == ctx.size - 1 else w.real.contiguous()  # told on every rank
+    mine = w.real.long() if ctx.rank == ctx.size - 1 else w.real.contiguous()  # raised on every rank
     raises(
         "x: dtype is torch.int64, expected a real",
         lambda: pt.matmul_allreduce(mine, w.real.contiguous(), ctx),
     )
-    if ctx.size > 1:  # told on every rank, on those too that hold what they should
+    if ctx.size > 1:  # raised on every rank, even where the operand is right
         held = torch.ones(1 if ctx.rank == 0 else 3, 12, device=device(ctx))
         words = r": the ranks hold \[1, 3.*, expected \["
         needs = held.clone().requires_grad_()

@@ -169,7 +169,7 @@ def dtensors(ctx: pb.Context) -> None:
 
 
 def cross_entropy(ctx: pb.Context) -> None:
-    """Against PyTorch's, with logits that overflow unless the largest is taken off; words that no rank has are told."""
+    """Against PyTorch's, with logits that overflow unless the largest is subtracted; unknown words are refused."""
     for vocabulary in (VOCABULARY, 3):
         data = torch.Generator().manual_seed(1)
         whole = (torch.randn(5, 2, vocabulary, dtype=torch.float64, generator=data) * 1000).requires_grad_()
@@ -314,7 +314,7 @@ def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None
 
 
 def subgroups() -> str | None:
-    """Two tensor-parallel groups of two ranks at once, beside a context of all four."""
+    """Two tensor-parallel groups of two ranks at once, next to a context of all four."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with (
         pb.Context(dist.group.WORLD, engine="host") as everyone,

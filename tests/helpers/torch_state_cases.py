@@ -106,7 +106,7 @@ def load(comm: Any, directory: str, sizes: tuple[int, int]) -> None:
         optimisers[0].load_state_dict(torch.load(Path(directory) / "expected_optimiser.pt"))
         model_state, optimiser_state = get_state_dict(split, optimisers[1])
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as one rank is told
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as PyTorch warns on one rank
             dcp.load({"model": model_state, "optimiser": optimiser_state}, checkpoint_id=directory)
         set_state_dict(split, optimisers[1], model_state_dict=model_state, optim_state_dict=optimiser_state)
         compare_models(split, whole)

@@ -45,6 +45,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if MPI.COMM_WORLD.size == 1:
         return
     rank = MPI.COMM_WORLD.rank
-    time.sleep(0.2 * rank)  # what fails on all ranks is told once
+    time.sleep(0.2 * rank)  # what fails on all ranks is shown once
     print(f"\n[rank {rank}] {report.nodeid} FAILED\n{report.longreprtext}", file=sys.__stderr__, flush=True)
     MPI.COMM_WORLD.Abort(1)

@@ -342,7 +342,7 @@ def nothing_is_held(comm):
 
 
 def plans_as_before(comm):
-    """The planners with names of their own are ``pb.plan``."""
+    """``plan_matmul`` and the like are short for ``pb.plan``."""
     rng = np.random.default_rng(78)
     with pb.Context(comm, engine="host") as ctx:
         for name, function, args, how in parallel_calls(ctx, rng):

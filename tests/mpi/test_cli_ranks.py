@@ -29,7 +29,7 @@ LIMIT = 120
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose processes can be told from all others, in which sitecustomize.py can be given."""
+    """An environment whose processes can be distinguished from all others, in which sitecustomize.py can be given."""
     return {**os.environ, "PYTHONPATH": f"{tmp_path}/site:{ROOT}", "PBLASMP_TEST": str(tmp_path)}
 
 
@@ -448,6 +448,107 @@ def test_bench_chooses_shapes_that_divide(pblasmp):
         "1026, 512, 1026",
         "2049, 512, 1026",
     ]
+
+
+def test_bench_of_every_algorithm(pblasmp):
+    how = ("--shape=8,6,4", "--samples=1", "--algo=all")
+    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "-call_gather", *how)
+    assert done.returncode == 0, done.stderr
+    heads = [re.split("  +", line.strip()) for line in done.stdout.splitlines() if "T, N, K" in line]
+    of_sums = ["mpi", "sum", "one_shot", "two_shot", "push"]
+    of_slabs = ["mpi", "shared", "gathered", "panels", "push"]
+    assert heads == [
+        ["T, N, K", "ours", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
+    ]
+    assert len(re.findall(r"^ +8, 6, 4( +\d+){7}$", done.stdout, re.MULTILINE)) == 2
+
+
+def test_bench_of_one_algorithm(pblasmp):
+    how = ("--shape=8,6,4", "--samples=1", "--algo=sum", "--json")
+    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", *how)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["sections"]["all_reduce"]
+    assert row["path"] == "partial products summed over ranks"
+    assert list(row["us"]) == ["ours", "MPI + BLAS", "GEMM alone"]
+
+
+@pytest.mark.parametrize(("collective", "algo"), [("all_reduce", "summa"), ("all_gather", "one_shot")])
+def test_bench_of_an_algorithm_that_is_not_there(pblasmp, collective, algo):
+    how = ("--shape=8,6,4", "--samples=1", f"--algo={algo}")
+    done = pblasmp("bench", "-n2", "--engine=host", f"-c{collective}", *how)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"pblasmp: algo: the host engine has 'auto', .* here, got '{algo}'\n", done.stderr)
+
+
+def test_tune(pblasmp, tmp_path, environment):
+    """What was measured is printed, the fastest first, kept, and what "auto" takes in the next process."""
+    environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
+    what = ("-n2", "--engine=host", "-call_reduce", "--shape=8,6,4")
+    done = pblasmp("tune", *what)
+    assert done.returncode == 0, done.stderr
+    machine, title, line, kept = done.stdout.splitlines()
+    assert machine.endswith(", float32")
+    assert "µs" in title
+    found = re.fullmatch(r"all_reduce +8, 6, 4((?:  \w+ \d+)+)", line)
+    names, times = found[1].split()[::2], [int(us) for us in found[1].split()[1::2]]
+    assert set(names) == {"sum", "one_shot", "two_shot", "push"}
+    assert times == sorted(times)
+    assert kept == f"kept in {tmp_path / 'times.json'}"
+    code = (
+        "import numpy as np, pblasmp as pb\n"
+        "with pb.Context(engine='host') as ctx:\n"
+        "    x, w = np.ones((8, 2), 'f4'), np.ones((6, 2), 'f4')\n"
+        "    with pb.plan(pb.matmul_allreduce, x, w, ctx) as plan:\n"
+        "        print(plan.report().algorithm, 'measured on this machine' in str(plan.report()))\n"
+    )
+    command = find_launcher().command(2, [sys.executable, "-c", code])
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert ran.stdout.splitlines() == [f"{names[0]} True"] * 2, ran.stderr
+
+
+def test_tune_as_json_for_the_layers_of_a_model(pblasmp, tmp_path, environment):
+    environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
+    how = ("--model=llama-8b", "--tokens=2", "--limit=0.001", "--json")
+    done = pblasmp("tune", "-n2", "--engine=host", "-creduce_scatter", *how)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["dtype"], result["file"]) == ("float32", str(tmp_path / "times.json"))
+    assert [row["case"] for row in result["measured"]] == ["2, 4096, 4096", "2, 4096, 14336"]
+    for row in result["measured"]:
+        assert row["collective"] == "reduce_scatter"
+        assert row["best"] == min(row["us"], key=row["us"].get)
+        assert all("s had passed" in why for why in row["refused"].values())
+
+
+def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
+    environment["PBLASMP_TUNING"] = "/proc/none/times.json"
+    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "the times could not be kept"
+
+
+def test_tune_of_what_does_not_divide(pblasmp):
+    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
+    assert (done.returncode, done.stdout) == (2, "")
+    why = "tokens and inputs are split over the ranks here, expected multiples of 2"
+    assert done.stderr == f"pblasmp: 64, 32, 47: {why}\n"
+
+
+def test_bench_over_sizes(pblasmp, tmp_path):
+    how = ("-n3", "--engine=host", "-call_reduce", "-call_scatter", "--samples=1", "--sizes=1KiB-70KiB")
+    done = pblasmp("bench", *how, "-o", "chart.svg")
+    assert done.returncode == 0, done.stderr
+    assert "WRONG" not in done.stdout
+    assert (
+        re.findall(r"  (\d+ KiB)$", done.stdout, re.MULTILINE) == ["1 KiB", "4 KiB", "16 KiB", "64 KiB"] * 2
+    )
+    for t, n, _ in re.findall(r"(\d+), (\d+), (\d+)", done.stdout.partition("all_scatter")[0])[1:]:
+        assert 256 <= int(t) * int(n) <= 1.2 * 64 * 256
+    chart = (tmp_path / "chart.svg").read_text()
+    assert all(
+        f"<!-- {text} -->" in chart
+        for text in ("64 KiB", "MPI + BLAS", "GEMM + AllReduce, 3 ranks (less is better)")
+    )
 
 
 def test_bench_of_what_does_not_divide(pblasmp):

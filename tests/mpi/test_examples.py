@@ -41,7 +41,7 @@ def promised(path):
 
 
 def run(path, directory, more=0):
-    """Run the example in a directory of its own, on ``more`` ranks than it says; return its status and output."""
+    """Run the example in a new directory, on ``more`` ranks than it says; return its status and output."""
     header = header_of(path)
     command = [sys.executable, "-W", "error", *(header["pytest"] or "").split(), str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}

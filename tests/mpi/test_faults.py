@@ -132,7 +132,7 @@ BROKEN = "ClosedError: this context is broken, no collective call is possible an
 
 
 def on_rank(printed, rank):
-    """Return what a rank has told, in order; lines of several ranks may have been printed as one."""
+    """Return what a rank printed, in order; lines of several ranks may have been printed as one."""
     told = [part for part in re.split(r"(?=rank \d: )|\n", printed) if part]
     return [part[len("rank 0: ") :].strip() for part in told if part.startswith(f"rank {rank}: ")]
 

@@ -78,7 +78,7 @@ def refused(comm):
 
 
 def plan_reads_scales(comm):
-    """Scales in arrays are read by each run, and D lies in bfloat16 by default."""
+    """Scales in arrays are read by each run, and D is bfloat16 by default."""
     with pb.Context(comm, engine="host") as ctx:
         p = float8.problem("gemm", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C")
         a, b = ctx.from_function(lambda i, j: np.ones((i.size, j.size)), p.a), ctx.zeros(p.b)

@@ -192,7 +192,7 @@ def refusals(comm):
 
 
 def results(comm):
-    """Where a new result lies, and what it holds outside the triangle."""
+    """The layout of a new result, and its values outside the triangle."""
     with pb.Context(comm, engine="host") as ctx:
         grid = pb.Grid(1, ctx.size)
         a = ctx.zeros(pb.MatrixDescriptor((9, 14), (2, 3), grid, order="F"))

@@ -63,7 +63,7 @@ def there_and_back(ctx, d, kind, root, other, values):
         ):
             back = "gather's result is not in the matrix's memory order"
     elif whole is not None:
-        back = "gather returned something beside root"
+        back = "gather returned something on a rank other than root"
     return first(misplaced(a, values), back, unlike(everywhere, values))
 
 

@@ -21,7 +21,7 @@ from tests.helpers.mpi import run_mpi
 
 
 def _file(comm, path, values):
-    """Have rank 0 write ``values`` as NumPy does; every rank goes on when it is there."""
+    """Have rank 0 write ``values`` as NumPy does; every rank waits until the file is there."""
     if comm.rank == 0:
         np.save(path, values)
     comm.Barrier()
@@ -385,7 +385,7 @@ def save_errors(comm, directory):
 
 
 def test_a_new_file_has_its_space(tmp_path):
-    """A full disk is told before anything is computed or written."""
+    """A full disk is an error before anything is computed or written."""
     d = pb.MatrixDescriptor((300, 1000), (10, 10), pb.Grid(2, 2))
     (tmp_path / "x.npy").touch()
     npy.create(tmp_path / "x.npy", d, "F")

@@ -36,7 +36,7 @@ def raised(comm, name, known, info, words=()):
         getattr(pblas, name)(*known.values())
     except pblas.ArgumentError as error:
         told = (error.info, str(error))
-    except Exception as error:  # noqa: BLE001 - told apart below
+    except Exception as error:  # noqa: BLE001 - distinguished below
         told = (0, f"{type(error).__name__}: {error}")
     else:
         told = (0, "no error")

@@ -232,9 +232,9 @@ def numbers_of_a_report(comm, per_node):
                     if plan.workspace.host_bytes == held
                     else f"workspace {plan.workspace}, expected {held}",
                     None if found == held else f"buffers hold {found} bytes, expected {held}",
-                    None if path == "gathered" or private == 0 else "private buffers beside the shared ones",
+                    None if path == "gathered" or private == 0 else "private buffers besides the shared ones",
                     None if path == "gathered" or nodes > 1 or sent == 0 else "messages within a node",
-                    None if peak < 50_000 or sent else f"{peak} bytes at the peak of a run beside buffers",
+                    None if peak < 50_000 or sent else f"{peak} bytes at the peak of a run besides buffers",
                 ),
             )
             ctx.engine._buffers.close()
@@ -330,7 +330,7 @@ def moved_first(comm):
         sizes = ctx.zeros(pb.MatrixDescriptor((5, 5), (2, 2), fitting.grid))
         words = ["sizes", "the columns of op(A) must be the rows of op(B)"]
         yield (
-            "no move mends sizes",
+            "no move makes sizes fit",
             agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, sizes, redistribute=True),
         )
 

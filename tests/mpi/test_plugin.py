@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin as users meet it: tests of their own, in a folder of their own."""
+"""The pytest plugin as users meet it: their tests, in their folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_cases(run_mpi, worst):
 
 @pytest.fixture
 def session(pytester, monkeypatch):
-    """Run pytest on TESTS with these arguments, in a process of its own, and return the result."""
+    """Run pytest on TESTS with these arguments, in a new process, and return the result."""
     pytester.makepyfile(test_layouts=TESTS)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     installed = any(each.value == "pblasmp.pytest_plugin" for each in entry_points(group="pytest11"))

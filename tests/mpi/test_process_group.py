@@ -69,7 +69,7 @@ def communicators(group: Any) -> Any:
 
 
 def messages(comm: Any) -> str | None:
-    """Every rank sends to all, in the order in which nobody waits for it; they are told as they arrive."""
+    """Every rank sends to all, in the order in which nobody waits for it; they are reported as they arrive."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     boxes = {rank: np.zeros((2, 3), order="F") for rank in others}
     requests = [comm.irecv(boxes[rank], rank)[0] for rank in others]
@@ -81,7 +81,7 @@ def messages(comm: Any) -> str | None:
     for request in sent:
         comm.wait(request)
     if sent and comm.test_any(sent) != 0:
-        return "a message that is done is not told"
+        return "a message that is done is not reported"
     wrong = [rank for rank in others if (boxes[rank] != rank).any()]
     return f"wrong messages from {wrong}" if wrong else None
 

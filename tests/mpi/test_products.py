@@ -55,7 +55,7 @@ class Operand:
 def operand(ctx, rng, shape, block, grid, dtype, order, *, nan=False, like=None):
     """An operand of a layout as random as it may be: any source, padding, part of a larger matrix, turned grid.
 
-    With ``like`` (a descriptor) it lies on the same ranks at the same blocks and sources as that.
+    With ``like`` (a descriptor) it is on the same ranks with the same blocks and sources.
     """
     if like is None and rng.integers(3) == 0:
         grid = grid.T
@@ -90,7 +90,7 @@ def c_and_out(ctx, rng, asks, beta, lies):
 
 
 def multiplied(ctx, rng, ops, orders, dtype, algo, sizes, blocks):
-    """Multiply what is drawn and return what is wrong with the result, with operands or with what lies around."""
+    """Multiply what is drawn and return what is wrong with the result, with operands or with the values around them."""
     grid = pick(rng, grids(ctx.size))
     (op_a, op_b), (m, n, k), (mb, nb, kb) = ops, sizes, blocks
     alpha, beta = pick(rng, SCALARS), pick(rng, SCALARS)
@@ -183,7 +183,7 @@ def extents(comm):
 
 
 def in_place(comm):
-    """Operands that already lie where they are multiplied are left there: nothing is copied or sent."""
+    """Operands that are already where they are multiplied are left there: nothing is copied or sent."""
     rng = np.random.default_rng(34)
     with pb.Context(comm, engine="host") as ctx:
         size = comm.size

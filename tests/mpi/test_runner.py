@@ -122,7 +122,7 @@ def _ranks(nranks):
 
 @pytest.fixture(autouse=True, scope="module")
 def _marked():
-    """Ranks that this module starts can be told from others; those that were kept until now end."""
+    """Ranks that this module starts can be distinguished from others; those that were kept until now end."""
     pools.pool.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PBLASMP_TEST_OF", str(os.getpid()))

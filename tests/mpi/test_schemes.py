@@ -73,7 +73,7 @@ def every_product(comm):
                 a, b, c, out=out, alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme
             )
             wrong = first(
-                None if result.descriptor == p.d else f"the result lies as {result.descriptor}",
+                None if result.descriptor == p.d else f"the result has the layout {result.descriptor}",
                 misplaced(result, expected.astype(z.dtype)),
                 misplaced(a, x),
                 misplaced(b, y),

@@ -115,7 +115,7 @@ def plans(comm):
 
 
 def bytes_(comm):
-    """What has no type of its own."""
+    """Results without a type given for them."""
     with pb.Context(comm, engine="host") as ctx:
         for form in FORMS:
             x, w = (np.full((8, 4), 2, dtype) for dtype in (ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn))

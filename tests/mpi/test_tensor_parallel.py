@@ -73,7 +73,7 @@ def layouts(comm):
             case.local_w = np.asfortranarray(case.local_w)
             room = np.zeros((case.local_c.shape[0], case.local_c.shape[1] + 2), np.float32)
             y = case(ctx, out=room[:, :-2])
-            wrong = first(unlike(y, case.expected()), None if not room[:, -2:].any() else "wrote beside out")
+            wrong = first(unlike(y, case.expected()), None if not room[:, -2:].any() else "wrote outside out")
             yield f"{form}: padded rows, Fortran-ordered weights", wrong
             case = Case(rng, comm, form, "float32", 2 * p, 3 * p, 4 * p, transposed="T")  # as good as True
             case.local_w = np.asfortranarray(case.local_w)

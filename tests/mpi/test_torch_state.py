@@ -20,7 +20,7 @@ def starter(name):
 
 
 @starts_ranks
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as one process is told
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as PyTorch warns one process
 @pytest.mark.parametrize(
     ("launcher", "sizes"), [("torchrun", SIZES[0]), ("mpirun", SIZES[1]), ("mpirun", SIZES[2])]
 )

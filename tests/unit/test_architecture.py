@@ -266,6 +266,15 @@ def test_public_names_are_the_contract():
     assert set(dir(pb)) >= PUBLIC
 
 
+def test_type_checkers_find_what_users_find():
+    """The imports under TYPE_CHECKING are the names that ``__getattr__`` imports when they are first used."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname or alias.name: node.module for node in imports for alias in node.names}
+    assert {name: seen.get(name) for name in pb._HOME} == pb._HOME
+
+
 def test_public_names_survive_the_import_of_every_module():
     """A module called like a public name hides it, if nobody has asked for the name before."""
     script = """

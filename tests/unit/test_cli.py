@@ -145,6 +145,13 @@ BAD = [
     ("bench --shape 4,0,4", "'4,0,4': expected tokens"),
     ("bench --samples 0", "'--samples': 0 is not"),
     ("bench --dtype complex64", "'complex64' is not one of"),
+    ("tune --model llama-8b", "--model and --tokens go together. Try 'pblasmp tune --help'"),
+    ("tune --tokens 64", "--model and --tokens go together"),
+    ("tune --model llama-8b --tokens 64 --shape 8,8,8", "--model says the shapes: leave --shape out"),
+    ("tune --model llama-8b --tokens 64,x", "'64,x': expected numbers of tokens, for example 1024,4096"),
+    ("tune --model llama --tokens 64", "model: expected one of llama-70b, llama-8b, got 'llama'"),
+    ("tune --limit 0", "'--limit': 0.0 is not in the range x>0"),
+    ("tune -c broadcast", "'broadcast' is not one of"),
     ("bench -o chart.txt", "cannot draw 'chart.txt': expected a name that ends in"),
     ("bench -o none/chart.png", "none/chart.png: there is no directory none"),
     ("check", "Missing argument 'FILE.toml...'"),
@@ -385,6 +392,19 @@ def test_help_is_not_cut(pblasmp):
     listed = " ".join(pblasmp("--help")[1].split())
     for name, command in cli.commands.items():
         assert f"{name} {command.help.splitlines()[0]}" in listed
+
+
+@pytest.mark.parametrize("sizes", ["1KiB", "0B-1KiB", "1KB-1MB", "1MiB-1KiB", "-1KiB-1KiB", "1KiB-99999GiB"])
+def test_sizes_that_are_none(pblasmp, sizes):
+    status, out, err = pblasmp("bench", f"--sizes={sizes}")
+    assert (status, out) == (2, "")
+    assert "expected the least and the largest, for example 1KiB-1GiB" in " ".join(err.split())
+
+
+def test_sizes_and_shapes(pblasmp):
+    status, out, err = pblasmp("bench", "--sizes=1KiB-1MiB", "--shape=8,8,8")
+    assert (status, out) == (2, "")
+    assert "leave --shape out" in err
 
 
 def test_the_default_number_of_ranks_is_told(pblasmp):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pb.Epilogue as a plain value: what goes together, and how vectors and auxiliary arrays lie. No MPI."""
+"""pb.Epilogue as a plain value: what goes together, and the layouts of vectors and auxiliary arrays. No MPI."""
 
 from __future__ import annotations
 

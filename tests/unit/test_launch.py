@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the launcher, what it is told, and that no process outlives its job, with scripts as launchers."""
+"""Finding the launcher, its command line, and that no process outlives its job, with scripts as launchers."""
 
 from __future__ import annotations
 

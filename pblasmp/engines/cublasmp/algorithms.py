@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ...bindings import version_text
+from ...bindings import FUNCTIONS, version_text
 from ...dtypes import is_float8
 from ...errors import PblasmpError, UnsupportedError
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
@@ -147,7 +147,7 @@ def _prepare_level3(engine: Engine, p: Level3Problem, options: Options, operands
 
 
 def _is_level3(problem: Problem) -> bool:
-    return isinstance(problem, Level3Problem)
+    return isinstance(problem, Level3Problem) and symbol_of(problem) in FUNCTIONS
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (

@@ -75,7 +75,7 @@ class HostTransport:
         self._comm.sum_into(array)
 
     def fence(self) -> None:
-        """Return when every rank has written what its node shares. Collective."""
+        """Wait until every rank has written what its node shares. Collective."""
         self._comm.barrier()
 
     def alternate(self) -> int:
@@ -106,7 +106,7 @@ class HostTransport:
 
 
 class _Messages:
-    """Messages under way, with the arrays that they need."""
+    """Messages in flight, with the arrays that they need."""
 
     def __init__(self, comm: Communicator, requests: list[Any], arrays: list[Array]) -> None:
         self._comm, self._requests, self._arrays = comm, requests, arrays

@@ -107,7 +107,7 @@ def _lies(
 
 
 def _like(rng: random.Random, end: End) -> End:
-    """Return an end of its own in the same blocks on the same processes: as a C is for a D."""
+    """Return another matrix of the same blocks on the same processes, as C is to D."""
     parent = end.parent
     return End(replace(parent, order=rng.choice("CF"), ld=None), end.window)
 
@@ -118,7 +118,7 @@ def random_product(rng: random.Random, ranks: int, anywhere: bool) -> tuple[dict
     Args:
         rng: draws them.
         ranks: of the context.
-        anywhere: each in blocks and on a grid of its own, from any element: they have to be moved.
+        anywhere: each with different blocks and grid, from any element: they have to be moved.
     """
     m, n, k = extents = _extents(rng)
     op_a, op_b = rng.choice("NTC"), rng.choice("NTC")

@@ -23,15 +23,15 @@ TOLERANCES = {
     "float64": 1e-12, "complex128": 1e-12, "float32": 1e-4, "complex64": 1e-4, "float16": 2e-2, "bfloat16": 6e-2,
 }  # fmt: skip
 WHOLE = (slice(None), slice(None))
-BEFORE = 5  # what lies where the result goes
+BEFORE = 5  # the values where the result goes
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call: which routine, its options and scalars, where the matrices lie, where the result goes.
+    """A call: which routine, its options and scalars, the layouts of the matrices, where the result goes.
 
     Attributes:
-        ends: where A, B, C and the result lie; a result that is ``begins`` has none of its own.
+        ends: the layouts of A, B, C and the result; none for a result that is ``begins``.
         begins: the operand that the result is written over, or "".
         fits: the layouts are such that nothing has to be moved.
     """
@@ -204,7 +204,7 @@ def one_case(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> str:
         untouched = part_of(ctx, around, parent.descriptor)
         if not fault and untouched is not None:
             beside = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
-            fault = "" if (beside == AROUND).all() else "wrote beside the result"
+            fault = "" if (beside == AROUND).all() else "wrote outside the result"
     fault = everywhere(ctx, fault)
     return f"{fault}; seed {seed}: {case}" if fault else ""
 

@@ -24,7 +24,7 @@ CONVERTS = {
     "float16": ("float16", "float32"),
     "bfloat16": ("bfloat16", "float32"),
 }
-AROUND = 7  # what lies around a sub-matrix that is written
+AROUND = 7  # the values around a sub-matrix that is written
 
 Window = tuple[slice, slice]
 
@@ -69,7 +69,7 @@ def random_end(rng: random.Random, ranks: int, shape: tuple[int, int], dtype: st
     if rng.random() < 0.2:
         parent = replace(parent, ld=max(whole) + rng.randint(0, 5))
     window = tuple(slice(o, o + e) for o, e in zip(before, shape, strict=True))
-    if inside and rng.random() < 0.2:  # a matrix of its own that begins inside a block
+    if inside and rng.random() < 0.2:  # a whole matrix that begins inside a block
         parent, window = replace(parent[window], ld=None), (slice(None), slice(None))
     return End(parent, window)
 
@@ -125,6 +125,6 @@ def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
     untouched = part_of(ctx, around, parent.descriptor)
     if not fault and untouched is not None:
         beside = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
-        fault = "" if (beside == AROUND).all() else "wrote beside the target"
+        fault = "" if (beside == AROUND).all() else "wrote outside the target"
     fault = everywhere(ctx, fault)
     return path, f"seed {seed}, {path}: {fault}: {source} -> {target}" if fault else ""

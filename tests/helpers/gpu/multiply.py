@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A product on a machine that is played, and what the library was told of it."""
+"""A product on a simulated machine, and the arguments that the library got."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def multiply(
     within: Mapping[str, tuple[pb.MatrixDescriptor, Window]] = MappingProxyType({}),
     algo: str = "auto",
 ) -> str:
-    """Return what is wrong with a product, and with what the library was told.
+    """Return what is wrong with a product, and with the arguments that the library got.
 
     The library is not called where "auto" knows of a fault of it. Operands are sub-matrices of those ``within`` names:
-    the whole matrix, and where they lie in it.
+    the whole matrix, and their positions in it.
     """
     values = {x: integers(d.shape, d.dtype, seed, 1 if d.dtype.itemsize == 2 else 3)
               for seed, x in enumerate("abc") if (d := getattr(p, x)) is not None}  # fmt: skip
@@ -68,4 +68,4 @@ def multiply(
         expected = expected + beta * values["c"]
     fault = fault or wrong(ctx, out, expected, 2.0**-6 if p.d.dtype.itemsize == 2 else 0)
     out.local[...] = np.nan
-    return fault or ("" if np.isnan(wholes["d"].local).all() else "wrote beside the sub-matrix")
+    return fault or ("" if np.isnan(wholes["d"].local).all() else "wrote outside the sub-matrix")

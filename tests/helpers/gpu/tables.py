@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases in one test: each is told before it begins, what the library refuses or gets wrong stands in one table."""
+"""Many cases in one test: each is printed before it begins; what the library refuses or gets wrong is in one table."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def build(
     """Return the path of a new stand-in in ``directory``.
 
     Args:
-        directory: Where it is made, as libcublasmp.so.0; a folder of its own per library.
+        directory: Where it is made, as libcublasmp.so.0; one folder for each library.
         version: Which cuBLASMp it plays: what it says it is, the functions it has and their names.
         omit: Functions that it lacks although the version has them.
         flags: More flags for the compiler.

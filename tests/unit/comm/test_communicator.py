@@ -78,7 +78,7 @@ def test_under_a_launcher_a_missing_mpi_is_an_error(rank, size, monkeypatch):
 
 @pytest.mark.parametrize("comm", ["", "MPI.COMM_WORLD"])
 def test_ranks_that_do_not_find_each_other_are_an_error(comm):
-    """Each rank that mpirun of another MPI starts is alone in a world of its own."""
+    """Each rank that mpirun of another MPI starts is alone in its own world."""
     script = f"from mpi4py import MPI; import pblasmp as pb; pb.Context({comm})"
     environment = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
     done = subprocess.run(

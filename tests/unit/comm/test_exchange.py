@@ -67,7 +67,7 @@ def test_one_rank(slots, conjugate):
 
 
 class LateRequest:
-    """A chunk that is there when it is waited for, and not before; the last one posted is told first."""
+    """A chunk that is there when it is waited for, and not before; the last one posted is reported first."""
 
     def __init__(self, deliver=lambda: None):
         self.deliver = deliver

@@ -226,7 +226,7 @@ def test_kinds_of_shipped_files():
 
 
 def test_root_is_in_the_package_once_installed(tmp_path, monkeypatch):
-    """In a wheel the files lie in the package; neither there nor beside it is an error that says so."""
+    """In a wheel the files are in the package; if they are neither there nor next to it, the error says so."""
     module = tmp_path / "site" / "pblasmp" / "layout" / "files.py"
     monkeypatch.setattr(files, "__file__", str(module))
     with pytest.raises(pb.LayoutError, match="install pblasmp again"):

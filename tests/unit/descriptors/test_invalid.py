@@ -14,7 +14,7 @@ INVALID = invalid_files()
 
 
 def matches(claims, faults):
-    """Whether each claim is part of a fault of its own, and no fault is left."""
+    """Whether each claim matches a different fault, and no fault is left."""
     left = list(faults)
     for claim in claims:
         found = next((fault for fault in left if claim in fault), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every problem of descriptors/: it loads, is legal, and lies as brute force says."""
+"""Every problem of descriptors/: it loads, is legal, and has the layout that brute force computes."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
@@ -61,6 +62,19 @@ def test_every_owner_of_every_operand(name):
     assert problem._repr_html_() == whole.svg
     assert texts(whole)[0] == str(problem)
     assert "Not legal:" not in texts(whole)
+
+
+def test_matrices_and_plans_show_what_they_are_of():
+    with pb.Context(engine="host") as ctx:
+        a = ctx.zeros((4, 6), block=2)
+        assert pb.draw(a).svg == a._repr_html_() == pb.draw(a.descriptor).svg
+        for f, args in ((pb.matmul, (a, a.T)), (pb.syrk, (a,))):
+            with pb.plan(f, *args) as plan:
+                assert plan._repr_html_() == pb.draw(plan).svg == plan.problem._repr_html_()
+                assert texts(pb.draw(plan))[0].startswith(str(plan.problem))
+        x = np.ones((4, 6))
+        with pb.plan(pb.matmul_allreduce, x, x, ctx) as plan:
+            assert plan._repr_html_() is None  # Jupyter shows its repr: it has no block-cyclic layout
 
 
 def test_blocks_do_not_overlap():

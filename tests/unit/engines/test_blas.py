@@ -59,7 +59,7 @@ def test_gemm(kind, size):
         around = np.count_nonzero(owner(d) == 99) - np.count_nonzero(d == 99)
         blas.gemm("scipy", alpha, a, b, beta, d)
         assert np.array_equal(d, expected), orients
-        assert np.count_nonzero(owner(d) == 99) - np.count_nonzero(d == 99) == around, "written beside d"
+        assert np.count_nonzero(owner(d) == 99) - np.count_nonzero(d == 99) == around, "written outside d"
         assert np.array_equal(owner(a), before[0])
         assert np.array_equal(owner(b), before[1])
 

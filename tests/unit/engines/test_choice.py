@@ -10,7 +10,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
-from pblasmp.engines.base import Options
+from pblasmp.engines.base import Operands, Options
 from pblasmp.engines.catalogue import ALGORITHMS
 from pblasmp.engines.slab_terms import matmul_slabs, routine_slabs
 from pblasmp.errors import UnsupportedError
@@ -148,6 +148,21 @@ def test_the_cheapest_that_applies_is_taken():
     }
     assert said(survey(engine(), ROWS_OF_THREE, SQUARE, Options())) == said(verdicts)
     assert [name for name, verdict in verdicts.items() if verdict] == ["slow", "good", "equal"]
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "why"),
+    [
+        (Options(), {}, ""),
+        (Options(compute="tf32"), {}, "compute: it takes only None, got 'tf32'"),
+        (Options(), {"epilogue": pb.Epilogue(activation="relu")}, "epilogue: it takes none, got 'relu'"),
+        (Options(), {"scales": pb.Scales(a=2.0)}, "scales: it takes none"),
+    ],
+)
+def test_a_row_without_a_refusal_computes_plain_products(options, given, why):
+    plain = Algorithm("plain", lambda *_: None, lambda _problem: True)
+    assert plain.refusal(engine(), SQUARE, options, Operands(None, None, None, None, **given)) == why
+    assert plain.refusal(engine(), SQUARE, options, None) == (why if options.compute else "")
 
 
 def test_an_algorithm_is_taken_by_name():

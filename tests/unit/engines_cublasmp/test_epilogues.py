@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues on GPUs: what the library is told, that it suffices to compute them, and what CuPy does instead."""
+"""Epilogues on GPUs: the arguments of the library, that they suffice to compute them, and what CuPy does instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit floats on GPUs: what the library is told, what is refused where, arrays that CuPy has no type for."""
+"""8-bit floats on GPUs: the arguments of the library, what is refused where, arrays that CuPy has no type for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 routines: what each call is told, by a library that does what it is told and holds to the contracts."""
+"""The level-3 routines: the arguments of each call, against a library that obeys them and enforces its contracts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, Status
+from pblasmp.engines.cublasmp.algorithms import ALGORITHMS
 from pblasmp.engines.cublasmp.contracts import nearest_level3
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
@@ -22,6 +23,15 @@ from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+
+
+def test_a_routine_that_cublasmp_lacks_is_left_to_our_algorithms(monkeypatch):
+    """A new row of the table of routines needs nothing of the GPU engine."""
+    monkeypatch.setitem(ROUTINES, "syrky", ROUTINES["syrkx"])
+    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
+    row = next(row for row in ALGORITHMS if row.name == "cublasmp")
+    served = [row.serves(Level3Problem(name, d, d, d)) for name in ("syrkx", "syrky")]
+    assert served == [True, False]
 
 
 def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:
@@ -50,7 +60,7 @@ def test_random_calls(stand_in, version, ranks):
 NB, M, N, K = 2, 4, 6, 8
 LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
 
-# What C is told of a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
+# What C gets for a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
 # of the caller's operands are a, b and the result.
 TOLD = {
     "trsm": ({"side": "R", "uplo": "U", "op_a": "T", "diag": "U"}, "RUTU", "LLTU", (M, N), (N, M), "ad", "ad"),
@@ -69,7 +79,7 @@ TOLD = {
 
 
 def matrices(ctx: pb.Context, routine: str, flags: dict[str, str], order: str, **how: Any) -> dict[str, Any]:
-    """The operands, each with a leading dimension of its own."""
+    """The operands, each with another leading dimension."""
     shapes = reference.shapes(routine, flags, M, N, K)
     return {
         name: ctx.empty(pb.MatrixDescriptor(shapes[name], (NB, NB), pb.Grid(1, 1), dtype="complex64", order=order,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves between layouts: what cublasMpGemr2D is told, what is copied on the way, and what goes another way."""
+"""Moves between layouts: the arguments of cublasMpGemr2D, what is copied on the way, and what goes another way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_random_moves(stand_in, ranks):
 
 
 def test_what_is_told(ctx, lib):
-    """Of a window that begins inside a block: the whole blocks that it lies in, and where in them it begins."""
+    """Of a window that begins inside a block: the whole blocks that contain it, and where in them it begins."""
     parent = ctx.empty(replace(D, shape=(9, 12), ld=11))
     x = parent[3:9, 4:12]
     lib.clear()

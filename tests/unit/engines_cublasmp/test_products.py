@@ -30,7 +30,7 @@ SCALARS = [
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"])
 def test_every_op_and_order(alone, stand_in, dtype):
-    """All operands have blocks, sizes and padding of their own, and C is absent, given, or in the other order."""
+    """All operands have different blocks, sizes and padding, and C is absent, given, or in the other order."""
     faults = []
     scalars = itertools.cycle(SCALARS)
     with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:

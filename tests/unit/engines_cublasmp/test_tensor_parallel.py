@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallelism on GPUs that are played: what cuBLASMp, cuBLAS and NCCL are told is enough, and in order."""
+"""Tensor parallelism on simulated GPUs: the calls of cuBLASMp, cuBLAS and NCCL suffice, and are in order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def every_product(comm: Any, path: str) -> Any:
 
 
 def in_order(comm: Any, path: str) -> Any:
-    """Messages travel on a stream of their own, while another piece is multiplied; even shares go to cuBLASMp."""
+    """Messages travel on a separate stream, while another piece is multiplied; even shares go to cuBLASMp."""
     rng = np.random.default_rng(92)
     p = comm.size
     with machine(path, Following, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:

@@ -22,7 +22,7 @@ VERSIONS = [500, 700, 800, 900, 1000]
 
 
 def product(ctx: pb.Context, lib: Multiplying) -> str:
-    """Return what is wrong with a product on a stream of its own."""
+    """Return what is wrong with a product on a new stream."""
     with sys.modules["cupy"].cuda.Stream():
         return multiply(ctx, lib, pb.MatmulProblem.gemm(7, 5, 6, Grid(1, 1), (2, 3, 4), op_a="T"))
 

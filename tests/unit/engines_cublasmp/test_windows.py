@@ -16,7 +16,7 @@ from pblasmp.errors import StatusError, UnsupportedError
 
 
 class Machine:
-    """Rank 0 of two. The other one agrees to everything unless told otherwise; its memory is far away."""
+    """Rank 0 of two. The other one agrees to everything unless a test says otherwise; its memory is elsewhere."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -150,7 +150,7 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
         MemoryError, match="2000 bytes .* 'parts': " + ("out of memory" if here else "another rank")
     ):
         windows.reserve("parts", 2000)
-    assert windows.buffer("parts").peers == old  # it can go on with what it has
+    assert windows.buffer("parts").peers == old  # it can continue with what it has
     assert (("freed", 2000) in machine.log) != here
 
 

@@ -164,7 +164,7 @@ def sizes_that_differ(comm: Any, path: str) -> Any:
                 yield "the largest", None if told == (8192, 1024) else f"{told}"
                 for what, free in (("no room", 0), ("no memory", 1 << 20)):
                     lib.gpu.free = free if comm.rank == 1 else 1 << 40
-                    if what == "no memory":  # free, and yet not to be had
+                    if what == "no memory":  # free, but fragmented
                         lib.gpu.fragmented = comm.rank == 1
                     try:
                         plan()

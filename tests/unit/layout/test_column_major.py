@@ -69,7 +69,7 @@ def multiply(p, a, b, c):
         assert not form.copy_c
     else:
         of_c = write(empty(p.c), p.c, c)
-        if form.copy_c:  # rank by rank, into memory that lies like D's
+        if form.copy_c:  # rank by rank, into memory laid out like D's
             copied = empty(p.d)
             for to, of in zip(views(copied, p.d), views(of_c, p.c), strict=True):
                 to[...] = of

@@ -118,7 +118,7 @@ def test_copying_every_piece_redistributes_a_matrix(two):
         assert piece.size == piece.shape[0] * piece.shape[1]
         copy(views(to, dst)[other], views(of, src)[rank], piece)
     assert np.array_equal(read(to, dst), numbered(src))
-    write(before, dst, numbered(src))  # what lies in the padding is as it was
+    write(before, dst, numbered(src))  # the padding is as it was
     assert all(np.array_equal(a, b) for a, b in zip(to, before, strict=True))
 
 
