@@ -460,7 +460,7 @@ def test_bench_of_every_algorithm(pblasmp):
     assert heads == [
         ["T, N, K", "ours", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
     ]
-    assert len(re.findall(r"^ +8, 6, 4( +\d+){7}$", done.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +8, 6, 4( +\d+){8}$", done.stdout, re.MULTILINE)) == 2
 
 
 def test_bench_of_one_algorithm(pblasmp):
