@@ -24,7 +24,6 @@ from tests.helpers.gpu.level3 import cases, one_case
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
-
 OF_CUBLASMP = [name for name in ROUTINES if f"cublasMp{name.capitalize()}" in FUNCTIONS]
 
 
