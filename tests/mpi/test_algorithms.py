@@ -26,10 +26,10 @@ NAMES = {
     **dict.fromkeys(("matmul", "ag", "rs", "trsm", "trmm", "symm", "hemm"), SLABS),
     **dict.fromkeys(UPDATES, ("summed", *SLABS)),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
-    **dict.fromkeys(("ag", "allgather_matmul"), (*SLABS, "push")),
-    **dict.fromkeys(("rs", "matmul_reduce_scatter"), (*SLABS, "pull", "push")),
-    **dict.fromkeys(("ar", "matmul_allreduce"), ("sum", "one_shot", "two_shot", "push")),
-    "matmul_allgather": ("pull", "push"),
+    **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "push")),
+    **dict.fromkeys(("rs", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "push")),
+    **dict.fromkeys(("ar", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "push")),
+    "matmul_allgather": ("mpi", "pull", "push"),
 }
 """The algorithms of the host by function, or scheme."""
 
@@ -166,7 +166,7 @@ def refusals(comm):
         for case, words, function, args, how in (
             ("gathered x", "algo 'gathered': X is gathered where the caller gets it", pb.allgather_matmul,
              (even["allgather_matmul"].local_x, even["allgather_matmul"].local_w), {**gathered, "algo": "gathered"}),
-            ("columns", "algo: the host engine has 'auto', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
+            ("columns", "algo: the host engine has 'auto', 'mpi', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
              (even["matmul_allgather"].local_x, even["matmul_allgather"].local_w), {"algo": "sum"}),
             *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, by the rule they would be",
                 pb.matmul_allreduce, (x, w), {"algo": "sum"}),
@@ -292,7 +292,7 @@ def one_row(comm):
                 refusal=lambda engine, problem, options, operands: "7 is not wanted" if options.alpha == 3 else "",
                 cost=lambda *_, cost=cost: cost,
             )  # fmt: skip
-            ctx.engine.algorithms = (row,)
+            ctx.engine.algorithms = (row, *type(ctx.engine).algorithms)
             for name, function, args, how in calls(ctx, rng):
                 expected = np.full_like(local(function(*args, **how, algo=NAMES[name][0])), 7)
                 result = local(function(*args, **how, algo="sevens"))
