@@ -88,7 +88,7 @@ class ParallelProduct(Product):
         self._sum(x, w, c, target)
         self._finish(target, columns)
         if late:
-            d[...] = target
+            self._operations.store(d, target, self._p.out_dtype)
 
     def _finish(self, target: Array, columns: slice) -> None:
         """Add the bias of W's ``columns``, apply the activation and D's scale."""
@@ -223,7 +223,7 @@ class SummedOutput(ParallelProduct):
             target += arrived if arrived.dtype == target.dtype else arrived.astype(target.dtype)
         self._finish(target, slice(0, width))
         if target is not own:
-            own[...] = target
+            self._operations.store(own, target, self._p.out_dtype)
         if self._everywhere and transport.size > 1:
             self._gather(d)
             self._share_amax()
@@ -324,8 +324,6 @@ def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Oper
     operations, size = engine.operations, engine.transport.size
     if p.size != size:
         return f"its layouts are on {p.size} ranks, it needs all {size} of the context"
-    if is_float8(p.out_dtype) and not operations.stores_float8:
-        return f"dtype {p.out_dtype.name}: CuPy has no 8-bit floats"
     e = None if operands is None else operands.epilogue
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
         return f"epilogue {e.name!r}: only a bias and an activation follow it"

@@ -312,7 +312,8 @@ class FakeGpu:
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
-            maximum=np.maximum, take=np.take, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
+            maximum=np.maximum, minimum=np.minimum, rint=np.rint, take=np.take, tanh=np.tanh,
+            arange=np.arange, uint8=np.uint8,
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
             clip=np.clip,
             get_default_memory_pool=lambda: SimpleNamespace(

@@ -66,7 +66,7 @@ def _later(
         if not why and _taken(problem, session.version)[0].d != problem.d:
             why = "D is moved after the product"
         if why and (e.fused or is_float8(problem.d.dtype)):
-            kind = "" if e.fused else ", and CuPy has no 8-bit floats"
+            kind = "" if e.fused else ", and a D of 8 bits is rounded by then"
             raise UnsupportedError(f"epilogue: {e.name} cannot be fused: {why}{kind}")
     s = None if operands is None else operands.scales
     amax = s is not None and s.amax is not None and not is_float8(problem.d.dtype)

@@ -361,7 +361,7 @@ class PushedProduct(Product):
         if self._finish is not None:
             self._finish(target, operands)
         if target is not d:
-            d[...] = target
+            self._engine.operations.store(d, target, p.d.dtype if self._temporary else target.dtype)
 
     def _view(self, which: int, array: Array) -> View:
         """Return a local operand as it is in memory, conjugated where the product cannot do it."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...comm import Exchange, Side
+from ...dtypes import DTYPES, is_float8
 from ...layout.intersection import Piece
 from ..base import Transfer
 from .operations import CublasmpOperations
@@ -120,8 +121,8 @@ class CublasmpTransport:
         return True, self._held
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
-        """Return the type asked for, by default the result's. Local."""
-        return asked or dtype
+        """Return the type asked for, by default the result's, of 8-bit ones bfloat16. Local."""
+        return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)
 
 
 class _Messages:
