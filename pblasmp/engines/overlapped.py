@@ -23,11 +23,37 @@ from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product, Transfer
 from .finish import activate, store
 
-__all__ = ["ALGORITHMS", "ParallelProduct", "cost", "parts_of", "prepare", "refusal", "serves", "view"]
+__all__ = [
+    "ALGORITHMS",
+    "ParallelProduct",
+    "cost",
+    "parts_of",
+    "prepare",
+    "refusal",
+    "row_major",
+    "serves",
+    "view",
+]
 
 Array = Any
 _PANELS = 4
 _PANEL = 256  # columns; a narrower panel costs GEMM its speed
+
+
+def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Array | None, Array]:
+    """Return X, W, C and D of a run as the product sees them: turned, transposed, conjugated. Local.
+
+    C is D itself where it was.
+    """
+    x, w, c, d = operands.a, operands.b, operands.c, operands.d
+    assert w is not None
+    if p.turned:
+        same = c is d
+        x, w, d = w.T, x.T, d.T
+        c = d if same else None if c is None else c.T
+    x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
+    x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+    return x, w, c, d
 
 
 class ParallelProduct(Product):
@@ -49,14 +75,7 @@ class ParallelProduct(Product):
 
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
-        p, (x, w, c, d) = self._p, (operands.a, operands.b, operands.c, operands.d)
-        assert w is not None
-        if p.turned:
-            same = c is d
-            x, w, d = w.T, x.T, d.T
-            c = d if same else None if c is None else c.T
-        x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
-        x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+        x, w, c, d = row_major(self._p, operands)
         self._epilogue, self._scales = operands.epilogue, operands.scales or Scales()
         if self._scales.amax is not None:
             self._scales.amax[...] = 0

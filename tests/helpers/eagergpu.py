@@ -61,7 +61,9 @@ class EagerGpu:
 
     def meet(self) -> None: ...
 
-    def ready(self, stream: Any) -> None: ...
+    @property
+    def addresses(self) -> tuple[int, int]:
+        return self.generation, self.windows.generation
 
     def follow(self, later: str, earlier: str) -> None: ...
 

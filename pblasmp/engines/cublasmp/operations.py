@@ -122,6 +122,7 @@ class CublasmpOperations:
         """Queue ``d = alpha a b + beta d``. Local."""
         if d.size == 0:
             return
+        self._session.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # nothing of a and b tells how they are stored
             scale(d, beta)
             return

@@ -332,7 +332,7 @@ class PushedProduct(Product):
         session.follow_stream()
         if not self._ran:
             with session.agreement("push: the first run"):
-                self._queue(operands)
+                self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
         elif self.queues and not session.capturing:
             self._recordings.run(operands, lambda: self._queue(operands))

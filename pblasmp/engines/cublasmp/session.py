@@ -252,8 +252,7 @@ class Session:
         """Return where a product of ``gpu`` keeps its graphs. Local."""
         gpu = self.gpu
         assert gpu is not None
-        prepare = lambda stream: gpu.products.prepare_stream(stream.ptr)  # noqa: E731
-        return Recordings(self.follow_stream, lambda: gpu.addresses, prepare)
+        return Recordings(self, lambda: gpu.addresses)
 
     def agreement(self, what: str) -> Agreement:
         """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""

@@ -13,6 +13,7 @@ import pytest
 
 from pblasmp.bindings import ComputeType, DataType
 from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.cublasmp import lt as lt_module
 from pblasmp.engines.cublasmp.lt import WORKSPACE_BYTES, Finish, LocalProducts, fuses
 from pblasmp.engines.cublasmp.views import View
 from pblasmp.errors import LayoutError, UnsupportedError
@@ -229,7 +230,30 @@ def test_a_product_is_looked_up_once(lt, products):
     products.multiply(1, view(30, 50, at=0x1002), w, d, op_w="T", sms=116)  # worse aligned
     assert lt.searches == 4
     assert [call["SM_COUNT_TARGET"] for call in lt.calls[3:]] == [100, 116, 116]
-    assert [call["workspace"][0] for call in lt.calls[3:]] == [0x7000, 0xE000, 0x7000]
+
+
+def test_a_lane_has_one_workspace_on_whatever_stream(lt, products):
+    x, w, d = view(30, 50), view(20, 50), view(30, 20)
+    for stream, lane in ((1, "main"), (2, "gemm"), (3, "main"), (4, "gemm")):
+        products.multiply(stream, x, w, d, op_w="T", lane=lane)
+    assert [call["workspace"][0] for call in lt.calls] == [0x7000, 0xE000, 0x7000, 0xE000]
+    assert [call["stream"] for call in lt.calls] == [1, 2, 3, 4]
+
+
+def test_what_is_remembered_is_bounded(lt, products, monkeypatch):
+    monkeypatch.setattr(lt_module, "_REMEMBERED", 3)
+    w, alive = view(20, 50), []
+    for rows in (8, 16, 24, 8, 32, 8):
+        products.multiply(1, view(rows, 50), w, view(rows, 20), op_w="T", alpha=rows)
+        alive.append(len(lt.alive))
+    assert alive == [7, 13, 19, 19, 19, 19]  # a handle, and six of each product
+    assert lt.searches == 4  # the one used last is not forgotten
+    products.multiply(1, view(16, 50), w, view(16, 20), op_w="T")
+    assert lt.searches == 5
+    assert len(products._scalars) <= 3
+    assert [call["alpha"] for call in lt.calls] == [8, 16, 24, 8, 32, 8, 1]
+    products.close()
+    assert not lt.alive
 
 
 @pytest.mark.parametrize(

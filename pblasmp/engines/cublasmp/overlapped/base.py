@@ -127,7 +127,7 @@ class Algorithm:
             x, w, c, out: row-major CuPy arrays; 8-bit floats as bytes. ``out`` may be ``c``.
             bias: one entry for each output that this rank's D has.
             scales: see ``Scales``; ``amax`` is set to zero first.
-            gathered: where "nccl" of AllGather + GEMM leaves all of X, contiguous.
+            gathered: where AllGather + GEMM leaves all of X, contiguous.
         """
         call = Call(self.gpu, self.spec, x, w, c, out, bias, scales, gathered)
         if call.amax:

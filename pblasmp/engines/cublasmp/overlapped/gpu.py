@@ -159,12 +159,7 @@ class Gpu:
             priority = _URGENT if name.startswith("sum") else 0
             stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
             self._streams[name] = stream
-            self.products.prepare_stream(stream.ptr)
         return stream
-
-    def ready(self, stream: Any) -> None:
-        """Make what products on a stream need, before a graph records it. Local."""
-        self.products.prepare_stream(stream.ptr)
 
     # -- work
 
@@ -197,7 +192,7 @@ class Gpu:
             return
         self.products.multiply(
             self._stream(stream).ptr, x, w, d,
-            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute,
+            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
 
     def push(self, stream: str, to: View, of: View) -> None:
