@@ -37,7 +37,7 @@ class PreparedCall(Product, ABC):
         inside: whether this rank calls the routine, or only takes part in what is collective.
 
     Attributes:
-        workspace: what it needs, the largest of all ranks.
+        workspace: what it needs, the largest of all ranks, and this rank's temporaries.
         copied_bytes: what is copied to and from temporaries in one run.
     """
 
@@ -88,7 +88,8 @@ class PreparedCall(Product, ABC):
     def _prepare(self) -> None:
         """Make descriptors and ask for the workspace. Collective; closes what was made where a rank fails."""
         try:
-            self.workspace = Workspace(*self._session.largest(self._asked_for))
+            self._sizes = device, host = self._session.largest(self._asked_for)
+            self.workspace = Workspace(device + sum(x.nbytes for x in self._temporaries.values()), host)
         except Exception:
             self.close()
             raise
@@ -214,7 +215,6 @@ class PreparedCall(Product, ABC):
 
     def _first(self) -> None:
         """Prepare the call and make it: what can fail here is done before any GPU waits for the others."""
-        self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
         what, log = f"cublasMp{self._routine}: the first run", None
         try:

@@ -187,6 +187,19 @@ def test_no_signal_can_be_left_out(form, name):
     assert [names[number] for number in range(start, stop) if not is_missed(number)] == []
 
 
+@pytest.mark.parametrize(("form", "name"), NAMES)
+def test_the_workspace_is_all_that_is_reserved(form, name):
+    peers = Peers(3)
+    spec = case(peers, form, extents=TALL, uneven=True).spec
+    for gpu in peers.gpus:
+        told = ALGORITHMS[form][name](gpu, spec).workspace
+        reserved = [nbytes for _, nbytes in gpu._scratch.values()]
+        reserved += [
+            each[gpu.rank][1] for (what, _), each in peers.meetings.items() if what.startswith("reserve ")
+        ]
+        assert told == sum(reserved)
+
+
 def test_every_algorithm_is_under_its_name():
     for form, algorithms in ALGORITHMS.items():
         assert all((a.form, a.name) == (form, name) for name, a in algorithms.items())

@@ -41,8 +41,8 @@ class NcclGather(_Gather):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.gpu.scratch("gathered", self.spec.rows * self.line_bytes)
-        self.gpu.scratch("shard", self.spec.tokens[self.rank] * self.line_bytes)
+        self._reserve("gathered", self.spec.rows * self.line_bytes)
+        self._reserve("shard", self.spec.tokens[self.rank] * self.line_bytes)
 
     def _queue(self, call: Call) -> None:
         gpu, spec = self.gpu, self.spec
