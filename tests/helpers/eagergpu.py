@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,9 @@ class EagerGpu:
         self.generation, self.queued = 0, 0
         self.windows = SimpleNamespace(generation=0)
         self.kernels = SimpleNamespace(copy=self.copy)
+
+    def agreement(self, what: str) -> Any:
+        return nullcontext()
 
     def reserve(self, name: str, nbytes: int) -> None:
         self.scratch(name, nbytes)

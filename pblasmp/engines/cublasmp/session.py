@@ -133,8 +133,9 @@ class Session:
         if why:
             return None, why
         peers = SimpleNamespace(
-            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
-        )
+            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy,
+            agreement=self.agreement,
+        )  # fmt: skip
         try:
             gpu = Gpu(peers)
         except UnsupportedError as error:  # more ranks than its kernels take

@@ -86,7 +86,8 @@ class Algorithm:
         self.rank, self.size = gpu.rank, gpu.size
         self.peers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
         self.workspace = 0
-        self._prepare()
+        with gpu.agreement(f"{self.form}: preparing {self.name}"):
+            self._prepare()
         buffers = self._buffers()
         self.workspace += sum(buffers.values())
         for name, nbytes in buffers.items():
