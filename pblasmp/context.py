@@ -180,6 +180,8 @@ class Context:
             everyone = closing(self._control, here=True)
         except BaseException as error:
             self._open = not is_agreed(error, self._control)  # else fail() has others to tell
+            if self._open and channel.cause:
+                channel.leave(1)  # now: the caller may catch it, and never come here again
             raise
         self._open = False
         if not everyone:  # others have lost it without closing it, and end
@@ -208,7 +210,7 @@ class Context:
         )
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False) and self.size > 1:
+        if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.cause:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
 
     # -- for the modules of pblasmp

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .engines.base import Options
 from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
-from .layout.redistribution import nearest_routine
+from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
 from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
@@ -529,7 +529,7 @@ def plan_routine(
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         problem = asked if options.beta != 0 else replace(asked, c=None)
-        nearest = nearest_routine(problem)
+        nearest = with_c_like_d(problem)
         reasons = () if nearest == problem else ("c is moved to the layout of the result",)
         result = ctx._allocate(d) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}

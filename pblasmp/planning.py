@@ -15,7 +15,7 @@ from .engines.catalogue import ALGORITHMS
 from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
-from .layout.redistribution import nearest_legal, nearest_routine
+from .layout.redistribution import with_c_like_d
 from .tuning import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
@@ -184,10 +184,10 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
     nearest: MatmulProblem | Level3Problem
     if isinstance(problem, Level3Problem):
         problem.validate()
-        nearest = nearest_routine(problem if options.beta != 0 else replace(problem, c=None))
+        nearest = with_c_like_d(problem if options.beta != 0 else replace(problem, c=None))
     else:
-        nearest = nearest_legal(problem) if options.redistribute and problem.scheme == "gemm" else problem
-        nearest.validate()
+        products.check(problem, redistribute=options.redistribute)
+        nearest = with_c_like_d(problem)
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
             ctx._check_descriptor(x)

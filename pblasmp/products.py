@@ -13,7 +13,7 @@ from .epilogue import Epilogue
 from .errors import LayoutError
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
-from .layout.redistribution import nearest_legal
+from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
 from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["matmul", "plan_matmul"]
+__all__ = ["check", "matmul", "plan_matmul"]
 
 
 def matmul(
@@ -61,7 +61,8 @@ def matmul(
         scales: of 8-bit operands and results (``Scales``).
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
-        redistribute: move operands that break a rule to a legal layout first, instead of raising.
+        redistribute: take operands whose layouts break a rule, instead of raising. Most algorithms compute with them
+            as they are; cuBLASMp's move them to other layouts first.
         compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
             "tf32" and "bf16x9" (float32) and "fixedpoint" (float64).
         comm_dtype: type in which partial sums travel (cublasmp, schemes "rs" and "ar"); None is D's type.
@@ -130,19 +131,20 @@ def plan_matmul(
         if not isinstance(scales, (Scales, type(None))):
             raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
         facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
-        problem = nearest_legal(asked) if redistribute and scheme == "gemm" else asked
-        _validate(problem, asked, redistribute, "out" if out is not None else "c" if c is not None else "d")
+        check(asked, "out" if out is not None else "c" if c is not None else "d", redistribute=redistribute)
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+        nearest = with_c_like_d(asked)
+        problem = asked if options.beta != 0 else nearest  # a C that is not read may be anywhere
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx._allocate(d) if out is None else out}
-        e = _epilogue(ctx, epilogue, asked, problem, matrices)
+        e = _epilogue(ctx, epilogue, problem, matrices)
         if scales is not None:
             scales = scales.bind(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
         check_overlap(ctx, matrices, "c")
-    reasons = () if problem == asked else ("operands are moved to legal layouts: redistribute=True",)
+    reasons = () if problem == nearest else ("c is moved to the layout of the result",)
     return MatrixPlan(
-        ctx, "matmul", asked, options, matrices,
-        nearest=problem, reasons=reasons, epilogue=e, scales=scales,
+        ctx, "matmul", problem, options, matrices,
+        nearest=nearest, reasons=reasons, epilogue=e, scales=scales,
     )  # fmt: skip
 
 
@@ -175,13 +177,24 @@ def _default_result(
     return MatrixDescriptor((m, n), block, a.grid, source, result_dtype(a.dtype), a.order)
 
 
-def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool, result: str) -> None:
+def check(problem: MatmulProblem, result: str = "d", *, redistribute: bool) -> None:
+    """Raise LayoutError where a product is not legal. Local.
+
+    Args:
+        problem: the product.
+        result: what messages call D.
+        redistribute: layouts of scheme "gemm" may be any: only what no move could mend is a fault.
+    """
+    movable = problem.scheme == "gemm"
+    if redistribute and movable:
+        nearest_legal(problem).validate(result)
+        return
     try:
         problem.validate(result)
     except LayoutError as error:
-        if not redistribute and problem.scheme == "gemm" and not nearest_legal(asked).faults():
+        if movable and not nearest_legal(problem).faults():
             raise LayoutError(
-                f"{error}\n  redistribute=True moves the operands to legal layouts first"
+                f"{error}\n  redistribute=True takes such layouts; some algorithms move operands first then"
             ) from None
         raise
 
@@ -189,17 +202,12 @@ def _validate(problem: MatmulProblem, asked: MatmulProblem, redistribute: bool, 
 def _epilogue(
     ctx: Context,
     epilogue: Epilogue | None,
-    asked: MatmulProblem,
     problem: MatmulProblem,
     matrices: Matrices,
 ) -> Epilogue | None:
     """Return an epilogue over the engine's arrays, None for one that does nothing."""
     if epilogue is None or not epilogue.name:
         return None
-    if problem.d != asked.d:
-        raise LayoutError(
-            "epilogue: D is moved after the product; expected a D whose layout is legal without a move"
-        )
     fitted = epilogue.bind(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)
     for name in fitted.outputs:
         for letter, x in matrices.items():

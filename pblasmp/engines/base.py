@@ -236,14 +236,12 @@ class Operations(Protocol):
         tile: columns of the tiles that cover the diagonal of a triangle.
         panel: indices of k in a panel of the algorithm "panels".
         panel_flops: operations of a product that hide the cost of starting its messages.
-        stores_float8: whether results may be 8-bit floats.
     """
 
     xp: Any
     tile: int
     panel: int
     panel_flops: float
-    stores_float8: bool
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` of scratch as a plan reports it."""
@@ -256,6 +254,9 @@ class Operations(Protocol):
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which copies of operands of ``dtype`` are kept until they are multiplied."""
+
+    def store(self, d: LocalArray, x: LocalArray, dtype: np.dtype) -> None:
+        """Write ``x`` into ``d``, whose elements are ``dtype``, rounding each once."""
 
     def writes(self, dtype: np.dtype) -> bool:
         """Return whether ``gemm`` writes results of ``dtype`` itself, rounding each once."""

@@ -152,11 +152,18 @@ def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
 
 
 def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
-    """Return what is measured: every rank's processor, how many ranks on how many nodes, libraries. Collective."""
-    every = comm.allgather(mine)
-    kinds = " and ".join(sorted(set(every)))
+    """Return what is measured, the same on every rank: processors and links, ranks on nodes, libraries. Collective.
+
+    Args:
+        comm: the ranks.
+        mine: this rank's processor and what links it to others.
+        libraries: those of this rank.
+    """
+    processors, loaded = (
+        " and ".join(sorted(set(each))) for each in zip(*comm.allgather((mine, libraries)), strict=True)
+    )
     nodes = len(comm.nodes())
-    return f"{kinds}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {libraries}"
+    return f"{processors}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {loaded}"
 
 
 def tuning_file() -> Path:

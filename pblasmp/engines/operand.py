@@ -73,7 +73,7 @@ class Operand:
         return (
             self.stays
             and side.cols.nprocs == 1
-            and side.rows == self.outer
+            and (side.rows == self.outer or side.rows.nprocs == self.outer.nprocs == 1)
             and self.dtype == self.matrix.dtype
             and not self.conjugate
             and all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)

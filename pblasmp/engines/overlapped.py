@@ -23,11 +23,37 @@ from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product, Transfer
 from .finish import activate, store
 
-__all__ = ["ALGORITHMS", "ParallelProduct", "cost", "parts_of", "prepare", "refusal", "serves", "view"]
+__all__ = [
+    "ALGORITHMS",
+    "ParallelProduct",
+    "cost",
+    "parts_of",
+    "prepare",
+    "refusal",
+    "row_major",
+    "serves",
+    "view",
+]
 
 Array = Any
 _PANELS = 4
 _PANEL = 256  # columns; a narrower panel costs GEMM its speed
+
+
+def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Array | None, Array]:
+    """Return X, W, C and D of a run as the product sees them: turned, transposed, conjugated. Local.
+
+    C is D itself where it was.
+    """
+    x, w, c, d = operands.a, operands.b, operands.c, operands.d
+    assert w is not None
+    if p.turned:
+        same = c is d
+        x, w, d = w.T, x.T, d.T
+        c = d if same else None if c is None else c.T
+    x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
+    x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+    return x, w, c, d
 
 
 class ParallelProduct(Product):
@@ -49,14 +75,7 @@ class ParallelProduct(Product):
 
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
-        p, (x, w, c, d) = self._p, (operands.a, operands.b, operands.c, operands.d)
-        assert w is not None
-        if p.turned:
-            same = c is d
-            x, w, d = w.T, x.T, d.T
-            c = d if same else None if c is None else c.T
-        x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
-        x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+        x, w, c, d = row_major(self._p, operands)
         self._epilogue, self._scales = operands.epilogue, operands.scales or Scales()
         if self._scales.amax is not None:
             self._scales.amax[...] = 0
@@ -88,7 +107,7 @@ class ParallelProduct(Product):
         self._sum(x, w, c, target)
         self._finish(target, columns)
         if late:
-            d[...] = target
+            self._operations.store(d, target, self._p.out_dtype)
 
     def _finish(self, target: Array, columns: slice) -> None:
         """Add the bias of W's ``columns``, apply the activation and D's scale."""
@@ -223,7 +242,7 @@ class SummedOutput(ParallelProduct):
             target += arrived if arrived.dtype == target.dtype else arrived.astype(target.dtype)
         self._finish(target, slice(0, width))
         if target is not own:
-            own[...] = target
+            self._operations.store(own, target, self._p.out_dtype)
         if self._everywhere and transport.size > 1:
             self._gather(d)
             self._share_amax()
@@ -324,8 +343,6 @@ def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Oper
     operations, size = engine.operations, engine.transport.size
     if p.size != size:
         return f"its layouts are on {p.size} ranks, it needs all {size} of the context"
-    if is_float8(p.out_dtype) and not operations.stores_float8:
-        return f"dtype {p.out_dtype.name}: CuPy has no 8-bit floats"
     e = None if operands is None else operands.epilogue
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
         return f"epilogue {e.name!r}: only a bias and an activation follow it"

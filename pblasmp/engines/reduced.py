@@ -57,7 +57,7 @@ class ReducedProduct(Product):
         if self._finish is not None:
             self._finish(partial, operands)
         if self._inside and partial is not operands.d:
-            operands.d[...] = partial
+            operations.store(operands.d, partial, p.d.dtype)
 
     def _partial(self, operands: Operands) -> Array:
         """Return where the sum is made: D, where that is contiguous, of the right type, and C is not needed from it."""

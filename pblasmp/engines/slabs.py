@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..dtypes import accumulation_dtype, is_float8
+from ..dtypes import accumulation_dtype
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.trapezoid import Trapezoid
 from .algorithms import Algorithm
@@ -222,7 +222,7 @@ class SlabProduct(Product):
         if self._finish is not None:
             self._finish(target, operands)
         if target is not operands.d:
-            operands.d[...] = target
+            self._engine.operations.store(operands.d, target, self._slabs.d.dtype)
 
     def _multiply(self, slabs: Sequence[Any], unit: float, first: bool, target: Array, start: int) -> None:
         assert self._coords is not None
@@ -312,8 +312,6 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
     if isinstance(problem, Level3Problem) and d.itemsize < 4:
         return f"{problem.routine} is for float32, float64, complex64 and complex128, got {d.name}"
     operations = engine.operations
-    if is_float8(d) and not operations.stores_float8:
-        return f"results of {d.name} are left to cuBLASMp"
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
     if operands is not None and operands.epilogue is not None and operands.epilogue.fused:

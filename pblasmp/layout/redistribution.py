@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nearest problem that can be computed: which operands must move to another layout first."""
+"""The nearest problem that can be computed: which operands must move to another layout first.
+
+Most algorithms take operands in any layout, and only C where D is; cuBLASMp's products have rules of their own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .descriptor import MatrixDescriptor
 
@@ -12,13 +15,16 @@ if TYPE_CHECKING:
     from .level3 import Level3Problem
     from .problem import MatmulProblem
 
-__all__ = ["nearest_legal", "nearest_routine"]
+    Routine = TypeVar("Routine", MatmulProblem, Level3Problem)
+
+__all__ = ["nearest_legal", "with_c_like_d"]
 
 
 def nearest_legal(p: MatmulProblem) -> MatmulProblem:
-    """Return ``p`` with the operands that break a rule laid out afresh, on D's grid from process (0, 0). Local.
+    """Return ``p`` with the operands that break one of cuBLASMp's rules laid out afresh. Local.
 
-    D keeps its blocks, k those of A. Faults that no move can remedy (sizes, types) remain.
+    They then begin on process (0, 0) of D's grid. D keeps its blocks, k those of A. Faults that no move can remedy (sizes,
+    types) remain.
     """
     d = _aligned(p.d)
     a, b = _aligned(p.a), _aligned(p.b)
@@ -31,11 +37,11 @@ def nearest_legal(p: MatmulProblem) -> MatmulProblem:
     return replace(p, a=a, b=b, d=d, c=c)
 
 
-def nearest_routine(p: Level3Problem) -> Level3Problem:
+def with_c_like_d(p: Routine) -> Routine:
     """Return ``p`` with C in the layout of D, which every algorithm reads it in. Local."""
     if p.c is None or p.c.same_places(p.d):
         return p
-    return replace(p, c=replace(p.d, ld=None))
+    return replace(p, c=replace(p.d, dtype=p.c.dtype, ld=None))
 
 
 def _aligned(x: MatrixDescriptor) -> MatrixDescriptor:

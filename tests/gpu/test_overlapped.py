@@ -34,8 +34,9 @@ def gpu(ctx: pb.Context) -> Iterator[Gpu]:
 
     mine = ctx.engine.session
     session = SimpleNamespace(
-        rank=ctx.rank, size=ctx.size, device=mine.device.index, nccl=mine.nccl, cupy=cupy
-    )
+        rank=ctx.rank, size=ctx.size, device=mine.device.index, nccl=mine.nccl, cupy=cupy,
+        agreement=mine.agreement,
+    )  # fmt: skip
     with cupy.cuda.Stream(non_blocking=True):
         gpu = Gpu(session)
         assert not gpu.why_no_windows, gpu.why_no_windows

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,10 @@ class EagerGpu:
         self.buffers: dict[str, np.ndarray] = {}
         self.generation, self.queued = 0, 0
         self.windows = SimpleNamespace(generation=0)
+        self.kernels = SimpleNamespace(copy=self.copy)
+
+    def agreement(self, what: str) -> Any:
+        return nullcontext()
 
     def reserve(self, name: str, nbytes: int) -> None:
         self.scratch(name, nbytes)
@@ -52,6 +58,9 @@ class EagerGpu:
         return self.buffers[name].ctypes.data
 
     def scalar(self, value: Any) -> int:
+        if isinstance(value, (int, float)):
+            value = self.buffers.setdefault(f"scale {value}", np.array([value], np.float32))
+            return value.ctypes.data
         return 0 if value is None else value.data.ptr
 
     def begin(self, *names: str) -> None:
@@ -61,7 +70,9 @@ class EagerGpu:
 
     def meet(self) -> None: ...
 
-    def ready(self, stream: Any) -> None: ...
+    @property
+    def addresses(self) -> tuple[int, int]:
+        return self.generation, self.windows.generation
 
     def follow(self, later: str, earlier: str) -> None: ...
 
@@ -77,6 +88,15 @@ class EagerGpu:
     def push(self, stream: str, to: View, of: View) -> None:
         at(to)[...] = at(of)
 
+    def move(self, stream: str, to: int, there: Any, of: int, here: Any, extents: Any) -> None:
+        *counts, run = extents
+        for steps in itertools.product(*map(range, counts)):
+            target, source = (
+                base + sum(i * s for i, s in zip(steps, strides, strict=True))
+                for base, strides in ((to, there), (of, here))
+            )
+            ctypes.memmove(target, source, run)
+
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         at(to)[...] = at(of)
 
@@ -87,8 +107,12 @@ class EagerGpu:
         y = sum((at(part).astype(exact) for part in parts), exact.type(0))
         y = y + exact.type(beta) * at(c).astype(exact) if beta != 0 else y
         y = y + at(bias).astype(exact) if bias else y
+        y = np.maximum(y, 0) if activation == "relu" else y
+        if amax:
+            largest = ctypes.c_float.from_address(amax)
+            largest.value = max(largest.value, abs(y).max())
         for out in outs:
-            at(out)[...] = np.maximum(y, 0) if activation == "relu" else y
+            at(out)[...] = y * ctypes.c_float.from_address(scale).value if scale else y
 
     def reduce_scatter(self, of: View, to: View, rows: Any) -> None:
         at(to)[...] = at(of)

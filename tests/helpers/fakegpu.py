@@ -16,6 +16,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,9 +25,14 @@ import pytest
 from ml_dtypes import bfloat16
 from numpy.lib.stride_tricks import as_strided
 
+from tests.helpers.fakelt import FakeLt
+
 _TAG = 4711  # of NCCL's messages, which MPI carries
-_COLLECTIVE = ("init", "split", "all_reduce")  # a rank that fails in these has taken part
-_RELEASES = ("destroy", "use", "finalize", "free")  # what fails in these is given back all the same
+_COLLECTIVE = ("init", "split", "all_reduce", "register_window")  # a rank that fails in these has taken part
+_RELEASES = (
+    *("destroy", "use", "finalize", "free"),
+    *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
+)  # what fails in these is given back all the same
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
 _KEPT: list[Any] = []  # what MPI may still write to
 
@@ -96,6 +102,7 @@ class FakeGpu:
         devices: PCI addresses of the visible GPUs, by default one per rank; empty: none.
         deaf: pairs of GPUs that cannot reach each other.
         nccl_version: as NCCL numbers it.
+        lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; None: nvmath is missing.
         capability: the GPUs' compute capability, as CuPy has it.
         free: bytes that are free on the current GPU.
         fragmented: free memory is too fragmented to be allocated.
@@ -108,7 +115,7 @@ class FakeGpu:
         alive: what was made and not given back.
         under_way: by stream, NCCL's messages that no event waits for yet.
         called: every call of a module's function, with where in the package it was made.
-        fails: which of them raises.
+        fails: which of them raises, the first time.
         patience: seconds that messages are waited for; then they are ``stuck``, and so is what the host waits for.
     """
 
@@ -122,6 +129,7 @@ class FakeGpu:
         nvshmem_ranks: int = 0,
         capability: str = "90",
         nccl_version: int = 22903,
+        lt: FakeLt | None = None,
     ) -> None:
         self.comm = comm
         ranks = comm.size if comm else 1
@@ -134,6 +142,7 @@ class FakeGpu:
         self.stream, self.entered = 0, [0]  # the current one, and those of ``with`` blocks
         self.capturing: set[int] = set()
         self.nvshmem_ranks = nvshmem_ranks
+        self.lt = lt
         self.events: list[tuple[Any, ...]] = []
         self.allocations: list[int] = []
         self.copies: list[str] = []
@@ -146,15 +155,18 @@ class FakeGpu:
             set()
         )  # (stream, other): waits for the other since its last messages
         self.called: list[tuple[str, str]] = []
-        self.fails, self.patience, self.stuck = -1, 3600.0, False
+        self.fails: tuple[str, str] | None = None
+        self.patience, self.stuck = 3600.0, False
 
     def enter(self, name: str) -> None:
         """Count a call, and raise if it is the one that fails."""
         frame = sys._getframe(1)
         while frame.f_back is not None and "pblasmp" not in frame.f_globals["__name__"].split("."):
             frame = frame.f_back
-        self.called.append((name, f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"))
-        if len(self.called) - 1 == self.fails:
+        place = name, f"{frame.f_globals['__name__']}:{frame.f_code.co_name}"
+        self.called.append(place)
+        if place == self.fails:
+            self.fails = None
             raise CUDARuntimeError(f"injected: {name}")
 
     def _watch(self, content: Any, name: str = "") -> Any:
@@ -187,6 +199,8 @@ class FakeGpu:
             except CUDARuntimeError:
                 if name in ("init", "split") and getattr(result, "ptr", 0):
                     result.destroy()  # the library's own clean-up
+                if name == "register_window":
+                    result.close()
                 raise
             return result
 
@@ -211,7 +225,9 @@ class FakeGpu:
 
     def install(self, patch: pytest.MonkeyPatch, without: Sequence[str] = ()) -> None:
         """Put the modules where ``import`` finds them; those ``without`` are not installed."""
-        nccl = SimpleNamespace(get_version=lambda: self.nccl_version)
+        nccl = SimpleNamespace(
+            get_version=lambda: self.nccl_version, **(self._queued_nccl() if self.lt else {})
+        )
         modules = {
             "cupy": self._cupy(),
             "cupy_backends.cuda.libs": SimpleNamespace(cublas=self._cublas()),
@@ -220,6 +236,11 @@ class FakeGpu:
             "nccl.bindings": SimpleNamespace(nccl=nccl),
             "cuda.core": SimpleNamespace(Device=lambda index: ("device", index)),
         }
+        if self.lt is not None:
+            members = {name: getattr(self.lt, name) for name in dir(self.lt) if not name.startswith("_")}
+            modules["nvmath.bindings.cublasLt"] = SimpleNamespace(**members)
+            modules["cuda.bindings"] = SimpleNamespace(driver=self._driver())
+        parents: dict[str, ModuleType] = {}
         for name, given in modules.items():
             content = self._watch(given)
             package, _, part = name.partition(".")
@@ -229,10 +250,34 @@ class FakeGpu:
             patch.setitem(sys.modules, name, None if missing else module)
             while part:
                 name, _, part = name.rpartition(".")
-                parent = ModuleType(name)
+                parent = parents.setdefault(name, ModuleType(name))
+                parent.__spec__ = ModuleSpec(name, None)
                 setattr(parent, part, module)
                 patch.setitem(sys.modules, name, parent)
                 module, part = parent, name.partition(".")[2]
+
+    def _driver(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            CUstreamWaitValue_flags=SimpleNamespace(CU_STREAM_WAIT_VALUE_EQ=1),
+            cuStreamWaitValue32=lambda *_: (0,), cuStreamWriteValue32=lambda *_: (0,),
+        )  # fmt: skip
+
+    @staticmethod
+    def _queued_nccl() -> dict[str, Any]:
+        """NCCL's collectives, which a GPU would wait in, and no host."""
+        names = ("reduce_scatter", "reduce", "all_gather", "broadcast", "group_start", "group_end")
+        return {name: lambda *_: None for name in names} | {"all_reduce": lambda *_: None}
+
+    def _window(self, nbytes: int) -> Any:
+        """Memory that all ranks register together: who does so alone waits for ever."""
+        if self.comm is not None:
+            self.finish([self.comm.Ibarrier()])
+            if self.stuck:
+                self.faults.append("registered a window that other ranks do not")
+        at = self._make("registered", nbytes)
+        return SimpleNamespace(
+            get_peer_device_pointer=lambda rank: 1 << 20, close=lambda: self._release("registered", at)
+        )
 
     def assert_clean(self) -> None:
         """Nothing was misused, nothing is left, and the caller's GPU is current again."""
@@ -312,13 +357,19 @@ class FakeGpu:
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
-            maximum=np.maximum, take=np.take, tanh=np.tanh, arange=np.arange, uint8=np.uint8,
+            maximum=np.maximum, minimum=np.minimum, rint=np.rint, take=np.take, tanh=np.tanh,
+            arange=np.arange, uint8=np.uint8, RawModule=lambda code, options: self._module(),
+            full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
             clip=np.clip,
             get_default_memory_pool=lambda: SimpleNamespace(
                 free_all_blocks=lambda: self.events.append(("pool emptied",)), free_bytes=lambda: 0
             ),
         )  # fmt: skip
+
+    @staticmethod
+    def _module() -> Any:
+        return SimpleNamespace(get_function=lambda name: lambda *arguments, stream: None)
 
     def _cuda(self) -> SimpleNamespace:
         gpu = self
@@ -354,6 +405,11 @@ class FakeGpu:
             deviceGetPCIBusId=lambda index: self.devices[index],
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),
+            memset=lambda at, value, nbytes: None,
+            memcpyDefault=4,
+            memsetAsync=lambda *_: None,
+            memcpyAsync=lambda *_: None,
+            memcpy2DAsync=lambda *_: None,
         )
         return SimpleNamespace(
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
@@ -377,12 +433,17 @@ class FakeGpu:
                     gpu.promised.append(self)
 
         class Stream:
-            def __init__(self, ptr: int | None = None, *, non_blocking: bool = False) -> None:
+            def __init__(
+                self, ptr: int | None = None, *, non_blocking: bool = False, priority: int = 0
+            ) -> None:
                 gpu._next += 1
                 self.ptr = gpu._next if ptr is None else ptr
 
             def use(self) -> None:
                 gpu.stream = self.ptr
+
+            def synchronize(self) -> None:
+                gpu._wait_for_the_device()
 
             def __enter__(self) -> None:
                 gpu.entered.append(self.ptr)
@@ -508,7 +569,7 @@ class FakeGpu:
 
             def allreduce(self, array: Any, out: Any, op: str, *, stream: int) -> None:
                 assert array is out
-                assert op == "sum"
+                assert op in ("sum", "max")
                 gpu.events.append(("all_reduce", stream, array.nbytes))
                 if self.comm is not None:
                     mine = np.array(array, subok=False)
@@ -518,7 +579,10 @@ class FakeGpu:
                     gpu.finish([self.comm.Iallgather(*sides)])
                     if not gpu.stuck:
                         _KEPT.pop()
-                    array[...] = sum(all_of_them)
+                    array[...] = sum(all_of_them) if op == "sum" else all_of_them.max(axis=0)
+
+            def register_window(self, array: Any, *, flags: int) -> Any:
+                return gpu._window(array.size)
 
             def _message(self, name: str, array: Any, peer: int, stream: int, post: Any) -> None:
                 assert array.flags.c_contiguous
@@ -544,6 +608,9 @@ class FakeGpu:
         return SimpleNamespace(
             Communicator=Communicator,
             SUM="sum",
+            MAX="max",
+            RegisteredWindowHandle=type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None}),
+            WindowFlag=SimpleNamespace(COLL_SYMMETRIC=1),
             get_unique_id=lambda: b"unique",
             group_start=lambda: group.append([]),
             group_end=group_end,

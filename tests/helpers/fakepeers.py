@@ -16,6 +16,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -215,6 +216,9 @@ class FakePeer:
         self._met = 0
 
     # -- memory
+
+    def agreement(self, what: str) -> Any:
+        return nullcontext()
 
     def reserve(self, name: str, nbytes: int) -> None:
         everyone = self.peers.meetings["reserve " + name, 0]

@@ -293,6 +293,21 @@ def caught_in_a_product():
     caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.engines.host.blas.LocalBlas, "gemm")
 
 
+def caught_from_close():
+    """The others close while one breaks the context, catch that error, and go on with what has no need of it."""
+    ctx = pb.Context(engine="host")
+    if RANK == 1:
+        time.sleep(0.3)
+        with ctx._running("redistribute"):
+            raise ValueError("my own")
+    try:
+        ctx.close()
+    except pb.ClosedError as error:
+        say(f"rank {RANK}: ClosedError: {error}")
+    time.sleep(3)  # longer than others wait for who must still hear of an error
+    say(f"rank {RANK}: went on")
+
+
 def caught_in_a_vote():
     caught_in(lambda _, a: a @ a, pblasmp.comm.agreement._Vote, "outcome")
 

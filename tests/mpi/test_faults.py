@@ -162,6 +162,18 @@ def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call
 
 
 @starts_ranks
+def test_who_catches_the_error_of_close_goes_on(tmp_path):
+    """The rank that broke the context waits for nobody who knows, and aborts nobody."""
+    status, printed, _ = ends("caught_from_close", tmp_path, 3)
+    assert status == 1, printed
+    assert printed.count("Traceback") == 1, printed
+    assert "\nValueError: my own" in printed, printed
+    why = f"{BROKEN}rank 1 left redistribute with ValueError: my own"
+    for rank in (0, 2):
+        assert on_rank(printed, rank) == [why, "went on"], printed
+
+
+@starts_ranks
 def test_a_signal_handler_may_raise_anywhere(tmp_path):
     status, printed, _ = ends("caught_alarm", tmp_path, 3)
     assert status == 0, printed

@@ -10,6 +10,7 @@ from ...bindings import FUNCTIONS, version_text
 from ...dtypes import is_float8
 from ...errors import PblasmpError, UnsupportedError
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
+from ...layout.redistribution import nearest_legal
 from ..algorithms import Algorithm
 from ..base import Engine, Operands, Options, Problem, Product
 from ..moved import MovedProduct
@@ -41,6 +42,17 @@ def _is_empty(problem: MatmulProblem, options: Options) -> bool:
     return 0 in (problem.m, problem.n, problem.k) or options.alpha == 0
 
 
+def _taken(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
+    """Return the product in layouts that cuBLASMp takes and computes without a known fault, and why it moves operands.
+
+    Local. ``p`` itself where nothing is to be moved.
+    """
+    legal = nearest_legal(p) if p.scheme == "gemm" else p
+    nearest, reasons = faults.avoided(legal, version)
+    broken = [] if legal == p else p.faults()
+    return nearest, (*(f"cuBLASMp does not take these layouts: {fault}" for fault in broken), *reasons)
+
+
 def _later(
     session: Session, problem: MatmulProblem, options: Options, operands: Operands | None
 ) -> tuple[str, str]:
@@ -51,8 +63,10 @@ def _later(
         why = epilogues.why_not_fused(e, problem, session.version)
         if not why and options.alpha == 0:
             why = "alpha is 0"
+        if not why and _taken(problem, session.version)[0].d != problem.d:
+            why = "D is moved after the product"
         if why and (e.fused or is_float8(problem.d.dtype)):
-            kind = "" if e.fused else ", and CuPy has no 8-bit floats"
+            kind = "" if e.fused else ", and a D of 8 bits is rounded by then"
             raise UnsupportedError(f"epilogue: {e.name} cannot be fused: {why}{kind}")
     s = None if operands is None else operands.scales
     amax = s is not None and s.amax is not None and not is_float8(problem.d.dtype)
@@ -78,9 +92,11 @@ def _row(name: str) -> Algorithm:
             return str(error)
         if _is_empty(p, options) and is_float8(p.d.dtype) and options.beta != 0:
             return "an 8-bit D = beta C: there is no product for cuBLASMp to compute"
-        if options.algo == "auto":  # asked for by name, operands are moved out of the way of faults
-            return "; ".join(faults.avoided(p, session.version)[1])
-        return ""
+        nearest, reasons = _taken(p, session.version)
+        blocks = operands is not None and operands.scales is not None and operands.scales.mode == "block"
+        if blocks and (nearest.a, nearest.b) != (p.a, p.b):
+            return f"scales of mode 'block' are for operands as they are: {'; '.join(reasons)}"
+        return "; ".join(reasons) if options.algo == "auto" else ""  # asked for by name, it moves operands
 
     def cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
         return 1.0 if automatic(p, session_of(engine).version) == name else 9.0
@@ -104,8 +120,8 @@ def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Oper
     session = session_of(engine)
     if _is_empty(p, options):
         return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
-    nearest, reasons = faults.avoided(p, session.version)
-    if (nearest.a, nearest.b) == (p.a, p.b):
+    nearest, reasons = _taken(p, session.version)
+    if all(getattr(nearest, name) == getattr(p, name) for name in "abcd"):
         return CublasmpProduct(session, nearest, options, operands, name)
     return MovedProduct(
         engine, p, nearest, options, operands,
@@ -128,6 +144,8 @@ def _level3_refusal(engine: Engine, p: Level3Problem, options: Options, operands
     if why:
         return why
     _, reasons = nearest_level3(p, session.version)
+    if reasons and options.algo == "auto":
+        return "; ".join(reasons)  # other algorithms take operands as they are
     if reasons and not options.redistribute:
         return f"{'; '.join(reasons)}: redistribute=True allows it"
     return ""

@@ -37,7 +37,7 @@ class PreparedCall(Product, ABC):
         inside: whether this rank calls the routine, or only takes part in what is collective.
 
     Attributes:
-        workspace: what it needs, the largest of all ranks.
+        workspace: what it needs, the largest of all ranks, and this rank's temporaries.
         copied_bytes: what is copied to and from temporaries in one run.
     """
 
@@ -65,7 +65,7 @@ class PreparedCall(Product, ABC):
         self._call: Callable[[], None] | None = None
         self._sizes = self._needs = (0, 0)
         self._workspace = workspace = session.workspace(grid)
-        self._recordings = Recordings(session.follow_stream, lambda: workspace.generation)
+        self._recordings = Recordings(session, lambda: workspace.generation)
         self.copied_bytes = 0
         self.workspace = Workspace(0, 0)
 
@@ -88,7 +88,8 @@ class PreparedCall(Product, ABC):
     def _prepare(self) -> None:
         """Make descriptors and ask for the workspace. Collective; closes what was made where a rank fails."""
         try:
-            self.workspace = Workspace(*self._session.largest(self._asked_for))
+            self._sizes = device, host = self._session.largest(self._asked_for)
+            self.workspace = Workspace(device + sum(x.nbytes for x in self._temporaries.values()), host)
         except Exception:
             self.close()
             raise
@@ -214,7 +215,6 @@ class PreparedCall(Product, ABC):
 
     def _first(self) -> None:
         """Prepare the call and make it: what can fail here is done before any GPU waits for the others."""
-        self._sizes = (self.workspace.device_bytes, self.workspace.host_bytes)
         self._workspace.grow(*self._sizes)
         what, log = f"cublasMp{self._routine}: the first run", None
         try:
@@ -259,10 +259,8 @@ class PreparedCall(Product, ABC):
 
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the call as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        if not self._inside:
-            self.run(operands)
-            return _nothing
-        return self._recordings.record(lambda: self.run(operands))
+        self.run(operands)  # what is done but once is done before recording
+        return self._recordings.record(lambda: self.run(operands)) if self._inside else _nothing
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
@@ -273,7 +271,7 @@ class PreparedCall(Product, ABC):
 
     def close(self) -> None:
         """Destroy the graphs and the descriptors, last made first."""
-        self._recordings.close()  # NCCL destroys no communicator while a graph holds work of it
+        self._recordings.close()
         self._closing.close()
 
 

@@ -18,6 +18,7 @@ from ...layout.trapezoid import Trapezoid
 from ..base import Move
 from . import algorithms, streams
 from .device import Device
+from .links import links_of
 from .operations import CublasmpOperations
 from .redistribution import prepare_move
 from .session import Session
@@ -53,6 +54,7 @@ class CublasmpEngine:
         self.why, self.xp = why, cupy
         self.session = Session(comm, device, library, nccl)
         self.device = device
+        self._links: str | None = None
         with ExitStack() as closing:
             closing.callback(self.session.close)
             with self.session.agreement("Context: streams"):
@@ -67,8 +69,10 @@ class CublasmpEngine:
 
     @property
     def machine(self) -> str:
-        """This rank's GPU. Local."""
-        return self.session.gpu_name
+        """This rank's GPU and its links. Local."""
+        if self._links is None:
+            self._links = links_of(self.device.bus)
+        return ", ".join(word for word in (self.session.gpu_name, self._links) if word)
 
     @property
     def libraries(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every stream; CUDA graphs may record them.
+"""Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every lane; CUDA graphs may record them.
 
 The binding is nvmath-python's: its calls cost a microsecond, ctypes' with 16 arguments several.
 Matrices are row-major. cuBLASLt's are column-major, so it is asked for the transpose: D^T = op(W)^T op(X)^T; what is
@@ -10,6 +10,7 @@ Source: cuBLASLt's documentation (CUDA 13), cublasLt.h.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from .views import View
 __all__ = ["PLAIN", "Finish", "LocalProducts", "fuses", "why_not_float8"]
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS takes on Hopper
+_REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find anew
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
 _FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
@@ -123,18 +125,18 @@ class LocalProducts:
                 ) from None
             binding = nvmath.bindings.cublasLt
         self._cupy, self._lt = cupy, binding
-        self._prepared: dict[Any, _Prepared] = {}
-        self._workspaces: dict[int, Any] = {}
+        self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the one used last is the last one
+        self._workspaces: dict[str, Any] = {}
         self._scalars: dict[Any, np.ndarray] = {}
         self._closing = ExitStack()
         self._handle = binding.create()
         self._closing.callback(binding.destroy, self._handle)
 
-    def prepare_stream(self, stream: int) -> int:
-        """Return the address of a stream's workspace, made the first time: not while a graph records. Local."""
-        if stream not in self._workspaces:
-            self._workspaces[stream] = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
-        return int(self._workspaces[stream].data.ptr)
+    def _workspace(self, lane: str) -> int:
+        """Return the address of a lane's workspace, made the first time."""
+        if lane not in self._workspaces:
+            self._workspaces[lane] = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
+        return int(self._workspaces[lane].data.ptr)
 
     def multiply(
         self,
@@ -151,6 +153,7 @@ class LocalProducts:
         finish: Finish = PLAIN,
         compute: str | None = None,
         sms: int = 0,
+        lane: str = "main",
     ) -> None:
         """Queue ``D = alpha op(X) op(W) + beta C`` and what follows, with one rounding. Local.
 
@@ -163,6 +166,7 @@ class LocalProducts:
             finish: bias, activation, scales.
             compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
             sms: how many multiprocessors to use at most, 0 for all.
+            lane: products of one lane run one after another, on whatever stream, and share a workspace.
 
         Raises:
             LayoutError: the shapes do not fit together.
@@ -189,7 +193,7 @@ class LocalProducts:
             at, w.address, product.layouts[0], x.address, product.layouts[1],
             at + kind.itemsize, 0 if product.without_c else c_address, product.layouts[2],
             d.address, product.layouts[3],
-            product.algo, self.prepare_stream(stream), WORKSPACE_BYTES, stream,
+            product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
         )  # fmt: skip
 
     def _scalars_of(self, alpha: complex, beta: complex, kind: np.dtype) -> np.ndarray:
@@ -197,6 +201,8 @@ class LocalProducts:
         found = self._scalars.get(key)
         if found is None:
             values = (alpha, beta) if kind.kind == "c" else (complex(alpha).real, complex(beta).real)
+            if len(self._scalars) >= _REMEMBERED:
+                self._scalars.clear()  # they are read where a product is queued
             self._scalars[key] = found = np.array(values, dtype=kind)
         return found
 
@@ -217,8 +223,12 @@ class LocalProducts:
             finish.epilogue, finish.bias_dtype, finish.aux_ld, tuple(finish.pointers),
         )  # fmt: skip
         found = self._prepared.get(key)
-        if found is None:
-            self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, sms)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found
+        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, sms)
+        if len(self._prepared) > _REMEMBERED:  # what was queued with them is done with them
+            self._prepared.popitem(last=False)[1].made.close()
         return found
 
     def _prepare(
@@ -283,25 +293,28 @@ class LocalProducts:
             if not count[0]:
                 raise UnsupportedError(f"{_words(extents, views, ops, finish)}: cuBLASLt found no algorithm")
             product.result, product.algo = result, result.ctypes.data  # its first field is the algorithm
-            self._closing.push(made.pop_all())
+            product.made = made.pop_all()
         return product
 
     def close(self) -> None:
         """Give descriptors, handle and workspaces back. Local; no work may be in flight."""
-        self._prepared.clear()
-        self._closing.close()
+        with self._closing:
+            for product in self._prepared.values():
+                self._closing.push(product.made)
+            self._prepared.clear()
         self._workspaces.clear()
 
 
 class _Prepared:
     """Descriptors and algorithm of one product."""
 
-    __slots__ = ("_pointed", "algo", "description", "layouts", "result", "without_c")
+    __slots__ = ("_pointed", "algo", "description", "layouts", "made", "result", "without_c")
 
     def __init__(self, description: int, *, without_c: bool) -> None:
         self.description, self.without_c = description, without_c
         self.layouts: list[int] = []
         self.algo, self.result = 0, np.empty(0)
+        self.made = ExitStack()  # what gives the descriptors back
         self._pointed: dict[str, int] = {}
 
     def point(self, lt: Any, pointers: dict[str, int]) -> None:

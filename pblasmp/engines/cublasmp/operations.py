@@ -14,6 +14,7 @@ from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import LayoutError, UnsupportedError
 from ...logs import logger
 from ..base import Workspace, blas_operand, scale
+from .float8 import to_bits
 from .lt import Op
 from .session import Session, stored_dtype
 from .types import DATA_TYPES, compute_type
@@ -34,7 +35,6 @@ class CublasmpOperations:
         session: whose streams are followed.
     """
 
-    stores_float8 = False
     tile = 512  # smaller tiles waste less work but slow cuBLAS down
     panel = 8192
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
@@ -81,6 +81,10 @@ class CublasmpOperations:
         """Return ``dtype``, of 8-bit floats bfloat16: cuBLAS has them in another interface. Local."""
         return DTYPES["bfloat16"] if is_float8(dtype) else dtype
 
+    def store(self, d: Array, x: Array, dtype: np.dtype) -> None:
+        """Queue the rounding of ``x`` into ``d``; of float32 where that is of 8-bit floats. Local."""
+        d[...] = to_bits(self.xp, x, dtype) if is_float8(dtype) else x
+
     def writes(self, dtype: np.dtype) -> bool:
         """Return whether cuBLAS writes results of ``dtype``. Local."""
         return not is_float8(dtype)
@@ -118,6 +122,7 @@ class CublasmpOperations:
         """Queue ``d = alpha a b + beta d``. Local."""
         if d.size == 0:
             return
+        self._session.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # nothing of a and b tells how they are stored
             scale(d, beta)
             return

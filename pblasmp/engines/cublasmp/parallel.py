@@ -7,12 +7,11 @@ replay it: then the host queues one launch.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...dtypes import DTYPES, accumulation_dtype, is_float8
-from ...errors import ClosedError, PblasmpError, UnsupportedError
+from ...errors import PblasmpError, UnsupportedError
 from ...layout import MatmulProblem, ParallelProblem
 from .. import overlapped as messages
 from ..algorithms import Algorithm
@@ -22,7 +21,6 @@ from .overlapped import ALGORITHMS as KINDS
 from .overlapped import Spec
 from .overlapped.spec import waves
 from .session import session_of
-from .streams import current
 from .types import compute_type
 
 if TYPE_CHECKING:
@@ -76,17 +74,15 @@ class OverlappedProduct(Product):
     ) -> None:
         self._session = session = session_of(engine)
         assert session.gpu is not None, "its refusal says why it has none"
-        self._p, self._gpu = p, session.gpu
+        self._p = p
         e = operands.epilogue
-        self._kind = kind(self._gpu, _spec(p, options, None if e is None else e.activation))
+        self._kind = kind(session.gpu, _spec(p, options, None if e is None else e.activation))
         self.path = f"{kind.name}: {_first_sentence(kind)}"
         self.workspace = Workspace(self._kind.workspace, 0)
         self.sent_bytes = self._sent()
         self._shares_amax = p.size > 1 and p.form in ("matmul_allreduce", "matmul_allgather")
+        self._recordings = session.recordings()
         self._ran = False
-        self._last: weakref.ref[Operands] | None = None  # of the run before, in a plan
-        self._own: _Recorded | None = None  # the graph of these
-        self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
 
     def _sent(self) -> int:
         p, rank = self._p, self._session.rank
@@ -104,100 +100,33 @@ class OverlappedProduct(Product):
         session.follow_stream()
         if not self._ran:
             with session.agreement(f"{self._p.form}: the first run"):
-                self._queue(operands)
+                self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
-            self._remember(operands)
-            return
-        if self._last is None or self._last() is not operands:
-            self._remember(operands)
-            self._queue(operands)
-            return
-        if session.capturing:
-            self._queue(operands)
-            return
-        if self._own is None or self._own.generation != self._generation():
-            self._own = self._record(operands)
-        if self._own is None:
+        elif session.capturing or self._p.conjugated:
             self._queue(operands)
         else:
-            self._own.graph.launch()
-
-    def _remember(self, operands: Operands) -> None:
-        self._own = None
-        self._last = weakref.ref(operands, self._forget)
-
-    def _forget(self, reference: weakref.ref[Operands]) -> None:
-        if self._last is reference:
-            self._last = self._own = None
-
-    def _generation(self) -> tuple[int, int]:
-        gpu = self._gpu
-        return gpu.generation, 0 if gpu.windows is None else gpu.windows.generation
+            self._recordings.run(operands, lambda: self._queue(operands))
 
     def _queue(self, operands: Operands) -> None:
-        p, (x, w, c, d) = self._p, (operands.a, operands.b, operands.c, operands.d)
-        assert w is not None
-        if p.turned:
-            same = c is d
-            x, w, d = w.T, x.T, d.T
-            c = d if same else None if c is None else c.T
-        x, w = (each.T if name in p.transposed else each for name, each in (("x", x), ("w", w)))
-        x, w = (each.conj() if name in p.conjugated else each for name, each in (("x", x), ("w", w)))
+        x, w, c, d = messages.row_major(self._p, operands)
         e, scales = operands.epilogue, operands.scales
         how: dict[str, Any] = {} if operands.gathered is None else {"gathered": operands.gathered}
         self._kind.run(x, w, c, d, None if e is None else e.bias, scales, **how)
         if self._shares_amax and scales is not None and scales.amax is not None:
             self._session.share_largest(scales.amax)
 
-    def _record(self, operands: Operands) -> _Recorded | None:
-        """Return the product of these operands as a graph, None where its copies of operands are not in one place."""
-        if self._p.conjugated:
-            return None
-        session, stream = self._session, self._session.recording
-        self._gpu.ready(stream)
-        generation = self._generation()
-        with current(stream):
-            stream.begin_capture(session.relaxed)
-            try:
-                self._queue(operands)
-            finally:
-                graph = stream.end_capture()
-        recorded = _Recorded(graph, generation)
-        self._recorded.add(recorded)
-        return recorded
-
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
         self.run(operands)
-        recorded = self._record(operands)
-        if recorded is None:
+        if self._p.conjugated:
             raise UnsupportedError(
                 "a CUDA graph: operands are conjugated first, where no two runs need put them"
             )
-        session = self._session
-
-        def replay() -> None:
-            if recorded.graph is None:
-                raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
-            if recorded.generation != self._generation():
-                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-            session.follow_stream()
-            recorded.graph.launch()
-
-        return replay
+        return self._recordings.record(lambda: self._queue(operands))
 
     def close(self) -> None:
-        """Destroy the graphs: NCCL destroys no communicator while one holds work of it. Local."""
-        for recorded in self._recorded:
-            recorded.graph = None
-        self._last = self._own = None
-
-
-class _Recorded:
-    """A CUDA graph, until its product is closed."""
-
-    def __init__(self, graph: Any, generation: tuple[int, int]) -> None:
-        self.graph, self.generation = graph, generation
+        """Destroy the graphs. Local."""
+        self._recordings.close()
 
 
 def _first_sentence(kind: type) -> str:
@@ -233,8 +162,6 @@ def _why_not(
         return "its epilogue follows the product, and fused=True was asked for"
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
-    if p.return_gathered and kind.name != "nccl":
-        return "X gathered is wanted as well, which NCCL leaves where the caller gets it"
     spec = _spec(p, options, None if e is None else e.activation)
     if is_float8(p.dtype):
         if faults := p.misaligned():
@@ -292,6 +219,9 @@ _ONE_SHOT_WAVES = 4
 
 def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
     """Return the rank of an algorithm in the rules: 0.5 for the best one, 0.6 for NCCL's, the others behind these."""
+    if p.return_gathered:  # cuBLASMp's do not leave X where the caller gets it
+        pushes = options.repeated or p.flops >= _HIDES
+        return 0.5 if (name == "push") == pushes else 0.6
     if p.gathers:  # cuBLASMp's are ahead where they can be taken, but for graphs on two GPUs
         ahead = options.repeated and p.size == _PAIR
         return 1.5 if name == "nccl" else 0.5 if ahead else 1.4

@@ -8,6 +8,7 @@ whose chunks are there while the others are under way. See ``engines.sections`` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -293,32 +294,30 @@ class PushedProduct(Product):
         session: its GPU.
         p: the product.
         options: how.
-        finish: what follows, or None.
+        operands: the planned ones, whose epilogue and scales are those of every run.
     """
 
     path = "push"
 
     def __init__(
-        self, engine: Engine, session: Session, p: MatmulProblem, options: Options, finish: Finish | None
+        self, engine: Engine, session: Session, p: MatmulProblem, options: Options, operands: Operands
     ) -> None:
         assert session.gpu is not None
-        self._engine, self._session, self._p, self._options, self._finish = (
-            engine,
-            session,
-            p,
-            options,
-            finish,
-        )
+        self._engine, self._session, self._p, self._options = engine, session, p, options
+        follows, why = Finish.needed(p, operands), _why_not_one_kernel(operands)
+        self._finish = Finish(engine, p) if follows and why else None
+        self._by_kernel = follows and not why
+        self._why_no_graph = why or _read_by_host(operands)
         self._inside = engine.transport.rank < p.d.grid.size
         plan = push_plan(p, engine.transport.size)
         self._conjugates = [conjugated_first(p, plan, which) for which in (0, 1)]
         self._orders = [slab.side.order for slab in plan.slabs]
         self._exact = accumulation_dtype(p.d.dtype)
-        self._temporary = finish is not None and self._exact != p.d.dtype
+        self._temporary = follows and self._exact != p.d.dtype
         self._pushed = Pushed(session.gpu, plan, p, self._multiply)
         self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
-        self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes, 0)
-        self.queues = finish is None
+        self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(), 0)
+        self.queues = not self._why_no_graph
         self._recordings = session.recordings()
         self._ran = False
         self._copies: dict[str, Array] = {}  # kept, as graphs hold their addresses
@@ -326,13 +325,26 @@ class PushedProduct(Product):
     def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:  # noqa: ARG002
         self._engine.operations.multiply(x, w, d, c, **how)  # type: ignore[attr-defined]
 
+    def _own_bytes(self) -> int:
+        """Return the bytes of the copies that it keeps, as far as the layouts tell."""
+        wanted = [(self._p.d, self._exact)] if self._temporary else []
+        wanted += [
+            (x, x.dtype) for x, first in zip((self._p.a, self._p.b), self._conjugates, strict=True) if first
+        ]
+        rank = self._engine.transport.rank
+        return sum(
+            math.prod(_padded(x.local_shape(rank), dtype, x.order)) * dtype.itemsize
+            for x, dtype in wanted
+            if rank < x.grid.size
+        )
+
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context; the first run is agreed on."""
         session = self._session
         session.follow_stream()
         if not self._ran:
             with session.agreement("push: the first run"):
-                self._queue(operands)
+                self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
         elif self.queues and not session.capturing:
             self._recordings.run(operands, lambda: self._queue(operands))
@@ -358,10 +370,31 @@ class PushedProduct(Product):
             views[0], views[1], _oriented(target, turned), None if c is None else _oriented(c, turned),
             turned=turned, alpha=alpha, beta=0 if c is None else options.beta, compute=options.compute,
         )  # fmt: skip
+        if self._by_kernel:
+            self._follow(target, operands)
+            return
         if self._finish is not None:
             self._finish(target, operands)
         if target is not d:
-            d[...] = target
+            self._engine.operations.store(d, target, p.d.dtype if self._temporary else target.dtype)
+
+    def _follow(self, target: Array, operands: Operands) -> None:
+        """Queue what follows the product as one kernel, which writes D."""
+        gpu, p, d, e, scales = self._session.gpu, self._p, operands.d, operands.epilogue, operands.scales
+        assert gpu is not None
+        amax = None if scales is None else scales.amax
+        if amax is not None:
+            amax.fill(0)
+        if not d.size:
+            return
+        turned, bias = p.d.order == "F", None if e is None else e.bias
+        gpu.add(
+            "main", [_oriented(target, turned)], [View.of(d.T if turned else d, p.d.dtype)],
+            bias=None if bias is None else View.of(bias.reshape(1, -1), name="bias"),
+            activation=None if e is None else e.activation,
+            scale=gpu.scalar(scales.d) if scales is not None and is_float8(p.d.dtype) else 0,
+            amax=gpu.scalar(amax),
+        )  # fmt: skip
 
     def _view(self, which: int, array: Array) -> View:
         """Return a local operand as it is in memory, conjugated where the product cannot do it."""
@@ -380,23 +413,45 @@ class PushedProduct(Product):
     def _copy(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
         """Return this product's own array of that name; its rows start at multiples of 16 bytes."""
         if name not in self._copies:
-            unit = max(1, _FLOAT8 // dtype.itemsize)
-            rows, cols = shape if order == "C" else shape[::-1]
             kind = self._engine.operations.stored(dtype)
-            array = self._engine.xp.empty((rows, -(-cols // unit) * unit), kind)[:, :cols]
+            cols = shape[1] if order == "C" else shape[0]
+            array = self._engine.xp.empty(_padded(shape, dtype, order), kind)[:, :cols]
             self._copies[name] = array if order == "C" else array.T
         return self._copies[name]
 
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the product as a CUDA graph and return what replays it. Collective over the context."""
         if not self.queues:
-            raise UnsupportedError("a CUDA graph: its epilogue and scales are applied after the product")
+            raise UnsupportedError(f"a CUDA graph: {self._why_no_graph}")
         self.run(operands)
         return self._recordings.record(lambda: self._queue(operands))
 
     def close(self) -> None:
         """End the graphs. Local."""
         self._recordings.close()
+
+
+def _why_not_one_kernel(operands: Operands) -> str:
+    """Return why what follows the product is more than the one kernel that writes D, or an empty string. Local."""
+    e = operands.epilogue
+    if e is None or (not {*e.given} - {"bias"} and e.activation in (None, "relu", "gelu")):
+        return ""
+    return f"epilogue {e.name!r} is computed after the product in steps that allocate; bias, relu and gelu are not"
+
+
+def _read_by_host(operands: Operands) -> str:
+    """Return which scales the host reads in every run, or an empty string. Local."""
+    s = operands.scales
+    if s is None or all(x is None or isinstance(x, (int, float)) for x in (s.a, s.b)):
+        return ""
+    return "scales of A and B that are arrays are read by the host in every run; numbers are not"
+
+
+def _padded(shape: tuple[int, int], dtype: np.dtype, order: str) -> tuple[int, int]:
+    """Return lines, and entries of one, so that each starts at a multiple of 16 bytes. Local."""
+    unit = max(1, _FLOAT8 // dtype.itemsize)
+    rows, cols = shape if order == "C" else shape[::-1]
+    return rows, -(-cols // unit) * unit
 
 
 def _alike(c: Array, d: Array) -> bool:
@@ -466,10 +521,7 @@ def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa:
 
 
 def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> PushedProduct:
-    session = session_of(engine)
-    return PushedProduct(
-        engine, session, p, options, Finish(engine, p) if Finish.needed(p, operands) else None
-    )
+    return PushedProduct(engine, session_of(engine), p, options, operands)
 
 
 ALGORITHMS = (Algorithm("push", _prepare, _serves, refusal=_refusal, cost=_cost),)

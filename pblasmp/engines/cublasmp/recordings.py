@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import ClosedError
 from ..base import Operands
@@ -14,22 +14,26 @@ from .streams import current
 __all__ = ["Recordings"]
 
 
+class _Session(Protocol):
+    @property
+    def recording(self) -> Any: ...
+
+    @property
+    def relaxed(self) -> Any: ...
+
+    def follow_stream(self) -> None: ...
+
+
 class Recordings:
     """The graphs of one product. Local.
 
     Args:
-        follow: queues what comes next on CuPy's current stream; see ``Session.follow_stream``.
+        session: whose streams are followed, and recorded on.
         generation: changes when memory is replaced that graphs hold addresses of.
-        prepare: is given the stream of a recording before it begins.
     """
 
-    def __init__(
-        self,
-        follow: Callable[[], None],
-        generation: Callable[[], Any],
-        prepare: Callable[[Any], object] = lambda stream: None,  # noqa: ARG005
-    ) -> None:
-        self._follow, self._generation, self._prepare = follow, generation, prepare
+    def __init__(self, session: _Session, generation: Callable[[], Any]) -> None:
+        self._session, self._generation = session, generation
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
         self._last: weakref.ref[Operands] | None = None  # of the run before
         self._own: _Recorded | None = None  # the graph of these
@@ -37,52 +41,50 @@ class Recordings:
     def run(self, operands: Operands, queue: Callable[[], None]) -> None:
         """Queue a product; from the second run on the same operands, by replaying its graph. Local.
 
-        Called where ``follow`` has been, and no graph records.
+        Called where the session follows CuPy's current stream, and no graph records but in a first run.
         """
         if self._last is None or self._last() is not operands:
-            self._own, self._last = None, weakref.ref(operands)
+            self._own, self._last = None, weakref.ref(operands, self._forget)
             queue()
             return
         if self._own is None or self._own.generation != self._generation():
             self._own = self._graph(queue)
         self._own.graph.launch()
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once, record a second run, and return what replays it on CuPy's current stream.
+    def _forget(self, reference: weakref.ref[Operands]) -> None:
+        if self._last is reference:
+            self._last = self._own = None
 
-        Collective where the run is.
-        """
-        run()  # what is done but once is done before recording
-        recorded = self._graph(run)
+    def record(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """Record a product that has run once, and return what replays it on CuPy's current stream. Local."""
+        recorded = self._graph(queue)
 
         def replay() -> None:
             if recorded.graph is None:
                 raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
             if recorded.generation != self._generation():
                 raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-            self._follow()
+            self._session.follow_stream()
             recorded.graph.launch()
 
         return replay
 
-    def _graph(self, run: Callable[[], None]) -> _Recorded:
-        import cupy
-
-        stream = cupy.cuda.Stream(non_blocking=True)
-        self._prepare(stream)
+    def _graph(self, queue: Callable[[], None]) -> _Recorded:
+        session, generation = self._session, self._generation()
+        stream = session.recording
         with current(stream):
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+            stream.begin_capture(session.relaxed)
             try:
-                run()
+                queue()
             finally:
                 graph = stream.end_capture()
-        self._follow()  # again, off the stream of the recording
-        recorded = _Recorded(graph, self._generation())
+        session.follow_stream()  # again, off the stream of the recording
+        recorded = _Recorded(graph, generation)
         self._recorded.add(recorded)
         return recorded
 
     def close(self) -> None:
-        """Destroy the graphs."""
+        """Destroy the graphs: NCCL destroys no communicator while one holds work of it."""
         for recorded in self._recorded:
             recorded.graph = None
         self._own = self._last = None

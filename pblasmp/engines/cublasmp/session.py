@@ -133,8 +133,9 @@ class Session:
         if why:
             return None, why
         peers = SimpleNamespace(
-            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy
-        )
+            rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy,
+            agreement=self.agreement,
+        )  # fmt: skip
         try:
             gpu = Gpu(peers)
         except UnsupportedError as error:  # more ranks than its kernels take
@@ -252,8 +253,7 @@ class Session:
         """Return where a product of ``gpu`` keeps its graphs. Local."""
         gpu = self.gpu
         assert gpu is not None
-        prepare = lambda stream: gpu.products.prepare_stream(stream.ptr)  # noqa: E731
-        return Recordings(self.follow_stream, lambda: gpu.addresses, prepare)
+        return Recordings(self, lambda: gpu.addresses)
 
     def agreement(self, what: str) -> Agreement:
         """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...comm import Exchange, Side
+from ...dtypes import DTYPES, is_float8
 from ...layout.intersection import Piece
 from ..base import Transfer
+from ..room import Room
 from .operations import CublasmpOperations
 from .session import Session, stored_dtype
 
@@ -20,10 +22,9 @@ __all__ = ["CublasmpTransport"]
 Array = Any
 
 _REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
-_SHARE_OF_MEMORY = 0.8
 
 
-class CublasmpTransport:
+class CublasmpTransport(Room):
     """See ``engines.base.Transport``. Local to make.
 
     Args:
@@ -37,6 +38,7 @@ class CublasmpTransport:
         import cupy
         import nccl.core as nccl_core
 
+        super().__init__(session.comm)
         self._cupy, self._nccl_core = cupy, nccl_core
         self._session, self._operations = session, operations
         self.rank, self.size = session.rank, session.size
@@ -45,7 +47,6 @@ class CublasmpTransport:
         )  # no memory shared
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, session.comm))
-        self._held = 0
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""
@@ -104,24 +105,13 @@ class CublasmpTransport:
         """Return at least ``nbytes`` of the buffer ``name``. Local."""
         return self._operations.bytes(f"slab {name}", nbytes)
 
-    def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every GPU has ``nbytes`` free, and how many the fullest one has. Collective.
-
-        What was available once is held in the buffers and not asked for again.
-        """
-        if nbytes > self._held:
-            free, _ = self._cupy.cuda.runtime.memGetInfo()
-            pool = self._cupy.get_default_memory_pool()
-            everywhere: list[int] = self._session.comm.allgather(int(free) + int(pool.free_bytes()))
-            limit = self._held + int(min(everywhere) * _SHARE_OF_MEMORY)
-            if nbytes > limit:
-                return False, limit
-            self._held = nbytes
-        return True, self._held
+    def _free(self) -> int:
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
-        """Return the type asked for, by default the result's. Local."""
-        return asked or dtype
+        """Return the type asked for, by default the result's, of 8-bit ones bfloat16. Local."""
+        return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)
 
 
 class _Messages:

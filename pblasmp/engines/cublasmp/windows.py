@@ -26,7 +26,6 @@ FLAGS = 64
 KINDS = "end", "between"
 """Barriers: of one product and the next; within a product."""
 
-_INT32, _MIN = 2, 3  # NCCL's
 _UP = 1
 
 
@@ -51,7 +50,8 @@ class Windows:
     """The symmetric memory of a communicator whose ranks reach each other's GPUs. Use ``open_windows``.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``.
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``
+            (see ``Session.agreement``).
         kernels: for the barriers.
 
     Attributes:
@@ -61,26 +61,29 @@ class Windows:
     def __init__(self, session: Any, kernels: Kernels) -> None:
         import nccl.core
         from cuda.bindings import driver
-        from nccl.bindings import nccl as nccl_bindings
 
         self.rank, self.size = session.rank, session.size
         self._session, self._kernels = session, kernels
-        self._core, self._nccl, self._driver = nccl.core, nccl_bindings, driver
-        self._comm = nccl_handle(session.nccl)
+        self._core, self._driver = nccl.core, driver
         self._equal = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
         self._cupy = session.cupy
         self._runtime = session.cupy.cuda.runtime
-        self._stream = session.cupy.cuda.Stream(non_blocking=True)
-        self._vote = session.cupy.zeros(1, np.int32)
-        self._up = session.cupy.full(1, _UP, np.uint32)
+        self._agreement = session.agreement
         self._buffers: dict[str, Buffer] = {}
         self.generation = 0
-        self._runtime.deviceSynchronize()
+        with self._agreement("symmetric memory"):
+            stream = session.cupy.cuda.Stream(non_blocking=True)
+            self._up = session.cupy.full(1, _UP, np.uint32)
         words = len(KINDS) * (self.size + 2) + FLAGS * self.size
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
-        self.arrive(self._stream)  # nothing came before the first product
-        self._stream.synchronize()
+        try:
+            with self._agreement("symmetric memory: barriers"):
+                self.arrive(stream)  # nothing came before the first product
+                stream.synchronize()
+        except BaseException:
+            self._release(self._flags)
+            raise
 
     # -- memory
 
@@ -104,40 +107,46 @@ class Windows:
         buffer = self.buffer(name)
         if nbytes <= buffer.nbytes:
             return buffer
-        nbytes = roomy(nbytes)
-        self._runtime.deviceSynchronize()
-        fault: Exception | None = None
-        memory = None
+        nbytes, memory = roomy(nbytes), None
+        what = f"{nbytes} bytes of symmetric memory for {name!r}"
         try:
-            memory = self._core.mem_alloc(nbytes, self._session.device)
-            self._runtime.memset(int(memory.handle), 0, nbytes)
-            self._runtime.deviceSynchronize()
-        except Exception as error:  # noqa: BLE001 - raised below, when all ranks know
-            fault = error
-        if not self.agree(fault is None):
+            with self._agreement(what):
+                self._runtime.deviceSynchronize()
+                memory = self._allocated(nbytes, what)
+                self._runtime.memset(int(memory.handle), 0, nbytes)
+                self._runtime.deviceSynchronize()
+                pointer = self._cupy.cuda.MemoryPointer(
+                    self._cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, self._session.device), 0
+                )
+                array = self._cupy.ndarray(nbytes, np.uint8, pointer)
+        except BaseException:
             if memory is not None:
                 memory.close()
-            raise MemoryError(
-                f"{nbytes} bytes of symmetric memory for {name!r}: {fault or 'another rank has no room'}"
-            )
-        assert memory is not None
-        self._release(buffer)  # every rank is idle: all have voted
-        memory_pointer = self._cupy.cuda.MemoryPointer(
-            self._cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, self._session.device), 0
-        )
-        array = self._cupy.ndarray(nbytes, np.uint8, memory_pointer)
-        window = self._session.nccl.register_window(array, flags=self._core.WindowFlag.COLL_SYMMETRIC)
-        buffer._memory, buffer._window = memory, window
-        peers = [window.get_peer_device_pointer(rank) for rank in range(self.size)]
-        missing = [rank for rank, address in enumerate(peers) if not address]
-        if not self.agree(not missing):
+            raise
+        self._release(buffer)  # every rank is idle: all have agreed
+        buffer._memory = memory
+        try:
+            with self._agreement(what):
+                flags = self._core.WindowFlag.COLL_SYMMETRIC
+                buffer._window = window = self._session.nccl.register_window(array, flags=flags)
+                peers = [window.get_peer_device_pointer(rank) for rank in range(self.size)]
+                missing = [rank for rank, address in enumerate(peers) if not address]
+                if missing:
+                    raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
+        except BaseException:
             self._release(buffer)
-            which = f"rank {missing[0]}'s" if missing else "a peer's"
-            raise UnsupportedError(f"rank {self.rank} cannot reach {which} GPU memory")
+            raise
+        assert memory is not None
         buffer.peers, buffer.nbytes = [int(address) for address in peers], nbytes
         buffer.peers[self.rank] = int(memory.handle)
         self.generation += 1
         return buffer
+
+    def _allocated(self, nbytes: int, what: str) -> Any:
+        try:
+            return self._core.mem_alloc(nbytes, self._session.device)
+        except Exception as error:
+            raise MemoryError(f"{what}: {error}") from error
 
     def _release(self, buffer: Buffer) -> None:
         """Give a buffer's memory back. Collective, where it has any."""
@@ -149,15 +158,6 @@ class Windows:
                 last_first.callback(memory.close)
             if window is not None:
                 last_first.callback(window.close)
-
-    def agree(self, fine: bool) -> bool:
-        """Return whether it is so on every rank; everyone waits for everyone. Collective."""
-        self._vote.fill(int(fine))
-        self._runtime.deviceSynchronize()
-        address = int(self._vote.data.ptr)
-        self._nccl.all_reduce(address, address, 1, _INT32, _MIN, self._comm, self._stream.ptr)
-        self._stream.synchronize()
-        return bool(int(self._vote[0]))
 
     # -- barriers: kernels, for when no GEMM runs
 
@@ -196,12 +196,12 @@ class Windows:
         return int(self._first + 4 * (number * self.size + source))
 
     def close(self) -> None:
-        """Give all memory back, last made first. Collective."""
-        self._runtime.deviceSynchronize()
-        self.agree(True)
+        """Give all memory back, last made first, whatever fails. Collective."""
         with ExitStack() as last_first:
             for buffer in self._buffers.values():
                 last_first.callback(self._release, buffer)
+            with self._agreement("symmetric memory: closing"):
+                self._runtime.deviceSynchronize()
 
 
 def open_windows(session: Any, kernels: Kernels) -> Windows | str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_info
 
 from ...dtypes import element_type
 from ...errors import LayoutError, LibraryNotFoundError
@@ -39,6 +40,25 @@ def library_name() -> str:
     if name not in ("scipy", "mkl"):
         raise LibraryNotFoundError(f"PBLASMP_BLAS: expected 'scipy' or 'mkl', got {name!r}")
     return name
+
+
+@functools.cache
+def described(library: str) -> str:
+    """Return the local BLAS in words: "scipy's openblas 0.3.29 Haswell"; its name alone where nobody says. Local."""
+    found = [each for each in threadpool_info() if each.get("user_api") == "blas"]
+    if library == "mkl":
+        mine = [each for each in found if each.get("internal_api") == "mkl"]
+    else:
+        import scipy
+
+        folder = Path(scipy.__path__[0])
+        beside = folder, folder.parent / "scipy.libs"  # where its wheel has it
+        mine = [each for each in found if Path(each.get("filepath", "")).parent in beside] or found
+    words = {
+        " ".join(str(each[name]) for name in ("internal_api", "version", "architecture") if each.get(name))
+        for each in mine
+    }
+    return f"{library}'s {' and '.join(sorted(words))}" if words else library
 
 
 def threads_set_by_user() -> set[str]:

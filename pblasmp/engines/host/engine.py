@@ -76,7 +76,7 @@ class HostEngine:
     @property
     def libraries(self) -> str:
         """BLAS and NumPy. Local."""
-        return f"{Path(blas.library_name()).name}, NumPy {np.__version__}"
+        return f"{blas.described(blas.library_name())}, NumPy {np.__version__}"
 
     def recycle(self, array: NDArray[Any]) -> None:
         """Memory is the garbage collector's here. Local."""

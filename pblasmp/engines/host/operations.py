@@ -35,7 +35,6 @@ class HostOperations:
     tile = 64  # smaller tiles waste less work but slow BLAS down
     panel = 1024  # a panel below 256 costs BLAS its speed
     panel_flops = 1.0
-    stores_float8 = True
 
     def __init__(self, blas: LocalBlas, buffers: Buffers) -> None:
         self._blas, self._buffers = blas, buffers
@@ -59,6 +58,10 @@ class HostOperations:
         return accumulation_dtype(dtype)
 
     multiplies = slab_dtype
+
+    def store(self, d: Array, x: Array, dtype: np.dtype) -> None:  # noqa: ARG002 - NumPy knows it
+        """Write ``x`` into ``d``. Local."""
+        d[...] = x
 
     def writes(self, dtype: np.dtype) -> bool:
         """Return whether BLAS has the type. Local."""

@@ -15,17 +15,17 @@ from ...comm.communicator import MpiCollectives
 from ...comm.shared import available_bytes
 from ...dtypes import accumulation_dtype
 from ..base import Transfer
+from ..room import Room
 from .buffers import Buffers
 
 __all__ = ["HostTransport"]
 
 Array = NDArray[Any]
 
-_SHARE_OF_MEMORY = 0.8
 _REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
 
 
-class HostTransport:
+class HostTransport(Room):
     """See ``engines.base.Transport``. Local to make.
 
     Args:
@@ -41,11 +41,12 @@ class HostTransport:
     def __init__(
         self, comm: Communicator, nodes: Sequence[tuple[int, ...]], buffers: Buffers, why_not_shared: str
     ) -> None:
+        super().__init__(comm)
         self.rank, self.size, self.nodes = comm.rank, comm.size, tuple(nodes)
         self.why_not_shared = why_not_shared
         self.collectives: MpiCollectives | None = comm if isinstance(comm, MpiCollectives) else None
         self._comm, self._buffers = comm, buffers
-        self._held, self._turn = 0, 0
+        self._turn = 0
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
@@ -87,18 +88,8 @@ class HostTransport:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
         return self._buffers.get(name, nbytes, shared=shared)
 
-    def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every node has ``nbytes`` to give, and how many the tightest one has. Collective.
-
-        What was available once is held in the buffers and not asked for again.
-        """
-        if nbytes > self._held:
-            everywhere: list[int] = self._comm.allgather(available_bytes())
-            limit = self._held + int(min(everywhere) * _SHARE_OF_MEMORY)
-            if nbytes > limit:
-                return False, limit
-            self._held = nbytes
-        return True, self._held
+    def _free(self) -> int:
+        return available_bytes()
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
         """Return the type that products are summed in: sums never travel in less here. Local."""

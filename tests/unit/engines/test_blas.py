@@ -6,9 +6,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy
 from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.engines.host import blas
@@ -149,3 +151,27 @@ def test_a_seat_is_taken_for_the_product_and_given_back(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         blas.LocalBlas("scipy", core).gemm(1, empty, empty, 0, empty)
     assert os.sched_getaffinity(0) == before
+
+
+def test_the_blas_is_named(monkeypatch):
+    """By what it says of itself; measured times are those of one library."""
+    said = [
+        {"user_api": "openmp", "internal_api": "openmp", "version": "5", "filepath": "/x/libomp.so"},
+        {
+            "user_api": "blas",
+            "internal_api": "openblas",
+            "version": "0.3.1",
+            "architecture": "Zen",
+            "filepath": "/x/a",
+        },
+        {"user_api": "blas", "internal_api": "mkl", "version": "2024.1", "filepath": "/x/libmkl_rt.so"},
+    ]
+    monkeypatch.setattr(blas, "threadpool_info", lambda: said)
+    describe = blas.described.__wrapped__
+    assert describe("mkl") == "mkl's mkl 2024.1"
+    assert describe("scipy") == "scipy's mkl 2024.1 and openblas 0.3.1 Zen"  # whichever of them
+    beside = Path(scipy.__path__[0]).parent / "scipy.libs" / "libopenblas.so"
+    said[1]["filepath"] = str(beside)
+    assert describe("scipy") == "scipy's openblas 0.3.1 Zen"
+    said.clear()
+    assert describe("scipy") == "scipy"

@@ -8,13 +8,14 @@ import math
 import multiprocessing
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
 from pblasmp.engines.base import Options
-from pblasmp.engines.measured import Entry, Measured, read_file, save, tuning_file
+from pblasmp.engines.measured import Entry, Measured, machine_of, read_file, save, tuning_file
 from pblasmp.layout import ParallelProblem
 
 
@@ -167,3 +168,11 @@ def test_a_bucket_is_a_little_of_every_size():
     assert entry(64).bucket == entry(70).bucket
     assert entry(64).bucket != entry(128).bucket
     assert entry(64).bucket != replace(entry(64), key="other").bucket
+
+
+def test_the_machine_is_that_of_all_ranks():
+    """Also where ranks differ in processor or libraries: all look up the same times."""
+    ranks = [("GPU, 18 NVLinks", "BLAS 1"), ("GPU, PCIe 5 x16", "BLAS 2"), ("GPU, 18 NVLinks", "BLAS 1")]
+    comm = SimpleNamespace(size=3, allgather=lambda mine: ranks, nodes=lambda: [(0, 2), (1,)])
+    found = {machine_of(comm, *mine) for mine in ranks}
+    assert found == {"GPU, 18 NVLinks and GPU, PCIe 5 x16, 3 ranks on 2 nodes, BLAS 1 and BLAS 2"}

@@ -15,6 +15,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
 from pblasmp.dtypes import as_dtype
+from pblasmp.engines.cublasmp.float8 import to_bits
 from pblasmp.engines.cublasmp.scales import check
 from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
@@ -130,7 +131,7 @@ def test_what_is_refused(alone, stand_in, version, capability, types, words):
             scales = blocks(p, ctx) if "block" in words else None
             with pytest.raises(pb.UnsupportedError, match=words):
                 planned(ctx, p, scales, algo="default")
-            if scales is not None or types[2] == E4:  # which no other algorithm has
+            if scales is not None:  # which no other algorithm has
                 with pytest.raises(pb.UnsupportedError, match=words):
                     planned(ctx, p, scales)
             else:
@@ -169,11 +170,34 @@ def test_block_scales_on_blackwell(alone, stand_in):
 
 def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):
     p = float8.problem("ar", 1, (E4, E4, E4), "C")
-    with pytest.raises(pb.UnsupportedError, match=r"relu cannot be fused: .*, and CuPy has no 8-bit floats"):
-        planned(ctx, p, None, epilogue=pb.Epilogue("relu"))
-    a, b, c = ctx.empty(p.a), ctx.empty(p.b), ctx.zeros(float8.problem("ar", 1, (E4, E4, "bfloat16"), "C").d)
+    with pytest.raises(pb.UnsupportedError, match=r"relu cannot be fused: .*, and a D of 8 bits is rounded"):
+        planned(ctx, p, None, epilogue=pb.Epilogue("relu"), algo="default")
+    a, b, c = ctx.zeros(p.a), ctx.zeros(p.b), ctx.zeros(float8.problem("ar", 1, (E4, E4, "bfloat16"), "C").d)
+    c.local[...] = -1.7
+    how = {"out": ctx.empty(p.d), "op_b": "T", "scheme": "ar", "alpha": 0, "beta": 1}
     with pytest.raises(pb.UnsupportedError, match="an 8-bit D = beta C"):
-        pb.matmul(a, b, c, out=ctx.empty(p.d), op_b="T", scheme="ar", alpha=0, beta=1)
+        pb.matmul(a, b, c, **how, algo="default")
+    assert (pb.matmul(a, b, c, **how).gather() == as_dtype(E4).type(-1.7)).all()
+
+
+@pytest.mark.parametrize("name", [E4, E5])
+def test_rounding_to_eight_bits_is_that_of_ml_dtypes(name):
+    dtype = as_dtype(name)
+    every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    exact = np.sort(every[np.isfinite(every)])
+    between = (exact[1:] + exact[:-1]) / 2
+    rng = np.random.default_rng(84)
+    chance = rng.standard_normal(50_000) * 10.0 ** rng.integers(-9, 6, 50_000)
+    near = [np.nextafter(between, way) for way in (np.float32(-np.inf), np.float32(np.inf))]
+    x = np.concatenate([exact, between, *near, chance, [0.0, -0.0]]).astype(np.float32)
+    expected = np.clip(x, exact[0], exact[-1]).astype(dtype).view(np.uint8)
+    assert np.array_equal(to_bits(np, x, dtype), expected)
+    turned = np.asfortranarray(x[:1000].reshape(20, 50))[:, ::2]
+    assert np.array_equal(to_bits(np, turned, dtype), to_bits(np, turned.copy(), dtype))
+    odd = np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
+    largest = np.array([exact[-1], exact[0]]).astype(dtype).view(np.uint8)
+    assert np.isnan(to_bits(np, odd[:2], dtype).view(dtype).astype(np.float32)).all()
+    assert np.array_equal(to_bits(np, odd[2:], dtype), largest)
 
 
 def test_arrays_are_bytes(ctx, lib):

@@ -10,14 +10,17 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.cublasmp.overlapped import ALGORITHMS as KINDS
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.memory import NcclWindows
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error
 from tests.helpers.failing_calls import left_behind, lives
+from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -48,7 +51,10 @@ SPARED = (
     ),  # may fail
     ("init", "pblasmp.memory.nvshmem:__init__"),  # ends on all ranks or, in NVSHMEM, on none
 )
-RELEASES = ("destroy", "close", "finalize", "free", "deviceSynchronize", "use")
+RELEASES = (
+    *("destroy", "close", "finalize", "free", "deviceSynchronize", "use"),
+    *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
+)
 
 
 def life(lib: Meeting, comm: Any) -> None:
@@ -84,28 +90,59 @@ def life(lib: Meeting, comm: Any) -> None:
         ctx.zeros(a.descriptor)  # where ranks agree that had no part in the last copy
 
 
-def places(lib: Witness) -> dict[tuple[str, str], int]:
-    """The first of the calls of each function from each place."""
-    found: dict[tuple[str, str], int] = {}
-    for at, place in enumerate(lib.gpu.called):
-        found.setdefault(place, at)
-    return found
+def overlapped_life(lib: Meeting, comm: Any) -> None:
+    """A context whose GPUs reach each other, and plans of every algorithm of ours: run, recorded, replayed."""
+    with pb.Context(comm, engine="cublasmp") as ctx:
+        lib.channel = ctx._control.channel
+        cupy, size = sys.modules["cupy"], ctx.size
+        x, w = (cupy.zeros((8, 8), np.float32) for _ in range(2))
+        for form, names in KINDS.items():
+            for name in names:
+                with pb.plan(form, x, w, ctx, algo=name) as plan:
+                    assert type(plan._product).__name__ == "OverlappedProduct", plan.report()
+                    for _ in range(3):
+                        plan()
+        y, gathered = pb.allgather_matmul(x, w, ctx, algo="push", return_gathered=True)
+        assert (y.shape, gathered.shape) == ((8 * size, 8), (8 * size, 8))
+        d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid(1, size), dtype="complex64")
+        a, b = (
+            ctx.zeros(d),
+            ctx.zeros(pb.MatrixDescriptor((12, 12), (5, 5), pb.Grid(size, 1), dtype="complex64")),
+        )
+        for op in "NC":
+            with pb.plan_matmul(a, b, op_a=op, algo="push", redistribute=True) as plan:
+                for _ in range(3):
+                    plan()
+                plan.graph().replay()
+        bias = cupy.zeros(ctx.empty(pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, size))).local.shape[1])
+        c = ctx.zeros(pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, size)))
+        pb.matmul(c, c, algo="push", epilogue=pb.Epilogue("relu", bias=bias))
+        ctx.zeros(d)
 
 
-def failures(comm: Any, path: str) -> Any:
-    with machine(path, Meeting, comm=comm) as lib:
-        life(lib, comm)
-        mine = {place: at for place, at in places(lib).items() if place not in SPARED}
+def failures(comm: Any, path: str, reach: bool = False) -> Any:
+    """Every place fails on every rank in turn.
+
+    Args:
+        comm: the ranks.
+        path: the library.
+        reach: the GPUs reach each other.
+    """
+    begins = overlapped_life if reach else life
+    how = lambda: {"lt": FakeLt()} if reach else {}  # noqa: E731
+    with machine(path, Meeting, comm=comm, **how()) as lib:
+        begins(lib, comm)
+        mine = [place for place in dict.fromkeys(lib.gpu.called) if place not in SPARED]
         lib.assert_clean()
         lib.gpu.assert_clean()
     yield "places", None if len(mine) >= 40 else f"{len(mine)}"
     for failing in range(comm.size):
-        for place, at in comm.bcast(mine if comm.rank == failing else None, failing).items():
-            with machine(path, Meeting, comm=comm.Dup()) as lib:
+        for place in comm.bcast(mine if comm.rank == failing else None, failing):
+            with machine(path, Meeting, comm=comm.Dup(), **how()) as lib:
                 lib.gpu.patience = PATIENCE
                 if comm.rank == failing:
-                    lib.gpu.fails = at
-                error = lives(life, lib, comm)
+                    lib.gpu.fails = place
+                error = lives(begins, lib, comm)
                 found = wrong(lib, error, place[0], here=comm.rank == failing)
             everyone = comm.allgather(error is not None)
             if not all(everyone) and place[0] not in RELEASES:
@@ -119,6 +156,8 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
     found = [*lib.faults, *lib.gpu.faults]
     if not broken:  # a context that is broken keeps what others may still write to
         found = left_behind(lib)
+    if lib.gpu.lt is not None and lib.gpu.lt.alive and not broken:
+        found.append(f"cuBLASLt keeps {len(lib.gpu.lt.alive)}")
     if error is not None and f"injected: {name}" not in str(error):
         found.append(f"raised {error!r}")
     if here and error is None:
@@ -131,6 +170,11 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
 def test_every_call_failing_on_each_rank(stand_in, nranks, version):
     """With 0.7 symmetric memory is NVSHMEM's."""
     run_mpi(failures, nranks, timeout=240, path=stand_in(version))
+
+
+@starts_ranks
+def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in):
+    run_mpi(failures, 2, timeout=240, path=stand_in(1000), reach=True)
 
 
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,102 +11,11 @@ import pytest
 
 from pblasmp.bindings import ComputeType, DataType
 from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.cublasmp import lt as lt_module
 from pblasmp.engines.cublasmp.lt import WORKSPACE_BYTES, Finish, LocalProducts, fuses
 from pblasmp.engines.cublasmp.views import View
 from pblasmp.errors import LayoutError, UnsupportedError
-
-# As in cublasLt.h of CUDA 13.
-Epilogue = IntEnum("Epilogue", {
-    "DEFAULT": 1, "RELU": 2, "RELU_AUX": 130, "BIAS": 4, "RELU_BIAS": 6, "RELU_AUX_BIAS": 134, "GELU": 32,
-    "GELU_AUX": 160, "GELU_BIAS": 36, "GELU_AUX_BIAS": 164, "DRELU": 136, "DGELU": 192,
-})  # fmt: skip
-MatmulDescAttribute = IntEnum("MatmulDescAttribute", {
-    "TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8, "EPILOGUE_AUX_POINTER": 11, "EPILOGUE_AUX_LD": 12,
-    "SM_COUNT_TARGET": 15, "A_SCALE_POINTER": 17, "B_SCALE_POINTER": 18, "D_SCALE_POINTER": 20, "AMAX_D_POINTER": 21,
-    "BIAS_DATA_TYPE": 26,
-})  # fmt: skip
-MatmulPreferenceAttribute = IntEnum("MatmulPreferenceAttribute", {
-    "MAX_WORKSPACE_BYTES": 1, "MIN_ALIGNMENT_A_BYTES": 5, "MIN_ALIGNMENT_B_BYTES": 6, "MIN_ALIGNMENT_C_BYTES": 7,
-    "MIN_ALIGNMENT_D_BYTES": 8,
-})  # fmt: skip
-
-
-class CuBLASLtError(Exception):
-    pass
-
-
-class FakeLt:
-    """nvmath.bindings.cublasLt: keeps what it was asked for."""
-
-    Epilogue, MatmulDescAttribute = Epilogue, MatmulDescAttribute
-    MatmulPreferenceAttribute = MatmulPreferenceAttribute
-    cuBLASLtError = CuBLASLtError  # noqa: N815 - its name
-    matmul_heuristic_result_dtype = np.dtype([("algo", "<u8", 8), ("workspace_size", "<u8")])
-
-    def __init__(self) -> None:
-        self.alive: dict[int, Any] = {}
-        self.calls: list[dict[str, Any]] = []
-        self.searches = 0
-        self.found = 1
-        self._last = 100
-
-    def _make(self, value: Any) -> int:
-        self._last += 1
-        self.alive[self._last] = value
-        return self._last
-
-    def create(self) -> int:
-        return self._make("handle")
-
-    def matmul_desc_create(self, compute: int, scale: int) -> int:
-        return self._make({"compute": compute, "scale": scale})
-
-    def matrix_layout_create(self, kind: int, rows: int, cols: int, ld: int) -> int:
-        return self._make((kind, rows, cols, ld))
-
-    def matmul_preference_create(self) -> int:
-        return self._make({})
-
-    def destroy(self, handle: int) -> None:
-        del self.alive[handle]
-
-    matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = destroy
-
-    def get_matmul_desc_attribute_dtype(self, attribute: int) -> type:
-        return np.uint64 if "POINTER" in MatmulDescAttribute(attribute).name else np.int32
-
-    def get_matmul_preference_attribute_dtype(self, attribute: int) -> type:
-        return np.uint64 if attribute == 1 else np.uint32
-
-    def _set(self, names: Any, thing: int, attribute: int, at: int, nbytes: int) -> None:
-        self.alive[thing][names(attribute).name] = int.from_bytes(ctypes.string_at(at, nbytes), "little")
-
-    def matmul_desc_set_attribute(self, *arguments: int) -> None:
-        self._set(MatmulDescAttribute, *arguments)
-
-    def matmul_preference_set_attribute(self, *arguments: int) -> None:
-        self._set(MatmulPreferenceAttribute, *arguments)
-
-    def matmul_algo_get_heuristic(self, handle: int, desc: int, *rest: int) -> None:
-        *layouts, preference, wanted, result, count = rest
-        assert self.alive[handle] == "handle"
-        assert len(layouts) == 4
-        assert wanted == 1
-        self.searches += 1
-        self.wanted = dict(self.alive[preference])
-        np.frombuffer((ctypes.c_char * 8).from_address(result), np.uint64)[:] = 4711
-        np.frombuffer((ctypes.c_char * 4).from_address(count), np.int32)[:] = self.found
-
-    def matmul(self, handle: int, desc: int, alpha: int, a: int, la: int, b: int, lb: int, beta: int, c: int, lc: int,
-               d: int, ld: int, algo: int, workspace: int, nbytes: int, stream: int) -> None:  # fmt: skip
-        assert ctypes.c_uint64.from_address(algo).value == 4711
-        scale = {0: "f4", 1: "f8", 4: "c8", 5: "c16"}[self.alive[desc]["scale"]]
-        read = lambda at: np.frombuffer(ctypes.string_at(at, np.dtype(scale).itemsize), scale)[0]  # noqa: E731
-        self.calls.append({
-            "a": a, "b": b, "c": c, "d": d, "layouts": [self.alive[x] for x in (la, lb, lc, ld)],
-            "alpha": read(alpha), "beta": read(beta), "workspace": (workspace, nbytes), "stream": stream,
-            **self.alive[desc],
-        })  # fmt: skip
+from tests.helpers.fakelt import Epilogue, FakeLt
 
 
 @pytest.fixture
@@ -229,7 +136,30 @@ def test_a_product_is_looked_up_once(lt, products):
     products.multiply(1, view(30, 50, at=0x1002), w, d, op_w="T", sms=116)  # worse aligned
     assert lt.searches == 4
     assert [call["SM_COUNT_TARGET"] for call in lt.calls[3:]] == [100, 116, 116]
-    assert [call["workspace"][0] for call in lt.calls[3:]] == [0x7000, 0xE000, 0x7000]
+
+
+def test_a_lane_has_one_workspace_on_whatever_stream(lt, products):
+    x, w, d = view(30, 50), view(20, 50), view(30, 20)
+    for stream, lane in ((1, "main"), (2, "gemm"), (3, "main"), (4, "gemm")):
+        products.multiply(stream, x, w, d, op_w="T", lane=lane)
+    assert [call["workspace"][0] for call in lt.calls] == [0x7000, 0xE000, 0x7000, 0xE000]
+    assert [call["stream"] for call in lt.calls] == [1, 2, 3, 4]
+
+
+def test_what_is_remembered_is_bounded(lt, products, monkeypatch):
+    monkeypatch.setattr(lt_module, "_REMEMBERED", 3)
+    w, alive = view(20, 50), []
+    for rows in (8, 16, 24, 8, 32, 8):
+        products.multiply(1, view(rows, 50), w, view(rows, 20), op_w="T", alpha=rows)
+        alive.append(len(lt.alive))
+    assert alive == [7, 13, 19, 19, 19, 19]  # a handle, and six of each product
+    assert lt.searches == 4  # the one used last is not forgotten
+    products.multiply(1, view(16, 50), w, view(16, 20), op_w="T")
+    assert lt.searches == 5
+    assert len(products._scalars) <= 3
+    assert [call["alpha"] for call in lt.calls] == [8, 16, 24, 8, 32, 8, 1]
+    products.close()
+    assert not lt.alive
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_by_messages_where_the_library_has_not_been_seen(ctx, lib, monkeypatch):
     lib.clear()
     assert np.array_equal(x.redistribute(replace(D, block=(6, 8), order="C", dtype="float64")).local, values)
     assert not lib.calls
-    with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), redistribute=True) as plan:
+    with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), algo="default", redistribute=True) as plan:
         (line,) = plan.report().moved
         assert line.endswith("by NCCL")
     assert "asnumpy" not in lib.gpu.copies
@@ -117,10 +117,10 @@ def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
         a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
         other, padded = ctx.empty(b.descriptor), ctx.empty(replace(b.descriptor, ld=11))
         other.local[...] = 3
-        with pb.plan_matmul(a, b, redistribute=True) as plan:
+        with pb.plan_matmul(a, b, algo="default", redistribute=True) as plan:
             assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096, 512)
             (line,) = plan.report().moved
-            assert line == f"b is moved to {plan.problem.b}, by cublasMpGemr2D"
+            assert line == f"b is moved to {replace(b.descriptor, block=(3, 2))}, by cublasMpGemr2D"
             prepared = len(lib.of("Gemr2D_bufferSize"))
             assert np.array_equal(plan().local, a.local @ b.local)
             assert np.array_equal(plan(b=other).local, a.local @ other.local)
@@ -141,7 +141,7 @@ def life(_: Witness, comm: Any = None) -> None:
         d = replace(D, grid=pb.Grid(1, ctx.size), order="C")
         x, out = ctx.empty(d), ctx.empty(replace(d, shape=(7, 6)))
         x.redistribute(replace(D, block=(6, 8)))
-        with pb.plan_matmul(ctx.empty(D), x.T, out=out[1:, :], redistribute=True) as plan:
+        with pb.plan_matmul(ctx.empty(D), x.T, out=out[1:, :], algo="default", redistribute=True) as plan:
             plan()
     finally:
         ctx.close()

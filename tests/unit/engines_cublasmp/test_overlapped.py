@@ -33,7 +33,7 @@ class Case:
         self.peers, self.form = peers, form
         size, kind = peers.size, DTYPES[dtype]
         uneven = how.pop("uneven", False)
-        self.with_bias = how.pop("bias", False)
+        self.with_bias, self.gathers = how.pop("bias", False), how.pop("gathered", False)
         out_dtype = DTYPES[how.pop("out_dtype", dtype)]
         parts = {
             name: (_uneven(n, size) if uneven else shares(n, size)) if name in SPLIT[form] else (n,)
@@ -76,6 +76,7 @@ class Case:
             "x": put(rank, x, ld=x.shape[1] + 3), "w": put(rank, w, ld=w.shape[1] + 1),
             "c": put(rank, c) if spec.beta else None, "out": put(rank, out, ld=c.shape[1] + 2),
             "bias": put(rank, self.bias[:, outputs].astype(spec.out_dtype)) if self.with_bias else None,
+            "gathered": put(rank, np.full(self.x.shape, 77).astype(spec.dtype)) if self.gathers else None,
         }  # fmt: skip
 
     def expected(self, rank: int) -> np.ndarray:
@@ -96,13 +97,17 @@ class Case:
         chosen = [[ALGORITHMS[self.form][name](gpu, self.spec) for gpu in gpus] for name in names]
         for rank, gpu in enumerate(gpus):
             arrays = self.arrays(rank)
-            outs.append(arrays["out"].values)
+            outs.append((arrays["out"].values, arrays["gathered"] and arrays["gathered"].values))
             for algorithms in chosen:
                 algorithms[rank].run(**arrays)
                 gpu.use(*(a for a in arrays.values() if a is not None))
                 signals += [gpu.synchronisations] if rank == 1 else []
         self.peers.run(seed)
-        for rank, out in enumerate(outs):
+        for rank, (out, gathered) in enumerate(outs):
+            if gathered is not None:
+                np.testing.assert_array_equal(
+                    gathered.astype(self.spec.dtype), self.x.astype(self.spec.dtype)
+                )
             np.testing.assert_array_equal(
                 out.astype(self.spec.out_dtype), self.expected(rank), err_msg=f"rank {rank}"
             )
@@ -127,6 +132,14 @@ def case(peers: Peers, form: str, **how: Any) -> Case:
 @pytest.mark.parametrize("uneven", [False, True])
 def test_products_are_right(form, name, size, uneven):
     case(Peers(size), form, uneven=uneven).run(name, name)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS["allgather_matmul"])
+@pytest.mark.parametrize("seed", [1, 2, 3, None])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_x_gathered_as_well(name, seed, uneven):
+    """Copied out before a peer may overwrite it: in any order that the signals allow, product after product."""
+    case(Peers(3), "allgather_matmul", uneven=uneven, gathered=True).run(name, name, name, seed=seed)
 
 
 @pytest.mark.parametrize(("form", "name"), NAMES)
@@ -172,6 +185,19 @@ def test_no_signal_can_be_left_out(form, name):
 
     (start, stop, _), names = signals(None)
     assert [names[number] for number in range(start, stop) if not is_missed(number)] == []
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+def test_the_workspace_is_all_that_is_reserved(form, name):
+    peers = Peers(3)
+    spec = case(peers, form, extents=TALL, uneven=True).spec
+    for gpu in peers.gpus:
+        told = ALGORITHMS[form][name](gpu, spec).workspace
+        reserved = [nbytes for _, nbytes in gpu._scratch.values()]
+        reserved += [
+            each[gpu.rank][1] for (what, _), each in peers.meetings.items() if what.startswith("reserve ")
+        ]
+        assert told == sum(reserved)
 
 
 def test_every_algorithm_is_under_its_name():

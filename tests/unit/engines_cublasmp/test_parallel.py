@@ -153,9 +153,11 @@ def test_without_nvmath_they_say_what_to_install(ctx, numbers):
     np.testing.assert_array_equal(wide(pb.matmul_allreduce(x, w, ctx, algo="push")), wide(x) @ wide(w).T)
 
 
-def test_gathered_x_is_written_where_the_caller_gets_it(ctx, gpu, numbers):
+@pytest.mark.parametrize("algo", ["nccl", "push"])
+def test_gathered_x_is_written_where_the_caller_gets_it(ctx, gpu, numbers, algo):
     x, w = numbers((6, 4)), numbers((5, 4))
-    y, gathered = pb.allgather_matmul(x, w, ctx, return_gathered=True, algo="nccl")
+    y, gathered = pb.allgather_matmul(x, w, ctx, return_gathered=True, algo=algo)
+    assert gpu.queued == 1
     np.testing.assert_array_equal(wide(gathered), wide(x))
     np.testing.assert_array_equal(wide(y), wide(x) @ wide(w).T)
     assert "gathered" not in {name for name, buffer in gpu.buffers.items() if (buffer != 0xFF).any()}

@@ -178,11 +178,14 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     cupy = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     generation = [1]
-    recordings = Recordings(lambda: None, lambda: generation[0])
+    session = SimpleNamespace(
+        recording=cupy.cuda.get_current_stream(), relaxed="relaxed", follow_stream=lambda: None
+    )
+    recordings = Recordings(session, lambda: generation[0])
     one, other, queued = Operands(None, None, None, None), Operands(None, None, None, None), []
 
     def counts(operands: Operands) -> tuple[int, int]:
-        recordings.run(operands, lambda: queued.append(operands))
+        recordings.run(operands, lambda: queued.append(0))
         return len(queued), cupy.launched
 
     assert [counts(one) for _ in range(3)] == [(1, 0), (2, 1), (2, 2)]
@@ -190,5 +193,8 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     assert [counts(one) for _ in range(2)] == [(4, 2), (5, 3)]
     generation[0] = 2
     assert counts(one) == (6, 4)  # recorded anew
+    del one
+    assert recordings._own is None  # the graph goes with the arrays whose addresses it holds
+    assert [counts(other) for _ in range(2)] == [(7, 4), (8, 5)]
     recordings.close()
-    assert counts(one) == (7, 4)
+    assert counts(other) == (9, 5)

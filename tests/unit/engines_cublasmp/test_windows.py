@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ class Machine:
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
         self.memory: dict[int, np.ndarray] = {}
-        self.refusals: list[int] = []  # numbers of the votes in which the other rank says no
+        self.refusals: dict[int, Exception] = {}  # what the other rank raises, by the number of the agreement
         self.votes = 0
         self.full = self.unreachable = False
         self.status = 0
@@ -29,7 +31,17 @@ class Machine:
 
     def session(self) -> SimpleNamespace:
         nccl = SimpleNamespace(ptr=77, register_window=self.register)
-        return SimpleNamespace(rank=0, size=2, device=0, nccl=nccl, cupy=self.cupy())
+        return SimpleNamespace(
+            rank=0, size=2, device=0, nccl=nccl, cupy=self.cupy(), agreement=self.agreement
+        )
+
+    @contextmanager
+    def agreement(self, what: str) -> Iterator[None]:
+        """Raise what is raised inside, or what the other rank says."""
+        self.votes += 1
+        yield
+        if self.votes in self.refusals:
+            raise self.refusals[self.votes]
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         handle = type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None})
@@ -42,8 +54,7 @@ class Machine:
             "cuStreamWaitValue32": lambda *a: self.drive("wait", *a),
             "cuStreamWriteValue32": lambda *a: self.drive("write", *a),
         }
-        bindings = {"nccl": SimpleNamespace(all_reduce=self.vote)}
-        for name, content in (("nccl.core", core), ("nccl.bindings", bindings), ("cuda.bindings", {})):
+        for name, content in (("nccl.core", core), ("cuda.bindings", {})):
             parent, module = ModuleType(name.partition(".")[0]), ModuleType(name)
             vars(module).update(content)
             parent = sys.modules.get(parent.__name__, parent)
@@ -82,12 +93,6 @@ class Machine:
             ),
             zeros=lambda n, dtype: array(n, 0, dtype), full=array, ndarray=lambda n, dtype, memory: memory,
         )  # fmt: skip
-
-    def vote(self, of: int, to: int, count: int, kind: int, op: int, comm: Any, stream: int) -> None:
-        assert (of, count, kind, op, comm) == (to, 1, 2, 3, 77)
-        if self.votes in self.refusals:
-            self.memory[of][0] = 0
-        self.votes += 1
 
     def allocate(self, nbytes: int, device: int) -> Any:
         if self.full:
@@ -135,9 +140,8 @@ def test_buffers_grow_and_are_shared(machine):
     assert first.nbytes == 2000
     assert first.peers[0] != before
     assert windows.generation == generation + 2
-    did = [what for what in machine.log if what[0] in ("allocated", "freed", "deregistered")]
-    assert did == [("allocated", 1000), ("allocated", 2000), ("deregistered", 1000), ("freed", 1000)]
-    assert machine.log[0] == ("idle",)
+    grown = [("idle",), ("allocated", 2000), ("idle",), ("deregistered", 1000), ("freed", 1000)]
+    assert machine.log == [("idle",), ("allocated", 1000), ("idle",), *grown]  # nothing is in flight
 
 
 @pytest.mark.parametrize("here", [False, True])
@@ -145,10 +149,9 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
     windows = opened(machine)
     old = windows.reserve("parts", 1000).peers
     machine.full = here
-    machine.refusals = [machine.votes]
-    with pytest.raises(
-        MemoryError, match="2000 bytes .* 'parts': " + ("out of memory" if here else "another rank")
-    ):
+    if not here:
+        machine.refusals[machine.votes + 1] = MemoryError("another rank has no room")
+    with pytest.raises(MemoryError, match="2000 bytes .* 'parts': out of memory" if here else "another rank"):
         windows.reserve("parts", 2000)
     assert windows.buffer("parts").peers == old  # it can continue with what it has
     assert (("freed", 2000) in machine.log) != here
@@ -163,8 +166,16 @@ def test_peers_that_cannot_be_reached(machine):
 
 
 def test_every_rank_hears_of_a_peer_that_cannot_be_reached(machine):
-    machine.refusals = [1]
-    assert "cannot reach a peer's GPU memory" in open_windows(machine.session(), machine)
+    machine.refusals[3] = UnsupportedError("rank 1 cannot reach rank 0's GPU memory (on rank 1)")
+    assert "rank 1 cannot reach rank 0's" in open_windows(machine.session(), machine)
+    assert machine.log[-1][0] == "freed"
+
+
+def test_a_first_barrier_that_fails_on_another_rank(machine):
+    machine.refusals[4] = RuntimeError("no kernel (on rank 1)")
+    with pytest.raises(RuntimeError, match="no kernel"):
+        open_windows(machine.session(), machine)
+    assert machine.log[-1][0] == "freed"
 
 
 def test_nccl4py_may_be_too_old(machine, monkeypatch):
@@ -224,3 +235,11 @@ def test_everything_is_given_back_last_first(machine):
     assert freed[:2] == [3000, 1000]
     assert len(freed) == 3
     assert machine.log[0] == ("idle",)
+
+
+def test_memory_is_given_back_whatever_fails(machine):
+    windows = opened(machine)
+    machine.refusals[machine.votes + 1] = RuntimeError("an error of before (on rank 1)")
+    with pytest.raises(RuntimeError, match="of before"):
+        windows.close()
+    assert [what[0] for what in machine.log] == ["idle", "deregistered", "freed"]

@@ -95,6 +95,19 @@ def test_products_that_need_hardly_more_share_a_buffer(ctx, lib):
     assert [nbytes for _, nbytes in lib.gpu.did("window")] == [64 << 20]
 
 
+def test_temporaries_are_told(ctx, lib):
+    """A conjugate that a run makes first is memory that a graph of the plan holds."""
+    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), dtype="complex64")
+    turned = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
+    for op, more in (("N", 0), ("C", 8 * 8 * 8)):
+        with pb.plan_matmul(
+            ctx.empty(turned), ctx.empty(d), out=ctx.empty(d), op_a=op, algo="default"
+        ) as plan:
+            assert plan.workspace.device_bytes == 4096 + more
+            plan()
+    assert {nbytes for _, nbytes in lib.gpu.did("window")} == {4096}  # which they do not share
+
+
 def test_grids_of_d_have_buffers_of_their_own(ctx, lib):
     for order in "CFC":
         planned(ctx, pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1), order=order))()

@@ -41,8 +41,8 @@ class NcclGather(_Gather):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.gpu.scratch("gathered", self.spec.rows * self.line_bytes)
-        self.gpu.scratch("shard", self.spec.tokens[self.rank] * self.line_bytes)
+        self._reserve("gathered", self.spec.rows * self.line_bytes)
+        self._reserve("shard", self.spec.tokens[self.rank] * self.line_bytes)
 
     def _queue(self, call: Call) -> None:
         gpu, spec = self.gpu, self.spec
@@ -59,7 +59,10 @@ class NcclGather(_Gather):
 
 
 class PushedGather(_Gather):
-    """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come."""
+    """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
+
+    All of X, where it is wanted, is copied to the caller by kernels, when no product runs.
+    """
 
     name = "push"
 
@@ -82,4 +85,9 @@ class PushedGather(_Gather):
             if self.spec.tokens[peer]:
                 gpu.await_flag("main", peer, 0)
                 self.shard("main", call, peer, self.lines_of(gathered, peer))
+        if call.gathered:
+            start, stop = self.starts[self.rank], self.starts[self.rank + 1]
+            for first, end, of in ((0, start, gathered), (stop, self.spec.rows, gathered)):
+                gpu.copy("main", call.gathered.lines(first, end), of.lines(first, end))
+            gpu.copy("main", call.gathered.lines(start, stop), call.x)
         gpu.end(*copies)

@@ -53,7 +53,7 @@ class NcclAllReduce(_AllReduce):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.partial()
+        self._reserve("partial", self.part_bytes)
 
     def _queue(self, call: Call) -> None:
         gpu, out = self.gpu, call.out
@@ -125,7 +125,7 @@ class PushedAllReduce(_AllReduce):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.partial()
+        self._reserve("partial", self.part_bytes)
         sizes = pieces(self.rows, self.cols, self.gpu.multiprocessors)
         self.starts = offsets(sizes)
         self.split = [shares(size, self.size) for size in sizes]

@@ -70,7 +70,7 @@ class Algorithm:
         UnsupportedError: ``why_not`` says why.
 
     Attributes:
-        workspace: bytes of symmetric memory that it needs, shared with other products.
+        workspace: bytes of memory that it needs, symmetric and this GPU's own, shared with other products.
     """
 
     name: ClassVar[str] = ""
@@ -85,9 +85,11 @@ class Algorithm:
         self.op_w: Op = "T" if spec.transposed else "N"
         self.rank, self.size = gpu.rank, gpu.size
         self.peers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
-        self._prepare()
+        self.workspace = 0
+        with gpu.agreement(f"{self.form}: preparing {self.name}"):
+            self._prepare()
         buffers = self._buffers()
-        self.workspace = sum(buffers.values())
+        self.workspace += sum(buffers.values())
         for name, nbytes in buffers.items():
             gpu.reserve(name, nbytes)
 
@@ -106,6 +108,11 @@ class Algorithm:
 
     def _prepare(self) -> None:
         """Choose what depends on the sizes alone, and reserve this GPU's own buffers. Local."""
+
+    def _reserve(self, name: str, nbytes: int) -> None:
+        """Make this GPU's own buffer of that name large enough: not while a graph records. Local."""
+        self.workspace += nbytes
+        self.gpu.scratch(name, nbytes)
 
     def _buffers(self) -> dict[str, int]:
         """Return the symmetric buffers and their sizes, the same on every rank. Local."""
@@ -127,7 +134,7 @@ class Algorithm:
             x, w, c, out: row-major CuPy arrays; 8-bit floats as bytes. ``out`` may be ``c``.
             bias: one entry for each output that this rank's D has.
             scales: see ``Scales``; ``amax`` is set to zero first.
-            gathered: where "nccl" of AllGather + GEMM leaves all of X, contiguous.
+            gathered: where AllGather + GEMM leaves all of X, contiguous.
         """
         call = Call(self.gpu, self.spec, x, w, c, out, bias, scales, gathered)
         if call.amax:

@@ -37,8 +37,8 @@ class NcclGatheredOutput(_GatheredOutput):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.gpu.scratch("partial", self.size_of[self.rank])
-        self.gpu.scratch("gathered", sum(self.size_of))
+        self._reserve("partial", self.size_of[self.rank])
+        self._reserve("gathered", sum(self.size_of))
 
     def _queue(self, call: Call) -> None:
         gpu = self.gpu

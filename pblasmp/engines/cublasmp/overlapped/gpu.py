@@ -8,7 +8,7 @@ and are forked from it and joined to it by events, so that a CUDA graph that rec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Gpu:
     """One GPU and its peers. Making and closing it is collective.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``.
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``.
 
     Attributes:
         why_no_windows: why there is no symmetric memory, "" where there is.
@@ -48,9 +48,10 @@ class Gpu:
         self._runtime = cupy.cuda.runtime
         self._comm = nccl_handle(session.nccl)
         with ExitStack() as self._closing:
-            self.products = LocalProducts(cupy)
-            self._closing.callback(self.products.close)
-            self.kernels = Kernels(cupy, session.size)
+            with session.agreement("GPU: cuBLASLt and kernels"):
+                self.products = LocalProducts(cupy)
+                self._closing.callback(self.products.close)
+                self.kernels = Kernels(cupy, session.size)
             found = open_windows(session, self.kernels)
             self.windows: Windows | None = None if isinstance(found, str) else found
             if self.windows is not None:
@@ -77,6 +78,11 @@ class Gpu:
     def held(self) -> int:
         """Bytes of the largest symmetric buffer."""
         return 0 if self.windows is None else self.windows.largest
+
+    def agreement(self, what: str) -> AbstractContextManager[Any]:
+        """Return a ``with`` block of which every rank raises what one raises inside. Collective."""
+        block: AbstractContextManager[Any] = self._session.agreement(what)
+        return block
 
     # -- memory
 
@@ -159,12 +165,7 @@ class Gpu:
             priority = _URGENT if name.startswith("sum") else 0
             stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
             self._streams[name] = stream
-            self.products.prepare_stream(stream.ptr)
         return stream
-
-    def ready(self, stream: Any) -> None:
-        """Make what products on a stream need, before a graph records it. Local."""
-        self.products.prepare_stream(stream.ptr)
 
     # -- work
 
@@ -197,7 +198,7 @@ class Gpu:
             return
         self.products.multiply(
             self._stream(stream).ptr, x, w, d,
-            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute,
+            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
 
     def push(self, stream: str, to: View, of: View) -> None:
@@ -265,11 +266,11 @@ class Gpu:
         self._nccl.group_end()
 
     def close(self) -> None:
-        """Give everything back. Collective."""
-        self._runtime.deviceSynchronize()
+        """Give everything back, whatever fails. Collective."""
+        self._closing.callback(self._scalars.clear)
+        self._closing.callback(self._scratch.clear)
+        self._closing.callback(self._runtime.deviceSynchronize)
         self._closing.close()
-        self._scratch.clear()
-        self._scalars.clear()
 
 
 def _words(dtype: np.dtype) -> int:

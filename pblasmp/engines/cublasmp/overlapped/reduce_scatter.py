@@ -52,8 +52,8 @@ class NcclReduceScatter(_ReduceScatter):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.partial()
-        self.gpu.scratch("sums", self.mine * self.row_bytes)
+        self._reserve("partial", self.spec.rows * self.row_bytes)
+        self._reserve("sums", self.mine * self.row_bytes)
 
     def _queue(self, call: Call) -> None:
         gpu, out = self.gpu, call.out
@@ -122,7 +122,7 @@ class PushedReduceScatter(_ReduceScatter):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.partial()
+        self._reserve("partial", self.spec.rows * self.row_bytes)
 
     def _buffers(self) -> dict[str, int]:
         return {"parts": self.slots_bytes()}

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts that cuBLASMp refuses or gets wrong: taken as they are, by algorithms that need no other ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import pblas
+from pblasmp.layout.level3 import ROUTINES
+from pblasmp.pblas.routines import DTYPE
+from pblasmp.pblas.routines import ROUTINES as PBLAS
+from tests.helpers.cases import pick
+from tests.helpers.gpu.algorithms import one_product
+from tests.helpers.gpu.level3 import one_case, random_case
+from tests.helpers.gpu.products import everywhere
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.pblas_cases import arguments, differing, matrices, options
+
+RANKS = [1, 2, 4]
+
+
+def products(comm: Any, path: str, count: int) -> Any:
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for seed in range(count):
+                yield f"{seed}", one_product(ctx, "auto", seed, anywhere=True) or None
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def routines(comm: Any, path: str, count: int) -> Any:
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for routine in ROUTINES:
+                for seed in range(count):
+                    case = random_case(random.Random(f"{routine} {seed}"), ctx.size, routine, "any")
+                    yield f"{routine} {seed}", one_case(ctx, case, seed) or None
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def pblas_names(comm: Any, path: str, count: int) -> Any:
+    rng = np.random.default_rng(83)
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx, pb.Context(comm, engine="host") as host:
+            shapes = [(p, ctx.size // p) for p in range(1, ctx.size + 1) if ctx.size % p == 0]
+            every = [(s, *(pblas.gridinit(x, "Row", *s) for x in (ctx, host))) for s in shapes]
+            for name in ("gemm", "syrk", "trsm", "trmm", "symm", "geadd"):
+                routine = PBLAS[name]
+                for case in range(count):
+                    letter = "sdcz"[case % 4]
+                    dtype, (shape, gpu, cpu) = DTYPE[letter], pick(rng, every)
+                    values = options(routine, rng, dtype)
+                    xs, _ = matrices(routine, rng, shape, values, dtype)
+                    place, function = pblas.gridinfo(gpu)[2:], getattr(pblas, f"p{letter}{name}")
+                    expected, arrays = ({x: held.local(place) for x, held in xs.items()} for _ in range(2))
+                    function(*arguments(routine, values, cpu, xs, expected, place))
+                    lib.clear()
+                    function(*arguments(routine, values, gpu, xs, arrays, place))
+                    out = expected[routine.written]
+                    bound = 200 * np.finfo(dtype).eps * np.abs(out).max(initial=1)
+                    wrong = differing(arrays[routine.written], out, bound) or ""
+                    wrong = wrong or ("cublasMpGemr2D was called" if lib.of("Gemr2D") else "")
+                    yield f"{name} {case} {shape} {values} {xs}", everywhere(ctx, wrong) or None
+            for _, gpu, cpu in every:
+                pblas.gridexit(gpu)
+                pblas.gridexit(cpu)
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_products(stand_in, ranks):
+    run_mpi(products, ranks, path=stand_in(1000), count=30)
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_routines(stand_in, ranks):
+    run_mpi(routines, ranks, path=stand_in(1000), count=8)
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_pblas_names(stand_in, ranks):
+    run_mpi(pblas_names, ranks, path=stand_in(1000), count=8)
+
+
+GRID = pb.Grid(1, 1)
+D = pb.MatrixDescriptor((6, 6), (2, 2), GRID, dtype="float32")
+OTHER = replace(D, block=(3, 2))
+
+
+def test_the_report_says_why_cublasmp_is_not_taken_and_how_it_would_be(ctx, lib):
+    a, b = ctx.zeros(D), ctx.zeros(OTHER)
+    with pytest.raises(pb.LayoutError, match="redistribute=True takes such layouts"):
+        pb.matmul(a, b)
+    with pb.plan_matmul(a, b, redistribute=True) as plan:
+        verdicts = plan.report().algorithms
+        assert (plan.report().algorithm, plan.report().moved) == ("gathered", ())
+    found = pb.algorithms(pb.MatmulProblem(D, OTHER, D), ctx, redistribute=True)
+    assert "cuBLASMp does not take these layouts: b: the rows of op(B) are in blocks of 3" in str(
+        found["default"]
+    )
+    assert {name for name, verdict in found.items() if verdict.taken} == {"gathered"}
+    assert {*verdicts} == {*found}
+    with pb.plan_matmul(a, b, redistribute=True, algo="default") as plan:
+        (line,) = plan.report().moved
+        assert line.startswith("b is moved to 6x6 float32 in blocks of 2x2")
+        assert "cuBLASMp does not take these layouts" in str(plan.report())
+
+
+def test_a_result_that_cublasmp_moves_is_finished_afterwards(alone, stand_in):
+    """An epilogue does not follow a product in another layout than the caller's."""
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        x = ctx.eye(D)
+        x.local[...] -= 2 * (np.arange(6) == 1)
+        out = ctx.zeros(replace(D, shape=(7, 6)))[1:, :]
+        how = {"out": out, "redistribute": True, "algo": "default"}
+        with pb.plan_matmul(ctx.eye(D), x, epilogue=pb.Epilogue("relu"), **how) as plan:
+            assert np.array_equal(plan().gather(), np.maximum(x.gather(), 0))
+            assert "relu is computed after the product: D is moved after the product" in str(plan.report())
+        fused = pb.Epilogue("relu", fused=True)
+        with pytest.raises(pb.UnsupportedError, match="relu cannot be fused: D is moved after the product"):
+            pb.matmul(ctx.eye(D), x, epilogue=fused, **how)
+    lib.assert_clean()
+    lib.gpu.assert_clean()
+
+
+def test_a_c_that_is_not_read_is_not_moved(ctx, lib):
+    a, c = ctx.zeros(D), ctx.zeros(OTHER)
+    for beta, moved in ((0, 0), (1, 1)):
+        with pb.plan_matmul(a, a, c, out=ctx.zeros(D), beta=beta, redistribute=True) as plan:
+            assert len(plan.report().moved) == moved
+            assert plan.report().algorithm == "default"

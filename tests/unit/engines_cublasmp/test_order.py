@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stream waits for which: what keeps products, copies and memory that is replaced in order.
+
+The order of signals inside the algorithms is the model's (test_overlapped.py, test_pushed.py), that of messages is seen
+in test_algorithms.py. Here is what these are made of: events of CUDA, and the host's waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import pblasmp as pb
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Multiplying, Witness, machine
+
+D = pb.MatrixDescriptor((6, 6), (6, 6), pb.Grid(1, 1), dtype="float32")
+
+
+@pytest.fixture
+def lib(alone: None, stand_in) -> Iterator[Witness]:
+    """A GPU with cuBLASLt, which computes nothing."""
+    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib:
+        yield lib
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+        assert not lib.gpu.lt.alive
+
+
+def test_streams_are_forked_from_the_main_one_and_joined_to_it(ctx, lib):
+    gpu = ctx.engine.session.gpu
+    stream = sys.modules["cupy"].cuda.Stream(non_blocking=True)
+    with stream:
+        gpu.begin("copy0", "copy1")
+        forked = [gpu._streams[name].ptr for name in ("copy0", "copy1")]
+        assert lib.gpu.did("wait") == [(each, stream.ptr) for each in forked]
+        lib.gpu.events.clear()
+        gpu.follow("copy1", "copy0")
+        gpu.end("copy0", "copy1")
+        assert lib.gpu.did("wait") == [(forked[1], forked[0]), *((stream.ptr, each) for each in forked)]
+
+
+def test_a_buffer_is_replaced_when_all_work_is_done(ctx, lib):
+    gpu = ctx.engine.session.gpu
+    generation = gpu.generation
+    first = gpu.scratch("partial", 100)
+    assert gpu.scratch("partial", 50) == first
+    assert not lib.gpu.did("synchronize")
+    gpu.scratch("partial", 200)
+    assert len(lib.gpu.did("synchronize")) == 1
+    assert gpu.generation == generation + 1  # graphs hold the old address
+
+
+@pytest.mark.parametrize("algo", ["gathered", "panels", "push", "default"])
+def test_products_on_several_streams_take_turns(ctx, lib, algo):
+    """They share workspaces and buffers, also where all operands are multiplied in place."""
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
+    with pb.plan_matmul(a, b, algo=algo) as plan:
+        for stream in streams:
+            with stream:
+                plan(a=a)
+        lib.gpu.events.clear()
+        for i in (0, 1, 0):
+            with streams[i]:
+                plan(a=a)
+            before = streams[1 - i].ptr
+            waited = lib.gpu.did("wait")
+            assert (streams[i].ptr, before) in waited, waited
+            lib.gpu.events.clear()
+
+
+def test_a_graph_is_replayed_behind_what_other_streams_have(ctx, lib):
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
+    with pb.plan_matmul(a, b, algo="push") as plan:
+        with stream:
+            graph = plan.graph()
+            plan()
+        lib.gpu.events.clear()
+        with other:
+            graph.replay()
+        assert [event[0] for event in lib.gpu.events] == ["wait", "SetStream", "graph launched"]
+        assert lib.gpu.did("wait") == [(other.ptr, stream.ptr)]
+
+
+def test_symmetric_memory_is_used_again_when_all_work_is_done(ctx, lib):
+    x = ctx.empty(D, symmetric=True)
+    address = x.local.data.ptr
+    lib.gpu.events.clear()
+    ctx.engine.recycle(x.local)
+    assert lib.gpu.events[0][0] == "synchronize"
+    assert ctx.empty(D, symmetric=True).local.data.ptr == address
