@@ -23,8 +23,8 @@ __all__ = ["nearest_legal", "with_c_like_d"]
 def nearest_legal(p: MatmulProblem) -> MatmulProblem:
     """Return ``p`` with the operands that break one of cuBLASMp's rules laid out afresh. Local.
 
-    They then begin on process (0, 0) of D's grid. D keeps its blocks, k those of A. Faults that no move can remedy (sizes,
-    types) remain.
+    They then begin on process (0, 0) of D's grid. D keeps its blocks, k those of A. Faults that no move can remedy
+    (sizes, types) remain.
     """
     d = _aligned(p.d)
     a, b = _aligned(p.a), _aligned(p.b)
