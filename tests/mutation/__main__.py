@@ -2,7 +2,7 @@
 """``python -m tests.mutation record`` once, then ``python -m tests.mutation run pblasmp/comm/agreement.py``.
 
 Sources are changed in copies only. A mutant's tests run in a process of their own, the fastest first, up to the first
-that fails; ranks that they start import the mutant, too. A mutant without one is the control: it must survive.
+that fails. A test counts once it has passed in the same way without a mutant.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self.tree = copy(name)
+        self._reliable: dict[str, bool] = {}
         compileall.compile_dir(self.tree, quiet=1)
         self._output = self.tree.with_suffix(".output")
         self._server = subprocess.Popen(
@@ -97,10 +98,20 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def tried(self, path: str, mutant: Mutant | None, tests: list[str], limit: float) -> tuple[str, str]:
+    def outcome(self, path: str, mutant: Mutant, tests: list[str], seconds: float) -> tuple[str, str]:
         """Return what became of a mutant, and the test that noticed."""
+        while True:
+            tests = [test for test in tests if self._reliable.get(test, True)]
+            if not tests:
+                return "survived", "no test runs it"
+            status, why = self._tried(path, mutant, tests, seconds)
+            if why not in tests or why in self._reliable:
+                return status, why
+            self._reliable[why] = self._tried(path, None, [why], seconds)[0] == "survived"
+
+    def _tried(self, path: str, mutant: Mutant | None, tests: list[str], limit: float) -> tuple[str, str]:
         file = self.tree / path
-        source = (ROOT / path).read_bytes()
+        source = file.read_bytes()
         file.write_bytes(mutant.apply(source) if mutant else source)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()
@@ -119,10 +130,10 @@ class Worker:
             return "survived", f"{len(tests)} tests"
         if status == -signal.SIGKILL:
             return "timeout", f"{limit:.0f} s"
-        lines = self._output.read_text(errors="replace").splitlines()
-        return "killed", next(
-            (line for line in lines if line.startswith(("FAILED", "ERROR"))), f"status {status}"
-        )
+        for line in self._output.read_text(errors="replace").splitlines():
+            if line.startswith(("FAILED ", "ERROR ")):
+                return "killed", line.split(" ", 1)[1].split(" - ")[0]
+        return "killed", f"status {status}"
 
 
 def end(mark: str) -> None:
@@ -150,20 +161,20 @@ def run(arguments: argparse.Namespace) -> int:
     workers = [Worker(f"{arguments.name}-{i}") for i in range(arguments.processes)]
     free = list(workers)
 
-    def outcome(path: str, mutant: Mutant | None) -> tuple[Mutant | None, str, str]:
-        tests = chosen(known, path, mutant and mutant.lines, arguments.seconds)
-        if not tests:
-            return mutant, "survived", "no test runs it"
-        limit = 60 + 10 * sum(known.seconds[test] for test in tests)
+    def outcome(path: str, mutant: Mutant) -> tuple[Mutant, str, str]:
+        tests = chosen(known, path, mutant.lines, arguments.seconds)
         worker = free.pop()
         try:
-            return (mutant, *worker.tried(path, mutant, tests, limit))
+            return (
+                mutant,
+                *worker.outcome(path, mutant, tests, 60 + 10 * sum(map(known.seconds.get, tests))),
+            )
         finally:
             free.append(worker)
 
     with ThreadPoolExecutor(len(workers)) as pool:
         for path in arguments.files:
-            everything = mutants((ROOT / path).read_bytes())
+            everything = mutants((workers[0].tree / path).read_bytes())
             drawn = random.Random(zlib.crc32(f"{arguments.seed} {path}".encode())).sample(
                 everything, min(arguments.count, len(everything))
             )
@@ -171,11 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
                 drawn = [mutant for mutant in everything if mutant.line in arguments.line]
             counts = {"killed": 0, "timeout": 0, "survived": 0}
             start = time.monotonic()
-            for mutant, status, why in pool.map(lambda m, p=path: outcome(p, m), [None, *drawn]):
-                if mutant is None:
-                    if status != "survived":
-                        print(f"{path}: the control was {status}: {why}", flush=True)
-                    continue
+            for mutant, status, why in pool.map(lambda m, p=path: outcome(p, m), drawn):
                 counts[status] += 1
                 if status != "killed" or arguments.verbose:
                     print(f"{path}:{mutant}  {status}: {why}", flush=True)

@@ -110,6 +110,15 @@ def test_the_end_closes_what_is_open_the_last_made_first(shown):
     assert [context.errors for context in contexts] == [[error]] * 3
 
 
+def test_the_exit_hook_is_there_once_and_is_the_last_to_be_registered(shown, monkeypatch):
+    hooks = []
+    monkeypatch.setattr(failures, "atexit", SimpleNamespace(register=hooks.append, unregister=hooks.remove))
+    hooks.append(failures._close_all)  # as of an earlier context
+    hooks.append("an engine's")
+    failures.watch(Told(), _Serial())
+    assert hooks == ["an engine's", failures._close_all]
+
+
 @pytest.mark.parametrize(
     ("size", "closed", "cause", "gone"),
     [
