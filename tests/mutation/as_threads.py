@@ -6,7 +6,10 @@ Tests that need real ranks fail with it: those that take MPI's communicators, en
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +18,11 @@ import pytest
 from pblasmp.testing import RanksFailedError, runner
 from pblasmp.testing.rank import run_function
 from pblasmp.testing.state import State
+from tests.helpers import cases
 from tests.helpers.threads import Group, ThreadComm
+
+_this = threading.local()
+_short_messages = cases.short_messages
 
 
 class Rank(ThreadComm):
@@ -35,8 +42,9 @@ def _run(
     state = State()
 
     def one(rank: int) -> dict[str, Any]:
+        _this.rank = Rank(group, rank)
         try:
-            return run_function(name, file, Rank(group, rank), kwargs)
+            return run_function(name, file, _this.rank, kwargs)
         except BaseException:
             group.failed = True
             raise
@@ -53,5 +61,18 @@ def _run(
     return [future.result() for future in futures]
 
 
+@contextlib.contextmanager
+def _short_messages_of_all(limit: int) -> Iterator[None]:
+    """The limits are what all threads have: all begin and end with them at once."""
+    comm = _this.rank
+    comm.barrier()
+    with _short_messages(limit) if comm.rank == 0 else contextlib.nullcontext():
+        comm.barrier()
+        yield
+        comm.barrier()
+    comm.barrier()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    cases.short_messages = _short_messages_of_all
     runner._run = _run
