@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.recording import VARIABLE, Record
+from tests.mutation.recording import RANKS, VARIABLE, Record
 
 ROOT = Path(__file__).parents[2]
 HOME = Path(os.environ.get(VARIABLE) or Path(tempfile.gettempdir()) / "pblasmp-mutation")
@@ -58,7 +58,7 @@ def environment(tree: Path, **more: str) -> dict[str, str]:
     }
 
 
-def record(name: str, tests: list[str]) -> int:
+def record(name: str, tests: list[str], ranks: bool) -> int:
     """Run tests in a copy that notes which test runs which lines."""
     tree = copy(f"{name}-record")
     package = tree / "pblasmp/__init__.py"
@@ -68,6 +68,9 @@ def record(name: str, tests: list[str]) -> int:
     shutil.rmtree(log, ignore_errors=True)
     log.mkdir(parents=True)
     (log / "test").write_bytes(bytes(4))
+    if ranks:
+        (log / RANKS).touch()
+    how = () if ranks else THREADS
     command = [
         sys.executable,
         "-m",
@@ -76,7 +79,7 @@ def record(name: str, tests: list[str]) -> int:
         "--tb=line",
         "-p",
         "tests.mutation.recording",
-        *THREADS,
+        *how,
         *tests,
     ]
     return subprocess.run(
@@ -91,6 +94,10 @@ class Worker:
         self.tree = copy(name)
         self._reliable: dict[str, bool] = {}
         compileall.compile_dir(self.tree, quiet=1)
+        subprocess.run(  # which keeps the tests as pytest compiles them
+            [sys.executable, "-m", "pytest", "-q", "--collect-only", *THREADS, "tests/unit", "tests/mpi"],
+            cwd=self.tree, env=environment(self.tree), check=False, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
         self._output = self.tree.with_suffix(".output")
         self._server = subprocess.Popen(
             [sys.executable, "tests/mutation/server.py"],
@@ -98,25 +105,45 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def outcome(self, path: str, mutant: Mutant, tests: list[str], seconds: float) -> tuple[str, str]:
-        """Return what became of a mutant, and the test that noticed."""
+    def outcome(self, path: str, mutant: Mutant, known: Record, seconds: float) -> tuple[str, str]:
+        """Return what became of a mutant, and the test that noticed; real ranks are started for what is left."""
+        total = 0
+        for on_ranks in (False, True):
+            status, why, count = self._outcome(path, mutant, known, seconds, on_ranks)
+            if status != "survived":
+                return status, why
+            total += count
+        return "survived", f"{total} tests" if total else "no test runs it"
+
+    def _outcome(
+        self, path: str, mutant: Mutant, known: Record, seconds: float, on_ranks: bool
+    ) -> tuple[str, str, int]:
+        tests = chosen(known, path, mutant.lines, seconds, on_ranks)
+        limit = 60 + 10 * sum(known.seconds[test] for test in tests)
         while True:
             tests = [test for test in tests if self._reliable.get(test, True)]
             if not tests:
-                return "survived", "no test runs it"
-            status, why = self._tried(path, mutant, tests, seconds)
+                return "survived", "", 0
+            status, why = self._tried(path, mutant, tests, limit, on_ranks)
             if why not in tests or why in self._reliable:
-                return status, why
-            self._reliable[why] = self._tried(path, None, [why], seconds)[0] == "survived"
+                return status, why, len(tests)
+            self._reliable[why] = self._tried(path, None, [why], limit, on_ranks)[0] == "survived"
 
-    def _tried(self, path: str, mutant: Mutant | None, tests: list[str], limit: float) -> tuple[str, str]:
+    def _tried(
+        self, path: str, mutant: Mutant | None, tests: list[str], limit: float, on_ranks: bool
+    ) -> tuple[str, str]:
         file = self.tree / path
         source = file.read_bytes()
         file.write_bytes(mutant.apply(source) if mutant else source)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
-        order = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *THREADS, *tests], str(self._output), mark
+        order = (
+            ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *(() if on_ranks else THREADS), *tests],
+            str(self._output),
+            mark,
+            round(limit),
+        )
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         child = int(self._server.stdout.readline())
@@ -128,7 +155,7 @@ class Worker:
         file.write_bytes(source)
         if status == 0:
             return "survived", f"{len(tests)} tests"
-        if status == -signal.SIGKILL:
+        if status in (-signal.SIGKILL, -signal.SIGXCPU):
             return "timeout", f"{limit:.0f} s"
         for line in self._output.read_text(errors="replace").splitlines():
             if line.startswith(("FAILED ", "ERROR ")):
@@ -144,11 +171,13 @@ def end(mark: str) -> None:
                 os.kill(int(directory.name), signal.SIGKILL)
 
 
-def chosen(record: Record, path: str, lines: range | None, seconds: float) -> list[str]:
+def chosen(known: Record, path: str, lines: range | None, seconds: float, on_ranks: bool) -> list[str]:
     """Return the tests that can see the lines, as many as are done in ``seconds``, and at least one."""
     tests, total = [], 0.0
-    for test in record.tests(path, lines):
-        total += record.seconds[test]
+    for test in known.tests(path, lines):
+        if (test in known.on_ranks) != on_ranks:
+            continue
+        total += known.seconds[test]
         if tests and total > seconds:
             break
         tests.append(test)
@@ -162,13 +191,9 @@ def run(arguments: argparse.Namespace) -> int:
     free = list(workers)
 
     def outcome(path: str, mutant: Mutant) -> tuple[Mutant, str, str]:
-        tests = chosen(known, path, mutant.lines, arguments.seconds)
         worker = free.pop()
         try:
-            return (
-                mutant,
-                *worker.outcome(path, mutant, tests, 60 + 10 * sum(map(known.seconds.get, tests))),
-            )
+            return (mutant, *worker.outcome(path, mutant, known, arguments.seconds))
         finally:
             free.append(worker)
 
@@ -201,7 +226,8 @@ def main() -> int:
     recording = commands.add_parser("record", help="note which test runs which lines")
     recording.add_argument("tests", nargs="+")
     recording.add_argument("--name", default="all", help="of the record: several can be made side by side")
-    recording.set_defaults(command=lambda a: record(a.name, a.tests))
+    recording.add_argument("--ranks", action="store_true", help="start real ranks, for tests that need them")
+    recording.set_defaults(command=lambda a: record(a.name, a.tests, a.ranks))
     running = commands.add_parser("run", help="try mutants")
     running.add_argument("files", nargs="+")
     running.add_argument("--count", type=int, default=25, help="mutants of each file")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 VARIABLE = "PBLASMP_MUTATION"  # the directory of both files
+RANKS = "ranks"  # a file in it: the tests are run on real ranks
 ROOT = f"{Path(__file__).parents[2]}/"
 _tests: list[str] = []
 _phases: list[tuple[float, str]] = []
@@ -74,6 +75,7 @@ class Record:
     def __init__(self, directories: list[Path]) -> None:
         self.seconds: dict[str, float] = {}
         self.lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.on_ranks: set[str] = set()
         for directory in directories:
             names: dict[str, str] = {}
             for entry in (directory / "tests").read_text().splitlines():
@@ -81,6 +83,8 @@ class Record:
                 if outcome == "passed":
                     names[number] = name
                     self.seconds[name] = float(seconds)
+            if (directory / RANKS).exists():
+                self.on_ranks.update(names.values())
             for entry in (directory / "lines").read_text().splitlines():
                 number, path, line = entry.split("\t")
                 if number in names:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run pytest in children of a process that has loaded all but this repository, which halves a mutant's time.
 
-Each line of the input is a list of arguments of pytest; each line of the output is the number of the child, then its
-exit status.
+Each line of the input has arguments of pytest, a file for its output, a mark for the environment, and a limit on CPU
+seconds. Two lines of the output answer it: the child's process number, then its exit status.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import sys
 
 HEAVY = ("numpy", "scipy.linalg", "ml_dtypes", "pydantic", "click", "rich.console", "pytest")
@@ -27,7 +28,8 @@ def main() -> None:
         if child == 0:
             os.setsid()
             with contextlib.ExitStack() as stack:
-                arguments, output, mark = json.loads(order)
+                arguments, output, mark, limit = json.loads(order)
+                resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))  # also if nobody ends it
                 os.environ["PBLASMP_MUTANT"] = mark
                 file = stack.enter_context(open(output, "w"))  # noqa: PTH123
                 os.dup2(file.fileno(), 1)

@@ -396,7 +396,7 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
 def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeypatch):
     pauses, looks = [], []
     monkeypatch.setattr(side_channel, "_pause", pauses.append)
-    monkeypatch.setattr(SideChannel, "look", lambda self: looks.append(self))
+    monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
     for patient in (True, False):
         polls = iter(range(200))
         channels[0].until(lambda polls=polls: next(polls) == 199, patient=patient)

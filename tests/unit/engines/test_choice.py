@@ -114,6 +114,21 @@ def test_what_need_not_move_needs_no_memory():
     assert memory.asked == [40960]  # 40 × 120 numbers of B, in pages: A stays where it is
 
 
+@pytest.mark.parametrize(("nodes", "sharing"), [(NODES, 4), (((0, 1), (2, 3)), 2), (((0,), (1, 2, 3)), 3)])
+def test_solves_need_room_for_right_hand_sides_too(nodes, sharing):
+    """Each rank solves for 8 columns of B, which lies in rows and columns of blocks, and needs all of A."""
+    a = pb.MatrixDescriptor((40, 40), (10, 10), GRID)
+    b = pb.MatrixDescriptor((40, 32), (10, 10), GRID)
+    solve = pb.Level3Problem("trsm", a, b, b)
+    whole, mine = 16384, 4096  # 40 × 40 and 40 × 8 numbers, in pages
+    memory = Memory(whole + sharing * mine)
+    assert taken(solve, nodes, memory, "")[0] == "shared"
+    assert memory.asked == [whole + sharing * mine]
+    memory = Memory(sharing * (whole + mine))
+    assert taken(solve, nodes, memory, "no memfd")[0] == "gathered"
+    assert memory.asked == [sharing * (whole + mine)]
+
+
 # -- what is said of algorithms
 
 
