@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm.communicator import _Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
 from pblasmp.engines.base import Options
@@ -127,6 +129,20 @@ def test_solves_need_room_for_right_hand_sides_too(nodes, sharing):
     memory = Memory(sharing * (whole + mine))
     assert taken(solve, nodes, memory, "no memfd")[0] == "gathered"
     assert memory.asked == [sharing * (whole + mine)]
+
+
+# -- engines
+
+
+def test_engines_by_name_without_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(pb.LayoutError, match="expected one of auto, host, cublasmp, got 'gpu'"):
+        pb.Context(_Serial(), engine="gpu")
+    with pytest.raises(pb.LibraryNotFoundError):  # nothing takes its place
+        pb.Context(_Serial(), engine="cublasmp")
+    for name, why in (("auto", "no cublasmp: CuPy is not installed (on rank 0)"), ("host", "asked for")):
+        with pb.Context(_Serial(), engine=name) as ctx:
+            assert (ctx.engine.name, ctx.engine.why) == ("host", why)
 
 
 # -- what is said of algorithms
