@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the same time
 
 from pblasmp.testing import RanksFailedError, runner
 from pblasmp.testing.rank import run_function
