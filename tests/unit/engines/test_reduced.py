@@ -19,17 +19,19 @@ def test_allreduce_of_any_op(dtype):
     def work(comm):
         rng = np.random.default_rng(3)
         with pb.Context(comm, engine="host") as ctx:
-            for order, op in itertools.product("CF", "TC"):  # those that the scheme has
+            for order, op, algo in itertools.product(
+                "CF", "TC", ("sum", "auto")
+            ):  # the ops that the scheme has
                 op_a, op_b = ("N", op) if order == "C" else (op, "N")
                 p = pb.MatmulProblem.allreduce(4, 5, 6, 3, op_a, op_b, order=order, dtype=dtype)
                 x, w = (numbers(rng, e.shape, dtype) for e in (p.a, p.b))
                 a, b = scattered(ctx, p.a, x), scattered(ctx, p.b, w)
-                d = pb.matmul(a, b, op_a=op_a, op_b=op_b, scheme="ar")
-                if not np.array_equal(d.local, product(x, w, op_a=op_a, op_b=op_b)):
-                    return op_a + op_b
+                d = pb.matmul(a, b, op_a=op_a, op_b=op_b, scheme="ar", algo=algo)
+                if comm.rank < 3 and not np.array_equal(d.local, product(x, w, op_a=op_a, op_b=op_b)):
+                    return op_a + op_b + algo
         return None
 
-    assert on_ranks(3, work) == [None] * 3
+    assert on_ranks(4, work) == [None] * 4
 
 
 @pytest.mark.parametrize("name", ["syrk", "herk"])
