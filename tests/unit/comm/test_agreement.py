@@ -10,9 +10,17 @@ import traceback
 import pytest
 
 from pblasmp.comm import agreement
-from pblasmp.comm.agreement import CLOSING, Agreement, exit_status, is_agreed, is_reported_here, leave
+from pblasmp.comm.agreement import (
+    CLOSING,
+    Agreement,
+    Running,
+    exit_status,
+    is_agreed,
+    is_reported_here,
+    leave,
+)
 from pblasmp.comm.communicator import _Serial
-from pblasmp.errors import LayoutError, PblasmpError, RankMismatchError
+from pblasmp.errors import ClosedError, LayoutError, PblasmpError, RankMismatchError
 from tests.helpers.threads import Aborted, on_ranks
 
 
@@ -276,6 +284,59 @@ def test_those_that_do_not_listen_are_aborted(monkeypatch, capsys):
     assert aborted.args == (4,)
     assert 0.05 <= time.monotonic() - start < 5
     assert "SystemExit: 4" in capsys.readouterr().err
+
+
+def left_broken(size, parts):
+    """What each rank has in the end, where ``parts`` says what it does before it leaves with what that raised."""
+
+    def work(comm):
+        try:
+            with Running(comm, "matmul"):
+                parts[comm.rank](comm)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            leave(comm, error)
+            return error
+
+    return on_ranks(size, work)
+
+
+def raise_mine(comm):
+    raise ValueError("mine")
+
+
+def test_who_broke_the_context_shows_why_and_all_wait_for_each_other():
+    def late(comm):
+        time.sleep(0.1)
+        comm.barrier()
+
+    found = left_broken(3, [late, raise_mine, lambda comm: comm.barrier()])
+    assert [type(error) for error in found] == [ClosedError, ValueError, ClosedError]
+    assert showing(found) == [1]
+
+
+def test_a_context_that_breaks_while_one_leaves_it():
+    errors = [ValueError("first"), MemoryError("second")]
+
+    def work(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)  # the other is voting by now
+            comm.channel.break_(errors[1], "matmul")
+        leave(comm, errors[comm.rank])
+
+    start = time.monotonic()
+    assert on_ranks(2, work) == [None, None]
+    assert showing(errors) == [0]
+    assert time.monotonic() - start >= 0.1
+
+
+def test_those_that_stay_in_a_broken_context_are_aborted_by_the_one_that_broke_it(monkeypatch, capsys):
+    monkeypatch.setattr(agreement, "_GRACE_SECONDS", 0.2)
+    start = time.monotonic()
+    found = left_broken(3, [lambda comm: comm.barrier(), raise_mine, lambda comm: time.sleep(1)])
+    assert [type(error) for error in found[:2]] == [Aborted, Aborted]
+    told = capsys.readouterr().err
+    assert 0 <= told.find("\nValueError: mine") < told.find("ClosedError: ")
+    assert time.monotonic() - start >= 0.2
 
 
 def test_alone_nobody_is_told():

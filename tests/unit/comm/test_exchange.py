@@ -15,6 +15,8 @@ from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.communicator import _Serial
 from pblasmp.comm.exchange import _in_turn
 from pblasmp.layout.axis import Axis
+from tests.helpers.cases import part
+from tests.helpers.threads import on_ranks
 
 
 def test_every_element_is_moved_once_for_each_copy():
@@ -64,6 +66,35 @@ def test_one_rank(slots, conjugate):
     exchange.start([np.asfortranarray(values)], [out], conjugate=conjugate, slots=slots).finish()
     assert np.array_equal(out, values.conj() if conjugate else values)
     assert (exchange.sent_bytes, exchange.copied_bytes) == (0, 7 * 5 * 16)
+
+
+@pytest.mark.parametrize("slots", [None, 1, 2])
+@pytest.mark.parametrize("orders", ["CC", "FF", "CF"])
+@pytest.mark.parametrize(
+    ("conjugate", "travels"), [(False, "complex128"), (True, "complex128"), (False, "complex64")]
+)
+def test_every_rank_keeps_some_sends_some_and_receives_some(slots, orders, conjugate, travels, monkeypatch):
+    """In many messages each, straight from the arrays and through buffers; nothing is left to a rank's end."""
+    monkeypatch.setattr(exchange_module, "_MESSAGE_BYTES", 200)
+    values = np.arange(17 * 13).reshape(17, 13) * (1 - 2j)
+    src = pb.MatrixDescriptor((17, 13), (2, 3), pb.Grid(1, 3), dtype="complex128", order=orders[0])
+    dst = pb.MatrixDescriptor((17, 13), (3, 2), pb.Grid(3, 1), (1, 0), "complex64", orders[1])
+
+    def work(comm):
+        given, taken = [None] * 3, [None] * 3
+        given[comm.rank] = np.array(part(values, src, comm.rank), order=src.order)
+        out = taken[comm.rank] = np.full(dst.local_shape(comm.rank), np.nan, np.complex64, order=dst.order)
+        exchange = Exchange(comm, Side.of(src), Side.of(dst), np.dtype(travels))
+        assert sum(map(len, (exchange.copies, exchange.sends, exchange.receives))) == 5
+        transfer = exchange.start(given, taken, conjugate=conjugate, slots=slots)
+        if slots is not None:
+            assert sum(rank == -1 for rank, *_ in transfer._after) == slots  # sends under way
+        transfer.finish()
+        if slots == 1:
+            assert 1 <= len(transfer._spare) <= 5  # buffers are used again, for messages of two sizes
+        return np.array_equal(out, part(values.conj() if conjugate else values, dst, comm.rank))
+
+    assert on_ranks(3, work) == [True] * 3
 
 
 class LateRequest:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,3 +82,62 @@ def test_a_hook_of_the_users_in_between_is_kept(shown):
     sys.excepthook = lambda *args: (theirs.append(args[1]), ours(*args))
     error = uncaught(ValueError("mine"))
     assert theirs == shown == [error]
+
+
+class Open(Told):
+    """A context that notes its closing; an exception may come out of it."""
+
+    closed: list[Open]
+
+    def __init__(self, closed, error=None):
+        super().__init__()
+        self.closed, self.error = closed, error
+
+    def close(self):
+        self.closed.append(self)
+        if self.error is not None:
+            raise self.error
+
+
+def test_the_end_closes_what_is_open_the_last_made_first(shown):
+    closed, error = [], ValueError("mine")
+    contexts = [Open(closed), Open(closed, error), Open(closed)]
+    for context in contexts:
+        failures.watch(context, _Serial())
+    failures._close_all()
+    assert closed == contexts[::-1]
+    assert shown == [error]
+    assert [context.errors for context in contexts] == [[error]] * 3
+
+
+def test_the_exit_hook_is_there_once_and_is_the_last_to_be_registered(shown, monkeypatch):
+    hooks = []
+    monkeypatch.setattr(failures, "atexit", SimpleNamespace(register=hooks.append, unregister=hooks.remove))
+    hooks.append(failures._close_all)  # as of an earlier context
+    hooks.append("an engine's")
+    failures.watch(Told(), _Serial())
+    assert hooks == ["an engine's", failures._close_all]
+
+
+@pytest.mark.parametrize(
+    ("size", "closed", "cause", "gone"),
+    [
+        (2, False, "", False),
+        (1, False, "", False),
+        (2, True, "", False),
+        (2, False, "x", False),
+        (2, False, "", True),
+    ],
+)
+def test_a_context_that_was_dropped_is_closed_where_others_may_wait_for_it(
+    size, closed, cause, gone, shown, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(failures, "closing", lambda comm, *, here: asked.append((comm, here)))
+    comm = SimpleNamespace(size=size, channel=SimpleNamespace(closed=closed, cause=cause), gone=lambda: gone)
+    failures.watch(Told(), comm)  # gone at once
+    waited_for = (size, closed, cause, gone) == (2, False, "", False)
+    failures._close_all()
+    assert asked == ([(comm, False)] if waited_for else [])
+    failures.watch(Told(), _Serial())
+    assert (comm in [each for _, each in failures._watched]) == waited_for

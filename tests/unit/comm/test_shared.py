@@ -86,6 +86,8 @@ def test_no_room_to_grow(monkeypatch):
     monkeypatch.setattr(os, "ftruncate", refuse)
     with pytest.raises(MemoryError, match=r"cannot create an anonymous file of 9000000 bytes.*full"):
         memory.array(9_000_000)
+    monkeypatch.undo()
+    assert memory.array(1).tolist() == [0]  # once there is room again
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages in this Python")

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
+import weakref
+from collections import Counter
 
 import pytest
 
@@ -281,3 +284,123 @@ def test_other_calls_while_one_closes():
         return raised(agrees, comm) if comm.rank else raised(lambda: closing(comm, here=True))
 
     assert {type(error) for error in on_ranks(2, work)} == {RankMismatchError}
+
+
+# -- contexts that the ranks use in different orders: the channels of rank 0, and what rank 1 tells it
+
+
+class Told:
+    """Notes of another rank, which the test writes; and those that this one has sent."""
+
+    def __init__(self):
+        self.coming, self.sent = [], []
+
+    def send(self, note):
+        self.sent.append(pickle.loads(note))
+
+    def arrived(self):
+        notes, self.coming = self.coming, []
+        return [pickle.dumps(note) for note in notes]
+
+
+@pytest.fixture
+def channels(monkeypatch):
+    """Two contexts of ranks 0 and 1, as rank 0 has them."""
+    monkeypatch.setattr(side_channel, "_open", weakref.WeakSet())
+    monkeypatch.setattr(side_channel, "_made", Counter())
+    monkeypatch.setattr(side_channel, "_threads", set())
+    monkeypatch.setattr(side_channel, "_STALL_SECONDS", 0.02)
+    made = []
+    for name in ("a", "b"):
+        channel = SideChannel(0, (0, 1))
+        channel.connect(Told())
+        channel.name = name
+        made.append(channel)
+    return made
+
+
+def notes(channel, kind):
+    return [value for _, each, _, value in channel._transport.sent if each == kind]
+
+
+def later(seconds=0.1):
+    """What is done after a while."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+def elsewhere(number, index=1, call="gather (b)"):
+    return side_channel.Place((0, 1), index, number, call)
+
+
+@pytest.mark.parametrize(
+    "place", [elsewhere(1), elsewhere(2), elsewhere(-1, index=2, call="making a context")], ids=str
+)
+def test_ranks_that_wait_for_each_other_in_two_contexts(channels, place):
+    a, b = channels
+    if place.number == 2:
+        b.next_agreement("an earlier one")
+    a._transport.coming.append((0, "waits", 1, place))
+    here = a.next_agreement("matmul")
+    error = raised(lambda: a.until(later(5), place=here))
+    order = "the ranks use their contexts in different orders"
+    assert str(error) == f"{BROKEN}{order}: rank 0 waits in matmul (a), rank 1 in {place.call}"
+    assert notes(b, "waits") == [here]  # once
+    assert notes(a, "broken") == [(a.cause, place)]
+    assert (notes(a, "waits"), notes(b, "broken")) == ([], [])
+
+
+@pytest.mark.parametrize("place", [elsewhere(1), elsewhere(-1)], ids=str)
+def test_a_rank_that_waits_where_this_one_has_been_is_only_late(channels, place):
+    a, b = channels
+    b.next_agreement("gather")
+    a._transport.coming.append((0, "waits", 1, place))
+    done = later()
+    a.until(done, place=a.next_agreement("matmul"))
+    assert done()
+    assert not a.cause
+
+
+def test_another_thread_may_come_where_a_rank_waits(channels, monkeypatch):
+    a, b = channels
+    side_channel._threads.update({1, 2})
+    a._transport.coming.append((0, "waits", 1, elsewhere(1)))
+    done = later()
+    a.until(done, place=a.next_agreement("matmul"))
+    assert done()
+    assert notes(b, "waits") == []
+
+
+def test_the_context_that_a_conflict_is_about_breaks_too(channels):
+    a, b = channels
+    b.next_agreement("gather")
+    here = side_channel.Place((0, 1), 1, 1, "gather (b)")
+    a._transport.coming.append((0, "broken", 1, ("a cause", here)))
+    assert str(raised(lambda: b.until(later(5), place=here))) == f"{BROKEN}a cause"
+    assert notes(b, "broken") == [("a cause", None)]
+
+
+def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
+    a, b = channels
+    a.break_(ValueError("mine"), "matmul")
+    for _ in range(3):
+        a.look()
+    assert notes(a, "broken") == [("rank 0 left matmul with ValueError: mine", None)]
+    b.close()
+    b.leave(1)
+    b.break_(ValueError("mine"), "matmul")
+    assert b._transport.sent == []
+    assert not b.cause
+
+
+def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeypatch):
+    pauses, looks = [], []
+    monkeypatch.setattr(side_channel, "_pause", pauses.append)
+    monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
+    for patient, expected in ((True, list(range(1, 200))), (False, [])):
+        polls = iter(range(200))
+        channels[0].until(lambda polls=polls: next(polls) == 199, patient=patient)
+        assert pauses == expected
+        assert len(looks) == 199 // side_channel._POLLS
+        pauses.clear()
+        looks.clear()

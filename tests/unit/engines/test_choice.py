@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm.communicator import _Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
 from pblasmp.engines.base import Operands, Options
@@ -110,6 +112,35 @@ def test_what_need_not_move_needs_no_memory():
     memory = Memory(1 << 30)
     assert taken(ROWS, NODES, memory, "")[0] == "shared"
     assert memory.asked == [40960]  # 40 × 120 numbers of B, in pages: A stays where it is
+
+
+@pytest.mark.parametrize(("nodes", "sharing"), [(NODES, 4), (((0, 1), (2, 3)), 2), (((0,), (1, 2, 3)), 3)])
+def test_solves_need_room_for_right_hand_sides_too(nodes, sharing):
+    """Each rank solves for 8 columns of B, which lies in rows and columns of blocks, and needs all of A."""
+    a = pb.MatrixDescriptor((40, 40), (10, 10), GRID)
+    b = pb.MatrixDescriptor((40, 32), (10, 10), GRID)
+    solve = pb.Level3Problem("trsm", a, b, b)
+    whole, mine = 16384, 4096  # 40 × 40 and 40 × 8 numbers, in pages
+    memory = Memory(whole + sharing * mine)
+    assert taken(solve, nodes, memory, "")[0] == "shared"
+    assert memory.asked == [whole + sharing * mine]
+    memory = Memory(sharing * (whole + mine))
+    assert taken(solve, nodes, memory, "no memfd")[0] == "gathered"
+    assert memory.asked == [sharing * (whole + mine)]
+
+
+# -- engines
+
+
+def test_engines_by_name_without_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(pb.LayoutError, match="expected one of auto, host, cublasmp, got 'gpu'"):
+        pb.Context(_Serial(), engine="gpu")
+    with pytest.raises(pb.LibraryNotFoundError):  # nothing takes its place
+        pb.Context(_Serial(), engine="cublasmp")
+    for name, why in (("auto", "no cublasmp: CuPy is not installed (on rank 0)"), ("host", "asked for")):
+        with pb.Context(_Serial(), engine=name) as ctx:
+            assert (ctx.engine.name, ctx.engine.why) == ("host", why)
 
 
 # -- what is said of algorithms

@@ -162,6 +162,9 @@ def test_where_the_file_is(tmp_path, monkeypatch):
     monkeypatch.delenv("PBLASMP_TUNING")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tuning_file() == tmp_path / "pblasmp" / "tuning.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuning_file() == tmp_path / ".cache" / "pblasmp" / "tuning.json"
 
 
 def test_a_bucket_is_a_little_of_every_size():

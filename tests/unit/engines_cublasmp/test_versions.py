@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import MatmulAttribute, Operation
-from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.cublasmp import faults, open_library
 from pblasmp.layout import Grid
 from tests.helpers.gpu.multiply import multiply
 from tests.helpers.machine import Multiplying, machine
@@ -220,3 +220,10 @@ def first_grids(comm: Any, path: str) -> Any:
     with machine(path, Multiplying, comm=comm) as lib, pb.Context(comm, engine="cublasmp"):
         first = lib.of("GridCreate")[0]
         yield "first grid", None if first["nprow"] * first["npcol"] == comm.size else str(first)
+
+
+def test_without_nccl4py_the_engine_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nccl", None)
+    found = open_library()
+    assert isinstance(found, pb.LibraryNotFoundError)
+    assert "nccl4py is not installed" in str(found)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trial run works on, and how often it is timed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pblasmp import tuning
+from pblasmp.engines.base import Operands
+
+ENGINE = SimpleNamespace(
+    xp=np,
+    empty=lambda shape, dtype, order, ld: (
+        np.empty((shape[0], ld), dtype)[:, : shape[1]]
+        if order == "C"
+        else np.empty((ld, shape[1]), dtype, order="F")[: shape[0]]
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((3, 5)),
+        np.zeros((3, 5), order="F"),
+        np.zeros((3, 9), np.float32)[:, :5],
+        np.zeros((9, 5), order="F")[:3],
+        np.zeros((3, 1), np.float32),
+        np.zeros((4, 2)),
+        np.zeros(7),
+    ],
+)
+def test_scratch_lies_as_the_callers_array_does(array):
+    new = tuning._like(ENGINE, array)
+    assert (new.shape, new.strides, new.dtype) == (array.shape, array.strides, array.dtype)
+    assert not np.shares_memory(new, array)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_trials_write_nothing_of_the_callers(in_place):
+    a, b, d = (np.full((3, 3), value) for value in (1.0, 2.0, 3.0))
+    c = d if in_place else np.full((3, 3), 4.0)
+    scratch, restore = tuning._scratch(ENGINE, Operands(a=a, b=b, c=c, d=d))
+    assert scratch.a is a
+    assert scratch.b is b
+    assert not np.shares_memory(scratch.d, d)
+    assert scratch.c is (scratch.d if in_place else c)
+    if in_place:
+        assert np.array_equal(scratch.d, d)
+        scratch.d[...] = 7
+        restore()
+        assert np.array_equal(scratch.d, d)
+    assert np.all(d == 3)
+
+
+@pytest.mark.parametrize(("best", "runs"), [(0.0, True), (1e-3, False)])
+def test_what_is_hopelessly_slow_is_not_timed_again(best, runs, monkeypatch):
+    asked = []
+
+    def samples(engine, comm, run, count, restore):
+        asked.append(count)
+        return [tuning._HOPELESS * 1e-3 * 1.5] * count
+
+    monkeypatch.setattr(tuning, "samples", samples)
+    found = tuning._time(ENGINE, None, None, None, best)
+    assert found == pytest.approx(tuning._HOPELESS * 1e-3 * 1.5)
+    assert asked[:2] == [2, tuning._SAMPLES[0]]
+    assert (len(asked) == 3) == runs
