@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Array = Any
+_NO_SCALES = Scales()
 _PANELS = 4
 _PANEL = 256  # columns; a narrower panel costs GEMM its speed
 
@@ -76,7 +77,7 @@ class ParallelProduct(Product):
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
         x, w, c, d = row_major(self._p, operands)
-        self._epilogue, self._scales = operands.epilogue, operands.scales or Scales()
+        self._epilogue, self._scales = operands.epilogue, operands.scales or _NO_SCALES
         if self._scales.amax is not None:
             self._scales.amax[...] = 0
         try:

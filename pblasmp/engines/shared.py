@@ -8,6 +8,8 @@ that used the other, and so has everybody else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,58 @@ class SharedSums(_Shared):
             d[...] = total
 
 
+class RingSums(_Shared):
+    """GEMM + ReduceScatter or AllReduce: in turn, every rank's GEMM adds to a sum that the ranks share.
+
+    In each of P steps every rank is at other rows of the sum, in the last one at those that it owns.
+    """
+
+    def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
+        super().__init__(engine, p, options)
+        self._exact = accumulation_dtype(p.out_dtype)
+        self._everywhere = p.form == "matmul_allreduce"
+        counts = Axis.even(p.tokens[0], p.size).counts() if self._everywhere else p.rows
+        stops = np.cumsum(counts).tolist()
+        self._bounds = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+        self.path = "partial products added in turn to a sum that the ranks share"
+        nbytes = p.tokens[0] * p.outputs[0] * self._exact.itemsize
+        self.workspace = self._operations.workspace(2 * nbytes)
+        self.copied_bytes = nbytes if self._everywhere else nbytes // p.size
+
+    def _share(self, x: Array, w: Array, c: Array | None, d: Array) -> None:
+        transport, beta = self._transport, self._options.beta
+        rank, size = transport.rank, self._p.size
+        total = self._matrices("total", (x.shape[0], d.shape[1]), self._exact)[0]
+        for step in range(size):
+            rows = self._bounds[(rank + 1 + step) % size]
+            if step == 0:
+                self._sum(x[rows], w, None, total[rows])
+            else:
+                transport.fence()
+                self._add(x[rows], w, total[rows])
+        mine = self._bounds[rank]
+        own = total[mine]
+        if c is not None and beta != 0:
+            there = c[mine] if self._everywhere else c
+            own += self._exact.type(beta) * there.astype(self._exact, copy=False)
+        self._finish(own, slice(0, d.shape[1]))
+        if not self._everywhere:
+            d[...] = own
+            return
+        transport.fence()
+        d[...] = total
+        self._share_amax()
+
+    def _add(self, x: Array, w: Array, target: Array) -> None:
+        """Compute ``target += alpha x w``."""
+        if self._float8:
+            part = self._operations.scratch("piece", target.shape, self._exact)
+            self._sum(x, w, None, part)
+            target += part
+        else:
+            self._operations.gemm(self._options.alpha, x, w, 1, target, self._options.compute)
+
+
 class SharedOutput(_Shared):
     """GEMM + AllGather of the output: every rank computes its columns into shared memory, and copies the others'."""
 
@@ -142,8 +196,15 @@ class SharedOutput(_Shared):
 # -- the rows of the registry
 
 
-def _refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
-    """Return why shared memory cannot be used, or an empty string. Collective over the ranks."""
+def _refusal(
+    engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None, copies: int
+) -> str:
+    """Return why shared memory cannot be used, or an empty string. Collective over the ranks.
+
+    Args:
+        engine, p, options, operands: as for any refusal.
+        copies: how many matrices of all tokens and outputs the ranks share at a time.
+    """
     transport = engine.transport
     if transport.why_not_shared:
         return transport.why_not_shared
@@ -153,22 +214,36 @@ def _refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Ope
     if why:
         return why
     tokens, outputs, _ = p.sizes
-    parts = p.size if p.sums else 1
-    needed = 2 * (parts + 1) * tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
+    needed = 2 * copies * tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
     fits, limit = transport.fits(needed)
     return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
 
-def _row(name: str, form: str, cost: Any) -> Algorithm:
-    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
-        if form == "matmul_allgather":
-            return SharedOutput(engine, p, options)
-        return SharedSums(engine, p, options, everything=name == "one_shot")
+_KINDS: dict[str, Callable[..., Product]] = {
+    "one_shot": partial(SharedSums, everything=True),
+    "two_shot": SharedSums,
+    "ring": RingSums,
+}
 
-    return Algorithm(name, prepare, overlapped.serves(form), overlapped.view, _refusal, cost)
+
+def _row(name: str, form: str, cost: Any) -> Algorithm:
+    gathers = form == "matmul_allgather"
+
+    def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
+        return _refusal(engine, p, options, operands, 2 if gathers or name == "ring" else p.size + 1)
+
+    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
+        if gathers:
+            return SharedOutput(engine, p, options)
+        return _KINDS.get(name, SharedSums)(engine, p, options)
+
+    return Algorithm(name, prepare, overlapped.serves(form), overlapped.view, refusal, cost)
 
 
 _ALONE = 9.0  # one rank has nothing to share
+_WORTH_A_TURN = (
+    1 << 20
+)  # bytes of a rank's rows of the sum, from which on "ring" is the fastest on 4 ranks, too
 
 
 def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
@@ -176,12 +251,20 @@ def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noq
 
 
 def _one_shot_cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    return {1: _ALONE, 2: 1.4}.get(p.size, 1.6)
+    return 1.6 if p.size > 1 else _ALONE
+
+
+def _ring_cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
+    tokens, outputs, _ = p.sizes
+    turn = tokens * outputs * accumulation_dtype(p.out_dtype).itemsize // p.size
+    return {1: _ALONE, 2: 1.4}.get(p.size, 1.4 if turn >= _WORTH_A_TURN else 1.7)
 
 
 ALGORITHMS = (
     _row("pull", "matmul_reduce_scatter", _cost),
+    _row("ring", "matmul_reduce_scatter", _ring_cost),
     _row("one_shot", "matmul_allreduce", _one_shot_cost),
     _row("two_shot", "matmul_allreduce", _cost),
+    _row("ring", "matmul_allreduce", _ring_cost),
     _row("pull", "matmul_allgather", _cost),
 )

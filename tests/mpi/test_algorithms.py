@@ -27,8 +27,8 @@ NAMES = {
     **dict.fromkeys(UPDATES, ("summed", *SLABS)),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
     **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "push")),
-    **dict.fromkeys(("rs", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "push")),
-    **dict.fromkeys(("ar", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "push")),
+    **dict.fromkeys(("rs", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "ring", "push")),
+    **dict.fromkeys(("ar", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "ring", "push")),
     "matmul_allgather": ("mpi", "pull", "push"),
 }
 """The algorithms of the host by function, or scheme."""

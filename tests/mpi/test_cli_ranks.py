@@ -455,12 +455,12 @@ def test_bench_of_every_algorithm(pblasmp):
     done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "-call_gather", *how)
     assert done.returncode == 0, done.stderr
     heads = [re.split("  +", line.strip()) for line in done.stdout.splitlines() if "T, N, K" in line]
-    of_sums = ["mpi", "sum", "one_shot", "two_shot", "push"]
+    of_sums = ["mpi", "sum", "one_shot", "two_shot", "ring", "push"]
     of_slabs = ["mpi", "shared", "gathered", "panels", "push"]
     assert heads == [
         ["T, N, K", "ours", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
     ]
-    assert len(re.findall(r"^ +8, 6, 4( +\d+){8}$", done.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +8, 6, 4( +\d+){8,9}$", done.stdout, re.MULTILINE)) == 2
 
 
 def test_bench_of_one_algorithm(pblasmp):
@@ -491,7 +491,7 @@ def test_tune(pblasmp, tmp_path, environment):
     assert "µs" in title
     found = re.fullmatch(r"all_reduce +8, 6, 4((?:  \w+ \d+)+)", line)
     names, times = found[1].split()[::2], [int(us) for us in found[1].split()[1::2]]
-    assert set(names) == {"sum", "one_shot", "two_shot", "push"}
+    assert set(names) == {"mpi", "sum", "one_shot", "two_shot", "ring", "push"}
     assert times == sorted(times)
     assert kept == f"kept in {tmp_path / 'times.json'}"
     code = (

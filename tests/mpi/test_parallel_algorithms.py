@@ -22,8 +22,8 @@ from tests.helpers.mpi import run_mpi
 
 NAMES = [
     *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "push", "mpi")),
-    *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "sum", "push", "mpi")),
-    *(("matmul_reduce_scatter", name) for name in ("pull", "push", "mpi")),
+    *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "ring", "sum", "push", "mpi")),
+    *(("matmul_reduce_scatter", name) for name in ("pull", "ring", "push", "mpi")),
     *(("matmul_allgather", name) for name in ("pull", "push", "mpi")),
 ]
 SIZES = [(7, 5, 9), (1, 3, 2), (64, 48, 40), (600, 300, 64)]  # fewer rows than ranks; several pieces
@@ -66,7 +66,7 @@ def results(comm):
         for (form, name), dtype, sizes in itertools.product(
             NAMES, (np.float32, np.float64, np.complex64, bfloat16), SIZES
         ):
-            if ctx.size == 1 and name in ("one_shot", "two_shot", "pull"):
+            if ctx.size == 1 and name in ("one_shot", "two_shot", "ring", "pull"):
                 name = "auto"
             case, function = Case(ctx, form, dtype, sizes), getattr(pb, form)
             case.check(function(case.x, case.w, ctx, algo=name), case.product)
@@ -215,7 +215,7 @@ def test_results(nranks):
     run_mpi(results, nranks, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("name", ["one_shot", "two_shot", "ring"])
 def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
     run_mpi(same_bits, 3, name=name)
 
