@@ -246,9 +246,7 @@ def machine(
         without: modules that are not installed.
         **how: of the GPU.
     """
-    one_thread = _blas().limit(
-        limits=1, user_api="blas"
-    )  # ranks share the cores: more would take them from others
+    one_thread = _blas().limit(limits=1, user_api="blas")  # the ranks share the cores
     with one_thread, pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as lib:
         lib.gpu.install(patch, without)
         patch.setenv("PBLASMP_CUBLASMP", library or path)
