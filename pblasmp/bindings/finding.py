@@ -10,7 +10,6 @@ or else through ``cuda.pathfinder``, by its own name.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -96,6 +95,8 @@ def _openers(path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
         yield partial(ctypes.CDLL, str(file))
         return
     yield partial(_pathfinder, "cublasmp")
+    import importlib.metadata
+
     for cuda in ("cu13", "cu12"):
         try:
             wheel = importlib.metadata.distribution(f"nvidia-cublasmp-{cuda}")

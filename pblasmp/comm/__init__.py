@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
-from .communicator import Communicator, nodes_of, wrap
+from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .shared import SharedMemory
@@ -18,6 +18,7 @@ __all__ = [
     "SharedMemory",
     "Side",
     "closing",
+    "cores_of",
     "is_agreed",
     "leave",
     "nodes_of",

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Communicator", "MpiCollectives", "Request", "check_world", "chunks", "nodes_of", "wrap"]
+__all__ = [
+    "Communicator",
+    "MpiCollectives",
+    "Request",
+    "check_world",
+    "chunks",
+    "cores_of",
+    "nodes_of",
+    "wrap",
+]
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _NOTE = 1  # tag of the side channel's messages
@@ -419,6 +428,13 @@ def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
         step = int(per_node)
         nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
     return nodes
+
+
+def cores_of(comm: Communicator, ranks: Sequence[int]) -> list[set[int]]:
+    """Return the cores that each of ``ranks`` may run on. Collective over ``comm``."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    everyones = comm.allgather(os.sched_getaffinity(0) if has_affinity else set(range(os.cpu_count() or 1)))
+    return [everyones[rank] for rank in ranks]
 
 
 def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:

@@ -127,8 +127,10 @@ class Axis:
         """Return the indices that ``process`` owns, ascending, as int64."""
         starts, stops = self.blocks(process)
         lengths = stops - starts
-        first = np.cumsum(lengths) - lengths
-        return np.repeat(starts - first, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+        ends = lengths.cumsum()
+        owned = int(ends[-1]) if len(ends) else 0
+        shifts: NDArray[np.int64] = (starts - (ends - lengths)).repeat(lengths)
+        return shifts + np.arange(owned, dtype=np.int64)
 
     def window(self, start: int, stop: int) -> Axis:
         """Return the axis of the indices ``start`` to ``stop`` (half-open), each where it is."""

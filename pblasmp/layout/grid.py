@@ -34,6 +34,8 @@ def short_repr(value: object) -> str:
 
 def integer(value: object, name: str, minimum: int) -> int:
     """Return ``value`` as an int, or raise LayoutError when it is not an integer of at least ``minimum``."""
+    if type(value) is int and minimum <= value <= _LARGEST:
+        return value  # nearly always, and often in what plans compute
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -47,31 +47,37 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
 
     Both axes have the same extent: they are two ways to deal out the same indices.
     """
+    if src == dst or src.nprocs == dst.nprocs == 1:  # dealt out in one way
+        owned = src.count(p) if p == q else 0
+        return (Stretch(1, owned, 0, 0, 0, 0),) if owned else ()
     src_starts, src_stops = src.blocks(p)
     dst_starts, dst_stops = dst.blocks(q)
-    first = np.searchsorted(dst_stops, src_starts, side="right")
-    overlaps = np.maximum(np.searchsorted(dst_starts, src_stops, side="left") - first, 0)
-    of_src = np.repeat(np.arange(len(src_starts)), overlaps)
-    of_dst = np.repeat(first - (np.cumsum(overlaps) - overlaps), overlaps) + np.arange(len(of_src))
+    first = dst_stops.searchsorted(src_starts, side="right")
+    overlaps = np.maximum(dst_starts.searchsorted(src_stops, side="left") - first, 0)
+    of_src = np.arange(len(src_starts)).repeat(overlaps)
+    if len(of_src) == 0:
+        return ()
+    of_dst = (first - _before(overlaps)).repeat(overlaps) + np.arange(len(of_src))
 
     start = np.maximum(src_starts[of_src], dst_starts[of_dst])
     stop = np.minimum(src_stops[of_src], dst_stops[of_dst])
     length = stop - start
-    src_at = (start - src_starts[of_src]) + _before(src_stops - src_starts)[of_src]
-    dst_at = (start - dst_starts[of_dst]) + _before(dst_stops - dst_starts)[of_dst]
-    if len(start) == 0:
-        return ()
+    src_at = start + (_before(src_stops - src_starts) - src_starts)[of_src]
+    dst_at = start + (_before(dst_stops - dst_starts) - dst_starts)[of_dst]
 
     # Runs that continue without a gap on both sides are one.
     gaps = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
-    tails = np.flatnonzero(np.append(gaps, True))
-    heads = np.append(0, tails[:-1] + 1)
-    length = np.add.reduceat(length, heads)
-    stop, src_at, dst_at = stop[tails], src_at[heads], dst_at[heads]
+    if not gaps.all():
+        tails = np.append(gaps.nonzero()[0], len(gaps))
+        heads = np.append(0, tails[:-1] + 1)
+        length = np.add.reduceat(length, heads)
+        stop, src_at, dst_at = stop[tails], src_at[heads], dst_at[heads]
+    if len(length) == 1:
+        return (Stretch(1, int(length[0]), int(src_at[0]), 0, int(dst_at[0]), 0),)
 
     # The runs of one period, identified by where they stop: the first may start in the middle.
     rounds = [axis.block * axis.nprocs for axis in (src, dst) if axis.nprocs > 1]
-    period = int(np.searchsorted(stop, min(int(stop[0]) + math.lcm(*rounds), src.extent + 1)))
+    period = int(stop.searchsorted(min(int(stop[0]) + math.lcm(*rounds), src.extent + 1)))
     found: list[Stretch] = []
     for phase in range(period):
         found += _regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
@@ -79,14 +85,15 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
 
 
 def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.cumsum(lengths) - lengths
+    ends: NDArray[np.int64] = lengths.cumsum()
+    return ends - lengths
 
 
 def _regular(length: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64]) -> list[Stretch]:
     """Cut runs into stretches of equal length and equal steps."""
     found, i, n = [], 0, len(length)
     same = (length[1:] == length[:-1]).tolist()
-    src_steps, dst_steps = np.diff(src).tolist(), np.diff(dst).tolist()
+    src_steps, dst_steps = (src[1:] - src[:-1]).tolist(), (dst[1:] - dst[:-1]).tolist()
     while i < n:
         j = i
         while j < n - 1 and same[j] and src_steps[j] == src_steps[i] and dst_steps[j] == dst_steps[i]:

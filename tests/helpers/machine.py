@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController
 
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation
 from pblasmp.dtypes import as_dtype
@@ -244,9 +246,15 @@ def machine(
         without: modules that are not installed.
         **how: of the GPU.
     """
-    with pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as lib:
+    one_thread = _blas().limit(limits=1, user_api="blas")  # the ranks share the cores
+    with one_thread, pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as lib:
         lib.gpu.install(patch, without)
         patch.setenv("PBLASMP_CUBLASMP", library or path)
         for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
             patch.delenv(name, raising=False)
         yield lib
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
-from ...comm import Communicator
+from ...comm import Communicator, cores_of
 from ...errors import LibraryNotFoundError, UnsupportedError
 from ...extras import install
 
@@ -30,6 +30,7 @@ def find_device(comm: Communicator) -> Device | Exception:
     that one.
     """
     node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
+    comm.patient |= len(set().union(*cores_of(comm, node))) < len(node)
     current = comm.allgather(_current())
     chosen = len({(device.bus, device.host) for device in current if device is not None}) == comm.size
     indices = [current[rank].index for rank in node] if chosen else list(range(len(node)))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ...comm import Agreement, Communicator, nodes_of
+from ...comm import Agreement, Communicator, cores_of, nodes_of
 from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
@@ -56,13 +56,13 @@ class HostEngine:
             blas.load(library, "d")  # now, so that its threads can be limited
         self._buffers = Buffers(self._node)
         why_not_shared = next((why for why in comm.allgather(self._buffers.why_not_shared()) if why), "")
-        everyones = comm.allgather(_cores())
-        cores = sorted(set().union(*(everyones[rank] for rank in here)))
+        everyones = cores_of(comm, here)
+        cores = sorted(set().union(*everyones))
         comm.patient = self._node.patient = len(cores) < len(here)
         self.threads = max(1, len(cores) // self._node.size)
         users = blas.threads_set_by_user()
         self._limits = None if users else threadpool_limits(self.threads, "blas")
-        unbound = all(everyones[rank] == set(cores) for rank in here)
+        unbound = all(each == set(cores) for each in everyones)
         seated = comm.patient and unbound and users <= {"1"} and hasattr(os, "sched_setaffinity")
         local_blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
         self.operations: Operations = HostOperations(local_blas, self._buffers)
@@ -167,10 +167,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> set[int]:
-    """Return the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
+
+import pytest
 
 import pblasmp as pb
 from tests.helpers.machine import Witness, machine
@@ -104,6 +107,23 @@ def communicators(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_communicators(stand_in):
     run_mpi(communicators, 4, path=stand_in(1000))
+
+
+def patience(comm: Any, path: str) -> Any:
+    """Ranks with fewer cores than ranks leave them to each other while they wait."""
+    cores = sorted(os.sched_getaffinity(0))
+    for name, mine in {"one core for all": cores[:1], "all cores": cores}.items():
+        os.sched_setaffinity(0, mine)
+        with machine(path, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+            patient = ctx.comm.patient, ctx._control.patient
+        yield name, None if patient == (len(mine) < comm.size,) * 2 else f"{patient} on {mine}"
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_ranks_that_share_cores_wait_patiently(stand_in):
+    run_mpi(patience, 2, path=stand_in(1000))
 
 
 def test_why(lib):

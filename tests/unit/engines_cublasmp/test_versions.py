@@ -106,6 +106,7 @@ def guarded_products(comm: Any, paths: dict[str, str]) -> Any:
                     ("CCC", "FFF", "CFF", "CFC"),
                     sources,
                 ):
+                    lib.clear()
                     p = pb.MatmulProblem.gemm(
                         9, 8, 7, grid, block, op_a=ops[0], op_b=ops[1], order=order, dtype="complex64"
                     )
