@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +22,7 @@ from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
 from ..errors import LayoutError, PblasmpError
 from ..launchers import surroundings
+from ..layout.axis import Axis
 from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
@@ -37,7 +39,7 @@ COLLECTIVES = {
 _ON_CPUS = ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024))
 _ON_GPUS = ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384))
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
-_WARM_UP = 3
+_WARM_UP, _TURNS = 3, 5
 _DEPTH = 128  # inputs a rank where sizes are swept: few, so that the collective is most of the work
 
 
@@ -148,54 +150,52 @@ def _case(
 ) -> dict[str, Any]:
     """Time one product of one shape. Collective over the context."""
     t, n, k = shape
-    count = options.samples
     reporter.step(f"{name} {t}, {n}, {k}")
     plan_product = COLLECTIVES[name][1]
     with ctx._agreement("pblasmp bench: arrays"):
         separate = Separate(ctx, name, shape, as_dtype(dtype))
-    times, paths, error = {}, {}, 0.0
-    algo = "auto" if options.algo == "all" else options.algo
-    with plan_product(separate.x, separate.w, ctx, algo=algo) as plan:
-        makers = {OURS: plan}
+    with ExitStack() as stack:
+
+        def plan_of(algo: str, out: Any = None) -> Any:
+            return stack.enter_context(plan_product(separate.x, separate.w, ctx, algo=algo, out=out))
+
+        def plan_if_it_applies(algo: str) -> Any:
+            try:
+                return plan_of(algo, result)
+            except PblasmpError as refusal:
+                if not is_agreed(refusal, ctx.comm):
+                    raise
+                return None
+
+        asked, rivals = ("auto", True) if options.algo == "all" else (options.algo, False)
+        plans = {OURS: plan_of(asked)}
+        report, result = plans[OURS].report(), plans[OURS]()
         if name == "all_gather" and ctx.engine.device is not None:
-            makers[SYMMETRIC] = plan
-        for contender, run in makers.items():
-            if contender == SYMMETRIC:
-                plan.input_buffer()[...] = separate.x
-            times[contender] = _timed(ctx, run, count)
-            paths[contender] = plan.report().path
-        error = separate.error(plan())
-        others = list(plan.report().algorithms) if options.algo == "all" else []
-    for other in others:
-        found = _one(ctx, separate, plan_product, other, count)
-        if found is not None:
-            times[other], error = found[0], max(error, found[1])
-    times[Separate.name(ctx)] = _timed(ctx, separate.run, count)
-    times[ALONE] = _timed(ctx, separate.gemm, count)
-    error = max(ctx.comm.allgather(error))
+            plans[SYMMETRIC] = plan_of(asked, result)
+            plans[SYMMETRIC].input_buffer()[...] = separate.x
+        found = {algo: plan_if_it_applies(algo) for algo in report.algorithms if rivals}
+        plans.update({algo: plan for algo, plan in found.items() if plan is not None})
+        contenders = {**plans, Separate.name(ctx): separate.run, ALONE: separate.gemm}
+        times = _in_turn(ctx, contenders, options.samples)
+        error = max(ctx.comm.allgather(max(separate.error(plan()) for plan in plans.values())))
     return {
-        "case": f"{t}, {n}, {k}", "us": times, "path": paths[OURS], "error": error,
+        "case": f"{t}, {n}, {k}", "us": times, "path": report.path, "error": error,
         "good": error <= ELEMENT_TYPES[dtype].tolerance,
     }  # fmt: skip
 
 
-def _one(
-    ctx: Context, separate: Separate, plan_product: Callable[..., Any], algo: str, count: int
-) -> tuple[float, float] | None:
-    """Return the time and the error of one algorithm, None where it does not apply. Collective over the context."""
-    try:
-        with plan_product(separate.x, separate.w, ctx, algo=algo) as plan:
-            return _timed(ctx, plan, count), separate.error(plan())
-    except PblasmpError as reason:
-        if not is_agreed(reason, ctx.comm):
-            raise
-    return None
+def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int) -> dict[str, float]:
+    """Return the median of each one's times, in microseconds, each the slowest rank's. Collective over the context.
 
-
-def _timed(ctx: Context, run: Callable[[], Any], count: int) -> float:
-    """Return the median, in microseconds, of the slowest rank's time of each run. Collective over the context."""
-    samples(ctx.engine, ctx.comm, run, _WARM_UP)
-    return float(median(samples(ctx.engine, ctx.comm, run, count))) * 1e6
+    They take turns, a few runs at a time, so that what else the machine does is no one's alone.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for run in contenders.values():
+        samples(ctx.engine, ctx.comm, run, _WARM_UP)
+    for turn in Axis.even(count, min(_TURNS, count)).counts():
+        for name, run in contenders.items():
+            times[name] += samples(ctx.engine, ctx.comm, run, int(turn))
+    return {name: float(median(each)) * 1e6 for name, each in times.items()}
 
 
 def print_bench(result: dict[str, Any]) -> None:
