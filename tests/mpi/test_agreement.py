@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +229,12 @@ def bad_operand_on_one_rank(comm):
         own = pb.Context(comm, engine="host")
         x, y = scattered(own, a.descriptor, values), scattered(own, other.descriptor, values.T)
         out = own.zeros(plan._matrices["d"].descriptor)
+        c = own.zeros(replace(out.descriptor, block=(1, 1), ld=None))  # is moved
         if bad:
             own.engine.empty = allocate_nothing
         kind = MemoryError if bad else pb.ClosedError
         try:
-            pb.matmul(x, y, redistribute=True, out=out)
+            pb.matmul(x, y, c=c, beta=1, redistribute=True, out=out)
             text = "nothing was raised"
         except kind as caught:
             text = str(caught)

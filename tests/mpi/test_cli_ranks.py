@@ -499,7 +499,8 @@ def test_tune(pblasmp, tmp_path, environment):
         "with pb.Context(engine='host') as ctx:\n"
         "    x, w = np.ones((8, 2), 'f4'), np.ones((6, 2), 'f4')\n"
         "    with pb.plan(pb.matmul_allreduce, x, w, ctx) as plan:\n"
-        "        print(plan.report().algorithm, 'measured on this machine' in str(plan.report()))\n"
+        "        measured = 'measured on this machine' in str(plan.report())\n"
+        "        print(f'{plan.report().algorithm} {measured}\\n', end='')\n"  # one write: the ranks' lines stay whole
     )
     command = find_launcher().command(2, [sys.executable, "-c", code])
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)

@@ -29,7 +29,7 @@ def shown(comm, code, directory):
 def test_it_opens_with_two_commands_of_one_line():
     assert [kind for kind, _ in BLOCKS[:2]] == ["sh", "sh"]
     assert all(code.count("\n") == 1 and code.startswith("python3 -m venv") for _, code in BLOCKS[:2])
-    assert re.fullmatch(r"# pblasmp\n\n[^\n]+\.\n\n", TEXT[: TEXT.index("```")])
+    assert re.fullmatch(r"# pblasmp\n\n[^\n]+(\n[^\n]+)?\.\n\n", TEXT[: TEXT.index("```")])
     assert TEXT.index(BLOCKS[1][1]) - TEXT.index(BLOCKS[0][1]) == len(BLOCKS[0][1]) + len("```\n\n```sh\n")
 
 

@@ -65,13 +65,18 @@ def number(ctx: pb.Context) -> Any:
 def test_every_attribute(ctx, lib, order):
     scale, amax = number(ctx), number(ctx)
     p = float8.problem("gemm", 1, (E4, E5, E5), order)
-    planned(ctx, p, pb.Scales(a=scale, b=0.25, d=3.0, amax=amax))
-    call = lib.of("Matmul")[-1]
-    stored = lib.attributes(call["matmulDesc"])
     first, second = ("B", "A") if order == "C" else ("A", "B")
-    assert stored[A[f"{first}_SCALE_POINTER"]] == scale.ctypes.data
-    assert ctypes.c_float.from_address(stored[A[f"{second}_SCALE_POINTER"]]).value == 0.25
-    assert ctypes.c_float.from_address(stored[A.D_SCALE_POINTER]).value == 3.0
+    scales = pb.Scales(a=scale, b=0.25, d=3.0, amax=amax)
+    a, b, out = ctx.empty(p.a), ctx.empty(p.b), ctx.empty(p.d)
+    with pb.plan_matmul(
+        a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales
+    ) as plan:  # which holds the numbers
+        plan()
+        call = lib.of("Matmul")[-1]
+        stored = lib.attributes(call["matmulDesc"])
+        assert stored[A[f"{first}_SCALE_POINTER"]] == scale.ctypes.data
+        assert ctypes.c_float.from_address(stored[A[f"{second}_SCALE_POINTER"]]).value == 0.25
+        assert ctypes.c_float.from_address(stored[A.D_SCALE_POINTER]).value == 3.0
     assert stored[A.AMAX_D_POINTER] == amax.ctypes.data
     assert len(stored) == 6  # and the ops
     types = {name: lib.made[call[f"desc{name}"]]["type"] for name in "ABCD"}
