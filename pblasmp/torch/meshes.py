@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.torch_version import TorchVersion
 
 from ..comm import Communicator, wrap
 from ..context import Context
@@ -178,4 +179,26 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, any other tensor as it is. Local; has gradients."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if _GRADIENTS_STAY_SPLIT or torch.compiler.is_compiling():
+        return tensor.to_local()
+    part: Tensor = _Local.apply(tensor)
+    return part
+
+
+_GRADIENTS_STAY_SPLIT = TorchVersion(torch.__version__) >= (2, 13)
+"""Whether PyTorch accumulates the gradient of a DTensor of uneven parts as such a DTensor, not as a replicated one."""
+
+
+class _Local(torch.autograd.Function):
+    """``DTensor.to_local`` whose gradient has the strides of the DTensor, also where parts are uneven."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.mesh, ctx.placements, ctx.shape = tensor.device_mesh, tensor.placements, tensor.shape
+        return tensor.to_local()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return on_mesh(gradients[0], ctx.mesh, ctx.placements[0], ctx.shape)

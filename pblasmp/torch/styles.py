@@ -162,3 +162,18 @@ class SequenceParallel(tensor.parallel.SequenceParallel):
 
     def __init__(self, *, sequence_dim: int = 0, use_local_output: bool = True) -> None:
         super().__init__(sequence_dim=sequence_dim, use_local_output=use_local_output)
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        module = super()._apply(module, device_mesh)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(_sum_gradient)
+        return module
+
+
+def _sum_gradient(parameter: torch.Tensor) -> None:
+    """Sum the ranks' parts of a gradient. Collective over the mesh.
+
+    Left as parts, every optimizer step would sum them again, and PyTorch before 2.13 does not clip them.
+    """
+    if isinstance(parameter, tensor.DTensor) and isinstance(parameter.grad, tensor.DTensor):
+        parameter.grad = parameter.grad.redistribute(placements=parameter.placements)

@@ -106,10 +106,11 @@ def test_c_and_d_of_other_alignment(ctx):
     factors = integers(a.shape, a.dtype, 2, 1), integers(b.shape, b.dtype, 3, 1)
     parent = poisoned(ctx, replace(d, shape=(64 * ctx.size + 1, 64)))  # an odd leading dimension on rank 0
     out = parent[: d.shape[0], :]
-    with pb.plan_matmul(place(ctx, factors[0], a), place(ctx, factors[1], b), c, out=out, beta=1) as plan:
+    a, b = place(ctx, factors[0], a), place(ctx, factors[1], b)
+    with pb.plan_matmul(a, b, c, out=out, beta=1, algo="default") as plan:
         assert any("C is copied" in note for note in plan.report().notes) == (ctx.rank == 0)
         plan()
-    p = pb.MatmulProblem(a, b, d, c=d)
+    p = pb.MatmulProblem(a.descriptor, b.descriptor, d, c=d)
     expected = product_part(ctx, p, {"a": factors[0], "b": factors[1], "c": values}, 1, 1)
     assert everywhere(ctx, wrong_part(ctx, out, expected, 2.0**-7)) == ""
 

@@ -71,6 +71,9 @@ class Array:
     def reshape(self, *shape: int) -> Array:
         return Array(self._view, self.values.reshape(*shape))
 
+    def fill(self, value: float) -> None:
+        self.values.fill(value)
+
 
 class Peers:
     """``size`` GPUs.
@@ -337,9 +340,14 @@ class FakePeer:
                 y = y + beta * get(c).astype(wide)
             if bias:
                 y = y + get(bias).astype(wide)
-            get(d)[...] = np.maximum(y, 0) if finish.activation == "relu" else y
+            y = np.maximum(y, 0) if finish.activation == "relu" else y
+            get(d)[...] = y
+            for largest in amax:  # overwritten, as by cuBLASLt
+                get(largest)[...] = abs(y).max()
 
-        self._queue("multiply", stream, do, [x, w, *([c] if beta else []), *([bias] if bias else [])], [d])
+        amax = _number(finish.amax)
+        reads = [x, w, *([c] if beta else []), *([bias] if bias else [])]
+        self._queue("multiply", stream, do, reads, [d, *amax])
 
     def push(self, stream: str, to: View, of: View) -> None:
         assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
@@ -375,7 +383,8 @@ class FakePeer:
             c: View | None = None, bias: View | None = None, activation: str | None = None, scale: int = 0,
             amax: int = 0, blocks: int = 0) -> None:  # fmt: skip
         exact = accumulation_dtype(parts[0].dtype)
-        assert scale == amax == 0
+        assert scale == 0
+        raised = _number(amax)
 
         def do(_: np.ndarray) -> None:
             y = sum((self.peers.of(part).astype(exact) for part in parts), exact.type(0))
@@ -383,11 +392,14 @@ class FakePeer:
                 y = y + exact.type(beta) * self.peers.of(c).astype(exact)
             if bias:
                 y = y + self.peers.of(bias).astype(exact)
+            y = np.maximum(y, 0) if activation == "relu" else y
             for out in outs:
-                self.peers.of(out)[...] = np.maximum(y, 0) if activation == "relu" else y
+                self.peers.of(out)[...] = y
+            for largest in raised:
+                self.peers.of(largest)[...] = max(self.peers.of(largest)[0, 0], abs(y).max())
 
         reads = [*parts, *([c] if c else []), *([bias] if bias else [])]
-        self._queue("add", stream, do, reads, outs)
+        self._queue("add", stream, do, reads, [*outs, *raised])
 
     def use(self, *arrays: Array) -> None:
         """Queue what the caller does between products: it rewrites its arrays, or ends a graph's recording."""
@@ -463,3 +475,7 @@ class FakePeer:
 
 def _row(address: int, cols: int, dtype: np.dtype) -> View | None:
     return View(address, 1, cols, cols, dtype) if address else None
+
+
+def _number(address: int) -> list[View]:
+    return [View(address, 1, 1, 1, np.dtype(np.float32))] if address else []

@@ -135,6 +135,8 @@ def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     assert split.up.ctx is ctx
     mixed = not sequence_parallel  # the LayerNorm's parameters then are plain tensors, which no norm takes in
     trained_alike(whole, split, ctx, clip=not mixed)
+    if sequence_parallel:
+        assert split.norm.weight.grad.placements == (Replicate(),)
 
 
 def dtensors(ctx: pb.Context) -> None:

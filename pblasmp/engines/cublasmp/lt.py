@@ -47,7 +47,7 @@ class Finish:
         aux: written by "relu" and "gelu", read by "drelu" and "dgelu"; see ``Epilogue.aux``.
         aux_ld: entries from one of its rows to the next.
         scale_x, scale_w, scale_d: one float32 each, with 8-bit matrices.
-        amax: one float32, raised to the largest absolute value of an 8-bit D.
+        amax: one float32, overwritten with the largest absolute value of an 8-bit D.
     """
 
     activation: str | None = None

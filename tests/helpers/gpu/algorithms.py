@@ -148,7 +148,7 @@ def random_product(rng: random.Random, ranks: int, anywhere: bool) -> tuple[dict
 
 
 def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False) -> str:
-    """Multiply random matrices by ``algo``, which moves none of them but C, twice; return what is wrong."""
+    """Multiply random matrices by ``algo``, twice; return what is wrong. Only cuBLASMp's moves others than C."""
     rng = random.Random(f"{algo} {seed} {anywhere}")
     ends, op_a, op_b = random_product(rng, ctx.size, anywhere)
     say(ctx, f"{algo} {seed} {op_a}{op_b} {ends}")
@@ -179,7 +179,7 @@ def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False
     fault = fault or around(ctx, parent, ends["d"])
     if algo not in ("auto", report.algorithm):
         fault = fault or f"{report.algorithm} was taken"
-    if any(not line.startswith("c is moved to") for line in report.moved):
+    if algo != "default" and any(not line.startswith("c is moved to") for line in report.moved):
         fault = fault or f"moved {report.moved}"
     fault = everywhere(ctx, fault)
     return f"{algo}, seed {seed}: {fault}: {alpha=} {beta=} {op_a}{op_b} {ends}" if fault else ""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,10 @@ class Case:
         self, peers: Peers, form: str, extents: dict[str, int], dtype: str = "float32", **how: Any
     ) -> None:
         self.peers, self.form = peers, form
-        size, kind = peers.size, DTYPES[dtype]
+        size, kind = peers.size, (DTYPES | FLOAT8)[dtype]
         uneven = how.pop("uneven", False)
         self.with_bias, self.gathers = how.pop("bias", False), how.pop("gathered", False)
-        out_dtype = DTYPES[how.pop("out_dtype", dtype)]
+        out_dtype = (DTYPES | FLOAT8)[how.pop("out_dtype", dtype)]
         parts = {
             name: (_uneven(n, size) if uneven else shares(n, size)) if name in SPLIT[form] else (n,)
             for name, n in extents.items()
@@ -154,6 +155,28 @@ def test_x_gathered_as_well(name, seed, uneven):
 ], ids=str)  # fmt: skip
 def test_options(form, name, how):
     case(Peers(3), form, uneven=True, **how).run(name, name)
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+@pytest.mark.parametrize("tokens", [5, 260])  # in one piece, in several
+def test_amax_is_the_largest_of_all_pieces(form, name, tokens):
+    peers = Peers(2, multiprocessors=1)
+    extents = {"tokens": tokens, "outputs": 32, "inputs": 32}
+    product = case(peers, form, extents=extents, dtype="float8_e4m3fn")
+    product.x[0] *= 4  # the first piece has the largest
+    algorithms = [ALGORITHMS[form][name](gpu, product.spec) for gpu in peers.gpus]
+    found = []
+    for rank, algorithm in enumerate(algorithms):
+        amax = peers.array(rank, np.full((1, 1), np.nan, np.float32))
+        scales = SimpleNamespace(a=None, b=None, d=None, amax=amax)
+        algorithm.run(**product.arrays(rank), scales=scales)
+        found.append(amax.values)
+    peers.run(1)
+    largest, whole = [amax.item() for amax in found], abs(product.x @ product.w.T)
+    if form in ("allgather_matmul", "matmul_reduce_scatter"):  # each rank has its own part of D
+        assert largest == [whole[product.part[rank]].max() for rank in range(2)]
+    else:
+        assert max(largest) == whole.max()
 
 
 @pytest.mark.parametrize(("form", "name"), OVERLAPPED)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Algorithm", "Call"]
 
 Array = Any
+_AMAX = DTYPES["float32"]
 
 
 class Call:
@@ -88,6 +89,8 @@ class Algorithm:
         self.workspace = 0
         with gpu.agreement(f"{self.form}: preparing {self.name}"):
             self._prepare()
+            if is_float8(spec.out_dtype):
+                self._reserve("amax", _AMAX.itemsize)
         buffers = self._buffers()
         self.workspace += sum(buffers.values())
         for name, nbytes in buffers.items():
@@ -158,22 +161,28 @@ class Algorithm:
         """Queue a product that is finished at once: C, bias, activation and D's scale, with one rounding.
 
         Inside cuBLASLt's epilogue where it has one for the type, otherwise by a kernel; such types are not rounded.
+        cuBLASLt overwrites the amax of an 8-bit D, and ``d`` may be one part of several: a kernel takes the largest.
         """
         spec = self.spec
         inside = fuses(spec.dtype)
         bias = call.bias
+        largest = None
+        if call.amax and is_float8(spec.out_dtype):
+            largest = View(self.gpu.scratch("amax", _AMAX.itemsize), 1, 1, 1, _AMAX)
         finish = Finish(
             activation=spec.activation if inside else None,
             bias=bias.address if inside and bias else 0,
             bias_dtype=bias.dtype if inside and bias else None,
             scale_x=call.scale_x, scale_w=call.scale_w, scale_d=call.scale_d,
-            amax=call.amax if is_float8(spec.out_dtype) else 0,
+            amax=largest.address if largest else 0,
         )  # fmt: skip
         self.gpu.multiply(
             stream, x, call.w, d, op_w=self.op_w, alpha=spec.alpha, beta=spec.beta if c else 0, c=c,
             finish=finish, compute=spec.compute,
         )  # fmt: skip
-        amax = 0 if finish.amax else call.amax
+        if largest:
+            self.gpu.add(stream, [largest], [largest], amax=call.amax)
+        amax = 0 if largest else call.amax
         if (not inside and (bias or spec.activation)) or amax:
             self.gpu.add(
                 stream, [d], [d], bias=None if inside else bias,
