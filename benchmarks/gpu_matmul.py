@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -79,25 +80,26 @@ def time_scheme(bench: Bench, scheme: str, shape: Sequence[int]) -> None:
     bench.row(scheme, ", ".join(map(str, shape)), makers, "bfloat16")
 
 
-def time_block_cyclic(bench: Bench, n: int, block: int, dtype: str) -> None:
-    """Time one 2D block-cyclic product of n × n matrices. Collective."""
+def time_block_cyclic(bench: Bench, n: int, block: int, dtype: str, shape: tuple[int, int], ops: str) -> None:
+    """Time one 2D block-cyclic product of n × n matrices on a grid of ``shape``. Collective."""
     import pblasmp as pb
 
-    grid = pb.Grid.squarest(bench.comm.size)
-    problem = pb.MatmulProblem.gemm(n, n, n, grid, block, dtype=dtype, order="C")
+    grid = pb.Grid(*shape)
+    problem = pb.MatmulProblem.gemm(n, n, n, grid, block, op_a=ops[0], op_b=ops[1], dtype=dtype, order="C")
     a, b, d = bench.matrix(problem.a, 1), bench.matrix(problem.b, 2), bench.ctx.empty(problem.d)
     makers: Makers = {}
     if bench.torch is not None:
         ta, tb = bench.torch.view(a.local), bench.torch.view(b.local)
-        makers[NCCL] = partial(bench.torch.block_cyclic, ta, tb, grid, bench.comm.rank, block)
-        makers[GEMM] = partial(bench.torch.block_cyclic_gemm, ta, tb, grid.npcol, grid.nprow)
+        if ops == "NN" and grid.npcol % grid.nprow == 0:
+            makers[NCCL] = partial(bench.torch.block_cyclic, ta, tb, grid, bench.comm.rank, block)
+        makers[GEMM] = partial(bench.torch.block_cyclic_gemm, d.local.shape, n, ta.dtype, ops)
     makers[AUTO] = partial(bench.ours, problem, a, b, d)
     rivals = () if bench.arguments.rehearse else ("gathered", *bench.arguments.algo)
     for algo in rivals:
         makers[algo] = partial(bench.ours, problem, a, b, d, algo=algo)
-    if bench.nvmath is not None:
+    if bench.nvmath is not None and ops == "NN":
         makers[NVMATH] = partial(bench.nvmath.block_cyclic, ta, tb, grid, block)
-    bench.row("2d", f"{dtype}, {block}", makers, dtype)
+    bench.row("2d", f"{n}, {dtype}, {shape[0]}x{shape[1]}, {block}, {ops}", makers, dtype)
 
 
 def planned(arguments: argparse.Namespace, ranks: int) -> list[tuple[str, Callable[[Bench], None]]]:
@@ -106,12 +108,18 @@ def planned(arguments: argparse.Namespace, ranks: int) -> list[tuple[str, Callab
     n, small = (2048 if arguments.quick else 16384), 1024
     if arguments.rehearse:
         shapes, n, small = ((64, 32, 128),), 64, 64
-    blocks = (n // 16,) if arguments.quick else (n // 64, n // 16, n // (4 if ranks > 4 else 2))
+    grids = arguments.grid or [squarest(ranks)]
     work: list[tuple[str, Callable[[Bench], None]]] = []
     for section in arguments.only:
         if section == "2d":
-            for dtype in ("bfloat16", "float64"):
-                work += [(section, partial(time_block_cyclic, n=n, block=b, dtype=dtype)) for b in blocks]
+            for size, dtype, grid, ops in product(
+                arguments.n or [n], ("bfloat16", "float64"), grids, arguments.ops
+            ):
+                few = (size // 16,) if arguments.quick else (size // 64, size // 16, size // max(grid))
+                work += [
+                    (section, partial(time_block_cyclic, n=size, block=b, dtype=dtype, shape=grid, ops=ops))
+                    for b in arguments.block or few
+                ]
         elif section == "host":
             work += [(section, partial(time_calls, scheme=s, n=small)) for s in ("ag", "rs", "ar", "2d")]
         else:
@@ -132,6 +140,20 @@ def measure_all(bench: Bench) -> None:
         if fault:
             bench.say(f"{section}: failed: {fault}")
             bench.results.setdefault("faults", []).append(f"{section}: {fault}")
+
+
+def squarest(ranks: int) -> tuple[int, int]:
+    """Return the rows and columns of the squarest grid of so many ranks."""
+    from pblasmp import Grid
+
+    grid = Grid.squarest(ranks)
+    return grid.nprow, grid.npcol
+
+
+def grid_shape(text: str) -> tuple[int, int]:
+    """Return the rows and columns of a grid written as 2x2."""
+    rows, _, columns = text.partition("x")
+    return int(rows), int(columns)
 
 
 def without_multicast(name: str) -> str:
@@ -158,6 +180,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--algo", type=without_multicast, nargs="*", default=list(ALGORITHMS), help="besides auto"
     )
+    parser.add_argument("--n", type=int, nargs="*", help="2d: orders of the matrices (default: 16384)")
+    parser.add_argument("--block", type=int, nargs="*", help="2d: block sizes (default: n/64, n/16, n/2)")
+    parser.add_argument(
+        "--grid", type=grid_shape, nargs="*", help="2d: grids, as 1x4 (default: the squarest)"
+    )
+    parser.add_argument("--ops", nargs="*", default=["NN"], help="2d: op of A and of B (default: NN)")
     parser.add_argument("--samples", type=int, default=20, help="timed calls per contender")
     parser.add_argument("--limit", type=float, default=125, help="seconds after which no case is started")
     parser.add_argument("--null-stream", action="store_true", help="work on CUDA's default stream")

@@ -136,11 +136,10 @@ def report(results: Mapping[str, Any]) -> str:
         if section == "host":
             parts.append("In brackets: the same call on the device's clock.\n\n" + host_table(rows))
             continue
-        first = "type, nb" if section == "2d" else "T, N, K"
+        first = "n, type, grid, nb, ops" if section == "2d" else "T, N, K"
         present = [name for name in HEADLINE if name in contenders(rows)]
         parts.append(markdown(rows, present, first))
-        if section != "2d":
-            parts.append(tuning(rows, first))
+        parts.append(tuning(rows, first))
     failed = failures(results["sections"])
     if failed:
         parts.append("\n".join(f"- {line}" for line in failed))

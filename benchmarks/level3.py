@@ -2,8 +2,8 @@
 """Time every level-3 routine: ``python benchmarks/level3.py``.
 
 On CPU ranks, which it starts itself, each routine of the host engine next to ScaLAPACK's: Debian's with OpenBLAS, and
-MKL's with MKL as our local BLAS, too. With ``mpirun -n 4 python benchmarks/level3.py --gpu`` each routine of cuBLASMp
-next to a product of as many operations.
+MKL's with MKL as our local BLAS, too. With ``mpirun -n 4 python benchmarks/level3.py --gpu`` ours and cuBLASMp's, each
+next to our product of as many operations.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -214,47 +215,54 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
 
 
 def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time cuBLASMp's routines, each next to a product of as many operations. Collective over comm."""
+    """Time ours and cuBLASMp's routines, each next to our product of as many operations. Collective over comm."""
     import pblasmp as pb
 
     results: list[dict[str, Any]] = []
+    if comm.rank == 0:
+        print(
+            "routine               n   ours ms  TFLOP/s  ours / GEMM  cuBLASMp's / GEMM  algorithm",
+            flush=True,
+        )
     with pb.Context(comm, engine="cublasmp") as ctx:
         for case in CASES:
             if options.only and case.routine not in options.only:
                 continue
             m = Matrices(ctx, case, options.n, options.block, tuple(map(int, options.grid.split("x"))))
-            a = m.matrices["a"]
             k = max(1, m.flops() // (2 * m.n * m.n * (4 if case.dtype == "complex128" else 1)))
-            lies = m.out.descriptor
+            d = m.out.descriptor
             left, right = (
                 ctx.from_function(lambda i, j: _entries(i, j, 0), pb.MatrixDescriptor(
-                    shape, lies.block, lies.grid, dtype=case.dtype, order="F"))
+                    shape, d.block, d.grid, dtype=case.dtype, order="F"))
                 for shape in ((m.n, k), (k, m.n))
             )  # fmt: skip
-            product = ctx.empty(lies)
-            try:
-                prepared = pb.plan(
-                    getattr(pb, case.routine), *m.matrices.values(), out=m.out, **case.flags, **m.scalars
-                )
-            except pb.UnsupportedError as error:
-                if comm.rank == 0:
-                    print(f"{case} {error}")
-                continue
-            with prepared, pb.plan_matmul(left, right, out=product) as gemm:
-                seconds = interleaved(
-                    comm,
-                    {name: _finished(ctx, each) for name, each in (("routine", prepared), ("gemm", gemm))},
-                    options.pairs,
-                    check=lambda *_: None,
-                )
-            ratio = paired(seconds, "routine", "gemm")
+            with ExitStack() as stack:
+                plans = {"gemm": stack.enter_context(pb.plan_matmul(left, right, out=ctx.empty(d)))}
+                for name, algo in (("ours", "auto"), ("cublasmp", "cublasmp")):
+                    try:
+                        plan = pb.plan(
+                            getattr(pb, case.routine), *m.matrices.values(), out=m.out, algo=algo,
+                            **case.flags, **m.scalars,
+                        )  # fmt: skip
+                    except pb.UnsupportedError:  # on every rank
+                        continue
+                    plans[name] = stack.enter_context(plan)
+                runs = {name: _finished(ctx, plan) for name, plan in plans.items()}
+                seconds = interleaved(comm, runs, options.pairs, check=lambda *_: None)
+                taken = plans["ours"].report().algorithm
+            ratios = {name: paired(seconds, name, "gemm") for name in plans if name != "gemm"}
             if comm.rank == 0:
-                taken = median(seconds["routine"])
-                print(f"{case} {m.n:5d} {taken * 1e3:9.2f} {m.flops() / taken / 1e12:8.2f} {ratio:11.2f}")
+                ours = median(seconds["ours"])
+                theirs = f"{ratios['cublasmp']:18.2f}" if "cublasmp" in ratios else f"{'':18}"
+                speed = m.flops() / ours / 1e12
+                print(
+                    f"{case} {m.n:5d} {ours * 1e3:9.2f} {speed:8.2f} {ratios['ours']:12.2f} {theirs}  {taken}",
+                    flush=True,
+                )
             results.append(
-                {**case._asdict(), "n": m.n, "flops": m.flops(), "seconds": seconds, "ratio": ratio}
+                {**case._asdict(), "n": m.n, "flops": m.flops(), "seconds": seconds, "ratios": ratios}
             )
-            del m, a, left, right, product
+            del m, left, right
     return results
 
 
@@ -279,7 +287,9 @@ def main() -> None:
         "--rivals", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
     )
     parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
-    parser.add_argument("--gpu", action="store_true", help="cuBLASMp's routines, on ranks already running")
+    parser.add_argument(
+        "--gpu", action="store_true", help="on GPUs, next to cuBLASMp's, on ranks already running"
+    )
     parser.add_argument("--json", type=Path, default=HERE / "level3.json", help="where the results go")
     parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()

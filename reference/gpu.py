@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 _TIMEOUT = timedelta(seconds=60)
@@ -152,9 +153,13 @@ class Torch:
 
         return Contender(run, lambda: d)
 
-    def block_cyclic_gemm(self, a: Any, b: Any, q: int, p: int) -> Contender:
+    def block_cyclic_gemm(self, shape: tuple[int, int], k: int, dtype: Any, ops: str) -> Contender:
         """The local product of the block-cyclic GEMM alone, all of A's rows and B's columns being here."""
-        return self.gemm(a.repeat(1, q), b.t().repeat(1, p))
+        (m, n), random = shape, partial(self.torch.randn, dtype=dtype, device="cuda")
+        a = random(m, k) if ops[0] == "N" else random(k, m).t()
+        b = random(k, n) if ops[1] == "N" else random(n, k).t()
+        d = self._new(a, m, n)
+        return Contender(lambda: self.torch.mm(a, b, out=d))
 
     def close(self) -> None:
         """End the process group. Collective."""

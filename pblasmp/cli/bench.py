@@ -26,7 +26,7 @@ from ..layout.axis import Axis
 from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
-from .rivals import Separate
+from .rivals import Separate, by_pytorch
 
 __all__ = ["COLLECTIVES", "BenchOptions", "bench", "default_shapes", "draw_bench", "print_bench"]
 
@@ -175,12 +175,19 @@ def _case(
             plans[SYMMETRIC].input_buffer()[...] = separate.x
         found = {algo: plan_if_it_applies(algo) for algo in report.algorithms if rivals}
         plans.update({algo: plan for algo, plan in found.items() if plan is not None})
-        contenders = {**plans, Separate.name(ctx): separate.run, ALONE: separate.gemm}
+        checked: dict[str, Callable[[], Any]] = {**plans}
+        left_out = ""
+        if rivals:
+            try:
+                checked.update(by_pytorch(ctx, name, separate.x, separate.w))
+            except RuntimeError as fault:
+                left_out = f"PyTorch's ways are left out: {fault}"
+        contenders = {**checked, Separate.name(ctx): separate.run, ALONE: separate.gemm}
         times = _in_turn(ctx, contenders, options.samples)
-        error = max(ctx.comm.allgather(max(separate.error(plan()) for plan in plans.values())))
+        error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))
     return {
         "case": f"{t}, {n}, {k}", "us": times, "path": report.path, "error": error,
-        "good": error <= ELEMENT_TYPES[dtype].tolerance,
+        "good": error <= ELEMENT_TYPES[dtype].tolerance, "left_out": left_out,
     }  # fmt: skip
 
 
@@ -243,3 +250,5 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
             yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
         for path in dict.fromkeys(row["path"] for row in rows):
             yield f"  ours: {path}"
+        for reason in dict.fromkeys(row["left_out"] for row in rows if row["left_out"]):
+            yield f"  {reason}"

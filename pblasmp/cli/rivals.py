@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rival of ``pblasmp bench``: a GEMM and a plain collective, one after the other, on the same arrays."""
+"""The rivals of ``pblasmp bench`` on the same arrays: a GEMM and a plain collective, and PyTorch's symmetric memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ..context import Context
 from ..dtypes import accumulation_dtype
+from ..interop import as_local
 
-__all__ = ["Separate"]
+__all__ = ["Separate", "by_pytorch"]
 
 Array = Any
 
@@ -120,3 +123,57 @@ class Separate:
         difference = y.astype(precise) - expected
         squares = [float((each * each).sum()) for each in (difference, expected)]
         return (squares[0] / squares[1]) ** 0.5 if squares[1] else squares[0]
+
+
+def by_pytorch(ctx: Context, name: str, x: Array, w: Array) -> dict[str, Callable[[], Array]]:
+    """Return the ways of PyTorch's symmetric memory to compute a product, by what they are called. Collective.
+
+    Args:
+        ctx: the context; on CPUs, and without PyTorch, there are none.
+        name: as in ``Separate``; there are none for "all_scatter".
+        x, w: this rank's operands.
+
+    Raises:
+        UnsupportedError: PyTorch has no process group of these ranks.
+        RuntimeError: PyTorch cannot share the memory of these GPUs.
+    """
+    if ctx.engine.device is None or find_spec("torch") is None or name == "all_scatter":
+        return {}
+    import torch
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    from ..interop import view_like
+    from ..torch.meshes import mesh_of
+
+    torch.cuda.set_device(ctx.engine.device.index)
+    mesh = mesh_of(ctx)
+    if mesh is None:
+        return {}
+    group, ops = mesh.get_group().group_name, torch.ops.symm_mem
+    like = torch.empty(0, device="cuda")
+    tx, tw = (view_like(like, each, each.dtype) for each in (x, w))
+    if name != "all_reduce":
+        fused: Callable[[], Any] = {
+            "all_gather": lambda: ops.fused_all_gather_matmul(tx, [tw.t()], 0, group, return_A=False)[1][0],
+            "reduce_scatter": lambda: ops.fused_matmul_reduce_scatter(tx, tw.t(), "sum", 0, group),
+        }[name]
+        return _tried({"PyTorch async TP": lambda: as_local(ctx.engine, fused(), "y")})
+    part = symmetric_memory.empty(tx.shape[0], tw.shape[0], dtype=tx.dtype, device=tx.device)
+    symmetric_memory.rendezvous(part, group)
+
+    def product_and(reduce: Callable[[Any, str, str], Any]) -> Callable[[], Array]:
+        def run() -> Array:
+            torch.mm(tx, tw.t(), out=part)
+            return as_local(ctx.engine, reduce(part, "sum", group), "y")
+
+        return run
+
+    ways = {"one_shot": ops.one_shot_all_reduce, "two_shot": ops.two_shot_all_reduce_}
+    return _tried({f"PyTorch {way}": product_and(reduce) for way, reduce in ways.items()})
+
+
+def _tried(runs: dict[str, Callable[[], Array]]) -> dict[str, Callable[[], Array]]:
+    """Return what ran once without an error. Collective."""
+    for run in runs.values():
+        run()
+    return runs
