@@ -16,26 +16,24 @@ import numpy as np
 
 import pblasmp as pb
 
-n, nb = (int(x) for x in sys.argv[1:3]) if len(sys.argv) > 2 else (600, 64)
 
-
-def factor(a: pb.DistributedMatrix) -> None:
+def factor(ctx: pb.Context, a: pb.DistributedMatrix, algo: str = "auto") -> None:
     """Replace the lower triangle of A by L with A = L L^T. The upper one is neither read nor written."""
-    order = a.shape[0]
+    order, nb, xp = a.shape[0], a.descriptor.block[0], ctx.engine.xp
     for start in range(0, order, nb):
         stop = min(start + nb, order)
         l11, l21 = a[start:stop, start:stop], a[stop:, start:stop]
         if l11.local.size:  # this block is on one rank alone
             l11.local[...] = xp.linalg.cholesky(xp.tril(l11.local) + xp.tril(l11.local, -1).T)
         if stop < order:
-            pb.trsm(l11, l21, side="R", uplo="L", op_a="T", out=l21)  # L21 = A21 L11^-T
+            pb.trsm(l11, l21, side="R", uplo="L", op_a="T", out=l21, algo=algo)  # L21 = A21 L11^-T
             a22 = a[stop:, stop:]
-            pb.syrk(l21, a22, uplo="L", alpha=-1, beta=1, out=a22)  # A22 -= L21 L21^T
+            pb.syrk(l21, a22, uplo="L", alpha=-1, beta=1, out=a22, algo=algo)  # A22 -= L21 L21^T
 
 
 def solve(a: pb.DistributedMatrix, b: pb.DistributedMatrix) -> None:
     """Replace B by the X of L L^T X = B: block by block downwards, then with one call upwards."""
-    order = a.shape[0]
+    order, nb = a.shape[0], a.descriptor.block[0]
     for start in range(0, order, nb):
         stop = min(start + nb, order)
         x1, b2 = b[start:stop, :], b[stop:, :]
@@ -45,23 +43,21 @@ def solve(a: pb.DistributedMatrix, b: pb.DistributedMatrix) -> None:
     pb.trsm(a, b, uplo="L", op_a="T", out=b)  # X = L^-T X
 
 
-with pb.Context() as ctx:
-    if ctx.engine.device is not None:
-        import cupy as xp
-    else:
-        xp = np
-    grid = pb.Grid.squarest(ctx.size)
-    square = pb.MatrixDescriptor((n, n), (nb, nb), grid)
-    right = pb.MatrixDescriptor((n, 100), (nb, 16), grid)
+if __name__ == "__main__":
+    n, nb = (int(x) for x in sys.argv[1:3]) if len(sys.argv) > 2 else (600, 64)
+    with pb.Context() as ctx:
+        grid = pb.Grid.squarest(ctx.size)
+        square = pb.MatrixDescriptor((n, n), (nb, nb), grid)
+        right = pb.MatrixDescriptor((n, 100), (nb, 16), grid)
 
-    a = ctx.from_function(lambda i, j: np.exp(-abs(i - j) / 50) + (i == j), square)
-    b = ctx.from_function(lambda i, j: np.cos(i + j), right)
-    lower, x = a.redistribute(square, uplo="L"), b.redistribute(right)
-    factor(lower)
-    solve(lower, x)
+        a = ctx.from_function(lambda i, j: np.exp(-abs(i - j) / 50) + (i == j), square)
+        b = ctx.from_function(lambda i, j: np.cos(i + j), right)
+        lower, x = a.redistribute(square, uplo="L"), b.redistribute(right)
+        factor(ctx, lower)
+        solve(lower, x)
 
-    residual, solution = pb.symm(a, x, b, uplo="L", alpha=-1, beta=1).gather(), x.gather()  # B - A X
-    if ctx.rank == 0:
-        relative = abs(residual).max() / abs(solution).max()
-        print(f"order {n} in blocks of {nb} on {grid}, engine {ctx.engine.name}")
-        print(f"the residual is {'below 1e-12' if relative < 1e-12 else relative}")
+        residual, solution = pb.symm(a, x, b, uplo="L", alpha=-1, beta=1).gather(), x.gather()  # B - A X
+        if ctx.rank == 0:
+            relative = abs(residual).max() / abs(solution).max()
+            print(f"order {n} in blocks of {nb} on {grid}, engine {ctx.engine.name}")
+            print(f"the residual is {'below 1e-12' if relative < 1e-12 else relative}")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the Cholesky factorisation of examples/: ``mpirun -n 4 python benchmarks/cholesky.py -n 65536 --block 512``.
+
+The same program twice in one run: with the routines that "auto" takes, and with cuBLASMp's on GPUs. The factor is
+checked against the matrix each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import pblasmp as pb
+from examples.cholesky import factor
+
+
+def fill(ctx: pb.Context, a: pb.DistributedMatrix) -> None:
+    """Write a symmetric positive definite matrix, where it is. Local."""
+    xp = ctx.engine.xp
+    rows, cols = (xp.asarray(each) for each in a.descriptor.global_indices(ctx.rank))
+    apart = abs(rows[:, None] - cols[None, :])
+    a.local[...] = xp.exp(apart * (-1 / 50)) + (apart == 0)
+
+
+def residual(lower: pb.DistributedMatrix, a: pb.DistributedMatrix, x: pb.DistributedMatrix) -> float:
+    """Return the largest entry of A X - L L^T X over the largest of A X. Collective."""
+    expected = pb.symm(a, x, uplo="L")
+    found = pb.trmm(lower, pb.trmm(lower, x, uplo="L", op_a="T"), uplo="L")
+    return float((expected - found).norm("max") / expected.norm("max"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, default=2048, help="order of the matrix")
+    parser.add_argument("--block", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2, help="factorisations by each; the fastest counts")
+    options = parser.parse_args()
+    with pb.Context() as ctx:
+        d = pb.MatrixDescriptor(
+            (options.n, options.n), (options.block, options.block), pb.Grid.squarest(ctx.size), order="F"
+        )
+        a, lower = ctx.empty(d), ctx.empty(d)
+        fill(ctx, a)
+        x = ctx.random((options.n, 16), block=options.block, grid=d.grid, seed=1)
+        for algo in ("auto", *(["cublasmp"] if ctx.engine.device is not None else [])):
+            seconds = []
+            for _ in range(options.rounds):
+                lower.local[...] = a.local
+                ctx.engine.synchronize()
+                ctx.comm.barrier()
+                start = time.perf_counter()
+                factor(ctx, lower, algo)
+                ctx.engine.synchronize()
+                ctx.comm.barrier()
+                seconds.append(time.perf_counter() - start)
+            report(ctx, algo, options, min(seconds), residual(lower, a, x))
+
+
+def report(ctx: Any, algo: str, options: argparse.Namespace, seconds: float, error: float) -> None:
+    """Print a line, on rank 0."""
+    if ctx.rank == 0:
+        speed = options.n**3 / 3 / seconds / 1e12
+        print(
+            f"n = {options.n}, blocks of {options.block}, {ctx.size} ranks, {algo}: {seconds:.3f} s, "
+            f"{speed:.3f} TFLOP/s, residual {error:.1e}", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
