@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -77,10 +77,7 @@ class Matrices:
         def matrix(name: str) -> Any:
             extents = (n, n) if name == "c" else shape
             d = pb.MatrixDescriptor(extents, (block, block), pb.Grid(*grid), dtype=case.dtype, order="F")
-            x = ctx.from_function(lambda i, j: _entries(i, j, "abc".index(name)), d)
-            if name == "a" and case.routine == "trsm":
-                x = ctx.from_function(lambda i, j: _entries(i, j, 0) / n / 8 + (i == j), d)
-            return x
+            return _filled(ctx, d, "abc".index(name), solvable=name == "a" and case.routine == "trsm")
 
         self.matrices = {name: matrix(name) for name in traits.operands}
         scaled = self.matrices["c" if "c" in self.matrices else "b"]
@@ -102,9 +99,14 @@ class Matrices:
         return pb.Level3Problem(self.case.routine, d=self.out.descriptor, **lies, **self.case.flags).flops
 
 
-def _entries(i: Any, j: Any, seed: int) -> Any:
-    """Small integers."""
-    return (i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4
+def _filled(ctx: Any, d: Any, seed: int, *, solvable: bool = False) -> Any:
+    """Return a matrix of small integers; where it is to be solved, nearly the identity. Collective."""
+    out, xp = ctx.empty(d), ctx.engine.xp
+    rows, cols = (xp.asarray(each) for each in d.global_indices(ctx.rank))
+    i, j = rows[:, None], cols[None, :]
+    values = (i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4
+    out.local[...] = values / (8 * d.shape[0]) + (i == j) if solvable else values
+    return out
 
 
 def rival(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], Any] | None:
@@ -215,13 +217,13 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
 
 
 def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time ours and cuBLASMp's routines, each next to our product of as many operations. Collective over comm."""
+    """Time every algorithm of every routine, next to our product of as many operations. Collective over comm."""
     import pblasmp as pb
 
     results: list[dict[str, Any]] = []
     if comm.rank == 0:
         print(
-            "routine               n   ours ms  TFLOP/s  ours / GEMM  cuBLASMp's / GEMM  algorithm",
+            "routine               n   ours ms  TFLOP/s  time over the GEMM's, by algorithm",
             flush=True,
         )
     with pb.Context(comm, engine="cublasmp") as ctx:
@@ -232,31 +234,31 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]
             k = max(1, m.flops() // (2 * m.n * m.n * (4 if case.dtype == "complex128" else 1)))
             d = m.out.descriptor
             left, right = (
-                ctx.from_function(lambda i, j: _entries(i, j, 0), pb.MatrixDescriptor(
-                    shape, d.block, d.grid, dtype=case.dtype, order="F"))
+                _filled(ctx, pb.MatrixDescriptor(shape, d.block, d.grid, dtype=case.dtype, order="F"), 0)
                 for shape in ((m.n, k), (k, m.n))
-            )  # fmt: skip
+            )
             with ExitStack() as stack:
                 plans = {"gemm": stack.enter_context(pb.plan_matmul(left, right, out=ctx.empty(d)))}
-                for name, algo in (("ours", "auto"), ("cublasmp", "cublasmp")):
-                    try:
-                        plan = pb.plan(
-                            getattr(pb, case.routine), *m.matrices.values(), out=m.out, algo=algo,
-                            **case.flags, **m.scalars,
-                        )  # fmt: skip
-                    except pb.UnsupportedError:  # on every rank
-                        continue
-                    plans[name] = stack.enter_context(plan)
+
+                def planned(algo: str, case: Case = case, m: Matrices = m, stack: ExitStack = stack) -> Any:
+                    routine = getattr(pb, case.routine)
+                    how = {**case.flags, **m.scalars, "out": m.out, "algo": algo}
+                    return stack.enter_context(pb.plan(routine, *m.matrices.values(), **how))
+
+                plans["auto"] = planned("auto")
+                report = plans["auto"].report()
+                for algo in report.algorithms:
+                    with suppress(pb.UnsupportedError):  # on every rank
+                        plans[algo] = planned(algo)
                 runs = {name: _finished(ctx, plan) for name, plan in plans.items()}
                 seconds = interleaved(comm, runs, options.pairs, check=lambda *_: None)
-                taken = plans["ours"].report().algorithm
             ratios = {name: paired(seconds, name, "gemm") for name in plans if name != "gemm"}
             if comm.rank == 0:
-                ours = median(seconds["ours"])
-                theirs = f"{ratios['cublasmp']:18.2f}" if "cublasmp" in ratios else f"{'':18}"
+                ours = median(seconds["auto"])
+                each = "  ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
                 speed = m.flops() / ours / 1e12
                 print(
-                    f"{case} {m.n:5d} {ours * 1e3:9.2f} {speed:8.2f} {ratios['ours']:12.2f} {theirs}  {taken}",
+                    f"{case} {m.n:5d} {ours * 1e3:9.2f} {speed:8.2f}  {each}  ({report.algorithm})",
                     flush=True,
                 )
             results.append(

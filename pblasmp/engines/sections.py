@@ -24,7 +24,18 @@ __all__ = ["Part", "PushPlan", "Slab", "common_order", "cuts", "push_plan", "run
 _FEW = 16  # copies of rows into which a message is cut before it is packed
 _APART = 128  # bytes of which the leading dimension of a slab is a multiple
 _TILE = (128, 256)  # of D: what a multiprocessor computes at once
-_MULTIPROCESSORS = 132
+_SIDE = 2048  # of a square of D that keeps all multiprocessors of an H200 busy once
+_SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
+    (12, (1, 1, 2, 4, 8)), (6, (1, 1, 2, 4)), (3, (1, 1, 2)), (1.5, (1, 1)), (0, (1,)),
+)  # fmt: skip
+"""How an operand is cut into chunks that is at least so many times as long as the first one should be."""
+_FEW_SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
+    (6, (1, 3, 4)),
+    (3, (1, 3)),
+    (1.5, (1, 1)),
+    (0, (1,)),
+)
+"""Likewise the second one of two that arrive: every chunk of it is a product for each chunk of the first."""
 
 _intersect = lru_cache(4096)(intersect)
 
@@ -90,11 +101,6 @@ def cuts(start: int, shares: Sequence[int], unit: int, stop: int) -> list[tuple[
             found.append((at, end))
             at = end
     return found
-
-
-def waves(m: int, n: int) -> float:
-    """Return how many times all multiprocessors are busy with tiles of an m × n result. Local."""
-    return -(-m // _TILE[0]) * -(-n // _TILE[1]) / _MULTIPROCESSORS
 
 
 @dataclass(frozen=True)
@@ -255,7 +261,7 @@ class PushPlan:
     def chunks(self, which: int, rank: int) -> list[tuple[int, int]]:
         """Return the ranges of the outer dimension in which ``rank`` gets and multiplies its slab. Local.
 
-        The first ones are small, so that it begins soon; few enough that tiles fill the multiprocessors.
+        The first ones are small, so that it begins soon, but no smaller than what keeps all multiprocessors busy.
         """
         if (which, rank) not in self._chunks:
             self._chunks[which, rank] = self._cut(which, rank)
@@ -263,15 +269,14 @@ class PushPlan:
 
     def _cut(self, which: int, rank: int) -> list[tuple[int, int]]:
         m, n = self.shapes[rank]
-        stop = (m, n)[which] if m * n else 0
+        stop, other = ((m, n), (n, m))[which] if m * n else (0, 0)
         if not self.moves(which, rank):
             return [(0, stop)] if stop else []
-        both = self.moves(1 - which, rank)
-        if both and which == 1:
-            shares: tuple[int, ...] = (1, 1) if waves(m, n) >= 4 else (1,)
+        if self.moves(1 - which, rank):
+            first, growing = _SIDE, _FEW_SHARES if which else _SHARES
         else:
-            busy = waves(m, n) / (2 if both else 1)
-            shares = (1, 1, 2, 4) if busy >= 12 else (1, 1, 2) if busy >= 4 else (1,)
+            first, growing = max(1, _SIDE**2 // other), _SHARES
+        shares = next(shares for least, shares in growing if stop / first >= least)
         return cuts(0, shares, _TILE[0], stop)
 
 

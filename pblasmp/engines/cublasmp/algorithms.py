@@ -168,9 +168,12 @@ def _is_level3(problem: Problem) -> bool:
     return isinstance(problem, Level3Problem) and symbol_of(problem) in FUNCTIONS
 
 
+_SLOWEST = 9.0  # two to eight times as long as products of gathered slabs, on four H200: benchmarks/README.md
+
+
 ALGORITHMS: tuple[Algorithm, ...] = (
     *map(_row, TYPES),
     *parallel.ALGORITHMS,
     *pushed.ALGORITHMS,
-    Algorithm("cublasmp", _prepare_level3, _is_level3, refusal=_level3_refusal, cost=lambda *_: 1.0),
+    Algorithm("cublasmp", _prepare_level3, _is_level3, refusal=_level3_refusal, cost=lambda *_: _SLOWEST),
 )

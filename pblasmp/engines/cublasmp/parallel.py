@@ -210,9 +210,11 @@ def _row(form: str, name: str) -> Algorithm:
 
 _HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
 _HIDES_COPIES = 1e10  # and what strided copies cost more than NCCL's
+_HIDES_SENDING = 2000  # inputs for each peer: an output's GEMM takes as long then as sending it to them
 _PAIR = 2
 _HIDES_PIECES = 1.5e12  # and of one in many pieces
 _PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
+_STORES = 7.5e10  # and below which, on more than two, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
 
@@ -235,9 +237,12 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
     if not graphs and flops < _HIDES:
         return "nccl"
     if p.form == "matmul_allgather":
-        return "push" if flops >= _HIDES_COPIES else "nccl"
+        hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
+        return "push" if flops >= _HIDES_COPIES and hides else "nccl"
     if p.form == "matmul_reduce_scatter":
-        return "pull" if flops < _PULLS * p.size else "push"
+        if flops < _PULLS * p.size:
+            return "pull"
+        return "store" if p.size > _PAIR and flops < _STORES * p.size else "push"
     nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
     single = "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
     if p.size > _PAIR:

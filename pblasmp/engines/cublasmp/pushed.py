@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from .views import View
 __all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
 
 _BUFFER = "slabs"
-_STREAMS = "copy0", "copy1"  # of A and of B
+_STREAM = "copy"  # copies on two streams would share the copy engines in no known order
 _CHUNKS = 8  # of an operand, at most
 _FLOAT8 = 16  # 8-bit products take multiples of this
 
@@ -86,6 +87,12 @@ class Pushed:
                 own = part.source == gpu.rank
                 if (own and not self._still[which]) or not (own or part.direct):
                     self.copied_bytes += part.shape[0] * part.shape[1] * slab.itemsize
+        needed = [
+            (1, 0),
+            *((0, chunk) for chunk in range(_CHUNKS)),
+            *((1, chunk) for chunk in range(1, _CHUNKS)),
+        ]
+        self._steps = [step for step in needed if self._sent(*step)]
         gpu.scratch("packed", self.packed_bytes)
         if gpu.size == 1:
             gpu.scratch(_BUFFER, plan.nbytes)
@@ -109,69 +116,79 @@ class Pushed:
         for (which, outer, inner), at in self._packs.items():
             base = gpu.scratch("packed", self.packed_bytes) + at
             self._move(which, views[which], self._message(which, base, outer, inner), outer, inner)
-        for which in (0, 1):
-            if self._sends[which]:
-                gpu.follow(_STREAMS[which], "main")
-        self._push(views, 0)
+        if self._steps:
+            gpu.follow(_STREAM, "main")
+        steps = iter(self._steps)
+        for which, chunk in islice(steps, sum(chunk == 0 for _, chunk in self._steps)):
+            self._push(views, which, chunk)
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
         self._place(views, slabs)
-        pushed = 1
         for j, cols in enumerate(self._chunks[1]):
             self._await(1, j)
             for i, rows in enumerate(self._chunks[0]):
                 if j == 0:
                     self._await(0, i)
                 self._multiply(slabs, rows, cols, d, c, turned, alpha, beta, compute)
-                self._push(views, pushed)  # queued behind the product: it must not keep that from beginning
-                pushed += 1
-        for chunk in range(pushed, _CHUNKS):
-            self._push(views, chunk)
-        gpu.end(*(name for name, sends in zip(_STREAMS, self._sends, strict=True) if sends))
+                for which, chunk in islice(steps, 1):  # queued behind the product, which begins the sooner
+                    self._push(views, which, chunk)
+        for which, chunk in steps:
+            self._push(views, which, chunk)
+        gpu.end(*([_STREAM] if self._steps else []))
 
     # -- sending
 
-    def _push(self, views: tuple[View, View], chunk: int) -> None:
+    def _sent(self, which: int, chunk: int) -> bool:
+        """Return whether any other rank gets something of this chunk from this one."""
+        return any(
+            self._rows(which, to, part, chunk) if part.direct else chunk == 0
+            for to, part in self._sends[which]
+        )
+
+    def _rows(self, which: int, to: int, part: Part, chunk: int) -> tuple[int, int] | None:
+        """Return which rows of the receiver's slab a part has of a chunk, None for none."""
+        chunks, first = self._plan.chunks(which, to), part.outer[0].dst
+        if chunk >= len(chunks):
+            return None
+        start, stop = max(chunks[chunk][0], first), min(chunks[chunk][1], first + part.shape[0])
+        return (start, stop) if start < stop else None
+
+    def _push(self, views: tuple[View, View], which: int, chunk: int) -> None:
         """Queue what others wait for in this chunk of theirs; what they unpack is in the first one."""
-        for which, sends in enumerate(self._sends):
-            for to, part in sends:
-                if part.direct:
-                    self._push_chunk(which, to, part, chunk, views[which])
-                elif chunk == 0:
-                    self._push_message(which, to, part)
+        for to, part in self._sends[which]:
+            if part.direct:
+                self._push_chunk(which, to, part, chunk, views[which])
+            elif chunk == 0:
+                self._push_message(which, to, part)
 
     def _push_chunk(self, which: int, to: int, part: Part, chunk: int, view: View) -> None:
         """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
-        chunks = self._plan.chunks(which, to)
-        if chunk >= len(chunks):
+        rows = self._rows(which, to, part, chunk)
+        if rows is None:
             return
-        gpu, stream, (count, width) = self._gpu, _STREAMS[which], part.shape
-        first = part.outer[0].dst
-        start, stop = max(chunks[chunk][0], first), min(chunks[chunk][1], first + count)
-        if start >= stop:
-            return
-        here = part.outer[0].src
+        gpu, (count, width), (start, stop) = self._gpu, part.shape, rows
+        here, first = part.outer[0].src, part.outer[0].dst
         if part.packed:
             base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
             view, here = self._view(which, base, count, width), 0
         slab = self._peer_slab(which, to)
         for src, dst, length in part.copies:
             gpu.push(
-                stream,
+                _STREAM,
                 self._cut(which, slab, (start, stop), (dst, dst + length)),
                 self._cut(which, view, (here + start - first, here + stop - first), (src, src + length)),
             )
-        gpu.raise_flag(stream, to, _flag(which, chunk))
+        gpu.raise_flag(_STREAM, to, _flag(which, chunk))
 
     def _push_message(self, which: int, to: int, part: Part) -> None:
         """Queue a packed part, which the receiver unpacks."""
-        gpu, stream = self._gpu, _STREAMS[which]
+        gpu = self._gpu
         rows, cols = part.shape
         base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
         there = gpu.symmetric(_BUFFER, to) + self._plan.places(to)[1][which, self._rank]
         kind = self._dtypes[which]
         line = rows * cols
-        gpu.push(stream, View(there, 1, line, line, kind), View(base, 1, line, line, kind))
-        gpu.raise_flag(stream, to, _flag(which, 0))
+        gpu.push(_STREAM, View(there, 1, line, line, kind), View(base, 1, line, line, kind))
+        gpu.raise_flag(_STREAM, to, _flag(which, 0))
 
     # -- receiving
 

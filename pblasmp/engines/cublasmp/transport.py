@@ -83,6 +83,30 @@ class CublasmpTransport(Room):
         """Queue an exchange: what is sent is packed, messages travel, ``finish`` unpacks them. Local."""
         return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
 
+    def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
+        """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
+
+        By a kernel at the speed of memory where only bytes move; CuPy transposes, conjugates and converts.
+        """
+        conjugate = conjugate and src.dtype.kind == "c"
+        gpu, minor = self._session.gpu, _contiguous(dst, src)
+        if gpu is None or minor is None or conjugate or dst.dtype != src.dtype:
+            _copy_values(self._cupy, dst, src, piece, conjugate)
+            return
+        size, major = src.itemsize, 1 - minor
+        lines, runs = (piece.rows, piece.cols) if minor else (piece.cols, piece.rows)
+        to, of = dst.strides[major], src.strides[major]
+        for down in lines:
+            for across in runs:
+                gpu.kernels.move(
+                    self._cupy.cuda.get_current_stream(),
+                    int(dst.data.ptr) + down.dst * to + across.dst * size,
+                    (down.dst_step * to, to, across.dst_step * size),
+                    int(src.data.ptr) + down.src * of + across.src * size,
+                    (down.src_step * of, of, across.src_step * size),
+                    (down.repeat, down.length, across.repeat, across.length * size),
+                )
+
     def sum_ranks(self, array: Array) -> None:
         """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
         if self.size == 1 or array.size == 0:
@@ -138,7 +162,7 @@ class _Exchange:
         dst: Sequence[Array | None],
         conjugate: bool,
     ) -> None:
-        self._cupy, self._dst = cupy, dst
+        self._transport, self._dst = transport, dst
         self._arriving: list[tuple[Any, Array]] = []
         order, kind = exchange.order, stored_dtype(exchange.dtype)
         sends, receives = [], []
@@ -150,7 +174,7 @@ class _Exchange:
                     message = part.piece.region(source, order, source=True)
                 if message is None:
                     message = _empty(cupy, part.piece.shape, kind, order)
-                    copy_piece(cupy, message, source, part.piece.packed(), conjugate=conjugate)
+                    transport.copy_piece(message, source, part.piece.packed(), conjugate=conjugate)
                 sends.append((_flat(message, order), rank))
             for part in exchange.receives.get(rank, ()):
                 target = _array(dst, part.dst)
@@ -161,7 +185,9 @@ class _Exchange:
                 receives.append((_flat(place, order), rank))
         self._messages = transport.start(sends, receives) if sends or receives else None
         for part in exchange.copies:
-            copy_piece(cupy, _array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate)
+            transport.copy_piece(
+                _array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate
+            )
 
     def finish(self) -> None:
         """Let CuPy's current stream wait for the messages, and unpack them. Local."""
@@ -169,13 +195,18 @@ class _Exchange:
             self._messages.finish()
             self._messages = None
         for part, message in self._arriving:
-            copy_piece(self._cupy, _array(self._dst, part.dst), message, part.piece.unpacked())
+            self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
         self._arriving = []
 
 
-def copy_piece(cupy: Any, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
-    """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local."""
-    conjugate = conjugate and src.dtype.kind == "c"
+def _contiguous(dst: Array, src: Array) -> int | None:
+    """Return the dimension along which both arrays have neighbours in memory, None if there is none."""
+    both = zip(dst.strides, src.strides, strict=True)
+    found = [i for i, pair in enumerate(both) if set(pair) == {src.itemsize}]
+    return found[-1] if found else None
+
+
+def _copy_values(cupy: Any, dst: Array, src: Array, piece: Piece, conjugate: bool) -> None:
     for rows in piece.rows:
         for cols in piece.cols:
             shape = (rows.repeat, rows.length, cols.repeat, cols.length)

@@ -27,7 +27,7 @@ OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
 def _small_tiles(monkeypatch):
     """Small products have several chunks."""
     monkeypatch.setattr(sections, "_TILE", (4, 4))
-    monkeypatch.setattr(sections, "_MULTIPROCESSORS", 1)
+    monkeypatch.setattr(sections, "_SIDE", 4)
 
 
 class Case:

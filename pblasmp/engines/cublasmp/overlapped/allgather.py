@@ -71,14 +71,11 @@ class PushedGather(_Gather):
 
     def _queue(self, call: Call) -> None:
         gpu = self.gpu
-        copies = ("copy0", "copy1")
-        gpu.begin(*copies)
-        for step, peer in enumerate(reversed(self.peers)):  # whose turn for this shard is first
-            if call.x.rows:
-                gathered = self.view(gpu.symmetric("gathered", peer))
-                stream = copies[step % 2]
-                gpu.push(stream, self.lines_of(gathered, self.rank), call.x)
-                gpu.raise_flag(stream, peer, 0)
+        gpu.begin("copy")
+        for peer in reversed(self.peers) if call.x.rows else ():  # whose turn for this shard is first
+            gathered = self.view(gpu.symmetric("gathered", peer))
+            gpu.push("copy", self.lines_of(gathered, self.rank), call.x)
+            gpu.raise_flag("copy", peer, 0)
         self.shard("main", call, self.rank, call.x)
         gathered = self.view(gpu.symmetric("gathered", self.rank))
         for peer in self.peers:
@@ -90,4 +87,4 @@ class PushedGather(_Gather):
             for first, end, of in ((0, start, gathered), (stop, self.spec.rows, gathered)):
                 gpu.copy("main", call.gathered.lines(first, end), of.lines(first, end))
             gpu.copy("main", call.gathered.lines(start, stop), call.x)
-        gpu.end(*copies)
+        gpu.end("copy")

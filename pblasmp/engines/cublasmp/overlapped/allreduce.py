@@ -14,6 +14,8 @@ from ..views import View
 from .base import Algorithm, Call
 from .spec import offsets, pieces, shares
 
+_PULL = 2  # ranks, at most, that pull sums
+
 __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "TwoShotAllReduce"]
 
 
@@ -115,10 +117,11 @@ class TwoShotAllReduce(_AllReduce):
 
 
 class PushedAllReduce(_AllReduce):
-    """In pieces: copy engines push parts to the ranks that add them, and pull the sums, during the next GEMMs.
+    """In pieces: copy engines push parts to the ranks that add them, and bring back the sums, during the next GEMMs.
 
-    The sums have a stream of high priority, and run where one piece's GEMM ends. GEMMs that leave them 8 to 32
-    multiprocessors were slower on H200.
+    Two ranks pull each other's sums to where they are wanted. More push them into each other's memory, and copy them
+    from there: pulls and pushes on their way between the same GPUs were slower. The sums have a stream of high
+    priority, and run where one piece's GEMM ends. GEMMs that leave them 8 to 32 multiprocessors were slower on H200.
     """
 
     name = "push"
@@ -153,31 +156,30 @@ class PushedAllReduce(_AllReduce):
 
     def _queue(self, call: Call) -> None:
         gpu, count = self.gpu, len(self.split)
-        copies, pulls = ("copy0", "copy1"), ("pull0", "pull1")
-        gpu.begin(*copies, *pulls, "sum", "tell")
-        partial = self.partial()
+        partial, pulls = self.partial(), self.size <= _PULL
+        streams = ("copy", "sum", "back", *(["pull"] if pulls else []))
+        gpu.begin(*streams)
         for piece in range(count):
             lines = slice(*self.starts[piece : piece + 2])
             x, d = (matrix.lines(lines.start, lines.stop) for matrix in (call.x, partial))
             self.part("main", call, x, d)
-            for step, owner in enumerate(self.peers):
+            gpu.follow("copy", "main")
+            for owner in self.peers:
                 start, stop = self.bounds(owner, piece)
                 if stop > start:
-                    stream = copies[step % 2]
-                    gpu.follow(stream, "main")
-                    gpu.push(stream, self.slot(owner, self.rank, piece), partial.lines(start, stop))
-                    gpu.raise_flag(stream, owner, piece)
+                    gpu.push("copy", self.slot(owner, self.rank, piece), partial.lines(start, stop))
+                    gpu.raise_flag("copy", owner, piece)
             self._add(call, partial, piece)
-            for step, owner in enumerate(self.peers):
-                start, stop = self.bounds(owner, piece)
-                if stop > start:
-                    stream = pulls[step % 2]
-                    gpu.await_flag(stream, owner, count + piece)
-                    gpu.push(stream, call.out.lines(start, stop), self.sums_of(owner).lines(start, stop))
-        gpu.end(*copies, *pulls, "sum", "tell")
+            if pulls:
+                self._pull(call, piece)
+            elif piece:
+                self._take(call, piece - 1)
+        if not pulls:
+            self._take(call, count - 1)
+        gpu.end(*streams)
 
     def _add(self, call: Call, partial: View, piece: int) -> None:
-        """Add this rank's rows of a piece when all parts of them have come, and tell the peers."""
+        """Add this rank's rows of a piece when all parts of them have come; tell the peers, or send them the sums."""
         gpu = self.gpu
         start, stop = self.bounds(self.rank, piece)
         if stop == start:
@@ -189,8 +191,26 @@ class PushedAllReduce(_AllReduce):
             partial.lines(start, stop) if source == self.rank else self.slot(self.rank, source, piece)
             for source in range(self.size)
         ]
-        sums = [call.out.lines(start, stop), self.sums_of(self.rank).lines(start, stop)]
-        gpu.add("sum", parts, sums, **self.finish_lines(call, start, stop))
-        gpu.follow("tell", "sum")
+        own = self.sums_of(self.rank).lines(start, stop)
+        gpu.add("sum", parts, [call.out.lines(start, stop), own], **self.finish_lines(call, start, stop))
+        gpu.follow("back", "sum")
         for peer in self.peers:
-            gpu.raise_flag("tell", peer, len(self.split) + piece)
+            if self.size > _PULL:
+                gpu.push("back", self.sums_of(peer).lines(start, stop), own)
+            gpu.raise_flag("back", peer, len(self.split) + piece)
+
+    def _pull(self, call: Call, piece: int) -> None:
+        """Copy the peers' sums of a piece from their memory to D."""
+        for owner in self.peers:
+            start, stop = self.bounds(owner, piece)
+            if stop > start:
+                self.gpu.await_flag("pull", owner, len(self.split) + piece)
+                self.gpu.push("pull", call.out.lines(start, stop), self.sums_of(owner).lines(start, stop))
+
+    def _take(self, call: Call, piece: int) -> None:
+        """Copy the peers' sums of a piece, which they pushed here, to D."""
+        for owner in self.peers:
+            start, stop = self.bounds(owner, piece)
+            if stop > start:
+                self.gpu.await_flag("sum", owner, len(self.split) + piece)
+                self.gpu.copy("sum", call.out.lines(start, stop), self.sums_of(self.rank).lines(start, stop))

@@ -69,8 +69,7 @@ class PushedGatheredOutput(_GatheredOutput):
 
     def _queue(self, call: Call) -> None:
         gpu = self.gpu
-        pulls = ("pull0", "pull1", "pull2")
-        gpu.begin(*pulls, "tell")
+        gpu.begin("pull", "tell")
         own = self.view(gpu.symmetric("parts", self.rank), self.rank)
         columns = self.columns_of(call.out, self.rank)
         c = self.columns_of(call.c, self.rank) if call.c else None
@@ -81,11 +80,10 @@ class PushedGatheredOutput(_GatheredOutput):
                 gpu.follow("tell", "main")
                 for peer in self.peers:
                     gpu.raise_flag("tell", peer, piece)
-            for step, peer in enumerate(self.peers):
+            for peer in self.peers:
                 if self.spec.outputs[peer]:
-                    stream = pulls[step % len(pulls)]
-                    gpu.await_flag(stream, peer, piece)
+                    gpu.await_flag("pull", peer, piece)
                     theirs = self.view(gpu.symmetric("parts", peer), peer).lines(start, stop)
-                    gpu.push(stream, self.columns_of(call.out, peer).lines(start, stop), theirs)
+                    gpu.push("pull", self.columns_of(call.out, peer).lines(start, stop), theirs)
         gpu.copy("main", columns, own)
-        gpu.end(*pulls, "tell")
+        gpu.end("pull", "tell")

@@ -129,20 +129,19 @@ class PushedReduceScatter(_ReduceScatter):
 
     def _queue(self, call: Call) -> None:
         gpu = self.gpu
-        copies = ("copy0", "copy1")
-        gpu.begin(*copies)
+        gpu.begin("copy")
         partial = self.partial()
-        for step, owner in enumerate(self.peers):
-            lines, stream = self.lines_of(partial, owner), copies[step % 2]
+        for owner in self.peers:
+            lines = self.lines_of(partial, owner)
             if lines.rows:
                 self.part("main", call, self.lines_of(call.x, owner), lines)
-                gpu.follow(stream, "main")
-                gpu.push(stream, self.slot(owner, self.rank), lines)
-                gpu.raise_flag(stream, owner, 0)
+                gpu.follow("copy", "main")
+                gpu.push("copy", self.slot(owner, self.rank), lines)
+                gpu.raise_flag("copy", owner, 0)
         self.part("main", call, self.lines_of(call.x, self.rank), self.slot(self.rank, self.rank))
         if self.mine:
             for source in self.peers:
                 gpu.await_flag("main", source, 0)
             parts = [self.slot(self.rank, source) for source in range(self.size)]
             gpu.add("main", parts, [call.out], **self.finish(call, call.c, call.out))
-        gpu.end(*copies)
+        gpu.end("copy")
