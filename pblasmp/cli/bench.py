@@ -161,11 +161,13 @@ def _case(
 
         def plan_if_it_applies(algo: str) -> Any:
             try:
-                return plan_of(algo, result)
+                plan = plan_of(algo, result)
+                plan()  # some things a library refuses when it is run
             except PblasmpError as refusal:
                 if not is_agreed(refusal, ctx.comm):
                     raise
                 return None
+            return plan
 
         asked, rivals = ("auto", True) if options.algo == "all" else (options.algo, False)
         plans = {OURS: plan_of(asked)}
