@@ -228,6 +228,7 @@ class PushPlan:
         self.shapes = shapes
         self._places: dict[int, tuple[tuple[int, int], dict[tuple[int, int], int], int]] = {}
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._sequences: dict[int, list[tuple[int, int]]] = {}
         self.nbytes = max(self.places(rank)[2] for rank in range(size))
 
     def places(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int], int], int]:
@@ -272,12 +273,44 @@ class PushPlan:
         stop, other = ((m, n), (n, m))[which] if m * n else (0, 0)
         if not self.moves(which, rank):
             return [(0, stop)] if stop else []
-        if self.moves(1 - which, rank):
-            first, growing = _SIDE, _FEW_SHARES if which else _SHARES
-        else:
-            first, growing = max(1, _SIDE**2 // other), _SHARES
-        shares = next(shares for least, shares in growing if stop / first >= least)
+        first = _SIDE if self.moves(1 - which, rank) else max(1, _SIDE**2 // other)
+        shares = next(shares for least, shares in _SHARES if stop / first >= least)
         return cuts(0, shares, _TILE[0], stop)
+
+    def sequence(self, rank: int) -> list[tuple[int, int]]:
+        """Return the chunks of ``rank``'s slabs in the order in which it gets and multiplies them. Local.
+
+        What it has comes first. After the first chunk of each operand comes the one that lets it multiply most for
+        the bytes that it waits for: its rows by all columns that are there, or its columns by all rows.
+
+        Returns:
+            (0 for A or 1 for B, number of the chunk) of each.
+        """
+        if rank not in self._sequences:
+            self._sequences[rank] = self._ordered(rank)
+        return self._sequences[rank]
+
+    def _ordered(self, rank: int) -> list[tuple[int, int]]:
+        chunks = [self.chunks(which, rank) for which in (0, 1)]
+        if not all(chunks):
+            return []
+        awaited = [
+            self._awaited(which, rank) / chunks[which][-1][1] for which in (0, 1)
+        ]  # bytes of a row or column
+        found = sorted(((0, 0), (1, 0)), key=lambda step: awaited[step[0]])
+        following, there = [1, 1], [chunks[which][0][1] for which in (0, 1)]
+        while left := [which for which in (0, 1) if following[which] < len(chunks[which])]:
+            which = max(left, key=lambda which: there[1 - which] / max(awaited[which], 1))
+            found.append((which, following[which]))
+            there[which] = chunks[which][following[which]][1]
+            following[which] += 1
+        return found
+
+    def _awaited(self, which: int, rank: int) -> int:
+        """Return the bytes of ``rank``'s slab that come from other ranks. Local."""
+        slab = self.slabs[which]
+        shapes = [part.shape for part in slab.parts(rank) if part.source != rank]
+        return sum(rows * cols for rows, cols in shapes) * slab.itemsize
 
 
 @lru_cache(64)

@@ -213,6 +213,7 @@ _HIDES_COPIES = 1e10  # and what strided copies cost more than NCCL's
 _HIDES_SENDING = 2000  # inputs for each peer: an output's GEMM takes as long then as sending it to them
 _PAIR = 2
 _HIDES_PIECES = 1.5e12  # and of one in many pieces
+_HIDES_SUMS = 4e11  # operations of a rank that hide, on more than two, most of an AllReduce in pieces
 _PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
 _STORES = 7.5e10  # and below which, on more than two, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
@@ -248,7 +249,7 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
     if p.size > _PAIR:
         if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
             return single if graphs else "nccl"
-        return "push" if flops >= 9e11 else "nccl"
+        return "push" if flops >= _HIDES_SUMS * p.size else "nccl"
     if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
         return single
     return "push" if graphs or flops >= _HIDES_PIECES else single

@@ -2,15 +2,15 @@
 """Products whose operands copy engines push while they are multiplied, for GPUs that reach each other.
 
 Every rank pushes its part of the operands into its peers' slabs, chunk by chunk of D's rows and columns, with a flag
-behind each. A tile of D is one local product over the whole of k, with one rounding: a rank multiplies those tiles
-whose chunks are there while the others are under way. See ``engines.sections`` for who sends what.
+behind each. When one comes, a rank multiplies it by all that is there of the other operand, over the whole of k, with
+one rounding, while the next ones are under way. See ``engines.sections`` for who sends what, and in which order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,7 @@ class Pushed:
                 own = part.source == gpu.rank
                 if (own and not self._still[which]) or not (own or part.direct):
                     self.copied_bytes += part.shape[0] * part.shape[1] * slab.itemsize
-        needed = [
-            (1, 0),
-            *((0, chunk) for chunk in range(_CHUNKS)),
-            *((1, chunk) for chunk in range(1, _CHUNKS)),
-        ]
-        self._steps = [step for step in needed if self._sent(*step)]
+        self._steps = self._in_order()
         gpu.scratch("packed", self.packed_bytes)
         if gpu.size == 1:
             gpu.scratch(_BUFFER, plan.nbytes)
@@ -119,52 +114,61 @@ class Pushed:
         if self._steps:
             gpu.follow(_STREAM, "main")
         steps = iter(self._steps)
-        for which, chunk in islice(steps, sum(chunk == 0 for _, chunk in self._steps)):
-            self._push(views, which, chunk)
+        self._push(views, islice(steps, 2))
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
         self._place(views, slabs)
-        for j, cols in enumerate(self._chunks[1]):
-            self._await(1, j)
-            for i, rows in enumerate(self._chunks[0]):
-                if j == 0:
-                    self._await(0, i)
+        there = [(0, 0), (0, 0)]  # rows of A and columns of B
+        for which, chunk in self._plan.sequence(self._rank):
+            self._await(which, chunk)
+            came = self._chunks[which][chunk]
+            rows, cols = (came, there[1]) if which == 0 else (there[0], came)
+            there[which] = 0, came[1]
+            if rows[1] and cols[1]:
                 self._multiply(slabs, rows, cols, d, c, turned, alpha, beta, compute)
-                for which, chunk in islice(steps, 1):  # queued behind the product, which begins the sooner
-                    self._push(views, which, chunk)
-        for which, chunk in steps:
-            self._push(views, which, chunk)
+                self._push(views, islice(steps, 1))  # queued behind the product, which begins the sooner
+        self._push(views, steps)
         gpu.end(*([_STREAM] if self._steps else []))
 
     # -- sending
 
-    def _sent(self, which: int, chunk: int) -> bool:
-        """Return whether any other rank gets something of this chunk from this one."""
-        return any(
-            self._rows(which, to, part, chunk) if part.direct else chunk == 0
-            for to, part in self._sends[which]
-        )
+    def _in_order(self) -> list[list[tuple[int, int, int, Part]]]:
+        """Return what this rank pushes: (operand, chunk, receiver, part), in steps, as the receivers need it.
 
-    def _rows(self, which: int, to: int, part: Part, chunk: int) -> tuple[int, int] | None:
+        What they unpack they need at first.
+        """
+        steps: list[list[tuple[int, int, int, Part]]] = [[]]
+        for which, sends in enumerate(self._sends):
+            steps[0] += [(which, 0, to, part) for to, part in sends if not part.direct]
+        for to in self._receivers:
+            parts = [(which, part) for which in (0, 1) for rank, part in self._sends[which] if rank == to]
+            for i, (which, chunk) in enumerate(self._plan.sequence(to)):
+                if i == len(steps):
+                    steps.append([])
+                steps[i] += [
+                    (which, chunk, to, part)
+                    for of, part in parts
+                    if of == which and part.direct and self._rows(which, chunk, to, part)
+                ]
+        return [step for step in steps if step]
+
+    def _rows(self, which: int, chunk: int, to: int, part: Part) -> tuple[int, int] | None:
         """Return which rows of the receiver's slab a part has of a chunk, None for none."""
-        chunks, first = self._plan.chunks(which, to), part.outer[0].dst
-        if chunk >= len(chunks):
-            return None
-        start, stop = max(chunks[chunk][0], first), min(chunks[chunk][1], first + part.shape[0])
+        first, (start, stop) = part.outer[0].dst, self._plan.chunks(which, to)[chunk]
+        start, stop = max(start, first), min(stop, first + part.shape[0])
         return (start, stop) if start < stop else None
 
-    def _push(self, views: tuple[View, View], which: int, chunk: int) -> None:
-        """Queue what others wait for in this chunk of theirs; what they unpack is in the first one."""
-        for to, part in self._sends[which]:
+    def _push(self, views: tuple[View, View], steps: Iterable[list[tuple[int, int, int, Part]]]) -> None:
+        """Queue what the receivers wait for in these steps."""
+        for which, chunk, to, part in chain.from_iterable(steps):
             if part.direct:
-                self._push_chunk(which, to, part, chunk, views[which])
-            elif chunk == 0:
+                self._push_chunk(which, chunk, to, part, views[which])
+            else:
                 self._push_message(which, to, part)
 
-    def _push_chunk(self, which: int, to: int, part: Part, chunk: int, view: View) -> None:
+    def _push_chunk(self, which: int, chunk: int, to: int, part: Part, view: View) -> None:
         """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
-        rows = self._rows(which, to, part, chunk)
-        if rows is None:
-            return
+        rows = self._rows(which, chunk, to, part)
+        assert rows is not None
         gpu, (count, width), (start, stop) = self._gpu, part.shape, rows
         here, first = part.outer[0].src, part.outer[0].dst
         if part.packed:

@@ -12,7 +12,7 @@ from typing import Any
 from ....dtypes import is_float8
 from ..views import View
 from .base import Algorithm, Call
-from .spec import offsets, pieces, shares
+from .spec import EVEN, SMALL_LAST, offsets, pieces, shares
 
 _PULL = 2  # ranks, at most, that pull sums
 
@@ -129,7 +129,8 @@ class PushedAllReduce(_AllReduce):
     def _prepare(self) -> None:
         super()._prepare()
         self._reserve("partial", self.part_bytes)
-        sizes = pieces(self.rows, self.cols, self.gpu.multiprocessors)
+        weights = SMALL_LAST if self.size <= _PULL else EVEN
+        sizes = pieces(self.rows, self.cols, self.gpu.multiprocessors, weights)
         self.starts = offsets(sizes)
         self.split = [shares(size, self.size) for size in sizes]
 

@@ -16,7 +16,12 @@ __all__ = ["Form", "Spec", "offsets", "pieces", "shares", "waves"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 
-_WEIGHTS = (12, (2, 2, 2, 2, 1, 1)), (3, (6, 6, 5, 3)), (0, (1,))  # from so many waves on, the pieces' shares
+Weights = tuple[tuple[int, tuple[int, ...]], ...]
+
+SMALL_LAST: Weights = (12, (2, 2, 2, 2, 1, 1)), (3, (6, 6, 5, 3)), (0, (1,))
+"""The shares of the pieces of a product, from so many waves on. Measured on two H200 in bfloat16."""
+EVEN: Weights = (3, (1, 1, 1, 1)), (0, (1,))
+"""Likewise on four H200, where the sums of GEMM + AllReduce are pushed."""
 _TILE = 128, 256  # rows and columns of D that a multiprocessor computes at once, on Hopper
 
 
@@ -82,17 +87,16 @@ def waves(rows: int, cols: int, multiprocessors: int) -> float:
     return -(-rows // tile_rows) * -(-cols // tile_cols) / multiprocessors
 
 
-def pieces(rows: int, cols: int, multiprocessors: int) -> tuple[int, ...]:
+def pieces(rows: int, cols: int, multiprocessors: int, weights: Weights = SMALL_LAST) -> tuple[int, ...]:
     """Return the rows of the pieces in which a product is computed while the ones before travel. Local.
 
     Their number follows the waves of tiles that the product is: a piece costs a launch, and a part of a wave. The last
-    ones are smaller, since nothing hides their way. Every piece but the last is a multiple of a tile's rows.
-    Measured on two H200 in bfloat16; see ``_WEIGHTS``.
+    ones may be smaller, since nothing hides their way. Every piece but the last is a multiple of a tile's rows.
     """
     tile_rows, _ = _TILE
     high = -(-rows // tile_rows)
-    weights = next(weights for least, weights in _WEIGHTS if waves(rows, cols, multiprocessors) >= least)
-    ends = [min(rows, round(high * end / sum(weights)) * tile_rows) for end in accumulate(weights)]
+    split = next(split for least, split in weights if waves(rows, cols, multiprocessors) >= least)
+    ends = [min(rows, round(high * end / sum(split)) * tile_rows) for end in accumulate(split)]
     ends[-1] = rows
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return tuple(size for size in sizes if size > 0)
