@@ -438,6 +438,9 @@ class Engine(Protocol):
     def to_host(self, array: LocalArray) -> NDArray[Any]:
         """Return the values as a NumPy array: the array itself where it already is one."""
 
+    def like_on_host(self, array: LocalArray) -> NDArray[Any]:
+        """Return where values may be put for ``from_host``: the array itself where it is NumPy's, or one like it."""
+
     def from_host(self, array: LocalArray, values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``."""
 

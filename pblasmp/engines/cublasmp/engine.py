@@ -18,6 +18,7 @@ from ...layout.trapezoid import Trapezoid
 from ..base import Move
 from . import algorithms, streams
 from .device import Device
+from .host_copies import HostCopies
 from .links import links_of
 from .operations import CublasmpOperations
 from .redistribution import prepare_move
@@ -60,6 +61,7 @@ class CublasmpEngine:
             with self.session.agreement("Context: streams"):
                 self.operations = CublasmpOperations(self.session)
                 self.transport = CublasmpTransport(self.session, self.operations)
+                self._copies = HostCopies(cupy, len(self.session.near))
             closing.pop_all()
 
     @property
@@ -107,6 +109,8 @@ class CublasmpEngine:
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """Return a NumPy copy of the values. Local."""
+        if self._copies.takes(array):
+            return self._copies.read(array)
         order = "F" if array.strides[0] < array.strides[1] else "C"
         values: NDArray[Any] = self.xp.asnumpy(array, order=order)
         return values
@@ -116,7 +120,14 @@ class CublasmpEngine:
         if array.size:
             if is_float8(values.dtype):
                 values = values.view(np.uint8)
-            array[...] = self.xp.asarray(values)
+            if self._copies.takes(array):
+                self._copies.write(array, values)
+            else:
+                array[...] = self.xp.asarray(values)
+
+    def like_on_host(self, array: Any) -> NDArray[Any]:
+        """Return a new array of its shape, type and memory order. Local."""
+        return np.empty(array.shape, array.dtype, order="F" if array.strides[0] < array.strides[1] else "C")
 
     def overlap(self, a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
@@ -142,4 +153,5 @@ class CublasmpEngine:
 
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""
+        self._copies.close()
         self.session.close()

@@ -125,6 +125,10 @@ class HostEngine:
         """Return ``array``. Local."""
         return array
 
+    def like_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return ``array``. Local."""
+        return array
+
     def from_host(self, array: NDArray[Any], values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``. Local."""
         if array is not values:
