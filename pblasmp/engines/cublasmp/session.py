@@ -60,6 +60,7 @@ class Session:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
+        near: the ranks of this one's node.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
@@ -86,7 +87,9 @@ class Session:
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
-            self.nodes = len(nodes_of(comm))
+            nodes = nodes_of(comm)
+            self.nodes = len(nodes)
+            self.near = frozenset(next(node for node in nodes if comm.rank in node))
             self.gpu, self.why_no_gpu = self._own_gpu()
             handle = ctypes.c_void_p()
             with self.agreement("Context: cuBLASMp"):

@@ -121,9 +121,13 @@ class Gpu:
 
     # -- order
 
+    def use_current_stream(self) -> None:
+        """Let "main" be CuPy's current stream. Local."""
+        self._streams["main"] = self._cupy.cuda.get_current_stream()
+
     def begin(self, *names: str) -> None:
         """Begin a product on CuPy's current stream, and fork streams of these names from it. Local."""
-        self._streams["main"] = self._cupy.cuda.get_current_stream()
+        self.use_current_stream()
         if self.windows is not None:
             self.windows.await_all(self._streams["main"])
         for name in names:
