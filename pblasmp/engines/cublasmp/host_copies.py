@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ class HostCopies:
         self._cupy = cupy
         self._threads = max(1, min(_THREADS, (os.cpu_count() or 1) // max(1, ranks)))
         self._pool: ThreadPoolExecutor | None = None
-        self._buffers: list[tuple[Any, NDArray[Any], Any]] = []  # memory, its bytes, when it may be written again
+        self._buffers: list[
+            tuple[Any, NDArray[Any], Any]
+        ] = []  # memory, its bytes, when it may be written again
 
     def takes(self, array: Array) -> bool:
         """Return whether an array on the GPU is worth it, and in lines that fit into a buffer. Local."""
@@ -68,6 +71,7 @@ class HostCopies:
             if len(waiting) == _BUFFERS:
                 self._take(found, *waiting.pop(0))
             memory, raw, free = self._buffer(i)
+            free.synchronize()  # of a write before, perhaps on another stream
             self._carry(lines, start, stop, memory, to_device=False)
             free.record(self._cupy.cuda.get_current_stream())
             waiting.append((start, stop, raw, free))
@@ -99,7 +103,7 @@ class HostCopies:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "pblasmp-copies")
         cuts = np.linspace(0, len(to), self._threads + 1).astype(int)
-        parts = [slice(*cut) for cut in zip(cuts, cuts[1:], strict=False)]
+        parts = [slice(*cut) for cut in pairwise(cuts)]
         list(self._pool.map(lambda part: np.copyto(to[part], of[part], casting="unsafe"), parts))
 
     def _carry(self, lines: Array, start: int, stop: int, memory: Any, *, to_device: bool) -> None:
@@ -132,4 +136,5 @@ def _lines(array: Array) -> Array:
 def _as_lines(raw: NDArray[Any], count: int, like: Array) -> NDArray[Any]:
     """Return the beginning of a buffer as lines of an array."""
     width = like.shape[1]
-    return raw[: count * width * like.itemsize].view(like.dtype).reshape(count, width)
+    lines: NDArray[Any] = raw[: count * width * like.itemsize].view(like.dtype)
+    return lines.reshape(count, width)
