@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pblasmp.engines.sections import PushPlan, common_order, cuts
+from pblasmp.layout import Grid, MatmulProblem
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Stretches
 from tests.helpers.layouts import random_product
@@ -97,3 +98,48 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
 def test_chunks_begin_small_and_end_at_tiles():
     assert cuts(0, (1, 1, 2, 4), 128, 16384) == [(0, 2048), (2048, 4096), (4096, 8192), (8192, 16384)]
     assert cuts(0, (1, 1), 128, 100) == [(0, 100)]
+
+
+def _sizes(plan: PushPlan, which: int) -> list[int]:
+    """The sizes of rank 0's chunks of A (0) or B (1)."""
+    return [stop - start for start, stop in plan.chunks(which, 0)]
+
+
+@pytest.mark.parametrize(
+    ("n", "of_a", "of_b"),
+    [
+        (4096, [2048], [2048]),
+        (6144, [1536, 1536], [1536, 1536]),
+        (8192, [2048, 2048], [2048, 2048]),
+        (12288, [1536, 1536, 3072], [1536, 4608]),
+        (16384, [2048, 2048, 4096], [2048, 6144]),
+        (24576, [1536, 1536, 3072, 6144], [1536, 4608, 6144]),
+        (32768, [2048, 2048, 4096, 8192], [2048, 6144, 8192]),
+        (65536, [2048, 2048, 4096, 8192, 16384], [4096, 12288, 16384]),
+    ],
+)
+def test_where_both_operands_arrive_the_first_product_is_about_2048_by_2048(n, of_a, of_b):
+    """And few chunks of B: each of them is a product for every chunk of A."""
+    plan = PushPlan(MatmulProblem.gemm(n, n, 512, Grid(2, 2), 256), 4)
+    assert (_sizes(plan, 0), _sizes(plan, 1)) == (of_a, of_b)
+
+
+@pytest.mark.parametrize(
+    ("grid", "m", "n", "of_a", "of_b"),
+    [
+        (
+            Grid(1, 2),
+            8192,
+            8192,
+            [1024, 1024, 2048, 4096],
+            [4096],
+        ),  # times 4096 columns: as many entries of D
+        (Grid(2, 1), 8192, 8192, [4096], [1024, 1024, 2048, 4096]),
+        (Grid(1, 2), 2048, 2048, [2048], [1024]),
+        (Grid(1, 2), 16384, 512, [16384], [256]),  # a chunk of a slim D is long
+        (Grid(1, 2), 65536, 512, [16384, 16384, 32768], [256]),
+    ],
+)
+def test_where_one_operand_arrives_its_first_chunk_has_as_many_entries_of_d(grid, m, n, of_a, of_b):
+    plan = PushPlan(MatmulProblem.gemm(m, n, 512, grid, 256), 2)
+    assert (_sizes(plan, 0), _sizes(plan, 1)) == (of_a, of_b)
