@@ -20,7 +20,7 @@ from ..dtypes import accumulation_dtype
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.trapezoid import Trapezoid
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Operands, Options, Problem, QueuedProduct
 from .finish import Finish, number
 from .operand import Operand, Staging
 from .slab_terms import Slabs, matmul_slabs, routine_slabs
@@ -166,7 +166,7 @@ class Panels:
         return found
 
 
-class SlabProduct(Product):
+class SlabProduct(QueuedProduct):
     """D from slabs of the operands. Making and running one is collective over the ranks.
 
     Args:
@@ -184,6 +184,7 @@ class SlabProduct(Product):
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
         self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
         self._coords = d.grid.coords(rank) if rank < d.grid.size else None
+        self._written: list[tuple[slice, slice, Array]] | None = None  # the parts of D that are, made once
         active = any(term.alpha != 0 for term in slabs.terms)
         self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0)
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
@@ -260,9 +261,13 @@ class SlabProduct(Product):
             target[...] = c
         elif self._coords is not None:
             operations = self._engine.operations
-            rows, cols = self._slabs.d.global_indices(self._engine.transport.rank)
-            for down, across, mask in part.parts(rows, cols, operations.tile):
-                mask = None if mask is None else operations.xp.asarray(mask)
+            if self._written is None:
+                rows, cols = self._slabs.d.global_indices(self._engine.transport.rank)
+                self._written = [
+                    (down, across, None if mask is None else operations.xp.asarray(mask))
+                    for down, across, mask in part.parts(rows, cols, operations.tile)
+                ]
+            for down, across, mask in self._written:
                 operations.copy_where(target[down, across], c[down, across], mask)
 
 

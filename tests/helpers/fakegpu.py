@@ -94,6 +94,14 @@ class Array(np.ndarray):
         return super().conj()
 
 
+class _Pinned(np.ndarray):
+    """Pinned memory on the host."""
+
+    @property
+    def ptr(self) -> int:
+        return self.ctypes.data
+
+
 class FakeGpu:
     """What one rank sees, and what it did.
 
@@ -391,9 +399,14 @@ class FakeGpu:
         stream, event = self._streams()
 
         def pinned(nbytes: int) -> Any:
-            memory = np.empty(nbytes, np.uint8)
-            self.events.append(("pinned", memory.ctypes.data, nbytes))
-            return SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+            memory = np.empty(nbytes, np.uint8).view(_Pinned)
+            self.events.append(("pinned", memory.ptr, nbytes))
+            return memory
+
+        def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
+                       stream: int) -> None:  # fmt: skip
+            for line in range(height) if kind != runtime.memcpyDefault else ():
+                ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
 
         runtime = SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
@@ -409,7 +422,9 @@ class FakeGpu:
             memcpyDefault=4,
             memsetAsync=lambda *_: None,
             memcpyAsync=lambda *_: None,
-            memcpy2DAsync=lambda *_: None,
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+            memcpy2DAsync=copy_lines,
         )
         return SimpleNamespace(
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
@@ -431,6 +446,9 @@ class FakeGpu:
                 self.stream, self.requests = stream.ptr, gpu.under_way.pop(stream.ptr, [])
                 if self.requests:
                     gpu.promised.append(self)
+
+            def synchronize(self) -> None:
+                assert not self.requests, "fake: the host waits for messages"
 
         class Stream:
             def __init__(

@@ -21,6 +21,7 @@ from .device import Device
 from .host_copies import HostCopies
 from .links import links_of
 from .operations import CublasmpOperations
+from .recordings import Recordings
 from .redistribution import prepare_move
 from .session import Session
 from .transport import CublasmpTransport
@@ -136,6 +137,11 @@ class CublasmpEngine:
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which another library's stream is CuPy's current one. Local."""
         return streams.current(streams.external(handle, device))
+
+    def graphs(self) -> Recordings | None:
+        """Return where a product keeps CUDA graphs. Local."""
+        operations = self.operations
+        return None if self.session.gpu is None else self.session.recordings(lambda: operations.generation)
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work. Local."""

@@ -70,7 +70,8 @@ class Inbox:
             if (box, to) in self._pushed:
                 gpu.await_flag("main", to, _FREE + box)
             pack(packed + to * slot)
-        gpu.follow("copy", "main")
+        if packs:
+            gpu.follow("copy", "main")
         for to in ((gpu.rank + step) % gpu.size for step in range(1, gpu.size)):
             if to in packs:
                 there = gpu.symmetric(f"inbox {box}", to) + gpu.rank * slot
@@ -83,9 +84,10 @@ class Inbox:
             for source, unpack in unpacks.items():
                 gpu.await_flag("main", source, _CAME + box)
                 unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
-            gpu.follow("tell", "main")
             for source in unpacks:
-                gpu.raise_flag("tell", source, _FREE + box)
+                gpu.raise_flag("main", source, _FREE + box)
+            if packs:
+                gpu.follow("main", "copy")  # a CUDA graph ends where all streams have come together
             self._free.append(box)
 
         return finish

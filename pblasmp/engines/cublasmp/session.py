@@ -252,11 +252,15 @@ class Session:
         limit = int(min(self._comm.allgather(int(free))) * _SHARE_OF_MEMORY)
         return nbytes <= limit, limit
 
-    def recordings(self) -> Recordings:
-        """Return where a product of ``gpu`` keeps its graphs. Local."""
+    def recordings(self, buffers: Callable[[], int] = int) -> Recordings:
+        """Return where a product of ``gpu`` keeps its graphs. Local.
+
+        Args:
+            buffers: changes when memory is replaced that is not the GPU's own.
+        """
         gpu = self.gpu
         assert gpu is not None
-        return Recordings(self, lambda: gpu.addresses)
+        return Recordings(self, lambda: (gpu.addresses, buffers()))
 
     def agreement(self, what: str) -> Agreement:
         """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""

@@ -142,6 +142,9 @@ class HostEngine:
         """There are no streams on the host. Local."""
         return nullcontext()
 
+    def graphs(self) -> None:
+        """Return None: there are no graphs. Local."""
+
     def synchronize(self) -> None:
         """Nothing is ever queued here. Local."""
 

@@ -39,6 +39,8 @@ class Messages:
                 self._finish(waiting.pop(0))
         for each in waiting:
             self._finish(each)
+        for gpu in peers.gpus:
+            gpu.use()  # as where a graph's recording ends
 
     def _started(self, sizes, number):
         sent = {ends: self._bytes(ends[0], n, number) for ends, n in sizes.items()}
