@@ -272,7 +272,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         it never was, which writes its result.
 
         Raises:
-            UnsupportedError: the engine has no graphs, or operands are moved first.
+            UnsupportedError: the engine has no graphs, the algorithm cannot be recorded, or operands are moved first.
             ClosedError: the plan is closed.
         """
         with self._ctx._agreement("plan.graph"):

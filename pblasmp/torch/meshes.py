@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
-from torch.torch_version import TorchVersion
 
 from ..comm import Communicator, wrap
 from ..context import Context
@@ -187,7 +186,7 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-_GRADIENTS_STAY_SPLIT = TorchVersion(torch.__version__) >= (2, 13)
+_GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(tuple(f"2.{minor}." for minor in range(13)))
 """Whether PyTorch accumulates the gradient of a DTensor of uneven parts as such a DTensor, not as a replicated one."""
 
 

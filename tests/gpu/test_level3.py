@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 routines on GPUs against float64 NumPy; PBLASMP_TRACE=1 says which call is under way."""
+"""The level-3 routines on GPUs against float64 NumPy, cuBLASMp's and those that "auto" takes.
+
+PBLASMP_TRACE=1 says which call is under way.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,13 @@ COUNT = int(
 )  # of each routine, in layouts that fit and in any
 
 
+@pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("routine", ROUTINES)
-def test_every_option(ctx, routine):
+def test_every_option(ctx, routine, algo):
     faults = [
         fault
         for seed, case in enumerate(every_case(routine, ctx.size, 37, 8))
-        if (fault := one_case(ctx, case, seed))
+        if (fault := one_case(ctx, case, seed, algo))
     ]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
@@ -40,13 +44,14 @@ def test_random_calls(ctx, routine, mode, algo):
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
+@pytest.mark.parametrize("algo", ["auto", "cublasmp"])
 @pytest.mark.parametrize("routine", ROUTINES)
-def test_larger_ones(ctx, routine):
+def test_larger_ones(ctx, routine, algo):
     """Many blocks to a process, and several processes to a row."""
     chosen = [
         case for case in every_case(routine, ctx.size, 700, 64) if case.dtype in ("float64", "complex64")
     ][::9]
-    faults = [fault for seed, case in enumerate(chosen) if (fault := one_case(ctx, case, seed))]
+    faults = [fault for seed, case in enumerate(chosen) if (fault := one_case(ctx, case, seed, algo))]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
@@ -57,7 +62,7 @@ def test_narrow_types_are_right_or_refused(ctx, routine, dtype):
     ends = {name: replace(end, parent=replace(end.parent, dtype=dtype)) for name, end in case.ends.items()}
     fault = ""
     try:
-        fault = one_case(ctx, replace(case, ends=ends, dtype=dtype), 1)
+        fault = one_case(ctx, replace(case, ends=ends, dtype=dtype), 1, "cublasmp")
     except pb.UnsupportedError as error:
         say(ctx, f"{routine} {dtype}: {error}")
     except pb.StatusError as error:
@@ -70,7 +75,8 @@ def test_a_plan_is_run_again_on_another_stream_and_as_a_graph(ctx):
     n, grid = 256, pb.Grid.squarest(ctx.size)
     d = pb.MatrixDescriptor((n, n), (32, 32), grid, dtype="float32")
     out = poisoned(ctx, d)
-    with pb.plan(pb.syrk, place(ctx, np.zeros((n, n)), d), uplo="U", out=out) as plan:
+    zeros = place(ctx, np.zeros((n, n)), d)
+    with pb.plan(pb.syrk, zeros, uplo="U", out=out, algo="cublasmp") as plan:
         a = plan._matrices["a"]
         assert a is not None
         graph = plan.graph()

@@ -31,15 +31,16 @@ class EagerGpu:
 
     Attributes:
         queued: how many products were queued.
+        moves: how many copies of blocks.
     """
 
     rank, size, why_no_windows, multiprocessors = 0, 1, "", 2
 
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}
-        self.generation, self.queued = 0, 0
+        self.generation, self.queued, self.moves = 0, 0, 0
         self.windows = SimpleNamespace(generation=0)
-        self.kernels = SimpleNamespace(copy=self.copy)
+        self.kernels = SimpleNamespace(copy=self.copy, move=self.move)
 
     def agreement(self, what: str) -> Any:
         return nullcontext()
@@ -88,7 +89,9 @@ class EagerGpu:
     def push(self, stream: str, to: View, of: View) -> None:
         at(to)[...] = at(of)
 
-    def move(self, stream: str, to: int, there: Any, of: int, here: Any, extents: Any) -> None:
+    def move(self, stream: Any, to: int, there: Any, of: int, here: Any, extents: Any) -> None:
+        assert min(*there, *here, *extents) >= 0
+        self.moves += 1
         *counts, run = extents
         for steps in itertools.product(*map(range, counts)):
             target, source = (

@@ -168,7 +168,7 @@ def _is_level3(problem: Problem) -> bool:
     return isinstance(problem, Level3Problem) and symbol_of(problem) in FUNCTIONS
 
 
-_SLOWEST = 9.0  # two to eight times as long as products of gathered slabs, on four H200: benchmarks/README.md
+_SLOWEST = 9.0  # three to eleven times as long as ours on four H200, in blocks of 256: benchmarks/README.md
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How GPU ranks exchange data: NCCL's messages on a separate stream, packed and unpacked by CuPy."""
+"""How GPU ranks exchange data: NCCL's messages on a separate stream, packed and unpacked by a kernel or by CuPy."""
 
 from __future__ import annotations
 

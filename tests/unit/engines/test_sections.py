@@ -9,7 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from pblasmp.engines import sections
 from pblasmp.engines.sections import PushPlan, common_order, cuts
+from pblasmp.layout import Grid, MatmulProblem
 from pblasmp.layout.axis import Axis
 from pblasmp.layout.intersection import Stretches
 from tests.helpers.layouts import random_product
@@ -97,3 +99,82 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
 def test_chunks_begin_small_and_end_at_tiles():
     assert cuts(0, (1, 1, 2, 4), 128, 16384) == [(0, 2048), (2048, 4096), (4096, 8192), (8192, 16384)]
     assert cuts(0, (1, 1), 128, 100) == [(0, 100)]
+
+
+def _sizes(plan: PushPlan, which: int) -> list[int]:
+    """The sizes of rank 0's chunks of A (0) or B (1)."""
+    return [stop - start for start, stop in plan.chunks(which, 0)]
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"),
+    [
+        (4096, [2048]),
+        (6144, [1536, 1536]),
+        (8192, [2048, 2048]),
+        (12288, [1536, 1536, 3072]),
+        (16384, [2048, 2048, 4096]),
+        (32768, [2048, 2048, 4096, 8192]),
+        (65536, [2048, 2048, 4096, 8192, 16384]),
+    ],
+)
+def test_where_both_operands_arrive_the_first_product_is_about_2048_by_2048(n, sizes):
+    plan = PushPlan(MatmulProblem.gemm(n, n, 512, Grid(2, 2), 256), 4)
+    assert _sizes(plan, 0) == _sizes(plan, 1) == sizes
+
+
+def test_what_arrives_next_lets_a_rank_multiply_most():
+    """Rows and columns in turn where both cost as much; what is at home first; more of what costs less."""
+
+    def sequence(grid: Grid, op_a: str = "N", rank: int = 0) -> str:
+        p = MatmulProblem.gemm(16384, 16384, 512, grid, 256, op_a=op_a)
+        return " ".join("ab"[which] + str(chunk) for which, chunk in PushPlan(p, grid.size).sequence(rank))
+
+    assert sequence(Grid(2, 2)) == "a0 b0 a1 b1 a2 b2"
+    assert sequence(Grid(1, 4)) == "b0 a0 a1 a2 a3 a4"
+    assert sequence(Grid(4, 1)) == "a0 b0 b1 b2 b3 b4"
+    # A is stored transposed: rank 1 has no part of the rows that it needs, rank 0 has half of them
+    assert sequence(Grid(2, 2), "T") == "a0 b0 a1 b1 a2 b2"
+    assert sequence(Grid(2, 2), "T", rank=1) == "b0 a0 b1 a1 b2 a2"
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_the_products_of_what_arrives_are_d(size, monkeypatch):
+    monkeypatch.setattr(sections, "_SIDE", 8)
+    monkeypatch.setattr(sections, "_TILE", (4, 4))
+    rng, longest = np.random.default_rng(size), 0
+    for _ in range(30):
+        plan = PushPlan(random_product(rng, size)[0], size)
+        for rank in range(size):
+            m, n = plan.shapes[rank]
+            times, there = np.zeros((m, n), int), [0, 0]
+            for which, chunk in plan.sequence(rank):
+                assert plan.chunks(which, rank)[chunk][0] == there[which]
+                came = slice(there[which], plan.chunks(which, rank)[chunk][1])
+                rows, cols = (came, slice(there[1])) if which == 0 else (slice(there[0]), came)
+                times[rows, cols] += 1
+                there[which] = came.stop
+            assert (times == 1).all()
+            longest = max(longest, len(plan.sequence(rank)))
+    assert longest > 4
+
+
+@pytest.mark.parametrize(
+    ("grid", "m", "n", "of_a", "of_b"),
+    [
+        (
+            Grid(1, 2),
+            8192,
+            8192,
+            [1024, 1024, 2048, 4096],
+            [4096],
+        ),  # times 4096 columns: as many entries of D
+        (Grid(2, 1), 8192, 8192, [4096], [1024, 1024, 2048, 4096]),
+        (Grid(1, 2), 2048, 2048, [2048], [1024]),
+        (Grid(1, 2), 16384, 512, [16384], [256]),  # a chunk of a slim D is long
+        (Grid(1, 2), 65536, 512, [16384, 16384, 32768], [256]),
+    ],
+)
+def test_where_one_operand_arrives_its_first_chunk_has_as_many_entries_of_d(grid, m, n, of_a, of_b):
+    plan = PushPlan(MatmulProblem.gemm(m, n, 512, grid, 256), 2)
+    assert (_sizes(plan, 0), _sizes(plan, 1)) == (of_a, of_b)

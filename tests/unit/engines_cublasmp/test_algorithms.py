@@ -18,6 +18,7 @@ from pblasmp import plans
 from pblasmp.engines.cublasmp import faults
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.tensor_parallel import plan as parallel_plans
+from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
     PARALLEL,
@@ -114,15 +115,18 @@ def tensor_parallel(comm: Any, path: str, count: int) -> Any:
                     yield f"{form} {algo} {seed}", one_parallel(ctx, form, algo, seed) or None
 
 
-def moves(comm: Any, path: str, count: int) -> Any:
+def moves(comm: Any, path: str, count: int, kernels: bool) -> Any:
     with played(path, comm) as (ctx, _), pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "moves_unseen", lambda *_: True)
+        gpu = EagerGpu() if kernels else None
+        patch.setattr(ctx.engine.session, "gpu", gpu)
         ways = set()
         for seed in range(count):
             way, fault = one_move(ctx, seed)
             ways.add(way)
             yield f"seed {seed}", fault or None
         yield "ways", None if ways == {"by NCCL", "by a local copy"} else str(ways)
+        yield "kernels", None if gpu is None or gpu.moves else "never used"
 
 
 @starts_ranks
@@ -162,9 +166,10 @@ def test_tensor_parallel(stand_in, ranks):
 
 
 @starts_ranks
+@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_moves_by_messages(stand_in, ranks):
-    run_mpi(moves, ranks, path=stand_in(1000), count=60)
+def test_moves_by_messages(stand_in, ranks, kernels):
+    run_mpi(moves, ranks, path=stand_in(1000), count=60, kernels=kernels)
 
 
 def let_go(comm: Any, path: str) -> Any:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 routines: the arguments of each call, against a library that obeys them and enforces its contracts."""
+"""The level-3 routines of cuBLASMp: the arguments of each call, against a library that enforces its contracts.
+
+"auto" takes our own algorithms: what cuBLASMp is told is asked for by name.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from tests.helpers.gpu.level3 import cases, one_case
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
+SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
 OF_CUBLASMP = [name for name in ROUTINES if f"cublasMp{name.capitalize()}" in FUNCTIONS]
 
 
@@ -59,6 +63,26 @@ def test_random_calls(stand_in, version, ranks):
     run_mpi(random_calls, ranks, path=stand_in(version), version=version, routines=OF_CUBLASMP, count=3)
 
 
+@pytest.mark.parametrize("routine", OF_CUBLASMP)
+def test_auto_takes_ours_in_layouts_that_cublasmp_takes_too(ctx, lib, routine):
+    """They were faster on H200; by cuBLASMp's routines only where they are asked for."""
+    ours = "moved" if ROUTINES[routine].shape == "added" else "gathered"
+    problem = Level3Problem(routine, **dict.fromkeys((*ROUTINES[routine].operands, "d"), SQUARE))
+    verdicts = pb.algorithms(problem, ctx)
+    assert [name for name, verdict in verdicts.items() if verdict.taken] == [ours]
+    assert str(verdicts["cublasmp"]) == f"applies: slower than {ours} by rule"
+    with pb.plan(routine, **{x: ctx.eye(SQUARE) for x in ROUTINES[routine].operands}) as plan:
+        assert plan.report().algorithm == ours
+        plan()
+    assert not lib.calls
+
+
+def test_what_only_cublasmp_computes_is_left_to_it(ctx):
+    narrow = replace(SQUARE, dtype="float16")
+    verdicts = pb.algorithms(Level3Problem("geadd", narrow, narrow, c=narrow), ctx)
+    assert [name for name, verdict in verdicts.items() if verdict.taken] == ["cublasmp"]
+
+
 NB, M, N, K = 2, 4, 6, 8
 LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
 
@@ -91,10 +115,10 @@ def matrices(ctx: pb.Context, routine: str, flags: dict[str, str], order: str, *
 
 
 def call(routine: str, given: dict[str, Any], flags: dict[str, str], **how: Any) -> Any:
-    """The arguments of a call that writes where its input is, so that nothing is copied."""
+    """Plan a call of cuBLASMp that writes where its input is, so that nothing is copied."""
     out = how.pop("out", given["d"])
     operands = {name: given[name] for name in ROUTINES[routine].operands}
-    return pb.plan(getattr(pb, routine), **operands, **flags, **how, out=out)
+    return pb.plan(getattr(pb, routine), **operands, **flags, **how, out=out, algo="cublasmp")
 
 
 @pytest.mark.parametrize("order", "FC")
@@ -140,10 +164,10 @@ def test_what_is_told(ctx, lib, routine, order):
 def test_real_hermitian_routines_are_the_symmetric_ones(ctx, lib):
     d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), order="F")
     a, b = ctx.empty(d), ctx.empty(d)
-    pb.hemm(a, b)
-    pb.herk(a)
-    pb.her2k(a, b, op_a="C")
-    pb.herkx(a, b, op_a="T")
+    pb.hemm(a, b, algo="cublasmp")
+    pb.herk(a, algo="cublasmp")
+    pb.her2k(a, b, op_a="C", algo="cublasmp")
+    pb.herkx(a, b, op_a="T", algo="cublasmp")
     called = [
         name.removeprefix("cublasMp") for name in lib.names if name.startswith(("cublasMpSy", "cublasMpHe"))
     ]
@@ -157,7 +181,7 @@ def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
     d = replace(SQUARE, dtype=dtype)
     with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
         a, c = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), d) for _ in range(2))
-        assert (pb.geadd(a, c, alpha=2, beta=-3).on_host().astype(float) == -1).all()
+        assert (pb.geadd(a, c, alpha=2, beta=-3, algo="cublasmp").on_host().astype(float) == -1).all()
     lib.assert_clean()
 
 
@@ -165,13 +189,10 @@ def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
 def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
     d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex128", order=order)
     a, b, c = (ctx.empty(d) for _ in range(3))
-    with pb.plan(pb.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c) as plan:
+    with pb.plan(pb.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c, algo="cublasmp") as plan:
         plan()
         at = lib.of("Her2k")[0]["alpha"]
         assert np.frombuffer(ctypes.string_at(at, 16), complex)[0] == expected
-
-
-SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +223,7 @@ def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, ex
     out = given[start] if start else ctx.empty(SQUARE)
     how = {"beta": 1} if "c" in traits.operands else {}
     del lib.gpu.allocations[:], lib.gpu.copies[:]
-    with pb.plan(routine, **given, **how, out=out) as plan:
+    with pb.plan(routine, **given, **how, out=out, algo="cublasmp") as plan:
         temporaries = len(lib.gpu.allocations)
         report = plan.report()
         assert sorted(note.partition(" ")[0] for note in report.notes if "is copied" in note) == expected
@@ -220,7 +241,8 @@ def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, ex
 def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
     a = ctx.empty(replace(SQUARE, shape=(8, 8)))
     first, rest = slice(0, 4), slice(4, 8)
-    with pb.plan(pb.trsm, a[first, first], a[rest, first], side="R", out=a[rest, first]) as plan:
+    below = a[rest, first]
+    with pb.plan(pb.trsm, a[first, first], below, side="R", out=a[rest, first], algo="cublasmp") as plan:
         plan()
         assert plan.report().copied_bytes == 0
         assert lib.of("Trsm")[0]["b"] == a.local[4:, :4].ctypes.data
@@ -229,7 +251,7 @@ def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
 
 def test_another_matrix_in_the_place_of_one(ctx, lib):
     a, b, other = (ctx.empty(SQUARE) for _ in range(3))
-    with pb.plan(pb.trmm, a, b) as plan:
+    with pb.plan(pb.trmm, a, b, algo="cublasmp") as plan:
         plan()
         plan(b=other)
         padded = ctx.from_local(ctx.empty(replace(SQUARE, ld=9)).local, SQUARE)
@@ -242,7 +264,7 @@ def test_a_solve_begins_inside_a_block(ctx, lib):
     """Which trsm takes: of matrices in whole blocks, from where they begin."""
     parents = [ctx.empty(replace(SQUARE, shape=(9, 9), ld=9 + i)) for i in range(2)]
     a, b = (x[3:7, 3:7] for x in parents)
-    with pb.plan(pb.trsm, a, b, out=b) as plan:
+    with pb.plan(pb.trsm, a, b, out=b, algo="cublasmp") as plan:
         plan()
         assert not plan.report().moved
         (told,) = lib.of("Trsm")
@@ -259,7 +281,7 @@ def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
         a, b = ctx.empty(d), ctx.empty(d)
         a.local[...] = 2 * np.eye(4)
         b.local[...] = values = np.arange(16.0).reshape(4, 4)
-        pb.trsm(a, b, out=b)
+        pb.trsm(a, b, out=b, algo="cublasmp")
         assert np.array_equal(b.local, values / 2)
         assert [lib.made[lib.of("Trsm")[0][f"desc{x}"]]["lld"] for x in "AB"] == [5, 5]
     lib.assert_clean()
@@ -352,9 +374,12 @@ def test_versions_that_lack_a_routine(alone, stand_in, version):
                         getattr(pb, routine)(**operands, algo="cublasmp")
                     with pb.plan(routine, **operands) as plan:  # by another algorithm
                         assert plan.report().algorithm == "gathered"
-                        assert expected.replace("\\", "") in str(plan.report())
+                    own = dict.fromkeys((*operands, "d"), SQUARE)
+                    verdict = pb.algorithms(Level3Problem(routine, **own), ctx)["cublasmp"]
+                    assert not verdict
+                    assert expected.replace("\\", "") in verdict.why
                 else:
-                    getattr(pb, routine)(**operands)
+                    getattr(pb, routine)(**operands, algo="cublasmp")
                     assert len(lib.of(routine.capitalize())) == 1
         lib.assert_clean()
         lib.gpu.assert_clean()
@@ -376,10 +401,10 @@ def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
     """That of 0.9 takes a complex alpha for its conjugate in one of its products."""
     with machine(stand_in(version), Multiplying), pb.Context(engine="cublasmp") as ctx:
         a, b, d = (ctx.zeros(SQUARE) for _ in range(3))
-        pb.syr2k(a, b, alpha=2, out=d)
-        pb.her2k(a, b, alpha=2j, out=d)
+        pb.syr2k(a, b, alpha=2, out=d, algo="cublasmp")
+        pb.her2k(a, b, alpha=2j, out=d, algo="cublasmp")
         if version == 1000:
-            pb.syr2k(a, b, alpha=2j, out=d)
+            pb.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
             return
         with pytest.raises(
             pb.UnsupportedError, match=r"Syr2k of cuBLASMp 0\.9\.0 is wrong for a complex alpha"
@@ -394,17 +419,17 @@ def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
     d = replace(SQUARE, order=order)
     a, c = ctx.empty(d), ctx.empty(d)
     c.local[...] = np.arange(16).reshape(4, 4) * (1 + 1j)
-    outcome = pb.herk(a, c, alpha=0, beta=2).local
+    outcome = pb.herk(a, c, alpha=0, beta=2, algo="cublasmp").local
     expected = np.where(np.tri(4), 2 * c.local, c.local)
     np.fill_diagonal(expected, 2 * c.local.diagonal().real)
     assert np.array_equal(outcome, expected)
-    assert np.all(pb.trsm(a, a, alpha=0).local == 0)
+    assert np.all(pb.trsm(a, a, alpha=0, algo="cublasmp").local == 0)
     none = ctx.empty(replace(d, shape=(4, 0)))
-    assert np.array_equal(pb.syrk(none, c, beta=1, uplo="U").local, c.local)
-    assert np.array_equal(pb.trsm(a, none).local, none.local)
+    assert np.array_equal(pb.syrk(none, c, beta=1, uplo="U", algo="cublasmp").local, c.local)
+    assert np.array_equal(pb.trsm(a, none, algo="cublasmp").local, none.local)
     assert not lib.calls
     with (
-        pb.plan(pb.herk, a, c, alpha=0, out=c) as plan,
+        pb.plan(pb.herk, a, c, alpha=0, out=c, algo="cublasmp") as plan,
         pytest.raises(
             pb.UnsupportedError, match="D = beta C: there is nothing to compute cannot be recorded"
         ),
@@ -414,7 +439,7 @@ def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
 
 def test_a_graph_has_the_copies_too(ctx, lib):
     a, c, out = (ctx.empty(SQUARE) for _ in range(3))
-    with pb.plan(pb.syrk, a, c, beta=1, out=out) as plan:
+    with pb.plan(pb.syrk, a, c, beta=1, out=out, algo="cublasmp") as plan:
         graph = plan.graph()
         del lib.gpu.events[:]
         graph.replay()
@@ -438,8 +463,8 @@ def life(_: Any) -> None:
     ctx = pb.Context(engine="cublasmp")
     try:
         a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
-        pb.trsm(a, b)
-        with pb.plan(pb.her2k, a, b) as plan:
+        pb.trsm(a, b, algo="cublasmp")
+        with pb.plan(pb.her2k, a, b, algo="cublasmp") as plan:
             plan()
             with sys.modules["cupy"].cuda.Stream():
                 plan()

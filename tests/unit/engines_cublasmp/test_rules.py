@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the overlapped algorithms "auto" takes by rule: pure, as measured on two and four H200."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pblasmp.dtypes import DTYPES
+from pblasmp.engines.base import Options
+from pblasmp.engines.cublasmp import parallel
+from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
+from pblasmp.layout import ParallelProblem
+
+HALF = DTYPES["bfloat16"]
+H200 = SimpleNamespace(multiprocessors=132)
+
+
+def taken(form: str, size: int, sizes: tuple[int, int, int], *, plan: bool) -> str:
+    """The algorithm of least cost for tokens, outputs and inputs of all ranks together."""
+    tokens, outputs, inputs = sizes
+    sums = form == "matmul_reduce_scatter"
+    p = ParallelProblem(
+        form,
+        tokens=(tokens,) * size,
+        inputs=(inputs // size if sums else inputs,) * size,
+        outputs=(outputs if sums else outputs // size,) * size,
+        rows=(tokens // size if sums else tokens,) * size,
+        dtype=HALF, w_dtype=HALF, out_dtype=HALF,
+    )  # fmt: skip
+    assert p.sizes == sizes
+    options = Options(repeated=plan)
+    return min(ALGORITHMS[form], key=lambda name: parallel._cost(name, p, options, H200))
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "in_plan", "in_call"),
+    [
+        (4, 2048, "pull", "nccl"),  # 0.7e11 operations of all ranks
+        (4, 4096, "store", "store"),  # 1.4e11: more than 2.5e10 each
+        (4, 8192, "store", "store"),  # 2.7e11
+        (4, 16384, "push", "push"),  # 5.5e11: more than 7.5e10 each
+        (8, 4096, "pull", "pull"),
+        (8, 16384, "store", "store"),
+        (8, 32768, "push", "push"),
+        (2, 1024, "pull", "nccl"),
+        (2, 2048, "push", "nccl"),
+        (2, 4096, "push", "push"),  # as much for each of two as what four store: two never do
+        (2, 16384, "push", "push"),
+    ],
+)
+def test_gemm_and_reduce_scatter(size, inputs, in_plan, in_call):
+    form, sizes = "matmul_reduce_scatter", (4096, 4096, inputs)
+    assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=False) == in_call
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "in_plan", "in_call"),
+    [
+        (2, 256, "nccl", "nccl"),  # 0.9e10 operations
+        (2, 1024, "push", "nccl"),  # 3.4e10: to one peer, few inputs are enough
+        (2, 4096, "push", "push"),
+        (4, 4096, "nccl", "nccl"),  # fewer than 2000 inputs for each of three peers
+        (4, 6144, "push", "push"),
+        (8, 8192, "nccl", "nccl"),
+        (8, 16384, "push", "push"),
+    ],
+)
+def test_gemm_and_allgather(size, inputs, in_plan, in_call):
+    form, sizes = "matmul_allgather", (4096, 4096, inputs)
+    assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=False) == in_call
+
+
+def test_many_inputs_of_a_small_product_hide_nothing():
+    assert taken("matmul_allgather", 4, (512, 512, 8192), plan=True) == "nccl"  # 0.4e10 operations
