@@ -327,6 +327,24 @@ def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
     assert "in call\n" in pblasmp("matmul", "--size", 64, "--debug").stderr
 
 
+def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
+    """MPICH 5 ends the ranks of Open MPI's mpirun itself, before Python sees an error."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' || exit 16\n")
+    mpirun.chmod(0o755)
+    (tmp_path / "site" / "mpi4py").mkdir(parents=True)
+    (tmp_path / "site" / "mpi4py" / "__init__.py").write_text(
+        "__version__ = '9'\nclass rc: pass\nclass MPI:\n    Get_library_version = lambda: 'MPICH Version: 5'\n"
+    )
+    environment["PBLASMP_MPIRUN"] = str(mpirun)
+    done = pblasmp("matmul", "--size", 8, "-n", 2)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to another MPI than the "
+        "library, MPICH Version: 5. PBLASMP_MPIRUN names another one\n"
+    )
+
+
 def test_a_rank_that_dies_is_told(pblasmp, patched, tmp_path):
     patched(ON_RANK_1.format(fault="os.kill(os.getpid(), 9)"))
     done = pblasmp("matmul", "--size", 64, "-o", "D.npy")
