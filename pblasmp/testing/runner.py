@@ -81,7 +81,7 @@ class Torchrun(Launcher):
         return {"OMP_NUM_THREADS": "1", **environ}
 
 
-def _name(function: Function | str, nranks: int) -> str:
+def _name(function: Function | str, nranks: object) -> str:
     """Return "module:name", or raise LayoutError where no rank would find it, or there is none. Local."""
     if not isinstance(nranks, int) or nranks < 1:
         raise LayoutError(f"nranks: expected an integer, at least 1, got {nranks!r}")
