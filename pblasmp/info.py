@@ -16,7 +16,7 @@ from .errors import LibraryNotFoundError
 from .launch import python_command
 from .launchers import find_launcher, kind_of_library
 
-__all__ = ["collect"]
+__all__ = ["collect", "launcher_problem"]
 
 Facts = dict[str, Any]
 
@@ -115,12 +115,21 @@ def collect() -> dict[str, Facts]:
         **_ask(_ASK_GPUS, "GPUs"),
         **_ask(_ASK_ENGINE, "engine"),
     }
-    library, launcher = found["MPI library"].get("version", ""), found["mpirun"].get("family")
-    family = kind_of_library(library)
-    if family and launcher not in (None, "other", family):
-        found["mpirun"]["problem"] = f"it belongs to another MPI than the library, {library}"
+    if problem := _unlike(found["mpirun"].get("family"), found["MPI library"]):
+        found["mpirun"]["problem"] = problem
     versions = {name: version for name in _GPU_PACKAGES if (version := _version(name))}
     return found | {"GPU packages": versions or {"problem": "none installed"}}
+
+
+def launcher_problem(kind: str) -> str:
+    """Return why a launcher of this kind cannot start ranks of mpi4py's MPI library, "" if it can. Local."""
+    return _unlike(kind, _ask(_ASK_MPI, "MPI library")["MPI library"])
+
+
+def _unlike(launcher: str | None, library: Facts) -> str:
+    version = library.get("version", "")
+    fits = launcher in (None, "other", kind_of_library(version) or launcher)
+    return "" if fits else f"it belongs to another MPI than the library, {version}"
 
 
 def _ask(script: str, topic: str) -> dict[str, Facts]:

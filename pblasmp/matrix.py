@@ -358,11 +358,16 @@ class DistributedMatrix:
 
     def __matmul__(self, other: DistributedMatrix) -> DistributedMatrix:
         """Return the product as a new matrix. Collective over the context; see ``pblasmp.matmul``."""
+        _refuse_arrays(other)
         if not isinstance(other, DistributedMatrix):
             return NotImplemented
         from .products import matmul
 
         return matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> DistributedMatrix:
+        _refuse_arrays(other)
+        return NotImplemented
 
     def __add__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the sum as a new matrix, laid out like this one. Collective over the context.
@@ -419,14 +424,16 @@ class DistributedMatrix:
 
     @staticmethod
     def _binary(symbol: str, left: Any, right: Any) -> DistributedMatrix:
-        operands = [each for each in (left, right) if not isinstance(each, DistributedMatrix)]
-        if not all(map(arithmetic.is_scalar, operands)):
-            refused: DistributedMatrix = NotImplemented
-            return refused
+        for each in (left, right):
+            if not isinstance(each, DistributedMatrix) and not arithmetic.is_scalar(each):
+                _refuse_arrays(each)
+                refused: DistributedMatrix = NotImplemented
+                return refused
         return arithmetic.binary(symbol, left, right)
 
     def _in_place(self, symbol: str, other: Any) -> Self:
         if not isinstance(other, DistributedMatrix) and not arithmetic.is_scalar(other):
+            _refuse_arrays(other)
             refused: Self = NotImplemented
             return refused
         arithmetic.binary(symbol, self, other, in_place=True)
@@ -507,6 +514,15 @@ class DistributedMatrix:
 
 
 _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this rank's part"
+
+
+def _refuse_arrays(operand: object) -> None:
+    """Raise TypeError if ``operand`` is an array, which may be one part of a matrix or all of it. Local."""
+    if getattr(operand, "ndim", 0) and not isinstance(operand, DistributedMatrix):
+        raise TypeError(
+            f"unsupported operands: a DistributedMatrix and a {type(operand).__name__}: distribute the array first, "
+            "as with ctx.scatter(array)"
+        )
 
 
 def _whole(extent: int) -> Axis:

@@ -104,7 +104,12 @@ def cli(ctx: click.Context) -> None:
     help="Rows and columns of ranks.  [default: the squarest]",
 )
 @click.option(
-    "--block", type=click.IntRange(1), default=256, show_default=True, help="Rows and columns of a block."
+    "--block",
+    metavar="MB[,NB[,KB]]",
+    callback=options.block,
+    default="256",
+    show_default=True,
+    help="Sizes of blocks along m, n and k: one for all, or each; KB is NB unless given.",
 )
 @click.option(
     "--trans",
@@ -265,7 +270,7 @@ def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> N
     elif output is None:
         show_in_terminal(found, console(colour=bool(ctx.color)))
     if faults:
-        raise LayoutError(f"{plain(file)}: this product is not legal")
+        raise LayoutError(f"{plain(found.path)}: this product is not legal")
 
 
 @cli.command(name="list", epilog=examples("pblasmp list", "pblasmp list --json", "pblasmp show ag-nn-c"))

@@ -15,7 +15,7 @@ import click
 
 from ..errors import LayoutError
 from ..layout import MatrixDescriptor
-from ..layout.files import ProblemFile, check, file_error, find, load_problem_file, path_of
+from ..layout.files import ProblemFile, check, file_error, find, load_problem_file, path_of, unreadable
 from .terminal import plain
 
 __all__ = [
@@ -51,8 +51,8 @@ def read_text(file: str) -> bytes:
             with path_of(file, "problems").open("rb") as stream:
                 text = stream.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise file_error(Path(_name(file)), [f"cannot be read: {reason}"]) from None
+        reason = unreadable(file, error) if isinstance(error, OSError) else f"cannot be read: {error}"
+        raise file_error(Path(_name(file)), [reason]) from None
     if len(text) > _MOST_BYTES:
         raise file_error(Path(_name(file)), [f"longer than {_MOST_BYTES >> 20} MiB, not a descriptor file"])
     return text

@@ -20,6 +20,7 @@ __all__ = [
     "FILE",
     "DescriptorFile",
     "as_json",
+    "block",
     "common",
     "engine",
     "examples",
@@ -51,7 +52,9 @@ class DescriptorFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         from ..layout.files import find
 
         names = [path.stem for path in find("problems") if path.stem.startswith(incomplete)]
-        return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+        if names:  # bash has either these or all files, and forgets what comes before those
+            names += sorted(path.name for path in Path().glob("*.toml") if path.name.startswith(incomplete))
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
 
 def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -62,6 +65,17 @@ def grid(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[
     if match is None or 0 in (found := (int(match[1]), int(match[2]))):
         raise click.BadParameter(f"{text!r}: expected rows x columns of ranks, for example 2x2", ctx, param)
     return found
+
+
+def block(ctx: click.Context, param: click.Parameter, text: str) -> int | tuple[int, ...]:
+    """Return the block sizes of "64", "64,32" or "64,32,16" as ``MatmulProblem.gemm`` takes them."""
+    if not re.fullmatch("[1-9][0-9]{0,9}(,[1-9][0-9]{0,9}){0,2}", text.replace(" ", "")):
+        message = (
+            f"{text!r}: expected one block size, or two or three for m, n and k, for example 64 or 64,32"
+        )
+        raise click.BadParameter(message, ctx, param)
+    found = tuple(map(int, text.split(",")))
+    return found if len(found) > 1 else found[0]
 
 
 def number(ctx: click.Context, param: click.Parameter, text: str | None) -> complex | None:

@@ -20,10 +20,11 @@ from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choice import EngineName
 from ..errors import LayoutError
+from ..io.files import format_of
 from ..io.npy import read_header
 from ..io.source import element_type
 from ..launchers import surroundings
-from ..layout import Grid, MatrixDescriptor
+from ..layout import Grid, MatmulProblem
 from ..layout.problem import Op
 from ..matrix import DistributedMatrix
 from ..timing import samples
@@ -48,7 +49,7 @@ class ProductOptions:
         c: the file of C.
         output: the file of D.
         grid: rows and columns of the grid.
-        block: block size in both dimensions.
+        block: as of ``MatmulProblem.gemm``.
         op_a, op_b: "N", "T" or "C".
         alpha, beta: scalars of ``alpha op(A) op(B) + beta C``.
         dtype: element type of all matrices.
@@ -63,7 +64,7 @@ class ProductOptions:
     c: Path | None
     output: Path | None
     grid: tuple[int, int] | None
-    block: int
+    block: int | tuple[int, ...]
     op_a: Op
     op_b: Op
     alpha: complex
@@ -105,6 +106,10 @@ def _validate(options: ProductOptions) -> np.dtype:
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
+    if other := next((path for path in files.values() if format_of(path) != "npy"), None):
+        raise LayoutError(
+            f"{other}: pblasmp matmul reads .npy files; ctx.load in a script reads HDF5 and Zarr, too"
+        )
     arrays = {name: read_header(path) for name, path in files.items()}
     dtype = _common_dtype({path: arrays[name] for name, path in files.items()}, asked)
     scalar(options.alpha, dtype, "--alpha")
@@ -217,29 +222,20 @@ def _operands(
     options: ProductOptions, clock: _Clock, grid: Grid, dtype: np.dtype
 ) -> tuple[DistributedMatrix, DistributedMatrix, DistributedMatrix | None]:
     """Read A, B and C, or make A and B. Collective over the context."""
-    ctx, block = clock.context, (options.block, options.block)
-    square = MatrixDescriptor((options.size, options.size), block, grid, dtype=dtype)
+    ctx, size = clock.context, options.size
+    square = MatmulProblem.gemm(
+        size, size, size, grid, options.block, op_a=options.op_a, op_b=options.op_b, dtype=dtype
+    )
     made: list[DistributedMatrix] = []
-    for seed, (step, path) in enumerate(options.operand_steps.items()):
+    layouts = (square.a, square.b, square.d)
+    for seed, ((step, path), layout) in enumerate(zip(options.operand_steps.items(), layouts, strict=False)):
         with clock.step(step):
             if path is None:
-                made.append(_random(ctx, square, seed))
+                made.append(ctx.random(layout, seed=seed, distribution="normal"))
             else:
                 progress = clock.reporter.progress
-                made.append(ctx.load(path, grid=grid, block=block, dtype=dtype, progress=progress))
+                made.append(ctx.load(path, grid=grid, block=layout.block, dtype=dtype, progress=progress))
     return made[0], made[1], made[2] if len(made) > 2 else None
-
-
-def _random(ctx: Context, descriptor: MatrixDescriptor, seed: int) -> DistributedMatrix:
-    """Make a matrix of normally distributed numbers. Collective over the context."""
-    random = np.random.default_rng([seed, ctx.rank])
-
-    def numbers(i: Any, j: Any) -> Any:
-        shape = (i.size, j.size)
-        real = random.standard_normal(shape)
-        return real + 1j * random.standard_normal(shape) if descriptor.dtype.kind == "c" else real
-
-    return ctx.from_function(numbers, descriptor)
 
 
 def _facts(

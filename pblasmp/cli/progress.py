@@ -32,7 +32,7 @@ def describe(error: BaseException) -> str:
     """Return what to tell the user of ``error``. Local."""
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx is not None else "pblasmp"
-        return f"{error.format_message().rstrip('.')}. Try '{command} --help'"
+        return f"{error.format_message().rstrip('.?')}. Try '{command} --help'"
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, MemoryError):

@@ -17,10 +17,10 @@ from typing import Any
 
 import click
 
+from ..info import launcher_problem
 from ..io.temporary import remove_abandoned
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
-from ..logs import logger
 from .options import DEFAULT_RANKS
 from .progress import Channel, Display, Reporter
 from .terminal import plain
@@ -102,8 +102,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                     _show(event, display)
         if status != 0 or result is None:
             message = f"the ranks ended with status {status} and without a result"
-            if nranks > 1:
-                logger.info("pblasmp info shows whether %s fits mpi4py's MPI library", job.launcher.path)
+            if problem := launcher_problem(job.launcher.kind) if nranks > 1 else "":
+                message += f": {job.launcher.path}: {problem}. PBLASMP_MPIRUN names another one"
             raise FailureError(message, printed=job.tail())
     return result
 

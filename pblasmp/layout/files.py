@@ -7,6 +7,7 @@ problem's ``validate``.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -161,13 +162,22 @@ def path_of(file: str | PathLike[str], kind: str) -> Path:
     return shipped if path.name == str(file) and not path.exists() and shipped.is_file() else path
 
 
+def unreadable(file: object, error: OSError) -> str:
+    """Return why a file cannot be read, and for a mistyped name the one that comes with pblasmp. Local."""
+    reason = f"cannot be read: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError):
+        near = difflib.get_close_matches(str(file), [path.stem for path in find("problems")], 1)
+        reason += f": did you mean {near[0]!r}?" if near else ""
+    return reason
+
+
 def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, list[str]]:
     """Return what is in a file, or why it cannot be read. Local."""
     try:
         content = Path(file).read_bytes() if isinstance(file, (str, PathLike)) else file.read()
         return tomllib.loads(content if isinstance(content, str) else content.decode()), []
     except OSError as error:
-        return {}, [f"cannot be read: {error.strerror or error}"]
+        return {}, [unreadable(file, error)]
     except RecursionError:
         return {}, ["not a TOML file: its lists or tables are nested too deeply"]
     except (

@@ -52,7 +52,7 @@ def pair(
 ) -> tuple[int, int]:
     """Return two integers, each at least ``minimum``, or raise LayoutError. Local."""
     try:
-        first, second = value
+        first, second = () if isinstance(value, (str, bytes)) else value
     except (TypeError, ValueError):
         raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}") from None
     return integer(first, f"{name}[0]", minimum), integer(second, f"{name}[1]", minimum)
@@ -93,10 +93,7 @@ def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "gri
             integer(int(match[2]), f"{name} npcol", 1),
             "col" if match[3] == "col" else "row",
         )
-    expected = "a Grid, a pair like (2, 3) or a text like '2x3'"
-    if isinstance(value, (str, bytes)):
-        raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}")
-    return Grid(*pair(value, name, 1, expected))
+    return Grid(*pair(value, name, 1, "a Grid, a pair like (2, 3) or a text like '2x3'"))  # type: ignore[arg-type]
 
 
 def one_of(value: object, legal: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import as_dtype, result_dtype
 from ..errors import LayoutError, faults_text
 from .descriptor import MatrixDescriptor, MemoryOrder
-from .grid import Grid, as_grid, short_repr
+from .grid import Grid, as_grid, integer, short_repr
 from .product import ColumnMajorProduct, Op, Product
 from .rules import faults
 from .schemes import Scheme, scheme_operands
@@ -70,6 +70,7 @@ class MatmulProblem(Product):
             order: memory order of all, "C" or "F", or three letters for A, B and D.
             with_c: the product adds to a C laid out like D.
         """
+        m, n, k = (integer(extent, name, 0) for name, extent in zip("mnk", (m, n, k), strict=True))
         grid, (mb, nb, kb) = as_grid(grid), _block_sizes(block)
         orders = order * 3 if len(order) == 1 else order
         if len(orders) != 3 or set(orders) - {"C", "F"}:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import LayoutError
 from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool
 from .rank import run_function
@@ -41,9 +42,10 @@ def run_mpi(
         RanksFailedError: a rank failed, disappeared or took too long. The message says which one, in or after which
             case, with its traceback, and where every other rank was.
         LibraryNotFoundError: there is no MPI launcher.
+        LayoutError: the function is not at the top level of a module, or ``nranks`` is not at least 1.
     """
     __tracebackhide__ = True
-    name, file = _name(function), _file(function)
+    name, file = _name(function, nranks), _file(function)
     if surroundings():
         outcomes = _run_here(name, file, nranks, kwargs)
     else:
@@ -59,7 +61,7 @@ def run_torch(
     ``group`` is PyTorch's default process group, of gloo. All else is as in :func:`run_mpi`.
     """
     __tracebackhide__ = True
-    name = _name(function)
+    name = _name(function, nranks)
     return _results(name, _run(name, _file(function), nranks, kwargs, timeout, launch, Torchrun()))
 
 
@@ -79,8 +81,18 @@ class Torchrun(Launcher):
         return {"OMP_NUM_THREADS": "1", **environ}
 
 
-def _name(function: Function | str) -> str:
-    return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+def _name(function: Function | str, nranks: object) -> str:
+    """Return "module:name", or raise LayoutError where no rank would find it, or there is none. Local."""
+    if not isinstance(nranks, int) or nranks < 1:
+        raise LayoutError(f"nranks: expected an integer, at least 1, got {nranks!r}")
+    if isinstance(function, str):
+        return function
+    name = getattr(function, "__qualname__", "<")
+    if "<" in name:  # <lambda>, <locals>, or no function
+        raise LayoutError(
+            f"function: expected one at the top level of a module, where the ranks find it by name, got {function!r}"
+        )
+    return f"{function.__module__}:{name}"
 
 
 def _file(function: Function | str) -> str:

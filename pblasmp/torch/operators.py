@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import tensor_parallel as product
 from ..context import Context
@@ -41,6 +41,7 @@ __all__ = [
     "matmul_allreduce",
     "matmul_local",
     "matmul_reduce_scatter",
+    "once",
     "operator",
     "own",
     "refuse_transforms",
@@ -76,6 +77,23 @@ def refuse_transforms(call: str) -> None:
             f"{call}: torch.func.grad, vjp, jvp and vmap do not go through products of several ranks: use "
             "Tensor.backward or torch.autograd.grad (torch.func.functional_call works)"
         )
+
+
+def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Return what goes back, with an error where its result would be differentiated again.
+
+    PyTorch's ``once_differentiable`` lets zeros through: of gradients of sums, and in torch.autograd.functional.
+    """
+
+    @wraps(back)
+    def checked(node: Any, *gradients: Tensor | None) -> Gradients:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                "pblasmp.torch: products have no second derivative: leave create_graph=True out"
+            )
+        return back(node, *gradients)
+
+    return checked
 
 
 def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
@@ -160,7 +178,7 @@ def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
     _keep(ctx, output[1], w)
 
 
-@once_differentiable
+@once
 def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if gy is None:  # y was not used
         return (None,) * 8
@@ -202,7 +220,7 @@ def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tens
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
 
 
-@once_differentiable
+@once
 def _matmul_reduce_scatter_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     keep = any(node.needs_input_grad[1:3])
@@ -240,7 +258,7 @@ def _matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
     _keep(ctx, x, w)
 
 
-@once_differentiable
+@once
 def _matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     gx = gy @ w if node.needs_input_grad[0] else None
@@ -284,7 +302,7 @@ def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
     _keep(ctx, x, w)
 
 
-@once_differentiable
+@once
 def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     mine, gx = gy[..., own(gy.shape[-1], Context._named(node.context_name))], None
@@ -318,7 +336,7 @@ def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
     _keep(ctx, x, w)
 
 
-@once_differentiable
+@once
 def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     gx = matmul_allreduce(gy, w, None, node.context_name, True) if node.needs_input_grad[0] else None
@@ -349,7 +367,7 @@ def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Ten
     _keep(ctx, x, w)
 
 
-@once_differentiable
+@once
 def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:

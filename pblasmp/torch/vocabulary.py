@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..context import Context
@@ -18,7 +17,7 @@ from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
 from .meshes import local, mesh_of
-from .operators import Gradients, operator, own, refuse_transforms
+from .operators import Gradients, once, operator, own, refuse_transforms
 from .parameters import ParallelModule
 
 if TYPE_CHECKING:
@@ -238,7 +237,7 @@ def _embedding_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(words)
 
 
-@once_differentiable
+@once
 def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     (words,) = node.saved_tensors
     if node.scatter:
@@ -316,7 +315,7 @@ def _losses_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
     ctx.save_for_backward(logits, target, *output[1:])
 
 
-@once_differentiable
+@once
 def _losses_back(node: Any, g: Tensor | None, *_: None) -> Gradients:
     if g is None:
         return None, None, None, None

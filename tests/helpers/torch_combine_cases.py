@@ -242,8 +242,21 @@ def functional(ctx: pb.Context) -> None:
             pb.UnsupportedError, match=r"torch\.func\.grad, vjp, jvp and vmap do not go through"
         ):
             transform(lambda w: loss(w, x))(w)
-    with pytest.raises(RuntimeError, match=r"differentiate twice|once_differentiable"):
-        torch.autograd.grad(loss(asked, x), asked, create_graph=True)[0].sum().backward()
+    embedding = pt.VocabParallelEmbedding(8, 5, ctx=ctx).double()
+    logits = integers(ctx, 2, 4, 3).requires_grad_()
+    twice = (
+        lambda: (loss(asked, x), asked),
+        lambda: (embedding(torch.tensor([1, 7])).sum(), embedding.weight),
+        lambda: (
+            pt.vocab_parallel_cross_entropy(logits, torch.zeros(4, dtype=torch.int64), ctx),
+            logits,
+        ),
+    )
+    for make in twice:
+        with pytest.raises(pb.UnsupportedError, match="no second derivative: leave create_graph=True out"):
+            torch.autograd.grad(*make(), create_graph=True)
+    with pytest.raises(pb.UnsupportedError, match="no second derivative"):  # where PyTorch would give zeros
+        torch.autograd.functional.hessian(lambda w: loss(w, x), w)
 
 
 def refused(ctx: pb.Context) -> None:

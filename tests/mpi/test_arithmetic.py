@@ -219,10 +219,11 @@ def errors(comm):
             agreed_error(ctx, pb.LayoutError, ["read-only"], fixed.__setitem__, np.s_[:, :], 1),
         )
         for name, wrong in (("list", [1]), ("array", np.ones((6, 8))), ("text", "2"), ("None", None)):
-            for symbol, function in (SYMBOLS | IN_PLACE).items():
-                yield f"{symbol} {name}", agreed_error(ctx, TypeError, [], function, a, wrong)
-                if symbol in SYMBOLS:
-                    yield f"{name} {symbol}", agreed_error(ctx, TypeError, [], function, wrong, a)
+            words = ["scatter"] if name == "array" else []
+            for symbol, function in (SYMBOLS | IN_PLACE | {"@": operator.matmul}).items():
+                yield f"{symbol} {name}", agreed_error(ctx, TypeError, words, function, a, wrong)
+                if symbol not in IN_PLACE:
+                    yield f"{name} {symbol}", agreed_error(ctx, TypeError, words, function, wrong, a)
         yield "masked", agreed_error(ctx, TypeError, [], operator.add, a, np.ma.masked_array(1.0, True))
         yield "an item", agreed_error(ctx, TypeError, ["str"], a.__setitem__, np.s_[:, :], "7")
         shape = ["(6, 8)", "(8, 6)"]

@@ -106,8 +106,8 @@ def op(letter, matrix):
     ("nranks", "trans", "dtype", "orders", "options"),
     [
         (1, "NN", "float64", "CC", []),
-        (2, "TN", "float32", "CF", ["--block", "7"]),
-        (3, "NT", "complex128", "FC", ["--grid", "3x1", "--block", "16", "--check"]),
+        (2, "TN", "float32", "CF", ["--block", "7,5"]),
+        (3, "NT", "complex128", "FC", ["--grid", "3x1", "--block", "16,4,8", "--check"]),
         (4, "CT", "complex64", "FF", ["--grid", "2x2", "--block", "5", "--alpha", "1+2j", "--check"]),
         (4, "NN", "float64", "CC", ["--grid", "1x3", "--block", "8", "--alpha", "-2"]),
         (6, "TT", "float64", "CF", ["--block", "4", "--check"]),
@@ -149,6 +149,19 @@ def test_adding_c_and_converting_integers(pblasmp, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), 2.0 * a @ b - c)
     assert pblasmp(*given, "-o", "E.npy").returncode == 0
     np.testing.assert_array_equal(np.load(tmp_path / "E.npy"), a @ b + c)
+
+
+def test_blocks_along_m_n_and_k(pblasmp):
+    done = pblasmp("matmul", "--size", 20, "-n", 4, "--block", "6,3,2", "--trans", "NT", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "layout    float64 in blocks of 6 × 3, rank 0 holds 12 × 11 of D" in done.stdout
+
+
+def test_random_matrices_are_the_same_on_every_grid(pblasmp, tmp_path):
+    for name, options in (("one.npy", ["-n", 1]), ("four.npy", ["-n", 4, "--block", 3])):
+        assert pblasmp("matmul", "--size", 17, "-o", name, *options).returncode == 0
+    one, four = np.load(tmp_path / "one.npy"), np.load(tmp_path / "four.npy")
+    np.testing.assert_allclose(one, four, rtol=1e-12)
 
 
 def test_random_matrices(pblasmp):
@@ -312,6 +325,24 @@ def test_an_exception_on_one_rank_is_told_once(pblasmp, patched, tmp_path):
     assert (tmp_path / "D.npy").read_text() == "what was here before"
     assert not processes(tmp_path)
     assert "in call\n" in pblasmp("matmul", "--size", 64, "--debug").stderr
+
+
+def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
+    """MPICH 5 ends the ranks of Open MPI's mpirun itself, before Python sees an error."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' || exit 16\n")
+    mpirun.chmod(0o755)
+    (tmp_path / "site" / "mpi4py").mkdir(parents=True)
+    (tmp_path / "site" / "mpi4py" / "__init__.py").write_text(
+        "__version__ = '9'\nclass rc: pass\nclass MPI:\n    Get_library_version = lambda: 'MPICH Version: 5'\n"
+    )
+    environment["PBLASMP_MPIRUN"] = str(mpirun)
+    done = pblasmp("matmul", "--size", 8, "-n", 2)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to another MPI than the "
+        "library, MPICH Version: 5. PBLASMP_MPIRUN names another one\n"
+    )
 
 
 def test_a_rank_that_dies_is_told(pblasmp, patched, tmp_path):

@@ -223,6 +223,18 @@ def test_no_launcher_is_a_failure(monkeypatch, tmp_path):
 
 
 @starts_ranks
+def test_what_cannot_run_on_ranks():
+    def local(comm):
+        return comm.rank
+
+    for function in (local, lambda comm: comm.rank, 3):
+        with pytest.raises(pb.LayoutError, match="function: expected one at the top level of a module"):
+            run_mpi(function, 2)
+    for nranks in (0, "2"):
+        with pytest.raises(pb.LayoutError, match=f"nranks: expected an integer, at least 1, got {nranks!r}"):
+            run_mpi(identity, nranks, offset=5)
+
+
 def test_ranks_are_kept_and_are_a_world():
     first = run_mpi(whole_world, 2)
     assert run_mpi(whole_world, 2) == first

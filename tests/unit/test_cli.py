@@ -92,7 +92,9 @@ BAD = [
     ("matmul --grid 2", "'2': expected rows x columns of ranks, for example 2x2"),
     ("matmul --grid 0x2", "'0x2': expected rows x columns"),
     ("matmul --grid 2x2 -n 3", "--grid 2x2 needs 4 ranks, but -n is 3"),
-    ("matmul --block 0", "'--block': 0 is not"),
+    ("matmul --block 0", "'0': expected one block size, or two or three for m, n and k"),
+    ("matmul --block 4x4", "'4x4': expected one block size"),
+    ("matmul --block 4,4,4,4", "'4,4,4,4': expected one block size"),
     ("matmul --trans NX", "'NX': expected two letters of N, T and C"),
     ("matmul --trans N", "'N': expected two letters"),
     ("matmul --alpha two", "'two': expected a number, for example 2, -0.5 or 1+2j"),
@@ -111,6 +113,8 @@ BAD = [
     ("matmul A.npy B.npy --c none.npy -o D.npy", "none.npy: No such file or directory"),
     ("matmul folder.npy B.npy -o D.npy", "folder.npy: Is a directory"),
     ("matmul text.npy B.npy -o D.npy", "text.npy: not a readable .npy file"),
+    ("matmul A.h5 B.npy -o D.npy", "A.h5: pblasmp matmul reads .npy files; ctx.load in a script reads HDF5"),
+    ("matmul A.npy B.zarr -o D.npy", "B.zarr: pblasmp matmul reads .npy files"),
     ("matmul cut.npy B.npy -o D.npy", "cut.npy: not a readable .npy file"),
     ("matmul objects.npy B.npy -o D.npy", "objects.npy: not a readable .npy file"),
     ("matmul vector.npy B.npy -o D.npy", "vector.npy: expected a matrix (2 dimensions), got 1"),
@@ -133,6 +137,7 @@ BAD = [
     ("run bad.toml", "blok: unknown key: did you mean 'block'?"),
     ("run illegal.toml", "illegal.toml"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: -n 2"),
+    ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
     ("show none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
     ("show good.toml -o picture.txt", "cannot draw 'picture.txt': expected a name that ends in"),
@@ -413,24 +418,36 @@ def test_the_default_number_of_ranks_is_told(pblasmp):
         assert "one per core, at most 4]" in " ".join(pblasmp(command, "--help")[1].split())
 
 
-def test_completion(tmp_path):
-    def completed(*words):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "_PBLASMP_COMPLETE": "bash_complete"}
-        environment |= {"COMP_WORDS": " ".join(["pblasmp", *words]), "COMP_CWORD": str(len(words))}
-        script = "import sys; sys.argv[0] = 'pblasmp'; from pblasmp.cli import main; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.split()
-
-    assert "plain,matmul" in completed("mat")
-    assert {"plain,grid-2x2", "plain,grid-2x3", "file,grid-2x"} <= set(completed("show", "grid-2x"))
-    assert "plain,ag-nn-c" in completed("run", "ag-nn")
+def test_completion_in_bash(tmp_path):
+    """Through bash itself: the function that click makes for it forgets what comes before files."""
+    for file in ("grid-mine.toml", "mine.toml", "A.npy"):
+        (tmp_path / file).touch()
+    command = tmp_path / "pblasmp"
+    command.write_text(f"#!{sys.executable}\nfrom pblasmp.cli import main\nmain()\n")
+    command.chmod(0o755)
+    script = """
+        files() { answer=files; }
+        compopt() { files; }
+        eval "$(_PBLASMP_COMPLETE=bash_source pblasmp)"
+        complete() { COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=() answer=words; _pblasmp_completion $1
+                     echo $answer ${COMPREPLY[*]}; }
+        complete pblasmp mat
+        complete pblasmp show grid-2x2
+        complete pblasmp show grid-m
+        complete pblasmp run ""
+        complete pblasmp matmul A
+    """
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    command, names, mine, everything, file = (line.split() for line in done.stdout.splitlines())
+    assert command == ["words", "matmul"]
+    assert names == ["files", "grid-2x2-col", "grid-2x2"] or names == ["files", "grid-2x2", "grid-2x2-col"]
+    assert mine == ["files"]
+    assert {"ag-nn-c", "grid-2x2", "grid-mine.toml", "mine.toml"} < set(everything)
+    assert file == ["files"]
 
 
 def test_modules_in_the_current_directory_are_not_imported(tmp_path):

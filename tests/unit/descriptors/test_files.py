@@ -187,6 +187,11 @@ def test_unreadable_files(tmp_path, content, fault):
     assert files.check(path)[0].startswith(fault)
 
 
+def test_a_mistyped_name():
+    with pytest.raises(pb.LayoutError, match=r"No such file or directory: did you mean 'grid-2x2-col'\?"):
+        pb.load_problem("grid_2x2-col")
+
+
 def test_directory_is_not_a_file(tmp_path):
     assert files.check(tmp_path) == ["cannot be read: Is a directory"]
 

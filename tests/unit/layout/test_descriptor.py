@@ -177,6 +177,7 @@ def test_index_arrays_of_a_huge_matrix_are_as_large_as_they_must_be():
         ({"shape": (3.5, 1)}, "shape[0]: expected an integer, got 3.5"),
         ({"block": (0, 1)}, "block[0]: expected at least 1, got 0"),
         ({"block": 2.5}, "block: expected an integer or a pair of integers, got 2.5"),
+        ({"block": "64"}, "block: expected an integer or a pair of integers, got '64'"),
         ({"grid": "2"}, "grid: expected a Grid, a pair like (2, 3) or a text like '2x3', got '2'"),
         (
             {"shape": (10**5000, 1)},

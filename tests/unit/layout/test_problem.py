@@ -60,7 +60,9 @@ def test_flops():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((4, 3, -1, GRID, 1), {}, "shape[1]: expected at least 0, got -1"),
+        ((-4, 3, 2, GRID, 1), {}, "m: expected at least 0, got -4"),
+        ((4, 3.0, 2, GRID, 1), {}, "n: expected an integer, got 3.0"),
+        ((4, 3, -1, GRID, 1), {}, "k: expected at least 0, got -1"),
         ((4, 3, 2, GRID, 0), {}, "block[0]: expected at least 1, got 0"),
         ((4, 3, 2, GRID, (1, 2, 3, 4)), {}, "block: expected one, two or three integers, got (1, 2, 3, 4)"),
         ((4, 3, 2, GRID, (1,)), {}, "block: expected one, two or three integers, got (1,)"),
