@@ -365,6 +365,9 @@ class Transport(Protocol):
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts: the last few are remembered. Local."""
 
+    def message_bytes(self, exchange: Exchange) -> int:
+        """Return how much memory the messages of an exchange are kept in until it ends, on every rank. Local."""
+
     def start_exchange(
         self,
         exchange: Exchange,

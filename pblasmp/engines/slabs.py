@@ -119,6 +119,10 @@ class Panels:
             0 if still else x.memory_bytes(domain, width) for x, still in zip(operands, in_place, strict=True)
         ]
         self.nbytes = sum(self._bytes) * (2 if len(self.panels) > 1 else 1) if made else 0
+        self.nbytes += sum(
+            max((s.message_bytes for s in stagings if s is not None), default=0)
+            for stagings in self._stagings
+        )
 
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.

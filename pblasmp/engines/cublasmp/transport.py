@@ -55,6 +55,15 @@ class CublasmpTransport(Room):
         """Return the exchange plan between two layouts. Local."""
         return self._exchanges(src, dst, dtype)
 
+    def message_bytes(self, exchange: Exchange) -> int:
+        """Return how much memory the messages of an exchange are packed in, here and where they are received. Local."""
+        return 2 * self.size * exchange.largest_bytes if self.pushes(exchange) else 0
+
+    def pushes(self, exchange: Exchange) -> bool:
+        """Return whether messages to ranks of this node are pushed by copy engines. Local."""
+        largest = exchange.largest_bytes
+        return self.inbox is not None and largest > 0 and self.inbox.takes(largest)
+
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Queue messages, as one group, behind what CuPy's current stream has so far. Local."""
         cupy, nccl, address = self._cupy, self._session.nccl, self._stream.ptr
@@ -169,19 +178,18 @@ class _Exchange:
         self._order, self._kind = exchange.order, stored_dtype(exchange.dtype)
         self._conjugate, self._src = conjugate and self._kind.kind == "c", src
         self._arriving: list[tuple[Any, Array]] = []
-        inbox, largest = transport.inbox, exchange.largest_bytes
-        pushes = inbox is not None and largest > 0 and inbox.takes(largest)
+        pushes = transport.pushes(exchange)
         near: frozenset[int] = transport._session.near if pushes else frozenset()
         self._pushed = {rank: parts for rank, parts in exchange.receives.items() if rank in near}
         self._end: Callable[[Mapping[int, Callable[[int], None]]], None] | None = None
         if pushes:
-            assert inbox is not None
+            assert transport.inbox is not None
             packs = {
                 rank: (self._nbytes(parts), partial(self._pack, parts))
                 for rank, parts in exchange.sends.items()
                 if rank in near
             }
-            self._end = inbox.start(packs, largest)
+            self._end = transport.inbox.start(packs, exchange.largest_bytes)
         sends, receives = [], []
         for rank in sorted({*exchange.sends, *exchange.receives} - near):
             for part in exchange.sends.get(rank, ()):
