@@ -2,14 +2,17 @@
 """Ctrl-C, SIGTERM and SIGHUP unwind the command line, reliably and once.
 
 A handler raises an exception, which Python drops while it runs its own callbacks: in the middle of an import, in a
-``__del__``. So the handler sets a timer, which raises again until the exception is on its way up or has arrived.
+``__del__``, around a fork. So the handler sets a timer, which raises again until the exception is on its way up or has
+arrived. What Python says about a dropped one is silenced meanwhile.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 __all__ = ["INTERRUPTED", "end_on_signals", "settle"]
 
@@ -19,11 +22,11 @@ _AGAIN_SECONDS = 0.05
 
 
 class _Ending:
-    """The exception that ends this process, and the timer that there was before it."""
+    """The exception that ends this process, and the timer and the hook that there were before it."""
 
     error: BaseException | None = None
     settled = False
-    before: tuple[object, tuple[float, float]] | None = None
+    before: tuple[object, tuple[float, float], Callable[[Any], Any]] | None = None
 
 
 _ending = _Ending()
@@ -44,7 +47,7 @@ def settle() -> None:
     """Say that the exception has arrived, or that there will be none any more. Local."""
     _ending.settled = True
     if _ending.before is not None:
-        handler, timer = _ending.before
+        handler, timer, sys.unraisablehook = _ending.before
         _ending.before = None
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
@@ -54,9 +57,16 @@ def _end(number: int, _frame: FrameType | None) -> None:
     if _ending.error is not None or _ending.settled:
         return
     _ending.error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    hook, sys.unraisablehook = sys.unraisablehook, _dropped
     handler = signal.signal(signal.SIGALRM, _again)
-    _ending.before = handler, signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+    _ending.before = handler, signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS), hook
     raise _ending.error
+
+
+def _dropped(what: Any) -> None:
+    """Say nothing about an exception that Python dropped and that comes again."""
+    if what.exc_value is not _ending.error and _ending.before is not None:
+        _ending.before[2](what)
 
 
 def _again(_number: int, _frame: FrameType | None) -> None:
