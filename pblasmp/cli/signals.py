@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C, SIGTERM and SIGHUP unwind the command line, reliably and once.
 
-A handler raises an exception, which Python drops while it runs its own callbacks: in the middle of an import, in a
-``__del__``, around a fork. So the handler sets a timer, which raises again until the exception is on its way up or has
-arrived. What Python says about a dropped one is silenced meanwhile.
+A handler raises an exception, which Python drops while it runs its own callbacks: in a ``__del__``, around a fork. So
+the handler sets a timer, which raises again until the exception is on its way up or has arrived. What Python says about
+a dropped one is silenced meanwhile. In the middle of an import nothing is raised, as C code of the imported module may
+print the exception or exit at once (NumPy's does): the timer raises it after the import.
 """
 
 from __future__ import annotations
@@ -53,24 +54,23 @@ def settle() -> None:
         signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
     if _ending.error is not None or _ending.settled:
         return
     _ending.error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-    hook, sys.unraisablehook = sys.unraisablehook, _dropped
-    handler = signal.signal(signal.SIGALRM, _again)
-    _ending.before = handler, signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS), hook
-    raise _ending.error
+    _ending.before = (
+        signal.getsignal(signal.SIGALRM),
+        signal.getitimer(signal.ITIMER_REAL),
+        sys.unraisablehook,
+    )
+    sys.unraisablehook = _dropped
+    signal.signal(signal.SIGALRM, _again)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+    _again(number, frame)
 
 
-def _dropped(what: Any) -> None:
-    """Say nothing about an exception that Python dropped and that comes again."""
-    if what.exc_value is not _ending.error and _ending.before is not None:
-        _ending.before[2](what)
-
-
-def _again(_number: int, _frame: FrameType | None) -> None:
-    """Raise the exception again unless it is being handled: by ``finally``, ``__exit__`` or ``except``."""
+def _again(_number: int, frame: FrameType | None) -> None:
+    """Raise the exception unless it is being handled (by ``finally``, ``__exit__`` or ``except``) or an import runs."""
     if _ending.settled or _ending.error is None:
         return
     handled = sys.exc_info()[1]
@@ -78,4 +78,14 @@ def _again(_number: int, _frame: FrameType | None) -> None:
         if handled is _ending.error:
             return
         handled = handled.__context__
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return
+        frame = frame.f_back
     raise _ending.error.with_traceback(None)
+
+
+def _dropped(what: Any) -> None:
+    """Say nothing about an exception that Python dropped and that comes again."""
+    if what.exc_value is not _ending.error and _ending.before is not None:
+        _ending.before[2](what)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -56,6 +57,32 @@ def test_a_signal_that_python_swallows_comes_again_and_nothing_is_printed_about_
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == ["raised", *["told: of somebody else"] * 2, expected]
+
+
+IN_AN_IMPORT = """
+import os, sys, time
+from pathlib import Path
+from pblasmp.cli.signals import end_on_signals, settle
+Path("slow.py").write_text("import os, time; os.kill(os.getpid(), {number}); time.sleep(0.3); whole = True")
+sys.path.insert(0, "")
+end_on_signals()
+try:
+    import slow
+    time.sleep(20)
+except BaseException as error:
+    settle()
+    print(type(error).__name__, getattr(error, "code", "-"), sys.modules["slow"].whole)
+"""
+
+
+def test_a_signal_in_an_import_waits_for_its_end(tmp_path):
+    for number, expected in ((signal.SIGINT, "KeyboardInterrupt -"), (signal.SIGTERM, "SystemExit 143")):
+        done = subprocess.run(
+            [sys.executable, "-c", IN_AN_IMPORT.format(number=int(number))],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=15, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{expected} True\n")
 
 
 def test_the_alarm_clock_is_given_back():
