@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C, SIGTERM and SIGHUP unwind the command line, reliably and once.
 
-A handler raises an exception, which Python drops while it runs its own callbacks: in a ``__del__``, around a fork. So
-the handler sets a timer, which raises again until the exception is on its way up or has arrived. What Python says about
-a dropped one is silenced meanwhile. In the middle of an import nothing is raised, as C code of the imported module may
-print the exception or exit at once (NumPy's does): the timer raises it after the import.
+While the command line is being imported they end the process at once: there is nothing to unwind. After that a handler
+raises an exception, which Python drops while it runs its own callbacks: in a ``__del__``, around a fork. So the handler
+sets a timer, which raises again until the exception is on its way up or has arrived. What Python says about a dropped
+one is silenced meanwhile. In the middle of an import nothing is raised, as C code of the imported module may print the
+exception or exit at once (NumPy's does): the timer raises it after the import.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["INTERRUPTED", "end_on_signals", "settle"]
+__all__ = ["INTERRUPTED", "end_on_signals", "let_signals_end", "settle"]
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,6 +32,12 @@ class _Ending:
 
 
 _ending = _Ending()
+
+
+def let_signals_end() -> None:
+    """Have Ctrl-C end this process at once, as SIGTERM and SIGHUP do where Python has started it. Local."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end_on_signals() -> None:

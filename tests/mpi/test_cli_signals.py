@@ -100,3 +100,26 @@ def test_the_alarm_clock_is_given_back():
         signal.setitimer(signal.ITIMER_REAL, *timer)
         for number, handler in zip(signals._NUMBERS, before[1], strict=True):
             signal.signal(number, handler)
+
+
+SLOW = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "pblasmp.cli.commands":
+            print("imports", flush=True)
+            time.sleep(20)
+sys.meta_path.insert(0, Slow())
+from pblasmp.cli import main
+main()
+"""
+
+
+def test_a_signal_while_the_command_line_is_imported_ends_it_at_once():
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGHUP is ignored under nohup
+        with subprocess.Popen(
+            [sys.executable, "-c", SLOW], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout.readline() == "imports\n"
+            process.send_signal(number)
+            assert (process.wait(5), process.stderr.read()) == (-number, "")
