@@ -110,18 +110,32 @@ def trial(
     return outcome, "; ".join(wrong)
 
 
-def campaign(
-    count: int, seed: int, *, longest: float = 1.2, alone: bool = False
-) -> tuple[Counter[str], list[str]]:
+def undisturbed(command: str) -> float:
+    """Return how many seconds a command takes here."""
+    with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as directory:
+        start = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "pblasmp", *command.split()],
+            cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True,
+        )  # fmt: skip
+        return time.monotonic() - start
+
+
+def campaign(count: int, seed: int, *, alone: bool = False) -> tuple[Counter[str], list[str]]:
     """Send ``count`` signals; return how often what happened, and every trial that went wrong.
 
-    Where nobody else runs MPI (``alone``), files that are left in /dev/shm are these trials'.
+    A signal comes at any time of a command's life, or just after it. Where nobody else runs MPI (``alone``), files
+    that are left in /dev/shm are these trials'.
     """
     rng = random.Random(seed)
     outcomes: Counter[str] = Counter()
     faults = []
+    seconds: dict[str, float] = {}
     for number in range(count):
-        command, which, delay = rng.choice(COMMANDS), rng.choice(SIGNALS), rng.uniform(0, longest)
+        command, which, part = rng.choice(COMMANDS), rng.choice(SIGNALS), rng.uniform(0, 1.1)
+        if command not in seconds:
+            seconds[command] = undisturbed(command)
+        delay = part * seconds[command]
         with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as directory:
             outcome, wrong = trial(Path(directory), command, which, delay, alone=alone)
         outcomes[outcome] += 1
