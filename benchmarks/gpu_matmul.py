@@ -185,7 +185,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--grid", type=grid_shape, nargs="*", help="2d: grids, as 1x4 (default: the squarest)"
     )
-    parser.add_argument("--ops", nargs="*", default=["NN"], help="2d: op of A and of B (default: NN)")
+    parser.add_argument(
+        "--ops", nargs="*", choices=("NN", "TN", "NT", "TT"), default=["NN"], help="2d: op of A and of B"
+    )
     parser.add_argument("--samples", type=int, default=20, help="timed calls per contender")
     parser.add_argument("--limit", type=float, default=125, help="seconds after which no case is started")
     parser.add_argument("--null-stream", action="store_true", help="work on CUDA's default stream")

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 from ..errors import LayoutError
-from .signals import INTERRUPTED, end_on_signals, settle
+from .signals import INTERRUPTED, end_on_signals, let_signals_end, settle
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line of this process and exit. Local; commands that compute start their own ranks."""
-    end_on_signals()
+    let_signals_end()
     try:
         from .commands import run_command_line
 
+        end_on_signals()
         run_command_line()
     except KeyboardInterrupt:
         settle()

@@ -180,10 +180,8 @@ def _case(
         checked: dict[str, Callable[[], Any]] = {**plans}
         left_out = ""
         if rivals:
-            try:
-                checked.update(by_pytorch(ctx, name, separate.x, separate.w))
-            except RuntimeError as fault:
-                left_out = f"PyTorch's ways are left out: {fault}"
+            others, left_out = by_pytorch(ctx, name, separate.x, separate.w)
+            checked.update(others)
         contenders = {**checked, Separate.name(ctx): separate.run, ALONE: separate.gemm}
         times = _in_turn(ctx, contenders, options.samples)
         error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..context import Context
 from ..dtypes import accumulation_dtype
-from ..interop import as_local
+from ..errors import PblasmpError
+from ..interop import as_local, view_like
 
 __all__ = ["Separate", "by_pytorch"]
 
@@ -125,26 +126,37 @@ class Separate:
         return (squares[0] / squares[1]) ** 0.5 if squares[1] else squares[0]
 
 
-def by_pytorch(ctx: Context, name: str, x: Array, w: Array) -> dict[str, Callable[[], Array]]:
-    """Return the ways of PyTorch's symmetric memory to compute a product, by what they are called. Collective.
+def by_pytorch(ctx: Context, name: str, x: Array, w: Array) -> tuple[dict[str, Callable[[], Array]], str]:
+    """Return the ways of PyTorch's symmetric memory to compute a product, and why they are left out. Collective.
+
+    The same on every rank: none where one rank has no PyTorch, or where one fails.
 
     Args:
-        ctx: the context; on CPUs, and without PyTorch, there are none.
+        ctx: the context; on CPUs there are none.
         name: as in ``Separate``; there are none for "all_scatter".
         x, w: this rank's operands.
-
-    Raises:
-        UnsupportedError: PyTorch has no process group of these ranks.
-        RuntimeError: PyTorch cannot share the memory of these GPUs.
     """
-    if ctx.engine.device is None or find_spec("torch") is None or name == "all_scatter":
-        return {}
+    found: dict[str, Callable[[], Array]] = {}
+    if ctx.engine.device is None or name == "all_scatter":
+        return found, ""
+    if not all(ctx.comm.allgather(find_spec("torch") is not None)):
+        return found, "PyTorch is not installed on every rank"
+    fault = ""
+    try:
+        found = _ways(ctx, name, x, w)
+    except (RuntimeError, PblasmpError) as error:
+        fault = f"PyTorch's ways are left out: {error}"
+    why = next((each for each in ctx.comm.allgather(fault) if each), "")
+    return ({} if why else found), why
+
+
+def _ways(ctx: Context, name: str, x: Array, w: Array) -> dict[str, Callable[[], Array]]:
     import torch
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    from ..interop import view_like
     from ..torch.meshes import mesh_of
 
+    assert ctx.engine.device is not None
     torch.cuda.set_device(ctx.engine.device.index)
     mesh = mesh_of(ctx)
     if mesh is None:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C, SIGTERM and SIGHUP unwind the command line, reliably and once.
 
-A handler raises an exception, which Python drops while it runs its own callbacks: in the middle of an import, in a
-``__del__``. So the handler sets a timer, which raises again until the exception is on its way up or has arrived.
+While the command line is being imported they end the process at once: there is nothing to unwind. After that a handler
+raises an exception, which Python drops while it runs its own callbacks: in a ``__del__``, around a fork. So the handler
+sets a timer, which raises again until the exception is on its way up or has arrived. What Python says about a dropped
+one is silenced meanwhile. In the middle of an import nothing is raised, as C code of the imported module may print the
+exception or exit at once (NumPy's does): the timer raises it after the import.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-__all__ = ["INTERRUPTED", "end_on_signals", "settle"]
+__all__ = ["INTERRUPTED", "end_on_signals", "let_signals_end", "settle"]
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -19,14 +24,20 @@ _AGAIN_SECONDS = 0.05
 
 
 class _Ending:
-    """The exception that ends this process, and the timer that there was before it."""
+    """The exception that ends this process, and the timer and the hook that there were before it."""
 
     error: BaseException | None = None
     settled = False
-    before: tuple[object, tuple[float, float]] | None = None
+    before: tuple[object, tuple[float, float], Callable[[Any], Any]] | None = None
 
 
 _ending = _Ending()
+
+
+def let_signals_end() -> None:
+    """Have Ctrl-C end this process at once, as SIGTERM and SIGHUP do where Python has started it. Local."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end_on_signals() -> None:
@@ -44,23 +55,29 @@ def settle() -> None:
     """Say that the exception has arrived, or that there will be none any more. Local."""
     _ending.settled = True
     if _ending.before is not None:
-        handler, timer = _ending.before
+        handler, timer, sys.unraisablehook = _ending.before
         _ending.before = None
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
     if _ending.error is not None or _ending.settled:
         return
     _ending.error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-    handler = signal.signal(signal.SIGALRM, _again)
-    _ending.before = handler, signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
-    raise _ending.error
+    _ending.before = (
+        signal.getsignal(signal.SIGALRM),
+        signal.getitimer(signal.ITIMER_REAL),
+        sys.unraisablehook,
+    )
+    sys.unraisablehook = _dropped
+    signal.signal(signal.SIGALRM, _again)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+    _again(number, frame)
 
 
-def _again(_number: int, _frame: FrameType | None) -> None:
-    """Raise the exception again unless it is being handled: by ``finally``, ``__exit__`` or ``except``."""
+def _again(_number: int, frame: FrameType | None) -> None:
+    """Raise the exception unless it is being handled (by ``finally``, ``__exit__`` or ``except``) or an import runs."""
     if _ending.settled or _ending.error is None:
         return
     handled = sys.exc_info()[1]
@@ -68,4 +85,14 @@ def _again(_number: int, _frame: FrameType | None) -> None:
         if handled is _ending.error:
             return
         handled = handled.__context__
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return
+        frame = frame.f_back
     raise _ending.error.with_traceback(None)
+
+
+def _dropped(what: Any) -> None:
+    """Say nothing about an exception that Python dropped and that comes again."""
+    if what.exc_value is not _ending.error and _ending.before is not None:
+        _ending.before[2](what)

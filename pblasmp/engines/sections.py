@@ -29,13 +29,6 @@ _SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
     (12, (1, 1, 2, 4, 8)), (6, (1, 1, 2, 4)), (3, (1, 1, 2)), (1.5, (1, 1)), (0, (1,)),
 )  # fmt: skip
 """How an operand is cut into chunks that is at least so many times as long as the first one should be."""
-_FEW_SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
-    (6, (1, 3, 4)),
-    (3, (1, 3)),
-    (1.5, (1, 1)),
-    (0, (1,)),
-)
-"""Likewise the second one of two that arrive: every chunk of it is a product for each chunk of the first."""
 
 _intersect = lru_cache(4096)(intersect)
 
@@ -294,9 +287,8 @@ class PushPlan:
         chunks = [self.chunks(which, rank) for which in (0, 1)]
         if not all(chunks):
             return []
-        awaited = [
-            self._awaited(which, rank) / chunks[which][-1][1] for which in (0, 1)
-        ]  # bytes of a row or column
+        # bytes of a row of A, and of a column of B
+        awaited = [self._awaited(which, rank) / chunks[which][-1][1] for which in (0, 1)]
         found = sorted(((0, 0), (1, 0)), key=lambda step: awaited[step[0]])
         following, there = [1, 1], [chunks[which][0][1] for which in (0, 1)]
         while left := [which for which in (0, 1) if following[which] < len(chunks[which])]:

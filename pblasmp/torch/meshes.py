@@ -186,7 +186,7 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-_GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(tuple(f"2.{minor}." for minor in range(13)))
+_GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(("2.11.", "2.12."))
 """Whether PyTorch accumulates the gradient of a DTensor of uneven parts as such a DTensor, not as a replicated one."""
 
 

@@ -2,8 +2,7 @@
 """Signals at random times of the command line's life: ``python -m tests.chaos.signals --count 500 --seed 1``.
 
 Whenever SIGINT, SIGTERM or SIGHUP comes, the command ends within seconds, without a traceback, and leaves neither a
-process nor a file. Before its handlers exist, which is while Python itself starts, the signal may do what it does to
-any Python.
+process nor a file. While Python itself starts, Ctrl-C may do what it does to any Python.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ def _default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def handlers_exist(pid: int) -> bool:
-    """Whether the process catches SIGTERM."""
+def starts(pid: int) -> bool:
+    """Whether Python still starts in the process: it catches SIGINT, and nobody SIGTERM."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+                caught = int(line.split()[1], 16)
+                return bool(caught >> (signal.SIGINT - 1) & 1) and not caught >> (signal.SIGTERM - 1) & 1
     return False
 
 
@@ -77,7 +77,7 @@ def trial(
         preexec_fn=_default_signals,  # noqa: PLW1509 (no thread runs)
     ) as process:  # fmt: skip
         time.sleep(delay)
-        early = not handlers_exist(process.pid)
+        early = starts(process.pid)
         process.send_signal(number)
         start = time.monotonic()
         try:
@@ -110,18 +110,32 @@ def trial(
     return outcome, "; ".join(wrong)
 
 
-def campaign(
-    count: int, seed: int, *, longest: float = 1.2, alone: bool = False
-) -> tuple[Counter[str], list[str]]:
+def undisturbed(command: str) -> float:
+    """Return how many seconds a command takes here."""
+    with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as directory:
+        start = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "pblasmp", *command.split()],
+            cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True,
+        )  # fmt: skip
+        return time.monotonic() - start
+
+
+def campaign(count: int, seed: int, *, alone: bool = False) -> tuple[Counter[str], list[str]]:
     """Send ``count`` signals; return how often what happened, and every trial that went wrong.
 
-    Where nobody else runs MPI (``alone``), files that are left in /dev/shm are these trials'.
+    A signal comes at any time of a command's life, or just after it. Where nobody else runs MPI (``alone``), files
+    that are left in /dev/shm are these trials'.
     """
     rng = random.Random(seed)
     outcomes: Counter[str] = Counter()
     faults = []
+    seconds: dict[str, float] = {}
     for number in range(count):
-        command, which, delay = rng.choice(COMMANDS), rng.choice(SIGNALS), rng.uniform(0, longest)
+        command, which, part = rng.choice(COMMANDS), rng.choice(SIGNALS), rng.uniform(0, 1.1)
+        if command not in seconds:
+            seconds[command] = undisturbed(command)
+        delay = part * seconds[command]
         with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as directory:
             outcome, wrong = trial(Path(directory), command, which, delay, alone=alone)
         outcomes[outcome] += 1

@@ -20,7 +20,7 @@ from mpi4py import MPI
 import pblasmp as pb
 from tests.chaos.program import held, numbers
 
-WARM_UP = 10  # rounds, until every buffer has its size
+WARM_UP = 500  # rounds, until every buffer has its size and what is remembered of layouts is full
 GROWTH_KIB = 8 << 10  # of memory that may be taken meanwhile: what the allocators keep
 
 

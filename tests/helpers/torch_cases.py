@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.tensor_parallel import shard
+from pblasmp.torch import meshes
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 
 Case = tuple[str, str | None]
@@ -418,7 +419,22 @@ def refused(ctx: pb.Context) -> None:
             pt.ColumnParallelLinear(12, 16, **how, dtype=dtype)
 
 
-LAYERS = (partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, refused)
+def uneven_gradients(ctx: pb.Context) -> None:
+    """Of parts of unlike sizes: with other strides PyTorch before 2.13 accumulates them whole on every rank."""
+    _, _, _, down = column_and_row(ctx, False, n=13)
+    if ctx.size == 1:
+        return  # no DTensor
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meshes, "_GRADIENTS_STAY_SPLIT", False)
+        (gradient,) = torch.autograd.grad(meshes.local(down.weight).sum(), down.weight)
+    assert gradient.placements == down.weight.placements
+    assert gradient.stride() == down.weight.stride(), f"{gradient.stride()}, not {down.weight.stride()}"
+    compare("gradient", gradient, torch.ones_like(local(down.weight)))
+
+
+LAYERS = (
+    partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, refused, uneven_gradients
+)  # fmt: skip
 
 # -- training
 

@@ -137,6 +137,13 @@ def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     trained_alike(whole, split, ctx, clip=not mixed)
     if sequence_parallel:
         assert split.norm.weight.grad.placements == (Replicate(),)
+        for model in (whole, split):
+            model.zero_grad()
+        for step in range(2):  # whose gradients are added up
+            words, target = batch(step, 7)
+            nn.functional.cross_entropy(whole(words).flatten(0, 1), target.flatten()).backward()
+            pt.vocab_parallel_cross_entropy(split(words), target, ctx).backward()
+        compare("norm, accumulated", full(split.norm.weight.grad), whole.norm.weight.grad, 1e-9)
 
 
 def dtensors(ctx: pb.Context) -> None:

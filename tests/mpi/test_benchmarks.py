@@ -81,6 +81,17 @@ def test_rounding():
     assert all(0 < float(row[4]) < (1e-6 if row[3] == "float32" else 3e-3) for row in rows)
 
 
+def test_cholesky():
+    done = subprocess.run(
+        [str(find_launcher().path), "-n", "4", sys.executable, "benchmarks/cholesky.py", "-n=300", "--block=32"],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("n = 300, blocks of 32, 4 ranks, auto: ")
+    assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
+
+
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])
 def test_level3_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +21,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import info
-from pblasmp.cli import main, options
+from pblasmp.cli import main, options, rivals
 from pblasmp.cli.commands import cli
 from pblasmp.cli.terminal import use_colour
 from pblasmp.layout.files import check as check_file
@@ -540,3 +541,35 @@ def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
     assert done.stderr == (
         "pblasmp: got A but no B: give two files, or none for random matrices. Try 'pblasmp matmul --help'\n"
     )
+
+
+class _OnGpus:
+    """A context on GPUs, the only other rank of which answers as it is told."""
+
+    def __init__(self, *others):
+        self.engine, self.comm = SimpleNamespace(device=0), self
+        self._others = iter(others)
+
+    def allgather(self, mine):
+        return [mine, next(self._others)]
+
+
+def test_bench_leaves_pytorch_out_on_every_rank_or_on_none(monkeypatch):
+    """What one rank has and another has not would be timed, collectively, by one of them alone."""
+    monkeypatch.setattr(rivals, "find_spec", lambda _: object())
+    ways = {"PyTorch two_shot": lambda: None}
+    monkeypatch.setattr(rivals, "_ways", lambda *_: ways)
+    assert rivals.by_pytorch(_OnGpus(True, ""), "all_reduce", None, None) == (ways, "")
+    assert rivals.by_pytorch(_OnGpus(False), "all_reduce", None, None) == (
+        {},
+        "PyTorch is not installed on every rank",
+    )
+    assert rivals.by_pytorch(_OnGpus(True, "theirs"), "all_reduce", None, None) == ({}, "theirs")
+    assert rivals.by_pytorch(_OnGpus(), "all_scatter", None, None) == ({}, "")
+
+    def failing(*_):
+        raise RuntimeError("no peer access")
+
+    monkeypatch.setattr(rivals, "_ways", failing)
+    expected = "PyTorch's ways are left out: no peer access"
+    assert rivals.by_pytorch(_OnGpus(True, ""), "all_reduce", None, None) == ({}, expected)

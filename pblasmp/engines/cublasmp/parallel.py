@@ -208,11 +208,11 @@ def _row(form: str, name: str) -> Algorithm:
 
 # -- rules, from measurements on two and four H200, where nothing was measured on this machine: benchmarks/README.md
 
-_HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
-_HIDES_COPIES = 1e10  # and what strided copies cost more than NCCL's
-_HIDES_SENDING = 2000  # inputs for each peer: an output's GEMM takes as long then as sending it to them
 _PAIR = 2
+_HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
 _HIDES_PIECES = 1.5e12  # and of one in many pieces
+_HIDES_COPIES = 1e10  # operations that hide what strided copies cost more than NCCL's
+_HIDES_SENDING = 2000  # inputs for each peer: an output's GEMM takes as long then as sending it to them
 _HIDES_SUMS = 4e11  # operations of a rank that hide, on more than two, most of an AllReduce in pieces
 _PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
 _STORES = 7.5e10  # and below which, on more than two, GEMMs store the parts where they are added

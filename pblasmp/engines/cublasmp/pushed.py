@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ..slabs import type_refusal
 from .lt import Op
 from .overlapped import Gpu
 from .session import Session, session_of
-from .views import View
+from .views import View, moves
 
 __all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
 
@@ -37,6 +37,17 @@ _CHUNKS = 8  # of an operand, at most
 _FLOAT8 = 16  # 8-bit products take multiples of this
 
 Array = Any
+
+
+class _Sent(NamedTuple):
+    """What a rank pushes in one go: of an operand's part, the rows of the receiver's slab that are in a chunk."""
+
+    which: int
+    chunk: int
+    to: int
+    part: Part
+    start: int = 0
+    stop: int = 0
 
 
 class Pushed:
@@ -131,45 +142,35 @@ class Pushed:
 
     # -- sending
 
-    def _in_order(self) -> list[list[tuple[int, int, int, Part]]]:
-        """Return what this rank pushes: (operand, chunk, receiver, part), in steps, as the receivers need it.
-
-        What they unpack they need at first.
-        """
-        steps: list[list[tuple[int, int, int, Part]]] = [[]]
+    def _in_order(self) -> list[list[_Sent]]:
+        """Return what this rank pushes, in steps, as the receivers need it: at first what they unpack."""
+        steps: list[list[_Sent]] = [[]]
         for which, sends in enumerate(self._sends):
-            steps[0] += [(which, 0, to, part) for to, part in sends if not part.direct]
+            steps[0] += [_Sent(which, 0, to, part) for to, part in sends if not part.direct]
         for to in self._receivers:
-            parts = [(which, part) for which in (0, 1) for rank, part in self._sends[which] if rank == to]
+            parts = [[part for rank, part in sends if rank == to and part.direct] for sends in self._sends]
             for i, (which, chunk) in enumerate(self._plan.sequence(to)):
                 if i == len(steps):
                     steps.append([])
-                steps[i] += [
-                    (which, chunk, to, part)
-                    for of, part in parts
-                    if of == which and part.direct and self._rows(which, chunk, to, part)
-                ]
+                for part in parts[which]:
+                    first, (start, stop) = part.outer[0].dst, self._plan.chunks(which, to)[chunk]
+                    start, stop = max(start, first), min(stop, first + part.shape[0])
+                    if start < stop:
+                        steps[i].append(_Sent(which, chunk, to, part, start, stop))
         return [step for step in steps if step]
 
-    def _rows(self, which: int, chunk: int, to: int, part: Part) -> tuple[int, int] | None:
-        """Return which rows of the receiver's slab a part has of a chunk, None for none."""
-        first, (start, stop) = part.outer[0].dst, self._plan.chunks(which, to)[chunk]
-        start, stop = max(start, first), min(stop, first + part.shape[0])
-        return (start, stop) if start < stop else None
-
-    def _push(self, views: tuple[View, View], steps: Iterable[list[tuple[int, int, int, Part]]]) -> None:
+    def _push(self, views: tuple[View, View], steps: Iterable[list[_Sent]]) -> None:
         """Queue what the receivers wait for in these steps."""
-        for which, chunk, to, part in chain.from_iterable(steps):
-            if part.direct:
-                self._push_chunk(which, chunk, to, part, views[which])
+        for sent in chain.from_iterable(steps):
+            if sent.part.direct:
+                self._push_chunk(sent, views[sent.which])
             else:
-                self._push_message(which, to, part)
+                self._push_message(sent.which, sent.to, sent.part)
 
-    def _push_chunk(self, which: int, chunk: int, to: int, part: Part, view: View) -> None:
+    def _push_chunk(self, sent: _Sent, view: View) -> None:
         """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
-        rows = self._rows(which, chunk, to, part)
-        assert rows is not None
-        gpu, (count, width), (start, stop) = self._gpu, part.shape, rows
+        which, chunk, to, part, start, stop = sent
+        gpu, (count, width) = self._gpu, part.shape
         here, first = part.outer[0].src, part.outer[0].dst
         if part.packed:
             base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
@@ -274,18 +275,9 @@ class Pushed:
     def _move(self, which: int, of: View, to: View, outer: Stretches, inner: Stretches) -> None:
         """Queue the copy of blocks by kernels, on the main stream."""
         slab: Slab = self._plan.slabs[which]
-        major, minor = (outer, inner) if slab.side.order == "C" else (inner, outer)
-        size = slab.itemsize
-        for down in major:
-            for across in minor:
-                self._gpu.move(
-                    "main",
-                    to.address + (down.dst * to.ld + across.dst) * size,
-                    (down.dst_step * to.ld * size, to.ld * size, across.dst_step * size),
-                    of.address + (down.src * of.ld + across.src) * size,
-                    (down.src_step * of.ld * size, of.ld * size, across.src_step * size),
-                    (down.repeat, down.length, across.repeat, across.length * size),
-                )
+        lines, runs = (outer, inner) if slab.side.order == "C" else (inner, outer)
+        for copied in moves(to, of, lines, runs):
+            self._gpu.move("main", *copied)
 
 
 def _flag(which: int, chunk: int) -> int:

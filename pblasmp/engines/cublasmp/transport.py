@@ -17,6 +17,7 @@ from ..room import Room
 from .inbox import Inbox
 from .operations import CublasmpOperations
 from .session import Session, stored_dtype
+from .views import View, moves
 
 __all__ = ["CublasmpTransport"]
 
@@ -105,19 +106,11 @@ class CublasmpTransport(Room):
         if gpu is None or minor is None or conjugate or dst.dtype != src.dtype:
             _copy_values(self._cupy, dst, src, piece, conjugate)
             return
-        size, major = src.itemsize, 1 - minor
-        lines, runs = (piece.rows, piece.cols) if minor else (piece.cols, piece.rows)
-        to, of = dst.strides[major], src.strides[major]
-        for down in lines:
-            for across in runs:
-                gpu.kernels.move(
-                    self._cupy.cuda.get_current_stream(),
-                    int(dst.data.ptr) + down.dst * to + across.dst * size,
-                    (down.dst_step * to, to, across.dst_step * size),
-                    int(src.data.ptr) + down.src * of + across.src * size,
-                    (down.src_step * of, of, across.src_step * size),
-                    (down.repeat, down.length, across.repeat, across.length * size),
-                )
+        by_rows = minor == 1
+        to, of = (View.of(array if by_rows else array.T) for array in (dst, src))
+        lines, runs = (piece.rows, piece.cols) if by_rows else (piece.cols, piece.rows)
+        for copied in moves(to, of, lines, runs):
+            gpu.kernels.move(self._cupy.cuda.get_current_stream(), *copied)
 
     def sum_ranks(self, array: Array) -> None:
         """Queue the sum of a contiguous array over all ranks, in its place. Collective."""

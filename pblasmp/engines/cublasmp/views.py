@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import LayoutError
+from ...layout.intersection import Stretches
 
-__all__ = ["View"]
+__all__ = ["View", "moves"]
+
+Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +75,23 @@ class View:
         """Return the columns from ``start`` to before ``stop``. Local."""
         at = self.address + start * self.dtype.itemsize
         return View(at, self.rows, stop - start, self.ld, self.dtype)
+
+
+def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:
+    """Yield what ``Kernels.move`` takes to copy blocks of one matrix to their places in another. Local.
+
+    Args:
+        to, of: matrices of one element type.
+        lines, runs: which rows, and which of their entries: ``src`` in ``of``, ``dst`` in ``to``.
+    """
+    size = to.dtype.itemsize
+    down, up = to.ld * size, of.ld * size
+    for line in lines:
+        for run in runs:
+            yield (
+                to.address + line.dst * down + run.dst * size,
+                (line.dst_step * down, down, run.dst_step * size),
+                of.address + line.src * up + run.src * size,
+                (line.src_step * up, up, run.src_step * size),
+                (line.repeat, line.length, run.repeat, run.length * size),
+            )

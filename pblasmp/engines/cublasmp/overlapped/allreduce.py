@@ -14,9 +14,9 @@ from ..views import View
 from .base import Algorithm, Call
 from .spec import EVEN, SMALL_LAST, offsets, pieces, shares
 
-_PULL = 2  # ranks, at most, that pull sums
-
 __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "TwoShotAllReduce"]
+
+_PULL = 2  # ranks, at most, that pull sums
 
 
 class _AllReduce(Algorithm):
@@ -129,7 +129,8 @@ class PushedAllReduce(_AllReduce):
     def _prepare(self) -> None:
         super()._prepare()
         self._reserve("partial", self.part_bytes)
-        weights = SMALL_LAST if self.size <= _PULL else EVEN
+        self.pulls = self.size <= _PULL
+        weights = SMALL_LAST if self.pulls else EVEN
         sizes = pieces(self.rows, self.cols, self.gpu.multiprocessors, weights)
         self.starts = offsets(sizes)
         self.split = [shares(size, self.size) for size in sizes]
@@ -157,8 +158,8 @@ class PushedAllReduce(_AllReduce):
 
     def _queue(self, call: Call) -> None:
         gpu, count = self.gpu, len(self.split)
-        partial, pulls = self.partial(), self.size <= _PULL
-        streams = ("copy", "sum", "back", *(["pull"] if pulls else []))
+        partial = self.partial()
+        streams = ("copy", "sum", "back", *(["pull"] if self.pulls else []))
         gpu.begin(*streams)
         for piece in range(count):
             lines = slice(*self.starts[piece : piece + 2])
@@ -171,11 +172,11 @@ class PushedAllReduce(_AllReduce):
                     gpu.push("copy", self.slot(owner, self.rank, piece), partial.lines(start, stop))
                     gpu.raise_flag("copy", owner, piece)
             self._add(call, partial, piece)
-            if pulls:
+            if self.pulls:
                 self._pull(call, piece)
             elif piece:
                 self._take(call, piece - 1)
-        if not pulls:
+        if not self.pulls:
             self._take(call, count - 1)
         gpu.end(*streams)
 
@@ -196,7 +197,7 @@ class PushedAllReduce(_AllReduce):
         gpu.add("sum", parts, [call.out.lines(start, stop), own], **self.finish_lines(call, start, stop))
         gpu.follow("back", "sum")
         for peer in self.peers:
-            if self.size > _PULL:
+            if not self.pulls:
                 gpu.push("back", self.sums_of(peer).lines(start, stop), own)
             gpu.raise_flag("back", peer, len(self.split) + piece)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....dtypes import DTYPES, is_float8
 
-__all__ = ["Form", "Spec", "offsets", "pieces", "shares", "waves"]
+__all__ = ["EVEN", "SMALL_LAST", "Form", "Spec", "offsets", "pieces", "shares", "waves"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 
