@@ -181,6 +181,8 @@ class SideChannel:
                 _pause(polls)
             if pause is None and polls % _POLLS:
                 continue
+            if hasattr(os, "sched_yield"):  # other programs may need the core
+                os.sched_yield()
             self.check()
             if place is not None and time.monotonic() > stalls:
                 if len(_threads) > 1:  # one may come while another waits
