@@ -198,7 +198,8 @@ def measured(work: Work, trainings: Mapping[str, Training]) -> dict[str, list[fl
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(arguments.rounds):
         alive()
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        first = turn % max(1, len(names))
+        for name in names[first:] + names[:first]:
             work.synchronize()
             work.ctx.comm.barrier()
             start = time.perf_counter()
@@ -255,7 +256,7 @@ def report(results: Mapping[str, Any], arguments: argparse.Namespace) -> str:
         f"the losses of {arguments.steps} steps are those of one process: {', '.join(seconds) or 'none'}",
         *(f"left out: {name}: {fault}" for name, fault in results["faults"].items()),
         "",
-        "| | tokens per second | min..max | pblasmp's / its |",
+        "| | tokens per second | min..max | pblasmp's rate / its |",
         "| --- | ---: | ---: | ---: |",
     ]
     count = arguments.steps * arguments.tokens * arguments.batch
@@ -288,6 +289,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def check(arguments: argparse.Namespace, ranks: int) -> None:
+    """Raise SystemExit unless the heads and the tokens can be split evenly, as PyTorch's styles need it."""
+    if arguments.heads % ranks or arguments.tokens % ranks or arguments.width % arguments.heads:
+        raise SystemExit(
+            f"--heads {arguments.heads}, --tokens {arguments.tokens}, --width {arguments.width}: expected heads and "
+            f"tokens that the {ranks} ranks divide, and a width that the heads divide"
+        )
+
+
 def start(device: str) -> DeviceMesh:
     """Make PyTorch's process group of the ranks, under torchrun or MPI. Collective."""
     torchrun = dist.is_torchelastic_launched()
@@ -308,6 +318,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     forbid_multicast()
     alive()
     mesh = start(arguments.device)
+    check(arguments, mesh.size())
     engine = "host" if arguments.device == "cpu" else "cublasmp"
     with pb.Context(engine=engine) as ctx, rehearsal() if arguments.rehearse else nullcontext():
         if arguments.device == "cpu":

@@ -157,6 +157,16 @@ def test_transformer_finds_a_wrong_loss():
     assert "a loss was wrong" in done.stderr
 
 
+@pytest.mark.parametrize("options", [["--heads=3"], ["--tokens=5"], ["--width=20"]])
+def test_transformer_refuses_what_cannot_be_split(options):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+    from benchmarks import transformer
+
+    transformer.check(transformer.parse([]), 2)
+    with pytest.raises(SystemExit, match=f"{options[0].replace('=', ' ')}.*expected heads and tokens"):
+        transformer.check(transformer.parse(options), 2)
+
+
 def test_transformer_with_fused_products():
     done = run_transformer("-m", "benchmarks.transformer", "--rehearse")
     assert done.returncode == 0, done.stdout + done.stderr
