@@ -227,7 +227,7 @@ class _Vote:
     def wait(self) -> None:
         """Wait until every rank has voted."""
         if self._request is not None:
-            self._comm.channel.until(self.done, patient=self._comm.patient, place=self._place)
+            self._comm.wait(self._request, self._place)
 
     def outcome(self, instead: BaseException | None = None) -> BaseException | None:
         """Return None, or the error that every rank raises: ``instead`` where this rank has its own."""
