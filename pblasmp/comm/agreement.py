@@ -202,7 +202,11 @@ def closing(comm: Communicator, *, here: bool) -> bool:
     """
     with Agreement(comm, CLOSING):
         pass
-    everywhere = all(comm.allgather(here))
+    try:
+        everywhere = all(comm.allgather(here))
+    except BaseException as error:
+        comm.channel.break_(error, CLOSING)  # the others count on this rank's answer
+        raise
     if not everywhere:
         comm.channel.broken_by_agreement("a rank dropped it without closing it")
     return everywhere
