@@ -31,7 +31,7 @@ from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import run_once
 from .meshes import reduce
-from .operators import Gradients, as_rows, borrowed, count, in_rows, once, operator, own
+from .operators import Gradients, as_rows, beside, borrowed, count, in_rows, once, operator, own
 from .scaling import GRADIENT, DelayedScaling, units_of
 
 __all__ = ["fault_of_scales", "scaled_product"]
@@ -147,7 +147,7 @@ def _amax(tensor: Tensor) -> Tensor:
 def _cast(tensor: Tensor, unit: Tensor, kind: torch.dtype) -> Tensor:
     """Return a contiguous 8-bit tensor; what is too large becomes the largest value. Local."""
     largest = torch.finfo(kind).max
-    values = (tensor.float() * unit.reciprocal()).clamp_(-largest, largest)
+    values = (tensor * unit.reciprocal().reshape(1)).clamp_(-largest, largest)  # in float32, as the unit is
     return values.to(kind, memory_format=torch.contiguous_format)
 
 
@@ -386,15 +386,25 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     )  # fmt: skip
     if node.records:
         node.history[GRADIENT:].copy_(history)
-    keep = needs_w and form == "matmul_reduce_scatter"
-    if needs_x or keep:
-        total = {"matmul_reduce_scatter": node.x_shape[0], "split_matmul_allreduce": node.x_shape[-1]}.get(
-            form
+
+    def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
+        total = {"matmul_reduce_scatter": node.x_shape[0], "split_matmul_allreduce": node.x_shape[-1]}
+        product: tuple[Tensor, Tensor] = scaled_back(
+            g8, w8, of_g, units[1:], _BACK[form], name, node.x_dtype, keep, total.get(form)
         )
-        gx, gathered = scaled_back(g8, w8, of_g, units[1:], _BACK[form], name, node.x_dtype, keep, total)
-        g8 = gathered if keep else g8
-    if needs_w:
-        gw = scaled_weight(g8, x8, of_g, units[:1], node.w_dtype)
+        return product
+
+    def of_w(gradient: Tensor) -> Tensor:
+        product: Tensor = scaled_weight(gradient, x8, of_g, units[:1], node.w_dtype)
+        return product
+
+    if form == "matmul_reduce_scatter":
+        gx, gathered = of_x(needs_w)
+        gw = of_w(gathered) if needs_w else None
+    elif needs_x and needs_w:
+        gx, gw = beside(gy, lambda: of_x()[0], lambda: (of_w(g8),))
+    else:
+        gx, gw = (of_x()[0], None) if needs_x else (None, of_w(g8))
     return gx, gw, gb, *rest
 
 

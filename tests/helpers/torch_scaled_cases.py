@@ -18,8 +18,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import pblasmp as pb
 import pblasmp.torch as pt
@@ -27,6 +30,7 @@ from pblasmp.torch import scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.docs import DOCS, blocks
 from tests.helpers.torch_cases import UNEVEN, Case, Split, compare, device, failure, host, local, own
+from tests.helpers.torch_combine_cases import world
 
 E4, E5 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 LARGEST = {E4: 448.0, E5: 57344.0}
@@ -358,6 +362,23 @@ def used_twice(ctx: pb.Context) -> None:
     assert (layer.scales.amax_history > 0).sum(1).tolist() == [2, 2, 4]
 
 
+def checkpointed(ctx: pb.Context) -> None:
+    """Activation checkpointing: the second pass is recorded, and the first too where gradients are enabled in it."""
+    for reentrant, passes in ((False, 2), (True, 1)):
+        layer = pt.ColumnParallelLinear(
+            12, 16, ctx=ctx, gather_output=True, scales=pt.DelayedScaling(amax_history_len=4)
+        )
+        x = drawn(ctx, 1, 8, 12)
+        mine, expected = (x.clone().requires_grad_() for _ in range(2))
+        y = checkpoint(layer, mine, use_reentrant=reentrant)
+        y.sum().backward()
+        assert (layer.scales.amax_history > 0).sum(1).tolist() == [passes, passes, 1]
+        other = pt.ColumnParallelLinear(12, 16, ctx=ctx, gather_output=True, scales=pt.DelayedScaling())
+        other.load_state_dict({name: layer.state_dict()[name] for name in ("weight", "bias")})
+        other(expected).sum().backward()
+        compare("x", mine.grad, expected.grad, 1e-6)
+
+
 # -- histories
 
 
@@ -545,6 +566,40 @@ def tensor_cores(ctx: pb.Context) -> None:
         compare("product", y, scaled._local(g, x, units, dtype), 2**-7 if dtype == torch.bfloat16 else 1e-6)
 
 
+# -- FSDP2
+
+
+def fsdp(comm: Any) -> list[Case]:
+    """Sharded along the other dimension of a mesh, layers train as they do without: all have the same tokens."""
+    with world(comm):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        with pb.Context(mesh["tp"], engine="host") as ctx:
+            cases = [
+                (f"{dtype}", failure(partial(one_fsdp, mesh=mesh, dtype=dtype), ctx))
+                for dtype in (torch.float32, torch.bfloat16)
+            ]
+    return cases
+
+
+def one_fsdp(ctx: pb.Context, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    model = Mlp(ctx, dtype, True, pt.DelayedScaling(amax_history_len=2))
+    sharded = copy.deepcopy(model)
+    for layer in (sharded.up, sharded.down, sharded):
+        fully_shard(layer, mesh=mesh["dp"])
+    optimisers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, sharded)]
+    for step in range(3):
+        x = drawn(ctx, step, 8, 32, dtype=dtype)[own(8, ctx)]
+        results = []
+        for each, optimiser in zip((model, sharded), optimisers, strict=True):
+            optimiser.zero_grad()
+            results.append(each(x))
+            results[-1].square().sum().backward()
+            optimiser.step()
+        compare(f"step {step}: y", results[1], results[0], TOLERANCE[dtype])
+        for got, expected in zip(sharded.buffers(), model.buffers(), strict=True):
+            compare(f"step {step}: histories", got, expected, TOLERANCE[dtype])
+
+
 # -- checkpoints
 
 
@@ -647,6 +702,10 @@ def one_compiled(ctx: pb.Context, sequence_parallel: bool, backend: str) -> None
             compare(f"step {step}", got, expected, 1e-6)
     with torch.no_grad():
         compare("frozen", fast(x), eager(x), 1e-6)
+        static = pt.RowParallelLinear(32, 8, ctx=ctx, scales=pb.Scales(a=0.01, b=torch.tensor(0.001)))
+        mine = x[..., own(32, ctx)]
+        fast = torch.compile(static, backend=backend, fullgraph=True)
+        compare("static", fast(mine), static(mine), 1e-6)
 
 
 # -- errors
@@ -732,6 +791,6 @@ def ranks_differ(ctx: pb.Context, x: Tensor, w: Tensor) -> None:
 
 CASES = (
     near_float32, loss_goes_down, one_recipe_for_many_layers, forms_of_layers, types, dtensors, partly_frozen,
-    used_twice, one_scale_for_all_ranks, windows, not_finite, inference, frozen_says_nothing, static,
+    used_twice, checkpointed, one_scale_for_all_ranks, windows, not_finite, inference, frozen_says_nothing, static,
     saved_tensors, tensor_cores, state_dicts, refused,
 )  # fmt: skip

@@ -38,6 +38,11 @@ def test_histories_are_loaded_on_other_numbers_of_ranks(tmp_path, run):
 
 
 @starts_ranks
+def test_with_fsdp():
+    run_torch(f"{CASES}:fsdp", 4, timeout=300)
+
+
+@starts_ranks
 @pytest.mark.parametrize(("run", "backend"), [(run_mpi, "aot_eager"), (run_torch, "inductor")])
 def test_compiled(run, backend):
     if backend == "inductor" and shutil.which("g++") is None:
