@@ -76,7 +76,11 @@ def scaled_product(
     dtype = torch.bfloat16 if x.dtype in _EIGHT else x.dtype
     if isinstance(scales, Scales):
         units = torch.cat([_unit(each, x.device) for each in (scales.a, scales.b)])
-        x8, w8 = cast_static(tensors, units, ctx._name, form, scales.facts())
+        wide = [i for i, tensor in enumerate(tensors) if tensor.dtype not in _EIGHT]
+        cast = cast_static([tensors[i] for i in wide], units[wide], ctx._name, form, scales.facts())
+        for i, tensor in zip(wide, cast, strict=True):
+            tensors[i] = tensor
+        x8, w8 = tensors
         y, _ = scaled(
             x.detach(), w.detach(), None if bias is None else bias.detach(), x8, w8, units, units, form, ctx._name,
             dtype, dtype, 0, "", False, False, by_rule, total,
@@ -222,17 +226,13 @@ def _cast_static(
 ) -> list[Tensor]:
     with Context._named(name)._agreement(call) as facts:
         facts["scales"] = given
-    return [
-        tensor.clone() if tensor.dtype in _EIGHT else _cast(tensor, unit, torch.float8_e4m3fn)
-        for tensor, unit in zip(tensors, units, strict=True)
-    ]
+    return [_cast(tensor, unit, torch.float8_e4m3fn) for tensor, unit in zip(tensors, units, strict=True)]
 
 
 def _cast_static_fake(
     tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]
 ) -> list[Tensor]:
-    kinds = [each.dtype if each.dtype in _EIGHT else torch.float8_e4m3fn for each in tensors]
-    return [each.new_empty(each.shape, dtype=kind) for each, kind in zip(tensors, kinds, strict=True)]
+    return [each.new_empty(each.shape, dtype=torch.float8_e4m3fn) for each in tensors]
 
 
 cast_static = operator(

@@ -47,4 +47,4 @@ def test_with_fsdp():
 def test_compiled(run, backend):
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    run(f"{CASES}:compiled", 2, timeout=500, backend=backend)
+    run(f"{CASES}:compiled", 2, timeout=500, launch=True, backend=backend)  # PyTorch keeps meshes of before
