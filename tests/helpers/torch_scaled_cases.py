@@ -468,19 +468,25 @@ def inference(ctx: pb.Context) -> None:
 
 
 def frozen_says_nothing(ctx: pb.Context) -> None:
-    """With frozen scales that were recorded no amax is reduced."""
+    """With frozen scales that were recorded no amax is reduced; histories are compared once, and after a load again."""
     scales = pt.DelayedScaling().to(device(ctx))
     x, w = drawn(ctx, 1, 8, 12), drawn(ctx, 2, 16, 12)
-    calls: list[int] = []
-    reduce = scaled.reduce
+    calls: list[str] = []
+
+    def log(name: str) -> None:
+        function = getattr(scaled, name)
+        patch.setattr(scaled, name, lambda *args: calls.append(name) or function(*args))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            scaled, "reduce", lambda tensor, *how: calls.append(tensor.numel()) or reduce(tensor, *how)
-        )
+        log("reduce")
+        log("_digest")
+        for training, expected in ((True, ["_digest", "reduce"]), (True, ["reduce"]), (False, [])):
+            pt.matmul_allreduce(x, w, ctx, scales=scales.train(training))
+            assert calls == expected
+            calls.clear()
+        scales.load_state_dict(scales.state_dict())
         pt.matmul_allreduce(x, w, ctx, scales=scales)
-        assert calls == [2]
-        pt.matmul_allreduce(x, w, ctx, scales=scales.eval())
-        assert calls == [2]
+        assert calls == ["_digest"]
 
 
 def static(ctx: pb.Context) -> None:
