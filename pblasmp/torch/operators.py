@@ -13,7 +13,8 @@ comes back through another, with the same weights transposed:
     split_matmul_allreduce   own part of x, as above     matmul_allgather
     matmul_local             multiply                    matmul_allreduce
 
-Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient.
+Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient. On GPUs
+those that do not wait for a gathered gradient are computed on another stream beside the collective product.
 
 Operators take the context by its name: torch.compile then sees a constant that has the number of ranks in it.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -37,6 +38,11 @@ from ..tensor_parallel.plan import run_once
 __all__ = [
     "Gradients",
     "allgather_matmul",
+    "as_rows",
+    "beside",
+    "borrowed",
+    "count",
+    "in_rows",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_local",
@@ -57,10 +63,11 @@ def own(total: int, ctx: Context) -> slice:
     return slice(min(total, ctx.rank * block), min(total, (ctx.rank + 1) * block))
 
 
-def _count(total: int, ctx: Context) -> int:
+def count(total: int, ctx: Context) -> int:
+    """Return how many of ``total`` indices this rank has. Local."""
     mine = own(total, ctx)
-    count: int = mine.stop - mine.start
-    return count
+    extent: int = mine.stop - mine.start
+    return extent
 
 
 def operator(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -99,7 +106,7 @@ def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
 def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
     """Return a product. Collective over the context."""
     bias = how.pop("bias")
-    return getattr(product, form)(x, _borrowed(w), ctx, bias=bias if bias is None else _borrowed(bias), **how)
+    return getattr(product, form)(x, borrowed(w), ctx, bias=bias if bias is None else borrowed(bias), **how)
 
 
 def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
@@ -109,11 +116,11 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
         LayoutError: it is split otherwise, on every rank.
     """
     bias = how.pop("bias")
-    arrays = Arrays(x, _borrowed(w), bias=bias if bias is None else _borrowed(bias))
+    arrays = Arrays(x, borrowed(w), bias=bias if bias is None else borrowed(bias))
     return run_once(ctx, Request(form, by_rule=True, **how), arrays)
 
 
-def _borrowed(parameter: Tensor) -> Tensor:
+def borrowed(parameter: Tensor) -> Tensor:
     """Return a tensor over the same memory, while it lasts, whose storage is another. Local.
 
     What shows a tensor of the CPU to NumPy fixes the size of its storage, which FSDP frees between uses.
@@ -146,7 +153,7 @@ def _allgather_matmul(
 ) -> tuple[Tensor, Tensor]:
     ctx = Context._named(name)
     call = _split_by_rule if by_rule else _call
-    y = call("allgather_matmul", _in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
+    y = call("allgather_matmul", in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
     y, gathered = y if keep else (y, x.new_empty(0))
     if tokens not in (None, y.shape[0]):  # on every rank, if at all: rows are split by the rule
         raise LayoutError(
@@ -183,8 +190,13 @@ def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if gy is None:  # y was not used
         return (None,) * 8
     gathered, w = node.saved_tensors
-    gx = matmul_reduce_scatter(gy, w, None, node.context_name, True) if node.needs_input_grad[0] else None
-    return (gx, *_of_parameters(node, gy, gathered), None, None, None, None, None)
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_reduce_scatter(gy, w, None, node.context_name, True),
+        lambda: _of_parameters(node, gy, gathered),
+    )
+    return (*gradients, None, None, None, None, None)
 
 
 allgather_matmul = operator(
@@ -202,7 +214,7 @@ allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgat
 
 def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
     y: Tensor = _call(
-        "matmul_reduce_scatter", _in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
+        "matmul_reduce_scatter", in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
     )
     return y
 
@@ -210,7 +222,7 @@ def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str,
 def _matmul_reduce_scatter_fake(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool
 ) -> Tensor:
-    rows = _count(x.shape[0], Context._named(name))
+    rows = count(x.shape[0], Context._named(name))
     return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
 
 
@@ -244,7 +256,7 @@ matmul_reduce_scatter.register_autograd(
 
 def _matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
     y: Tensor = _call(
-        "matmul_allreduce", _in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
+        "matmul_allreduce", in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
     )
     return y
 
@@ -281,7 +293,7 @@ def _matmul_allgather(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
 ) -> Tensor:
     ctx = Context._named(name)
-    y: Tensor = _split_by_rule("matmul_allgather", _in_rows(x), w, ctx, bias=bias, transposed=transposed)
+    y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, bias=bias, transposed=transposed)
     if total not in (None, y.shape[-1]):
         raise LayoutError(
             f"w: the ranks hold {y.shape[-1]} outputs together, expected {total}: under torch.compile every rank has "
@@ -305,10 +317,14 @@ def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
 @once
 def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    mine, gx = gy[..., own(gy.shape[-1], Context._named(node.context_name))], None
-    if node.needs_input_grad[0]:
-        gx = matmul_allreduce(mine, w, None, node.context_name, True)
-    return (gx, *_of_parameters(node, mine, x), None, None, None)
+    mine = gy[..., own(gy.shape[-1], Context._named(node.context_name))]
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_allreduce(mine, w, None, node.context_name, True),
+        lambda: _of_parameters(node, mine, x),
+    )
+    return (*gradients, None, None, None)
 
 
 matmul_allgather = operator(
@@ -339,8 +355,13 @@ def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 @once
 def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    gx = matmul_allreduce(gy, w, None, node.context_name, True) if node.needs_input_grad[0] else None
-    return (gx, *_of_parameters(node, gy, x), None)
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_allreduce(gy, w, None, node.context_name, True),
+        lambda: _of_parameters(node, gy, x),
+    )
+    return (*gradients, None)
 
 
 matmul_local = operator(
@@ -372,10 +393,13 @@ def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:
         x = x[..., own(node.inputs, Context._named(node.context_name))]
-    gx = None
-    if node.needs_input_grad[0]:
-        gx = matmul_allgather(gy, w, None, node.context_name, True, node.inputs)
-    return (gx, *_of_parameters(node, gy, x), None)
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_allgather(gy, w, None, node.context_name, True, node.inputs),
+        lambda: _of_parameters(node, gy, x),
+    )
+    return (*gradients, None)
 
 
 split_matmul_allreduce = operator(
@@ -398,23 +422,66 @@ def _keep(node: Any, x: Tensor, w: Tensor) -> None:
     node.save_for_backward(x if needs_w else None, w if needs_x else None)
 
 
+def _both(
+    node: Any, gy: Tensor, of_x: Callable[[], Tensor], of_parameters: Callable[[], Gradients]
+) -> Gradients:
+    """Return the gradient of x, if needed, by a collective product, and beside it those of weights and bias. Local."""
+    if not node.needs_input_grad[0]:
+        return None, *of_parameters()
+    return beside(gy, of_x, of_parameters)
+
+
+def beside(like: Tensor, first: Callable[[], Tensor], then: Callable[[], Gradients]) -> Gradients:
+    """Return the results of both; on GPUs ``then`` runs beside what ``first`` has queued, and must not need it. Local.
+
+    The products of several GPUs wait for each other: meanwhile there is room for the weights' gradient.
+    """
+    streams = _streams(like)
+    if streams is None:
+        return first(), *then()
+    current, side = streams
+    ready = current.record_event()
+    result = first()
+    side.wait_event(ready)
+    with torch.cuda.stream(side):
+        others = then()
+    current.wait_stream(side)
+    for tensor in others:
+        if tensor is not None:
+            tensor.record_stream(current)
+    return result, *others
+
+
+def _streams(tensor: Tensor) -> tuple[Any, Any] | None:
+    """Return the current stream of a tensor's GPU and another one; None elsewhere, and in compiled code. Local."""
+    if type(tensor) is not Tensor or not tensor.is_cuda:
+        return None
+    return torch.cuda.current_stream(tensor.device), _side_stream(tensor.device)
+
+
+@lru_cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
 def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of weights and bias, None for those that are not needed. Local."""
     _, needs_w, needs_bias, *_ = node.needs_input_grad
-    rows = _rows(gy) if needs_w or needs_bias else None
+    rows = as_rows(gy) if needs_w or needs_bias else None
     gw = None
     if needs_w:
         assert x is not None
         assert rows is not None
-        gw = rows.t() @ _rows(x)
+        gw = rows.t() @ as_rows(x)
     return gw, rows.sum(0) if needs_bias and rows is not None else None
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def as_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor with all dimensions but the last folded. Local."""
     return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
-def _in_rows(tensor: Tensor) -> Tensor:
+def in_rows(tensor: Tensor) -> Tensor:
     """Return ``tensor``, or a copy unless its rows are contiguous and at equal distances, as the products want them."""
     rows, width = tensor.shape[:-1].numel(), tensor.shape[-1]
     try:
