@@ -202,7 +202,11 @@ def closing(comm: Communicator, *, here: bool) -> bool:
     """
     with Agreement(comm, CLOSING):
         pass
-    everywhere = all(comm.allgather(here))
+    try:
+        everywhere = all(comm.allgather(here))
+    except BaseException as error:
+        comm.channel.break_(error, CLOSING)  # the others count on this rank's answer
+        raise
     if not everywhere:
         comm.channel.broken_by_agreement("a rank dropped it without closing it")
     return everywhere
@@ -227,7 +231,7 @@ class _Vote:
     def wait(self) -> None:
         """Wait until every rank has voted."""
         if self._request is not None:
-            self._comm.channel.until(self.done, patient=self._comm.patient, place=self._place)
+            self._comm.wait(self._request, self._place)
 
     def outcome(self, instead: BaseException | None = None) -> BaseException | None:
         """Return None, or the error that every rank raises: ``instead`` where this rank has its own."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
 from ..launchers import surroundings
-from .side_channel import SideChannel, number_open
+from .side_channel import Place, SideChannel, number_open
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,8 +76,8 @@ class Communicator(Protocol):
     def bcast_into(self, array: Array, root: int) -> None:
         """Replace ``array`` (contiguous) by the root's. Collective."""
 
-    def wait(self, request: Request) -> None:
-        """Wait for a request. Local."""
+    def wait(self, request: Request, place: Place | None = None) -> None:
+        """Wait for a request, at a place where all ranks wait for each other if one is given. Local."""
 
     def wait_any(self, requests: Sequence[Request]) -> int:
         """Wait for one of several requests, return which. Local."""
@@ -152,7 +152,7 @@ class _Serial:  # its arguments matter only where there are several ranks
     def bcast_into(self, array: Array, root: int) -> None:
         pass
 
-    def wait(self, request: Request) -> None:  # noqa: ARG002
+    def wait(self, request: Request, place: Place | None = None) -> None:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
     def wait_any(self, requests: Sequence[Request]) -> int:  # noqa: ARG002
@@ -272,8 +272,8 @@ class _Mpi:
     def barrier(self) -> None:
         self._done(self._comm.Ibarrier())
 
-    def wait(self, request: Request) -> None:
-        self.channel.until(request.Test, patient=self.patient)
+    def wait(self, request: Request, place: Place | None = None) -> None:
+        self.channel.until(request.Test, patient=self.patient, place=place)
 
     def wait_any(self, requests: Sequence[Request]) -> int:
         found: list[int] = []

@@ -6,6 +6,7 @@ It is made over the same rendezvous store, so that our messages never meet the c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import platform
@@ -25,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import LayoutError, LibraryNotFoundError
 from .communicator import Communicator, chunks
-from .side_channel import SideChannel
+from .side_channel import Place, SideChannel
 
 __all__ = ["from_group"]
 
@@ -59,6 +60,11 @@ class _Message:
             raise self._error
         return self._done
 
+    def pause(self) -> None:
+        """Sleep until it is done, but not for long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done, _LOOK_SECONDS)
+
     def __bool__(self) -> bool:
         return not self._done
 
@@ -77,6 +83,11 @@ class _Collective:
             return False
         self._work.wait()  # raises what went wrong
         return True
+
+    def pause(self) -> None:
+        """Sleep until it is done, but not for long: polling would take the core from gloo's own threads."""
+        with contextlib.suppress(RuntimeError):  # that time is over; Test() raises what goes wrong
+            self._work.wait(timedelta(seconds=_LOOK_SECONDS))
 
 
 class _Notes:
@@ -162,8 +173,8 @@ class _Gloo:
     def barrier(self) -> None:
         self.wait(self._started(self._group.barrier()))
 
-    def wait(self, request: _Message | _Collective) -> None:
-        self.channel.until(request.Test, patient=True)
+    def wait(self, request: _Message | _Collective, place: Place | None = None) -> None:
+        self.channel.until(request.Test, pause=request.pause, place=place)
 
     def wait_any(self, requests: Sequence[_Message]) -> int:
         with self._changed:

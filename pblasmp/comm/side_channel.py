@@ -152,12 +152,20 @@ class SideChannel:
         self._agreements += 1
         return Place(self._members, self._index, self._agreements, f"{call} ({self.name})")
 
-    def until(self, done: Callable[[], Any], *, patient: bool = False, place: Place | None = None) -> None:
+    def until(
+        self,
+        done: Callable[[], Any],
+        *,
+        patient: bool = False,
+        pause: Callable[[], None] | None = None,
+        place: Place | None = None,
+    ) -> None:
         """Wait until ``done()``.
 
         Args:
             done: asked again and again.
             patient: leave the core to others meanwhile.
+            pause: sleeps until it may be done, but not for long: instead of polling.
             place: where all ranks wait for each other, if this is such a wait.
 
         Raises:
@@ -167,10 +175,14 @@ class SideChannel:
         stalled = False
         while not done():
             polls += 1
-            if patient:
+            if pause is not None:
+                pause()
+            elif patient:
                 _pause(polls)
-            if polls % _POLLS:
+            if pause is None and polls % _POLLS:
                 continue
+            if hasattr(os, "sched_yield"):  # other programs may need the core
+                os.sched_yield()
             self.check()
             if place is not None and time.monotonic() > stalls:
                 if len(_threads) > 1:  # one may come while another waits

@@ -26,12 +26,14 @@ except ModuleNotFoundError as error:
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import init_process_group
+from .scaling import DelayedScaling
 from .styles import ColwiseParallel, RowwiseParallel, SequenceParallel
 from .vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
+    "DelayedScaling",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",

@@ -12,9 +12,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from ..errors import LayoutError
+from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from . import operators
 from .meshes import local, on_mesh
+from .scaled import fault_of_scales, scaled_product
+from .scaling import DelayedScaling
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -29,7 +32,14 @@ __all__ = [
 ]
 
 
-def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
+def allgather_matmul(
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None = None,
+    *,
+    scales: DelayedScaling | Scales | None = None,
+) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where the ranks hold rows of x. Collective over the context.
 
     Operands may be DTensors, split as described; if x is one, so is the result. Likewise in the other functions.
@@ -39,6 +49,9 @@ def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         w: (N/P, K), this rank's outputs.
         ctx: the ranks.
         bias: (N/P,), this rank's outputs.
+        scales: multiply in 8 bits: ``DelayedScaling``, or without gradients ``pblasmp.Scales`` (a: x's, b: w's). x and
+            w are float32, float16 or bfloat16, and are cast; for ``pblasmp.Scales`` they may have 8 bits already. y is
+            of x's type, bfloat16 where that has 8 bits.
 
     Returns:
         (T, ..., N/P).
@@ -48,19 +61,28 @@ def allgather_matmul(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
             ``pblasmp.tensor_parallel.shard`` splits.
     """
     split = _Split(0, 0, 0, -1)
-    _check(x, w, ctx, bias, split)
+    _check(x, w, ctx, bias, split, scales)
     needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
     tokens = x.shape[0] if isinstance(x, DTensor) else None
     if tokens is None and torch.compiler.is_compiling():  # which has to know the result's shape
         tokens = x.shape[0] * ctx.size
     by_rule = needs_x or tokens is not None
-    y, _ = operators.allgather_matmul(
-        local(x), local(w), _local(bias), ctx._name, False, needs_w, by_rule, tokens
-    )
+    operands = local(x), local(w), _local(bias)
+    if scales is not None:
+        y = scaled_product("allgather_matmul", *operands, ctx, scales, by_rule=by_rule, total=tokens)
+    else:
+        y, _ = operators.allgather_matmul(*operands, ctx._name, False, needs_w, by_rule, tokens)
     return _like(x, w, y, split)
 
 
-def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
+def matmul_reduce_scatter(
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None = None,
+    *,
+    scales: DelayedScaling | Scales | None = None,
+) -> Tensor:
     """Return this rank's rows of y = x wᵀ + bias, where the ranks hold columns of x and w. Collective over the context.
 
     Args:
@@ -68,6 +90,7 @@ def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | Non
         w: (N, K/P), this rank's inputs.
         ctx: the ranks.
         bias: (N,), the same on every rank, added once; so is its gradient.
+        scales: as for ``allgather_matmul``.
 
     Returns:
         (T/P, ..., N), this rank's part of the first dimension, as ``pblasmp.tensor_parallel.shard`` splits it.
@@ -76,12 +99,23 @@ def matmul_reduce_scatter(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | Non
         LayoutError: shapes or types do not fit, on every rank.
     """
     split = _Split(-1, 1, None, 0)
-    _check(x, w, ctx, bias, split)
-    y = operators.matmul_reduce_scatter(local(x), local(w), _local(bias), ctx._name, False)
+    _check(x, w, ctx, bias, split, scales)
+    operands = local(x), local(w), _local(bias)
+    if scales is None:
+        y = operators.matmul_reduce_scatter(*operands, ctx._name, False)
+    else:
+        y = scaled_product("matmul_reduce_scatter", *operands, ctx, scales)
     return _like(x, w, y, split)
 
 
-def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
+def matmul_allreduce(
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None = None,
+    *,
+    scales: DelayedScaling | Scales | None = None,
+) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where the ranks hold columns of x and w. Collective over the context.
 
     Every rank is expected to use y in the same way: each has the whole gradient of y, and of the bias.
@@ -91,6 +125,7 @@ def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         w: (N, K/P), this rank's inputs.
         ctx: the ranks.
         bias: (N,), the same on every rank, added once.
+        scales: as for ``allgather_matmul``.
 
     Returns:
         (..., N), the same on every rank.
@@ -99,12 +134,23 @@ def matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         LayoutError: shapes or types do not fit, on every rank.
     """
     split = _Split(-1, 1, None, None)
-    _check(x, w, ctx, bias, split)
-    y = operators.matmul_allreduce(local(x), local(w), _local(bias), ctx._name, False)
+    _check(x, w, ctx, bias, split, scales)
+    operands = local(x), local(w), _local(bias)
+    if scales is None:
+        y = operators.matmul_allreduce(*operands, ctx._name, False)
+    else:
+        y = scaled_product("matmul_allreduce", *operands, ctx, scales)
     return _like(x, w, y, split)
 
 
-def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
+def matmul_allgather(
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None = None,
+    *,
+    scales: DelayedScaling | Scales | None = None,
+) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where the ranks hold rows of w. Collective over the context.
 
     Every rank is expected to use y in the same way: each has the whole gradient of y.
@@ -114,6 +160,7 @@ def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
         w: (N/P, K), this rank's outputs.
         ctx: the ranks.
         bias: (N/P,), this rank's outputs.
+        scales: as for ``allgather_matmul``.
 
     Returns:
         (..., N), the same on every rank.
@@ -123,35 +170,61 @@ def matmul_allgather(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = N
             ``pblasmp.tensor_parallel.shard`` splits.
     """
     split = _Split(None, 0, 0, None)
-    _check(x, w, ctx, bias, split)
+    _check(x, w, ctx, bias, split, scales)
     outputs = w.shape[0] if isinstance(w, DTensor) else None
     if outputs is None and torch.compiler.is_compiling():
         outputs = w.shape[0] * ctx.size
-    y = operators.matmul_allgather(local(x), local(w), _local(bias), ctx._name, False, outputs)
+    operands = local(x), local(w), _local(bias)
+    if scales is None:
+        y = operators.matmul_allgather(*operands, ctx._name, False, outputs)
+    else:
+        y = scaled_product("matmul_allgather", *operands, ctx, scales, by_rule=True, total=outputs)
     return _like(x, w, y, split)
 
 
-def matmul_local(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
+def matmul_local(
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None = None,
+    *,
+    scales: DelayedScaling | Scales | None = None,
+) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where every rank has x; its gradient is summed. Collective.
 
     As ``matmul_allgather`` without the gathering: communicates when it goes back.
     """
     split = _Split(None, 0, 0, -1)
-    _check(x, w, ctx, bias, split, agree=False)
+    _check(x, w, ctx, bias, split, scales, agree=scales is not None)
     if x.shape[-1] != w.shape[1]:
         raise LayoutError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
-    y = operators.matmul_local(local(x), local(w), _local(bias), ctx._name)
+    operands = local(x), local(w), _local(bias)
+    if scales is None:
+        y = operators.matmul_local(*operands, ctx._name)
+    else:
+        y = scaled_product("matmul_local", *operands, ctx, scales)
     return _like(x, w, y, split)
 
 
-def split_matmul_allreduce(x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None = None) -> Tensor:
+def split_matmul_allreduce(
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None = None,
+    *,
+    scales: DelayedScaling | Scales | None = None,
+) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where every rank has x, and its columns of w. Collective.
 
     As ``matmul_allreduce`` of this rank's columns of x.
     """
     split = _Split(None, 1, None, None)
-    _check(x, w, ctx, bias, split)
-    y = operators.split_matmul_allreduce(local(x), local(w), _local(bias), ctx._name)
+    _check(x, w, ctx, bias, split, scales)
+    operands = local(x), local(w), _local(bias)
+    if scales is None:
+        y = operators.split_matmul_allreduce(*operands, ctx._name)
+    else:
+        y = scaled_product("split_matmul_allreduce", *operands, ctx, scales)
     return _like(x, w, y, split)
 
 
@@ -183,7 +256,14 @@ def _like(x: Tensor, w: Tensor, y: Tensor, split: _Split) -> Tensor:
 
 
 def _check(
-    x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None, split: _Split, *, agree: bool = True
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None,
+    split: _Split,
+    scales: DelayedScaling | Scales | None,
+    *,
+    agree: bool = True,
 ) -> None:
     """Raise LayoutError unless these are tensors that can have gradients here, and DTensors are split as they must be.
 
@@ -193,6 +273,8 @@ def _check(
     check_context(ctx, "pblasmp.torch")
     operators.refuse_transforms("pblasmp.torch")
     fault = _fault("x", x, 1) or _fault("w", w, 2)
+    if not fault and scales is not None:
+        fault = fault_of_scales(scales, x, w, bias)
     if not fault:
         fault = _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
         fault = fault or _misplaced("bias", bias, split.bias, ctx)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import LayoutError
 from ..layout.grid import integer
+from ..scales import Scales
 from ..tensor_parallel import shard
 from . import functions
 from .parameters import ParallelModule
+from .scaling import DelayedScaling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,9 +44,14 @@ class _ParallelLinear(ParallelModule):
         dtype: Any,
         linear: torch.nn.Linear | None,
         device_mesh: DeviceMesh | None,
+        scales: DelayedScaling | Scales | None,
     ) -> None:
         in_features = integer(in_features, "in_features", 0)
         out_features = integer(out_features, "out_features", 0)
+        if not isinstance(scales, (DelayedScaling, Scales, type(None))):
+            raise LayoutError(
+                f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
+            )
         shape = out_features, in_features
         bias_split = shape[:1], None if self._split else 0
         super().__init__(
@@ -51,6 +59,9 @@ class _ParallelLinear(ParallelModule):
         )
         self.in_features, self.out_features = in_features, out_features
         self.sequence_parallel = sequence_parallel
+        self.scales = scales
+        if isinstance(scales, DelayedScaling):
+            self.scales = copy.deepcopy(scales).to(self.weight.device)
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
         if linear is None:
             self.reset_parameters()
@@ -94,10 +105,12 @@ class _ParallelLinear(ParallelModule):
             self._take_of_root("bias", linear.bias)
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return input, weight and bias in the type that autocast asks for. Local."""
+        """Return input, weight and bias in the type that autocast asks for; only x if that is cast to 8 bits. Local."""
         if not (isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type)):
             return x, self.weight, self.bias
         dtype = torch.get_autocast_dtype(x.device.type)
+        if self.scales is not None:
+            return x if x.itemsize == 1 else x.to(dtype), self.weight, self.bias
         return x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
 
     def extra_repr(self) -> str:
@@ -105,6 +118,7 @@ class _ParallelLinear(ParallelModule):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
+            f"{f', scales={self.scales}' if isinstance(self.scales, Scales) else ''}"
         )
 
 
@@ -132,6 +146,8 @@ class ColumnParallelLinear(_ParallelLinear):
         linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
         device_mesh: of one dimension and the context's ranks, which the parameters, DTensors, are on; by default the
             one that the context was made of, or one of its ranks.
+        scales: multiply in 8 bits, forward and back: a ``DelayedScaling``, of which the layer takes a copy,
+            ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
 
     Raises:
         LayoutError: the ranks are to gather inputs and outputs both, or ``linear`` does not fit.
@@ -152,11 +168,21 @@ class ColumnParallelLinear(_ParallelLinear):
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
         device_mesh: DeviceMesh | None = None,
+        scales: DelayedScaling | Scales | None = None,
     ) -> None:
         if gather_output and sequence_parallel:
             raise LayoutError("gather_output: expected False with sequence_parallel, which gathers the input")
         super().__init__(
-            in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh
+            in_features,
+            out_features,
+            bias,
+            ctx,
+            sequence_parallel,
+            device,
+            dtype,
+            linear,
+            device_mesh,
+            scales,
         )
         self.gather_output = gather_output
 
@@ -170,18 +196,19 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: bool = False,
         device: Any = None,
         device_mesh: DeviceMesh | None = None,
+        scales: DelayedScaling | Scales | None = None,
     ) -> Self:
         """Return the shard of a whole layer of rank 0. Collective over the context.
 
         Args:
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, gather_output, sequence_parallel, device, device_mesh: as of the class.
+            ctx, gather_output, sequence_parallel, device, device_mesh, scales: as of the class.
         """
         _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, gather_output=gather_output,
             sequence_parallel=sequence_parallel, device=device, dtype=linear.weight.dtype, linear=linear,
-            device_mesh=device_mesh,
+            device_mesh=device_mesh, scales=scales,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -192,10 +219,10 @@ class ColumnParallelLinear(_ParallelLinear):
         """
         x, weight, bias = self._operands(x)
         if self.sequence_parallel:
-            return functions.allgather_matmul(x, weight, self.ctx, bias)
+            return functions.allgather_matmul(x, weight, self.ctx, bias, scales=self.scales)
         if self.gather_output:
-            return functions.matmul_allgather(x, weight, self.ctx, bias)
-        return functions.matmul_local(x, weight, self.ctx, bias)
+            return functions.matmul_allgather(x, weight, self.ctx, bias, scales=self.scales)
+        return functions.matmul_local(x, weight, self.ctx, bias, scales=self.scales)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -216,6 +243,8 @@ class RowParallelLinear(_ParallelLinear):
         linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
         device_mesh: of one dimension and the context's ranks, which the parameters, DTensors, are on; by default the
             one that the context was made of, or one of its ranks.
+        scales: multiply in 8 bits, forward and back: a ``DelayedScaling``, of which the layer takes a copy,
+            ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
 
     Raises:
         LayoutError: the output is to be scattered and the input not split, or ``linear`` does not fit.
@@ -236,13 +265,23 @@ class RowParallelLinear(_ParallelLinear):
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
         device_mesh: DeviceMesh | None = None,
+        scales: DelayedScaling | Scales | None = None,
     ) -> None:
         if sequence_parallel and not input_is_parallel:
             raise LayoutError(
                 "input_is_parallel: expected True with sequence_parallel, which scatters the output"
             )
         super().__init__(
-            in_features, out_features, bias, ctx, sequence_parallel, device, dtype, linear, device_mesh
+            in_features,
+            out_features,
+            bias,
+            ctx,
+            sequence_parallel,
+            device,
+            dtype,
+            linear,
+            device_mesh,
+            scales,
         )
         self.input_is_parallel = input_is_parallel
 
@@ -256,19 +295,20 @@ class RowParallelLinear(_ParallelLinear):
         sequence_parallel: bool = False,
         device: Any = None,
         device_mesh: DeviceMesh | None = None,
+        scales: DelayedScaling | Scales | None = None,
     ) -> Self:
         """Return the shard of a whole layer of rank 0. Collective over the context.
 
         Args:
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, input_is_parallel, sequence_parallel, device, device_mesh: as of the class.
+            ctx, input_is_parallel, sequence_parallel, device, device_mesh, scales: as of the class.
         """
         _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx,
             input_is_parallel=input_is_parallel, sequence_parallel=sequence_parallel, device=device,
             dtype=linear.weight.dtype, linear=linear,
-            device_mesh=device_mesh,
+            device_mesh=device_mesh, scales=scales,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -279,12 +319,12 @@ class RowParallelLinear(_ParallelLinear):
         """
         x, weight, bias = self._operands(x)
         if self.sequence_parallel:
-            return functions.matmul_reduce_scatter(x, weight, self.ctx, bias)
+            return functions.matmul_reduce_scatter(x, weight, self.ctx, bias, scales=self.scales)
         if self.input_is_parallel:
-            return functions.matmul_allreduce(x, weight, self.ctx, bias)
+            return functions.matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
             with self.ctx._agreement("pblasmp.torch"):
                 raise LayoutError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
-        return functions.split_matmul_allreduce(x, weight, self.ctx, bias)
+        return functions.split_matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales)

@@ -32,6 +32,7 @@ __all__ = [
     "local",
     "mesh_of",
     "on_mesh",
+    "reduce",
 ]
 
 
@@ -151,6 +152,14 @@ def context_of(mesh: DeviceMesh) -> Context | None:
         return None
     alike = (ctx for ctx in found if (ctx.size, ctx.rank) == (mesh.size(), mesh.get_local_rank()))
     return next(alike, None)
+
+
+def reduce(tensor: Tensor, ctx: Context, op: Any = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce a tensor over the ranks, in place. Collective over the context."""
+    mesh = mesh_of(ctx)
+    if ctx.size > 1 and mesh is not None:
+        dist.all_reduce(tensor, op, mesh.get_group())
+    return tensor
 
 
 def device_type(ctx: Context) -> str:

@@ -37,6 +37,10 @@ from ..tensor_parallel.plan import run_once
 __all__ = [
     "Gradients",
     "allgather_matmul",
+    "as_rows",
+    "borrowed",
+    "count",
+    "in_rows",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_local",
@@ -57,10 +61,11 @@ def own(total: int, ctx: Context) -> slice:
     return slice(min(total, ctx.rank * block), min(total, (ctx.rank + 1) * block))
 
 
-def _count(total: int, ctx: Context) -> int:
+def count(total: int, ctx: Context) -> int:
+    """Return how many of ``total`` indices this rank has. Local."""
     mine = own(total, ctx)
-    count: int = mine.stop - mine.start
-    return count
+    extent: int = mine.stop - mine.start
+    return extent
 
 
 def operator(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -99,7 +104,7 @@ def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
 def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
     """Return a product. Collective over the context."""
     bias = how.pop("bias")
-    return getattr(product, form)(x, _borrowed(w), ctx, bias=bias if bias is None else _borrowed(bias), **how)
+    return getattr(product, form)(x, borrowed(w), ctx, bias=bias if bias is None else borrowed(bias), **how)
 
 
 def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
@@ -109,11 +114,11 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
         LayoutError: it is split otherwise, on every rank.
     """
     bias = how.pop("bias")
-    arrays = Arrays(x, _borrowed(w), bias=bias if bias is None else _borrowed(bias))
+    arrays = Arrays(x, borrowed(w), bias=bias if bias is None else borrowed(bias))
     return run_once(ctx, Request(form, by_rule=True, **how), arrays)
 
 
-def _borrowed(parameter: Tensor) -> Tensor:
+def borrowed(parameter: Tensor) -> Tensor:
     """Return a tensor over the same memory, while it lasts, whose storage is another. Local.
 
     What shows a tensor of the CPU to NumPy fixes the size of its storage, which FSDP frees between uses.
@@ -146,7 +151,7 @@ def _allgather_matmul(
 ) -> tuple[Tensor, Tensor]:
     ctx = Context._named(name)
     call = _split_by_rule if by_rule else _call
-    y = call("allgather_matmul", _in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
+    y = call("allgather_matmul", in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
     y, gathered = y if keep else (y, x.new_empty(0))
     if tokens not in (None, y.shape[0]):  # on every rank, if at all: rows are split by the rule
         raise LayoutError(
@@ -202,7 +207,7 @@ allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgat
 
 def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
     y: Tensor = _call(
-        "matmul_reduce_scatter", _in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
+        "matmul_reduce_scatter", in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
     )
     return y
 
@@ -210,7 +215,7 @@ def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str,
 def _matmul_reduce_scatter_fake(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool
 ) -> Tensor:
-    rows = _count(x.shape[0], Context._named(name))
+    rows = count(x.shape[0], Context._named(name))
     return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
 
 
@@ -244,7 +249,7 @@ matmul_reduce_scatter.register_autograd(
 
 def _matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
     y: Tensor = _call(
-        "matmul_allreduce", _in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
+        "matmul_allreduce", in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
     )
     return y
 
@@ -281,7 +286,7 @@ def _matmul_allgather(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
 ) -> Tensor:
     ctx = Context._named(name)
-    y: Tensor = _split_by_rule("matmul_allgather", _in_rows(x), w, ctx, bias=bias, transposed=transposed)
+    y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, bias=bias, transposed=transposed)
     if total not in (None, y.shape[-1]):
         raise LayoutError(
             f"w: the ranks hold {y.shape[-1]} outputs together, expected {total}: under torch.compile every rank has "
@@ -401,20 +406,21 @@ def _keep(node: Any, x: Tensor, w: Tensor) -> None:
 def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of weights and bias, None for those that are not needed. Local."""
     _, needs_w, needs_bias, *_ = node.needs_input_grad
-    rows = _rows(gy) if needs_w or needs_bias else None
+    rows = as_rows(gy) if needs_w or needs_bias else None
     gw = None
     if needs_w:
         assert x is not None
         assert rows is not None
-        gw = rows.t() @ _rows(x)
+        gw = rows.t() @ as_rows(x)
     return gw, rows.sum(0) if needs_bias and rows is not None else None
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def as_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor with all dimensions but the last folded. Local."""
     return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
-def _in_rows(tensor: Tensor) -> Tensor:
+def in_rows(tensor: Tensor) -> Tensor:
     """Return ``tensor``, or a copy unless its rows are contiguous and at equal distances, as the products want them."""
     rows, width = tensor.shape[:-1].numel(), tensor.shape[-1]
     try:

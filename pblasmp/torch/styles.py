@@ -14,10 +14,12 @@ from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
 from ..errors import LayoutError
+from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import context_of
 from .parameters import ParallelModule
+from .scaling import DelayedScaling
 from .vocabulary import VocabParallelEmbedding
 
 if TYPE_CHECKING:
@@ -29,8 +31,15 @@ __all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
 class _Style(ParallelStyle):
     """Turns a whole layer into a split one in place: references to it stay valid."""
 
-    def __init__(self, ctx: Context | None, input_layouts: Placement, output_layouts: Placement) -> None:
+    def __init__(
+        self,
+        ctx: Context | None,
+        input_layouts: Placement,
+        output_layouts: Placement,
+        scales: DelayedScaling | Scales | None,
+    ) -> None:
         super().__init__()
+        self.scales = scales
         if ctx is not None:
             check_context(ctx, type(self).__name__)
         self.ctx, self.input_layouts, self.output_layouts = ctx, input_layouts, output_layouts
@@ -62,7 +71,7 @@ def _become(module: torch.nn.Module, split: ParallelModule) -> torch.nn.Module:
     module.__class__ = type(split)
     fresh = vars(torch.nn.Module())
     vars(module).update({name: value for name, value in vars(split).items() if name not in fresh})
-    module._parameters = split._parameters
+    module._parameters, module._modules = split._parameters, split._modules
     return module
 
 
@@ -73,6 +82,7 @@ class ColwiseParallel(_Style):
         ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
         input_layouts: Replicate(), every rank has the input, or Shard(0): its part of the first dimension.
         output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
+        scales: multiply in 8 bits, as of ``ColumnParallelLinear``.
 
     Raises:
         LayoutError: a layout is none of these, or both gather. When applied: the module is not a torch.nn.Linear.
@@ -84,8 +94,9 @@ class ColwiseParallel(_Style):
         ctx: Context | None = None,
         input_layouts: Placement = Replicate(),  # noqa: B008 - immutable
         output_layouts: Placement = Shard(-1),  # noqa: B008
+        scales: DelayedScaling | Scales | None = None,
     ) -> None:
-        super().__init__(ctx, input_layouts, output_layouts)
+        super().__init__(ctx, input_layouts, output_layouts, scales)
         self._expect("input_layouts", (Replicate(), Shard(0)))
         self._expect("output_layouts", (Shard(-1), Replicate()))
         if input_layouts == Shard(0) and output_layouts == Replicate():
@@ -99,6 +110,7 @@ class ColwiseParallel(_Style):
         split = ColumnParallelLinear.from_linear(
             module, self._context(device_mesh), gather_output=self.output_layouts == Replicate(),
             sequence_parallel=self.input_layouts == Shard(0), device=module.weight.device, device_mesh=device_mesh,
+            scales=self.scales,
         )  # fmt: skip
         return _become(module, split)
 
@@ -112,6 +124,7 @@ class RowwiseParallel(_Style):
         ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
         input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always are.
         output_layouts: Replicate(), every rank gets the sum, or Shard(0): its part of the first dimension.
+        scales: of a Linear: multiply in 8 bits, as of ``RowParallelLinear``.
 
     Raises:
         LayoutError: a layout is none of these. When applied: the module is neither, or does not go with the layouts.
@@ -123,8 +136,9 @@ class RowwiseParallel(_Style):
         ctx: Context | None = None,
         input_layouts: Placement = Shard(-1),  # noqa: B008 - immutable
         output_layouts: Placement = Replicate(),  # noqa: B008
+        scales: DelayedScaling | Scales | None = None,
     ) -> None:
-        super().__init__(ctx, input_layouts, output_layouts)
+        super().__init__(ctx, input_layouts, output_layouts, scales)
         self._expect("input_layouts", (Shard(-1), Replicate()))
         self._expect("output_layouts", (Replicate(), Shard(0)))
 
@@ -139,7 +153,7 @@ class RowwiseParallel(_Style):
         elif type(module) is torch.nn.Linear:
             parallel = self.input_layouts == Shard(-1)
             split = RowParallelLinear.from_linear(
-                module, input_is_parallel=parallel, device=module.weight.device, **how
+                module, input_is_parallel=parallel, device=module.weight.device, scales=self.scales, **how
             )
         else:
             raise LayoutError(

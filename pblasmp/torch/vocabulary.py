@@ -16,7 +16,7 @@ from ..errors import LayoutError
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
-from .meshes import local, mesh_of
+from .meshes import local, reduce
 from .operators import Gradients, once, operator, own, refuse_transforms
 from .parameters import ParallelModule
 
@@ -195,19 +195,6 @@ def vocab_parallel_cross_entropy(
 # -- the operators
 
 
-def _group(ctx: Context) -> Any:
-    """Return PyTorch's group of the context's ranks, None for one rank. Collective, the first time."""
-    mesh = mesh_of(ctx)
-    return None if ctx.size == 1 or mesh is None else mesh.get_group()
-
-
-def _sum(tensor: Tensor, ctx: Context, op: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Reduce a tensor over the ranks, in place. Collective over the context."""
-    if (group := _group(ctx)) is not None:
-        dist.all_reduce(tensor, op, group)
-    return tensor
-
-
 def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
     ctx = Context._named(name)
     if words.device.type == "cpu":
@@ -219,7 +206,7 @@ def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bo
         rows = rows.masked_fill_(~here[..., None], 0)
     else:
         rows = weight.new_zeros((*words.shape, weight.shape[-1]))
-    rows = _sum(rows, ctx)
+    rows = reduce(rows, ctx)
     return rows[own(rows.shape[0], ctx)].clone() if scatter else rows
 
 
@@ -264,7 +251,7 @@ def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
     ctx = Context._named(name)
     whole = x.new_zeros((total, *x.shape[1:]))
     whole[own(total, ctx)] = x
-    return _sum(whole, ctx)
+    return reduce(whole, ctx)
 
 
 def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
@@ -286,7 +273,7 @@ def _losses(logits: Tensor, target: Tensor, name: str, ignore: int) -> tuple[Ten
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)
     block = values.new_full((1,), width)
-    *_, block = reduced = _sum(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
+    *_, block = reduced = reduce(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
     largest, first = reduced[:-1].reshape(target.shape), block.long() * ctx.rank
     here = (target >= first) & (target < first + width)
     chosen = torch.zeros_like(largest)
@@ -295,7 +282,7 @@ def _losses(logits: Tensor, target: Tensor, name: str, ignore: int) -> tuple[Ten
     exponentials = (values - largest[..., None]).exp().sum(-1)
     words = values.new_full((1,), width)
     sums = [exponentials.reshape(-1), torch.where(here, chosen, 0).reshape(-1), words]
-    exponentials, chosen, words = _sum(torch.cat(sums), ctx).split([target.numel(), target.numel(), 1])
+    exponentials, chosen, words = reduce(torch.cat(sums), ctx).split([target.numel(), target.numel(), 1])
     if target.device.type == "cpu":
         _check_range("target", torch.where(target == ignore, 0, target), int(words.item()))
     logarithm = exponentials.reshape(target.shape).log() + largest

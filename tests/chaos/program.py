@@ -222,15 +222,26 @@ class Trial:
 
     # -- the trial
 
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        """Write down the fault, or what the others are told of it, and catch it if this trial does."""
+        try:
+            yield
+        except (FaultError, pb.PblasmpError) as error:
+            self.tell("error", text=f"{type(error).__name__}: {error}")
+            if not self.orders["catches"]:
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
     def run(self) -> None:
         """Do it all."""
         with pb.Context(engine="host"):
             pass
         before = held()
         self.choose_mine = random.Random(f"{self.orders['seed']} {self.rank}")
-        catches = self.orders["catches"]
         met = self.choose_mine.randrange(self.orders["calls"]) if self.victim else -1
-        try:
+        with self.catching():
             context = pb.Context(engine="host")
             with context if self.orders["with"] else contextlib.nullcontext(context) as ctx:
                 self.prepare()
@@ -244,14 +255,9 @@ class Trial:
                     except pb.LayoutError:  # an argument that is wrong on one rank is an error of all
                         if self.kind != "argument":
                             raise
-        except (FaultError, pb.PblasmpError) as error:
-            self.tell("error", text=f"{type(error).__name__}: {error}")
-            if not catches:
-                raise
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         if not self.orders["with"]:
-            context.close()
+            with self.catching():
+                context.close()
         context = ctx = call = None  # what a broken context holds goes with it
         gc.collect()
         if held() > before:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import pblasmp as pb
 from tests.helpers import torch_cases as cases
+from tests.helpers import torch_scaled_cases as scaled
 from tests.helpers.gpu.products import everywhere
 
 
@@ -64,6 +65,16 @@ def test_mlp(ctx, sizes, dtype, sequence_parallel):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_attention(ctx, dtype, sequence_parallel):
     check(ctx, cases.trained(ctx, cases.Attention, (64, 128, 256), sequence_parallel, dtype))
+
+
+@pytest.mark.parametrize("sizes", [(8, 12, 16), (256, 128, 512), *cases.UNEVEN], ids=str)
+def test_scaled_products(ctx, sizes):
+    check(ctx, scaled.products(ctx, (sizes,)))
+
+
+@pytest.mark.parametrize("case", scaled.CASES, ids=lambda case: case.__name__)
+def test_scaled_layers(ctx, case):
+    check(ctx, [(case.__name__, cases.failure(case, ctx))])
 
 
 def test_everything_is_queued_on_pytorchs_stream(ctx):

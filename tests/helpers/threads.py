@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pblasmp.comm.communicator import _bytes
-from pblasmp.comm.side_channel import SideChannel
+from pblasmp.comm.side_channel import Place, SideChannel
 
 LIMIT = 10.0  # seconds that a rank waits for others
 
@@ -155,8 +155,8 @@ class ThreadComm:
     def bcast_into(self, array: np.ndarray, root: int) -> None:
         array[...] = self.all_of(self._post(array.copy()))[root]
 
-    def wait(self, request: Any) -> None:
-        self.channel.until(request.Test, patient=True)
+    def wait(self, request: Any, place: Place | None = None) -> None:
+        self.channel.until(request.Test, patient=True, place=place)
 
     def wait_any(self, requests: Sequence[Any]) -> int:
         self.channel.until(lambda: self.test_any(requests) is not None, patient=True)

@@ -433,7 +433,8 @@ def uneven_gradients(ctx: pb.Context) -> None:
 
 
 LAYERS = (
-    partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, refused, uneven_gradients
+    partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row,
+    refused, uneven_gradients
 )  # fmt: skip
 
 # -- training

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,86 @@ def test_cholesky():
     (line,) = done.stdout.splitlines()
     assert line.startswith("n = 300, blocks of 32, 4 ranks, auto: ")
     assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
+
+
+TINY = ("--layers=2", "--width=16", "--heads=4", "--tokens=12", "--batch=2", "--steps=2", "--rounds=3")
+
+WRONG = """
+import sys
+from benchmarks import transformer
+
+
+def without_down(work):
+    model, forward = transformer.eager(transformer.parallel, work)
+    model[0].down.weight.data.zero_()
+    return model, forward
+
+
+def absent_on_one(work):
+    if work.ctx.rank == 1:
+        raise OSError("not on this rank")
+
+
+known = transformer.ways
+transformer.ways = lambda arguments: known(arguments) | {
+    "wrong": transformer.Way(without_down),
+    "absent": transformer.Way(without_down, absent_on_one),
+}
+transformer.main(sys.argv[1:])
+"""
+
+
+def run_transformer(*command):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [str(find_launcher().path), "-n", "2", sys.executable, *command, *TINY],
+        check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def rates_of(output):
+    """Return the tokens per second, and their least and most, of each way in a table."""
+    rows = [line.strip("| ").split(" | ") for line in output.splitlines() if re.match(r"\| \w", line)]
+    return {row[0]: (float(row[1]), *map(float, row[2].split(".."))) for row in rows}
+
+
+def test_transformer(tmp_path):
+    done = run_transformer("-m", "benchmarks.transformer", "--bias", f"--json={tmp_path / 'results.json'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rates = rates_of(done.stdout)
+    assert list(rates) == ["pblasmp", "PyTorch"]
+    assert all(0 < least <= middle <= most for middle, least, most in rates.values())
+    assert "PyTorch async TP, compiled: NotImplementedError: it needs GPUs" in done.stdout
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in results["seconds"].values())
+    first, second = results["losses"]
+    assert 0 < second < first
+
+
+def test_transformer_finds_a_wrong_loss():
+    done = run_transformer("-c", WRONG)
+    assert done.returncode != 0
+    assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch"]
+    assert "left out: wrong: WrongLossError: the losses are " in done.stdout
+    assert "left out: absent: OSError: not on this rank (on rank 1 of 2)" in done.stdout
+    assert "a loss was wrong" in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--heads=3"], ["--tokens=5"], ["--width=20"]])
+def test_transformer_refuses_what_cannot_be_split(options):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
+    from benchmarks import transformer
+
+    transformer.check(transformer.parse([]), 2)
+    with pytest.raises(SystemExit, match=f"{options[0].replace('=', ' ')}.*expected heads and tokens"):
+        transformer.check(transformer.parse(options), 2)
+
+
+def test_transformer_with_fused_products():
+    done = run_transformer("-m", "benchmarks.transformer", "--rehearse")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch", "PyTorch async TP, compiled"]
 
 
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])

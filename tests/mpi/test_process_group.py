@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,22 @@ def test_what_one_rank_raises_is_raised_by_all():
     with pytest.raises(RanksFailedError) as failed:
         run_torch(leaves, 3)
     assert str(failed.value).count("OSError: the disk of this rank is full") >= 3
+
+
+def waits(group: Any) -> float:
+    """Return the seconds for which a rank was busy while it waited for one that comes late."""
+    with pb.Context(group, engine="host") as ctx:
+        if ctx.rank == 1:
+            time.sleep(1)
+        start = time.process_time()
+        with ctx._agreement("a call"):
+            pass
+        ctx.comm.barrier()
+        return time.process_time() - start
+
+
+def test_a_rank_that_waits_leaves_the_cores_to_gloo():
+    assert max(run_torch(waits, 2)) < 0.5
 
 
 def aborts(group: Any) -> None:

@@ -54,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"errors", "layout", "engines", "context", "tuning", "plans", "products", "level3"}
     | {"tensor_parallel"},
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
-    "torch": {"errors", "extras", "layout", "comm", "context", "tensor_parallel"},
+    "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},

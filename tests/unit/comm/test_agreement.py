@@ -14,6 +14,7 @@ from pblasmp.comm.agreement import (
     CLOSING,
     Agreement,
     Running,
+    closing,
     exit_status,
     is_agreed,
     is_reported_here,
@@ -337,6 +338,18 @@ def test_those_that_stay_in_a_broken_context_are_aborted_by_the_one_that_broke_i
     told = capsys.readouterr().err
     assert 0 <= told.find("\nValueError: mine") < told.find("ClosedError: ")
     assert time.monotonic() - start >= 0.2
+
+
+def test_an_exception_between_agreeing_to_close_and_closing_breaks_the_context():
+    def work(comm):
+        if comm.rank == 1:
+            comm.allgather = lambda here: [][here]  # fails before the others have heard of this rank
+        return closing(comm, here=True)
+
+    errors = on_ranks(3, work)
+    why = "rank 1 left closing the context with IndexError"
+    assert [type(error) for error in errors] == [ClosedError, IndexError, ClosedError]
+    assert all(why in str(errors[rank]) for rank in (0, 2))
 
 
 def test_alone_nobody_is_told():

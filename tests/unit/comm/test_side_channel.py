@@ -393,14 +393,24 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
     assert not b.cause
 
 
+def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
+    did = []
+    monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
+    polls = iter(range(3))
+    channels[0].until(lambda: next(polls) == 2, pause=lambda: did.append("pause"))
+    assert did == ["pause", "look"] * 2
+
+
 def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeypatch):
-    pauses, looks = [], []
+    pauses, looks, yields = [], [], []
     monkeypatch.setattr(side_channel, "_pause", pauses.append)
     monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
+    monkeypatch.setattr(side_channel.os, "sched_yield", lambda: yields.append(1))
     for patient, expected in ((True, list(range(1, 200))), (False, [])):
         polls = iter(range(200))
         channels[0].until(lambda polls=polls: next(polls) == 199, patient=patient)
         assert pauses == expected
-        assert len(looks) == 199 // side_channel._POLLS
+        assert len(looks) == len(yields) == 199 // side_channel._POLLS
         pauses.clear()
         looks.clear()
+        yields.clear()

@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ARG001 - all parts of an operator have its arguments
+"""The products in 8 bits as operators of PyTorch: operands are cast with scales, and gradients go back in 8 bits, too.
+
+    cast_delayed    x and w, or a gradient, to 8 bits with the scale of their history; and the history after it
+    cast_static     x and w with scales that the user gives
+    scaled          a product of them; x, w and bias have gradients
+    scaled_back     the product that gives the gradient of x
+    scaled_weight   the product that gives the gradient of w, local
+
+Every whole tensor has one scale, the same on every rank: parts that are gathered or summed then mean the same, and
+results do not depend on the number of ranks. Hence each amax is reduced over the ranks, in one message forward, which
+has those of x and w, and one back.
+
+Hopper multiplies 8-bit matrices only where both are contiguous along what is summed: what goes back is transposed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
+
+from ..context import Context
+from ..errors import LayoutError
+from ..scales import Scales
+from ..tensor_parallel.operands import Arrays, Request
+from ..tensor_parallel.plan import run_once
+from .meshes import reduce
+from .operators import Gradients, as_rows, borrowed, count, in_rows, once, operator, own
+from .scaling import GRADIENT, DelayedScaling, units_of
+
+__all__ = ["fault_of_scales", "scaled_product"]
+
+_WIDE = (torch.float32, torch.float16, torch.bfloat16)
+_EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
+_BACK = {
+    "allgather_matmul": "matmul_reduce_scatter",
+    "matmul_reduce_scatter": "allgather_matmul",
+    "matmul_allreduce": "matmul_local",
+    "matmul_allgather": "matmul_allreduce",
+    "matmul_local": "matmul_allreduce",
+    "split_matmul_allreduce": "matmul_allgather",
+}
+"""What gives the gradient of x."""
+
+
+def scaled_product(
+    form: str,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    ctx: Context,
+    scales: DelayedScaling | Scales,
+    *,
+    by_rule: bool = False,
+    total: int | None = None,
+) -> Tensor:
+    """Return a product in 8 bits of this rank's parts. Collective over the context.
+
+    Args:
+        form: one of ``_BACK``.
+        x, w, bias, ctx: as of the function of that name.
+        scales: checked by ``fault_of_scales``.
+        by_rule: what is gathered must be split as ``shard`` does.
+        total: how many rows or outputs are gathered, where that has to be known.
+    """
+    part = x.detach()
+    if form == "split_matmul_allreduce":
+        part = part[..., own(x.shape[-1], ctx)]
+    tensors = [part, w.detach()]
+    dtype = torch.bfloat16 if x.dtype in _EIGHT else x.dtype
+    if isinstance(scales, Scales):
+        units = torch.cat([_unit(each, x.device) for each in (scales.a, scales.b)])
+        wide = [i for i, tensor in enumerate(tensors) if tensor.dtype not in _EIGHT]
+        cast = cast_static([tensors[i] for i in wide], units[wide], ctx._name, form, scales.facts())
+        for i, tensor in zip(wide, cast, strict=True):
+            tensors[i] = tensor
+        x8, w8 = tensors
+        y, _ = scaled(
+            x.detach(), w.detach(), None if bias is None else bias.detach(), x8, w8, units, units, form, ctx._name,
+            dtype, dtype, 0, "", False, False, by_rule, total,
+        )  # fmt: skip
+        return y
+    needs_w = torch.is_grad_enabled() and w.requires_grad
+    records = torch.is_grad_enabled() and scales.training
+    how = scales.margin, scales.amax_compute_algo
+    x8, w8, units, history = cast_delayed(
+        tensors, scales.amax_history, 0, ctx._name, form, scales.extra_repr(), scales.operands, *how,
+        records or not scales.has_recorded(), records, scales.agreed != ctx._name,
+    )  # fmt: skip
+    scales.agreed = ctx._name
+    if records:
+        scales.amax_history[:GRADIENT].copy_(history)
+    y, _ = scaled(
+        x, w, bias, x8, w8, units, scales.amax_history, form, ctx._name, dtype, scales.gradients, *how,
+        needs_w and form == "allgather_matmul", records, by_rule, total,
+    )  # fmt: skip
+    return y
+
+
+def fault_of_scales(scales: object, x: Tensor, w: Tensor, bias: Tensor | None) -> str:
+    """Return what is wrong with scales for these tensors, "" if nothing is. Local."""
+    if not isinstance(scales, (DelayedScaling, Scales)):
+        return f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
+    static = isinstance(scales, Scales)
+    expected = "float32, float16 or bfloat16" + (", or 8 bits" if static else " with DelayedScaling")
+    for name, tensor in (("x", x), ("w", w)):
+        if tensor.dtype not in _WIDE + _EIGHT * static:
+            return f"{name}: dtype is {tensor.dtype}, expected {expected}"
+        if tensor.device != x.device:
+            return f"{name}: on {tensor.device}, expected x's {x.device}"
+    if isinstance(scales, DelayedScaling):
+        if scales.amax_history.device != x.device:
+            return f"scales: on {scales.amax_history.device}, expected x's {x.device}: move them with scales.to()"
+        return ""
+    if scales.mode != "tensor" or scales.d is not None or scales.amax is not None:
+        return f"scales: {scales!r}, expected only a and b, in mode 'tensor'"
+    for name, value in (("a", scales.a), ("b", scales.b)):
+        number = value is None or isinstance(value, (int, float))
+        if not number and not (
+            isinstance(value, Tensor) and value.numel() == 1 and value.dtype == torch.float32
+        ):
+            return f"scales: {name}: expected a number or a tensor of one float32, got {value!r}"
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w, bias)):
+        return "scales: pblasmp.Scales has no scale of gradients: use DelayedScaling, or torch.no_grad()"
+    return ""
+
+
+def _unit(value: Any, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(1).to(device)
+    return torch.full((1,), 1.0 if value is None else float(value), device=device)
+
+
+# -- to 8 bits
+
+
+def _amax(tensor: Tensor) -> Tensor:
+    """Return the largest absolute value, infinity where a value is not finite. Local."""
+    if not tensor.numel():
+        return tensor.new_zeros((), dtype=torch.float32)
+    low, high = torch.aminmax(tensor)
+    return torch.maximum(-low, high).float().nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _cast(tensor: Tensor, unit: Tensor, kind: torch.dtype) -> Tensor:
+    """Return a contiguous 8-bit tensor; what is too large becomes the largest value. Local."""
+    largest = torch.finfo(kind).max
+    values = (tensor * unit.reciprocal().reshape(1)).clamp_(-largest, largest)  # in float32, as the unit is
+    return values.to(kind, memory_format=torch.contiguous_format)
+
+
+def _cast_delayed(
+    tensors: list[Tensor],
+    history: Tensor,
+    row: int,
+    name: str,
+    call: str,
+    recipe: str,
+    kind: torch.dtype,
+    margin: int,
+    algo: str,
+    measures: bool,
+    records: bool,
+    compares: bool,
+) -> list[Tensor]:
+    ctx = Context._named(name)
+    with ctx._running(call):
+        if recipe:  # what goes back was agreed on when it went forward
+            with ctx._agreement(call) as facts:
+                facts["scales"] = (
+                    f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
+                )
+                facts["histories"] = _digest(history) if compares else "as agreed before"
+        mine, measured = history[row : row + len(tensors)], None
+        if measures:
+            measured = reduce(torch.stack([_amax(tensor) for tensor in tensors]), ctx, dist.ReduceOp.MAX)
+        units = units_of(mine, kind, margin, algo, measured)
+        if measured is None:
+            after = mine.clone()
+        else:
+            usable = (measured > 0) & measured.isfinite()
+            moved = torch.cat([measured[:, None], mine[:, :-1]], 1)
+            after = torch.where(usable[:, None], moved, mine)
+    return [*(_cast(tensor, unit, kind) for tensor, unit in zip(tensors, units, strict=True)), units, after]
+
+
+def _digest(history: Tensor) -> str:
+    return f"{tuple(history.shape)} {hashlib.sha256(history.cpu().numpy().tobytes()).hexdigest()[:12]}"
+
+
+def _cast_delayed_fake(
+    tensors: list[Tensor],
+    history: Tensor,
+    row: int,
+    name: str,
+    call: str,
+    recipe: str,
+    kind: torch.dtype,
+    *how: Any,
+) -> list[Tensor]:
+    n = len(tensors)
+    return [
+        *(each.new_empty(each.shape, dtype=kind) for each in tensors),
+        history.new_empty(n),
+        history.new_empty((n, history.shape[1])),
+    ]
+
+
+cast_delayed = operator(
+    "cast_delayed",
+    "(Tensor[] tensors, Tensor history, int row, str ctx, str call, str recipe, ScalarType kind, int margin, str algo, "
+    "bool measures, bool records, bool compares) -> Tensor[]",
+    _cast_delayed,
+    _cast_delayed_fake,
+)
+
+
+def _cast_static(
+    tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]
+) -> list[Tensor]:
+    with Context._named(name)._agreement(call) as facts:
+        facts["scales"] = given
+    return [_cast(tensor, unit, torch.float8_e4m3fn) for tensor, unit in zip(tensors, units, strict=True)]
+
+
+def _cast_static_fake(
+    tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]
+) -> list[Tensor]:
+    return [each.new_empty(each.shape, dtype=torch.float8_e4m3fn) for each in tensors]
+
+
+cast_static = operator(
+    "cast_static",
+    "(Tensor[] tensors, Tensor units, str ctx, str call, str[] given) -> Tensor[]",
+    _cast_static,
+    _cast_static_fake,
+)
+
+
+# -- products of 8-bit tensors
+
+
+def _product(
+    form: str, x8: Tensor, w8: Tensor, units: tuple[Tensor, Tensor], bias: Tensor | None, ctx: Context,
+    dtype: torch.dtype, keep: bool, by_rule: bool, total: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return x wᵀ + bias, and with ``keep`` the gathered x. Collective over the context, unless it is local."""
+    nothing = x8.new_empty(0)
+    if bias is not None:  # the types that cuBLASLt has
+        bias = bias.to(torch.float16 if dtype == torch.float16 else torch.bfloat16)
+    if form == "matmul_local":
+        y = _local(as_rows(x8), w8, units, dtype, bias)
+        return y.reshape(*x8.shape[:-1], w8.shape[0]), nothing
+    asked: Any = "matmul_allreduce" if form == "split_matmul_allreduce" else form
+    request = Request(asked, dtype=str(dtype).removeprefix("torch."), return_gathered=keep, by_rule=by_rule)
+    x_unit, w_unit = units
+    shown = None if bias is None else borrowed(bias)
+    arrays = Arrays(in_rows(x8), w8, bias=shown, scales=Scales(a=x_unit, b=w_unit))
+    found = run_once(ctx, request, arrays)
+    y, gathered = found if keep else (found, nothing)
+    axis = {"allgather_matmul": 0, "matmul_allgather": -1}.get(form)
+    if axis is not None and total not in (None, y.shape[axis]):  # on every rank, if at all
+        what = "x: the ranks hold {} rows" if axis == 0 else "w: the ranks hold {} outputs"
+        raise LayoutError(
+            f"{what.format(y.shape[axis])} together, expected {total}: under torch.compile every rank has the same "
+            "number, or it is a DTensor"
+        )
+    return y, gathered
+
+
+def _product_fake(
+    form: str, x8: Tensor, outputs: int, ctx: Context, dtype: torch.dtype, keep: bool, total: int | None
+) -> tuple[Tensor, Tensor]:
+    lead = list(x8.shape[:-1])
+    if form == "allgather_matmul":
+        lead[0] = x8.shape[0] * ctx.size if total is None else total
+    elif form == "matmul_reduce_scatter":
+        lead[0] = count(x8.shape[0], ctx)
+    elif form == "matmul_allgather":
+        outputs = outputs * ctx.size if total is None else total
+    gathered = (*lead, x8.shape[-1]) if keep else (0,)
+    return x8.new_empty((*lead, outputs), dtype=dtype), x8.new_empty(gathered)
+
+
+def _local(
+    a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """Return a bᵀ + bias for 8-bit a (m, k) and b (n, k), both C-ordered. Local."""
+    if a.is_cuda and a.numel() and b.numel() and a.shape[1] % 16 == b.shape[0] % 16 == 0:
+        y = _on_tensor_cores(a, b, units, dtype)
+        return y if bias is None else y + bias.to(dtype)
+    y = (a.float() @ b.float().t()) * (units[0] * units[1])
+    return (y if bias is None else y + bias).to(dtype)
+
+
+def _on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    each = ScalingType.TensorWise
+    return scaled_mm(a, b.t(), units[0], each, units[1], each, output_dtype=dtype)
+
+
+# -- going forward, with what goes back
+
+
+def _scaled(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    x8: Tensor,
+    w8: Tensor,
+    units: Tensor,
+    history: Tensor,
+    form: str,
+    name: str,
+    dtype: torch.dtype,
+    gradients: torch.dtype,
+    margin: int,
+    algo: str,
+    keep: bool,
+    records: bool,
+    by_rule: bool,
+    total: int | None,
+) -> tuple[Tensor, Tensor]:
+    each = units[:1], units[1:]
+    return _product(form, x8, w8, each, bias, Context._named(name), dtype, keep, by_rule, total)
+
+
+def _scaled_fake(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    x8: Tensor,
+    w8: Tensor,
+    units: Tensor,
+    history: Tensor,
+    form: str,
+    name: str,
+    dtype: torch.dtype,
+    gradients: torch.dtype,
+    margin: int,
+    algo: str,
+    keep: bool,
+    records: bool,
+    by_rule: bool,
+    total: int | None,
+) -> tuple[Tensor, Tensor]:
+    return _product_fake(form, x8, w8.shape[0], Context._named(name), dtype, keep, total)
+
+
+def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, w, bias, x8, w8, units, ctx.history, ctx.form, ctx.context_name, *how = inputs
+    _, ctx.gradients, ctx.margin, ctx.algo, _, ctx.records, _, _ = how
+    ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, w.dtype
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    needs_x, needs_w, *_ = ctx.needs_input_grad
+    kept = output[1] if ctx.form == "allgather_matmul" else x8
+    gathers = ctx.form == "matmul_reduce_scatter"  # the gradient that w's is made of
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(kept if needs_w else None, w8 if needs_x or (gathers and needs_w) else None, units)
+
+
+@once
+def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
+    rest = (None,) * 14
+    if gy is None:  # y was not used
+        return None, None, None, *rest
+    x8, w8, units = node.saved_tensors
+    needs_x, needs_w, needs_bias, *_ = node.needs_input_grad
+    form, name = node.form, node.context_name
+    mine = gy[..., own(gy.shape[-1], Context._named(name))] if form == "matmul_allgather" else gy
+    gx = gw = gb = None
+    if needs_bias:
+        gb = mine.sum(tuple(range(mine.ndim - 1)), dtype=torch.float32)
+        gb = (sum_over_ranks(gb, name) if form == "matmul_reduce_scatter" else gb).to(node.bias_dtype)
+    if not needs_x and not needs_w:
+        return None, None, gb, *rest
+    g8, of_g, history = cast_delayed(
+        [mine], node.history, GRADIENT, name, f"{form}: gradient", "", node.gradients, node.margin, node.algo,
+        True, node.records, False,
+    )  # fmt: skip
+    if node.records:
+        node.history[GRADIENT:].copy_(history)
+
+    def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
+        total = {"matmul_reduce_scatter": node.x_shape[0], "split_matmul_allreduce": node.x_shape[-1]}
+        product: tuple[Tensor, Tensor] = scaled_back(
+            g8, w8, of_g, units[1:], _BACK[form], name, node.x_dtype, keep, total.get(form)
+        )
+        return product
+
+    def of_w(gradient: Tensor) -> Tensor:
+        product: Tensor = scaled_weight(gradient, x8, of_g, units[:1], node.w_dtype)
+        return product
+
+    if form == "matmul_reduce_scatter":
+        gx, gathered = of_x(needs_w)
+        gw = of_w(gathered) if needs_w else None
+    else:
+        gx = of_x()[0] if needs_x else None
+        gw = of_w(g8) if needs_w else None
+    return gx, gw, gb, *rest
+
+
+scaled = operator(
+    "scaled",
+    "(Tensor x, Tensor w, Tensor? bias, Tensor x8, Tensor w8, Tensor units, Tensor history, str form, str ctx, "
+    "ScalarType dtype, ScalarType gradients, int margin, str algo, bool keep, bool records, bool by_rule, "
+    "SymInt? total) -> (Tensor, Tensor)",
+    _scaled,
+    _scaled_fake,
+)
+scaled.register_autograd(_scaled_to_gradients, setup_context=_scaled_saves)
+
+
+# -- going back
+
+
+def _scaled_back(
+    g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
+    total: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ctx, turned = Context._named(name), w8.t().contiguous()
+    gathers = form in ("allgather_matmul", "matmul_allgather")
+    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, gathers, total)
+
+
+def _scaled_back_fake(
+    g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
+    total: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _product_fake(form, g8, w8.shape[1], Context._named(name), dtype, keep, total)
+
+
+scaled_back = operator(
+    "scaled_back",
+    "(Tensor g8, Tensor w8, Tensor g_unit, Tensor w_unit, str form, str ctx, ScalarType dtype, bool keep, "
+    "SymInt? total) -> (Tensor, Tensor)",
+    _scaled_back,
+    _scaled_back_fake,
+)
+
+
+def _scaled_weight(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:
+    return _local(as_rows(g8).t().contiguous(), as_rows(x8).t().contiguous(), (g_unit, x_unit), dtype)
+
+
+def _scaled_weight_fake(g8: Tensor, x8: Tensor, g_unit: Tensor, x_unit: Tensor, dtype: torch.dtype) -> Tensor:
+    return g8.new_empty((g8.shape[-1], x8.shape[-1]), dtype=dtype)
+
+
+scaled_weight = operator(
+    "scaled_weight",
+    "(Tensor g8, Tensor x8, Tensor g_unit, Tensor x_unit, ScalarType dtype) -> Tensor",
+    _scaled_weight,
+    _scaled_weight_fake,
+)
+
+
+def _sum_over_ranks(tensor: Tensor, name: str) -> Tensor:
+    return reduce(tensor.clone(), Context._named(name))
+
+
+def _sum_over_ranks_fake(tensor: Tensor, name: str) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+sum_over_ranks = operator(
+    "sum_over_ranks", "(Tensor tensor, str ctx) -> Tensor", _sum_over_ranks, _sum_over_ranks_fake
+)
