@@ -67,11 +67,10 @@ class _ParallelLinear(ParallelModule):
             self.scales = copy.deepcopy(scales).to(self.weight.device)
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
         self.algo, self.backward_algo = algo, backward_algo
-        with ctx._agreement(type(self).__name__) as facts:
+        with ctx._agreement(type(self).__name__):
             fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
             if fault is not None:
                 raise fault
-            facts.update(algo=algo, backward_algo=backward_algo)
         if linear is None:
             self.reset_parameters()
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
@@ -273,18 +273,23 @@ def dtensors(ctx: pb.Context) -> None:
 def styles(ctx: pb.Context) -> None:
     mesh = pt.meshes.mesh_of(ctx)
     linear, x = whole_linear(), integers(ctx, 1, 8, 12)
-    for style, kind in (
-        (pt.ColwiseParallel, Kind(ctx, pt.ColumnParallelLinear, {}, matmul_local)),
-        (pt.RowwiseParallel, Kind(ctx, pt.RowParallelLinear, {}, pt.matmul_allreduce)),
+    whole = Replicate()
+    for style, form, layouts in (
+        (pt.ColwiseParallel, matmul_local, {}),
+        (pt.ColwiseParallel, pt.matmul_allgather, {"output_layouts": whole}),
+        (pt.ColwiseParallel, pt.allgather_matmul, {"input_layouts": Shard(0)}),
+        (pt.RowwiseParallel, pt.matmul_allreduce, {}),
+        (pt.RowwiseParallel, split_matmul_allreduce, {"input_layouts": whole}),
+        (pt.RowwiseParallel, pt.matmul_reduce_scatter, {"output_layouts": Shard(0)}),
     ):
-        how = picked(kind.form, ctx)
-        layer = parallelize_module(copy.deepcopy(linear), mesh, style(ctx=ctx, **how))
+        split, how = split_of(form, ctx, (8, 12, 16)), picked(form, ctx)
+        layer = parallelize_module(copy.deepcopy(linear), mesh, style(ctx=ctx, **layouts, **how))
         with spied() as ran:
-            mine = x[kind.split.x].clone().requires_grad_()
+            mine = x[split.x].clone().requires_grad_()
             y = layer(mine)
             y.sum().backward()
-        assert ran == expected_runs(kind.form, how)
-        compare("y", y, linear(x)[kind.split.y], 1e-14)
+        assert ran == expected_runs(form, how)
+        compare("y", y, linear(x)[split.y], 1e-14)
     for argument in ("algo", "backward_algo"):
         with pytest.raises(
             pb.UnsupportedError, match=f"{argument}: expected 'auto' for a torch.nn.Embedding"
