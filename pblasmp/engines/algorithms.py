@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from .base import Engine, Operands, Options, Problem, Product
 
-__all__ = ["Algorithm", "Verdict", "choose", "survey"]
+__all__ = ["Algorithm", "Verdict", "choose", "known_for", "survey"]
 
 Planned = Operands | None
 
@@ -89,7 +89,7 @@ def survey(
     Raises:
         UnsupportedError: there is no algorithm called ``options.algo`` for this problem.
     """
-    known = _known(engine, rows, problem, options)
+    known = known_for(engine, rows, problem, options)
     found = {name: _judge(engine, row, problem, options, operands) for name, row in known.items()}
     measured = _measured(engine, problem, options)
     costs = {
@@ -114,7 +114,7 @@ def choose(
     Raises:
         UnsupportedError: there is no such algorithm, or it refuses, or all do.
     """
-    known = _known(engine, rows, problem, options)
+    known = known_for(engine, rows, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
     refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
     order, measured = [options.algo], _measured(engine, problem, options)
@@ -141,17 +141,17 @@ def choose(
     raise UnsupportedError(f"no algorithm of the {engine.name} engine takes this problem:{reasons}")
 
 
-def _known(
-    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options
+def known_for(
+    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, argument: str = "algo"
 ) -> dict[str, Algorithm]:
-    """Return by name the algorithms for this kind of problem; what is asked for is among them."""
+    """Return by name the algorithms for this kind of problem; what ``argument`` asks for is among them. Local."""
     known: dict[str, Algorithm] = {}
     for row in (*engine.algorithms, *rows):
         if row.serves(problem):
             known.setdefault(row.name, row)
     if options.algo != "auto" and options.algo not in known:
         names = ", ".join(map(repr, ("auto", *known)))
-        raise UnsupportedError(f"algo: the {engine.name} engine has {names} here, got {options.algo!r}")
+        raise UnsupportedError(f"{argument}: the {engine.name} engine has {names} here, got {options.algo!r}")
     return known
 
 

@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from ..layout import Level3Problem, MatmulProblem
+import numpy as np
+
+from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from . import dealt, overlapped, reduced, shared, slabs, solve, sums
-from .algorithms import Verdict, choose
+from .algorithms import Verdict, choose, known_for
 from .base import Engine, Operands, Options, Problem, Product
 from .moved import MovedProduct
 
-__all__ = ["ALGORITHMS", "names", "prepare"]
+if TYPE_CHECKING:
+    from ..layout.parallel import Form
+
+__all__ = ["ALGORITHMS", "check_parallel", "names", "prepare"]
 
 ALGORITHMS = (
     *dealt.ALGORITHMS,
@@ -32,6 +38,18 @@ def names(engine: Engine, problem: Problem, options: Options) -> list[str]:
             viewed = row.view(problem)
             costs[row.name] = math.inf if isinstance(viewed, str) else row.cost(engine, viewed, options)
     return sorted(costs, key=lambda name: costs[name])
+
+
+def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None:
+    """Raise UnsupportedError unless ``algo``, the value of ``argument``, can be asked for a form. Local.
+
+    Whether it takes a problem of that form is not asked.
+    """
+    if algo == "measure":
+        return
+    none, real = (0,), np.dtype(np.float32)
+    problem = ParallelProblem(form, none, none, none, none, real, real, real)
+    known_for(engine, ALGORITHMS, problem, Options(algo=algo), argument)
 
 
 def prepare(

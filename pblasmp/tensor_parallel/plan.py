@@ -11,15 +11,17 @@ import numpy as np
 
 from ..context import Context
 from ..dtypes import is_float8
+from ..engines.catalogue import check_parallel
 from ..errors import LayoutError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan
 from .operands import Arrays, Local, RankArrays, Request, Specification, read_arrays
 
 if TYPE_CHECKING:
+    from ..layout.parallel import Form
     from ..scales import Scales
 
-__all__ = ["ParallelPlan", "check_context", "plan_product", "run_once"]
+__all__ = ["ParallelPlan", "check_algorithm", "check_context", "plan_product", "run_once"]
 
 
 class ParallelPlan(Plan[Any]):
@@ -209,6 +211,14 @@ def check_context(ctx: object, call: str) -> None:
     """Raise LayoutError unless ``ctx`` is a context. Local."""
     if not isinstance(ctx, Context):
         raise LayoutError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
+
+
+def check_algorithm(ctx: Context, form: Form, algo: str, argument: str) -> None:
+    """Raise UnsupportedError unless ``algo``, the value of ``argument``, is a name that a product takes. Local.
+
+    Whether the algorithm takes arrays of some shape and type is found out when they are multiplied.
+    """
+    check_parallel(ctx.engine, form, algo, argument)
 
 
 def agree(

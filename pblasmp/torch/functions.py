@@ -39,6 +39,8 @@ def allgather_matmul(
     bias: Tensor | None = None,
     *,
     scales: DelayedScaling | Scales | None = None,
+    algo: str = "auto",
+    backward_algo: str = "auto",
 ) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where the ranks hold rows of x. Collective over the context.
 
@@ -52,6 +54,9 @@ def allgather_matmul(
         scales: multiply in 8 bits: ``DelayedScaling``, or without gradients ``pblasmp.Scales`` (a: x's, b: w's). x and
             w are float32, float16 or bfloat16, and are cast; for ``pblasmp.Scales`` they may have 8 bits already. y is
             of x's type, bfloat16 where that has 8 bits.
+        algo: the algorithm, as of ``pblasmp.allgather_matmul``. Where w needs a gradient x is gathered for that, too:
+            some algorithms refuse to.
+        backward_algo: that of the product that gives the gradient of x, GEMM + ReduceScatter.
 
     Returns:
         (T, ..., N/P).
@@ -59,9 +64,11 @@ def allgather_matmul(
     Raises:
         LayoutError: shapes or types do not fit, on every rank; or x needs a gradient and is not split as
             ``pblasmp.tensor_parallel.shard`` splits.
+        UnsupportedError: there is no such algorithm, or it refuses the product, on every rank; of what goes back
+            perhaps only then. Likewise in the other functions.
     """
     split = _Split(0, 0, 0, -1)
-    _check(x, w, ctx, bias, split, scales)
+    _check("allgather_matmul", x, w, ctx, bias, split, scales, algo, backward_algo)
     needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
     tokens = x.shape[0] if isinstance(x, DTensor) else None
     if tokens is None and torch.compiler.is_compiling():  # which has to know the result's shape
@@ -69,9 +76,13 @@ def allgather_matmul(
     by_rule = needs_x or tokens is not None
     operands = local(x), local(w), _local(bias)
     if scales is not None:
-        y = scaled_product("allgather_matmul", *operands, ctx, scales, by_rule=by_rule, total=tokens)
+        y = scaled_product(
+            "allgather_matmul", *operands, ctx, scales, algo, backward_algo, by_rule=by_rule, total=tokens
+        )
     else:
-        y, _ = operators.allgather_matmul(*operands, ctx._name, False, needs_w, by_rule, tokens)
+        y, _ = operators.allgather_matmul(
+            *operands, ctx._name, False, needs_w, by_rule, tokens, algo, backward_algo
+        )
     return _like(x, w, y, split)
 
 
@@ -82,6 +93,8 @@ def matmul_reduce_scatter(
     bias: Tensor | None = None,
     *,
     scales: DelayedScaling | Scales | None = None,
+    algo: str = "auto",
+    backward_algo: str = "auto",
 ) -> Tensor:
     """Return this rank's rows of y = x wᵀ + bias, where the ranks hold columns of x and w. Collective over the context.
 
@@ -91,6 +104,9 @@ def matmul_reduce_scatter(
         ctx: the ranks.
         bias: (N,), the same on every rank, added once; so is its gradient.
         scales: as for ``allgather_matmul``.
+        algo: the algorithm, as of ``pblasmp.matmul_reduce_scatter``.
+        backward_algo: that of the product that gives the gradient of x, AllGather + GEMM. Where w or bias needs a
+            gradient, that of y is gathered for it, too: some algorithms refuse to.
 
     Returns:
         (T/P, ..., N), this rank's part of the first dimension, as ``pblasmp.tensor_parallel.shard`` splits it.
@@ -99,12 +115,12 @@ def matmul_reduce_scatter(
         LayoutError: shapes or types do not fit, on every rank.
     """
     split = _Split(-1, 1, None, 0)
-    _check(x, w, ctx, bias, split, scales)
+    _check("matmul_reduce_scatter", x, w, ctx, bias, split, scales, algo, backward_algo)
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_reduce_scatter(*operands, ctx._name, False)
+        y = operators.matmul_reduce_scatter(*operands, ctx._name, False, algo, backward_algo)
     else:
-        y = scaled_product("matmul_reduce_scatter", *operands, ctx, scales)
+        y = scaled_product("matmul_reduce_scatter", *operands, ctx, scales, algo, backward_algo)
     return _like(x, w, y, split)
 
 
@@ -115,6 +131,7 @@ def matmul_allreduce(
     bias: Tensor | None = None,
     *,
     scales: DelayedScaling | Scales | None = None,
+    algo: str = "auto",
 ) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where the ranks hold columns of x and w. Collective over the context.
 
@@ -126,6 +143,7 @@ def matmul_allreduce(
         ctx: the ranks.
         bias: (N,), the same on every rank, added once.
         scales: as for ``allgather_matmul``.
+        algo: the algorithm, as of ``pblasmp.matmul_allreduce``. What goes back is local.
 
     Returns:
         (..., N), the same on every rank.
@@ -134,12 +152,12 @@ def matmul_allreduce(
         LayoutError: shapes or types do not fit, on every rank.
     """
     split = _Split(-1, 1, None, None)
-    _check(x, w, ctx, bias, split, scales)
+    _check("matmul_allreduce", x, w, ctx, bias, split, scales, algo, "auto")
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_allreduce(*operands, ctx._name, False)
+        y = operators.matmul_allreduce(*operands, ctx._name, False, algo)
     else:
-        y = scaled_product("matmul_allreduce", *operands, ctx, scales)
+        y = scaled_product("matmul_allreduce", *operands, ctx, scales, algo, "auto")
     return _like(x, w, y, split)
 
 
@@ -150,6 +168,8 @@ def matmul_allgather(
     bias: Tensor | None = None,
     *,
     scales: DelayedScaling | Scales | None = None,
+    algo: str = "auto",
+    backward_algo: str = "auto",
 ) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where the ranks hold rows of w. Collective over the context.
 
@@ -161,6 +181,8 @@ def matmul_allgather(
         ctx: the ranks.
         bias: (N/P,), this rank's outputs.
         scales: as for ``allgather_matmul``.
+        algo: the algorithm, as of ``pblasmp.matmul_allgather``.
+        backward_algo: that of the product that gives the gradient of x, GEMM + AllReduce.
 
     Returns:
         (..., N), the same on every rank.
@@ -170,15 +192,17 @@ def matmul_allgather(
             ``pblasmp.tensor_parallel.shard`` splits.
     """
     split = _Split(None, 0, 0, None)
-    _check(x, w, ctx, bias, split, scales)
+    _check("matmul_allgather", x, w, ctx, bias, split, scales, algo, backward_algo)
     outputs = w.shape[0] if isinstance(w, DTensor) else None
     if outputs is None and torch.compiler.is_compiling():
         outputs = w.shape[0] * ctx.size
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_allgather(*operands, ctx._name, False, outputs)
+        y = operators.matmul_allgather(*operands, ctx._name, False, outputs, algo, backward_algo)
     else:
-        y = scaled_product("matmul_allgather", *operands, ctx, scales, by_rule=True, total=outputs)
+        y = scaled_product(
+            "matmul_allgather", *operands, ctx, scales, algo, backward_algo, by_rule=True, total=outputs
+        )
     return _like(x, w, y, split)
 
 
@@ -189,20 +213,21 @@ def matmul_local(
     bias: Tensor | None = None,
     *,
     scales: DelayedScaling | Scales | None = None,
+    backward_algo: str = "auto",
 ) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where every rank has x; its gradient is summed. Collective.
 
     As ``matmul_allgather`` without the gathering: communicates when it goes back.
     """
     split = _Split(None, 0, 0, -1)
-    _check(x, w, ctx, bias, split, scales, agree=scales is not None)
+    _check("matmul_local", x, w, ctx, bias, split, scales, "auto", backward_algo, agree=scales is not None)
     if x.shape[-1] != w.shape[1]:
         raise LayoutError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_local(*operands, ctx._name)
+        y = operators.matmul_local(*operands, ctx._name, backward_algo)
     else:
-        y = scaled_product("matmul_local", *operands, ctx, scales)
+        y = scaled_product("matmul_local", *operands, ctx, scales, "auto", backward_algo)
     return _like(x, w, y, split)
 
 
@@ -213,18 +238,20 @@ def split_matmul_allreduce(
     bias: Tensor | None = None,
     *,
     scales: DelayedScaling | Scales | None = None,
+    algo: str = "auto",
+    backward_algo: str = "auto",
 ) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where every rank has x, and its columns of w. Collective.
 
     As ``matmul_allreduce`` of this rank's columns of x.
     """
     split = _Split(None, 1, None, None)
-    _check(x, w, ctx, bias, split, scales)
+    _check("split_matmul_allreduce", x, w, ctx, bias, split, scales, algo, backward_algo)
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.split_matmul_allreduce(*operands, ctx._name)
+        y = operators.split_matmul_allreduce(*operands, ctx._name, algo, backward_algo)
     else:
-        y = scaled_product("split_matmul_allreduce", *operands, ctx, scales)
+        y = scaled_product("split_matmul_allreduce", *operands, ctx, scales, algo, backward_algo)
     return _like(x, w, y, split)
 
 
@@ -256,19 +283,22 @@ def _like(x: Tensor, w: Tensor, y: Tensor, split: _Split) -> Tensor:
 
 
 def _check(
+    form: str,
     x: Tensor,
     w: Tensor,
     ctx: Context,
     bias: Tensor | None,
     split: _Split,
     scales: DelayedScaling | Scales | None,
+    algo: str,
+    backward_algo: str,
     *,
     agree: bool = True,
 ) -> None:
     """Raise LayoutError unless these are tensors that can have gradients here, and DTensors are split as they must be.
 
-    With ``agree`` on every rank: the others then are at what a product of theirs begins with. Collective, where it
-    fails, over the context.
+    UnsupportedError unless there are such algorithms. With ``agree`` on every rank: the others then are at what a
+    product of theirs begins with. Collective, where it fails, over the context.
     """
     check_context(ctx, "pblasmp.torch")
     operators.refuse_transforms("pblasmp.torch")
@@ -280,9 +310,10 @@ def _check(
         fault = fault or _misplaced("bias", bias, split.bias, ctx)
     if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
         fault = "w: expected a DTensor, because x is one: its shape says how many outputs there are"
-    if fault:
+    error = LayoutError(fault) if fault else operators.fault_of_algorithms(form, ctx, algo, backward_algo)
+    if error is not None:
         with ctx._agreement("pblasmp.torch") if agree else nullcontext():
-            raise LayoutError(fault)
+            raise error
 
 
 def _fault(name: str, value: object, dimensions: int) -> str:

@@ -14,7 +14,7 @@ from ..errors import LayoutError
 from ..layout.grid import integer
 from ..scales import Scales
 from ..tensor_parallel import shard
-from . import functions
+from . import functions, operators
 from .parameters import ParallelModule
 from .scaling import DelayedScaling
 
@@ -45,6 +45,9 @@ class _ParallelLinear(ParallelModule):
         linear: torch.nn.Linear | None,
         device_mesh: DeviceMesh | None,
         scales: DelayedScaling | Scales | None,
+        form: str,
+        algo: str,
+        backward_algo: str,
     ) -> None:
         in_features = integer(in_features, "in_features", 0)
         out_features = integer(out_features, "out_features", 0)
@@ -63,6 +66,11 @@ class _ParallelLinear(ParallelModule):
         if isinstance(scales, DelayedScaling):
             self.scales = copy.deepcopy(scales).to(self.weight.device)
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
+        self.algo, self.backward_algo = algo, backward_algo
+        with ctx._agreement(type(self).__name__):
+            fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
+            if fault is not None:
+                raise fault
         if linear is None:
             self.reset_parameters()
         else:
@@ -119,6 +127,8 @@ class _ParallelLinear(ParallelModule):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
             f"{f', scales={self.scales}' if isinstance(self.scales, Scales) else ''}"
+            f"{f', algo={self.algo!r}' if self.algo != 'auto' else ''}"
+            f"{f', backward_algo={self.backward_algo!r}' if self.backward_algo != 'auto' else ''}"
         )
 
 
@@ -148,9 +158,14 @@ class ColumnParallelLinear(_ParallelLinear):
             one that the context was made of, or one of its ranks.
         scales: multiply in 8 bits, forward and back: a ``DelayedScaling``, of which the layer takes a copy,
             ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
+        algo: the algorithm of what goes forward: of ``pblasmp.allgather_matmul`` with ``sequence_parallel``, of
+            ``matmul_allgather`` with ``gather_output``; otherwise "auto", each rank multiplies alone.
+        backward_algo: that of what gives the input's gradient: of ``matmul_reduce_scatter`` with ``sequence_parallel``,
+            otherwise of ``matmul_allreduce``.
 
     Raises:
         LayoutError: the ranks are to gather inputs and outputs both, or ``linear`` does not fit.
+        UnsupportedError: there is no such algorithm, on every rank.
     """
 
     _split = 0
@@ -169,9 +184,13 @@ class ColumnParallelLinear(_ParallelLinear):
         linear: torch.nn.Linear | None = None,
         device_mesh: DeviceMesh | None = None,
         scales: DelayedScaling | Scales | None = None,
+        algo: str = "auto",
+        backward_algo: str = "auto",
     ) -> None:
         if gather_output and sequence_parallel:
             raise LayoutError("gather_output: expected False with sequence_parallel, which gathers the input")
+        form = "matmul_allgather" if gather_output else "matmul_local"
+        form = "allgather_matmul" if sequence_parallel else form
         super().__init__(
             in_features,
             out_features,
@@ -183,6 +202,9 @@ class ColumnParallelLinear(_ParallelLinear):
             linear,
             device_mesh,
             scales,
+            form,
+            algo,
+            backward_algo,
         )
         self.gather_output = gather_output
 
@@ -197,18 +219,21 @@ class ColumnParallelLinear(_ParallelLinear):
         device: Any = None,
         device_mesh: DeviceMesh | None = None,
         scales: DelayedScaling | Scales | None = None,
+        algo: str = "auto",
+        backward_algo: str = "auto",
     ) -> Self:
         """Return the shard of a whole layer of rank 0. Collective over the context.
 
         Args:
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, gather_output, sequence_parallel, device, device_mesh, scales: as of the class.
+            ctx, gather_output, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as of the
+                class.
         """
         _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, gather_output=gather_output,
             sequence_parallel=sequence_parallel, device=device, dtype=linear.weight.dtype, linear=linear,
-            device_mesh=device_mesh, scales=scales,
+            device_mesh=device_mesh, scales=scales, algo=algo, backward_algo=backward_algo,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,11 +243,13 @@ class ColumnParallelLinear(_ParallelLinear):
             x: (..., K), the same on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
         """
         x, weight, bias = self._operands(x)
+        how: dict[str, Any] = {"scales": self.scales, "algo": self.algo, "backward_algo": self.backward_algo}
         if self.sequence_parallel:
-            return functions.allgather_matmul(x, weight, self.ctx, bias, scales=self.scales)
+            return functions.allgather_matmul(x, weight, self.ctx, bias, **how)
         if self.gather_output:
-            return functions.matmul_allgather(x, weight, self.ctx, bias, scales=self.scales)
-        return functions.matmul_local(x, weight, self.ctx, bias, scales=self.scales)
+            return functions.matmul_allgather(x, weight, self.ctx, bias, **how)
+        del how["algo"]  # every rank multiplies alone
+        return functions.matmul_local(x, weight, self.ctx, bias, **how)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -245,9 +272,14 @@ class RowParallelLinear(_ParallelLinear):
             one that the context was made of, or one of its ranks.
         scales: multiply in 8 bits, forward and back: a ``DelayedScaling``, of which the layer takes a copy,
             ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
+        algo: the algorithm of what goes forward: of ``pblasmp.matmul_reduce_scatter`` with ``sequence_parallel``,
+            otherwise of ``matmul_allreduce``.
+        backward_algo: that of what gives the input's gradient: of ``allgather_matmul`` with ``sequence_parallel``, of
+            ``matmul_allgather`` without ``input_is_parallel``; otherwise "auto", each rank multiplies alone.
 
     Raises:
         LayoutError: the output is to be scattered and the input not split, or ``linear`` does not fit.
+        UnsupportedError: there is no such algorithm, on every rank.
     """
 
     _split = 1
@@ -266,11 +298,15 @@ class RowParallelLinear(_ParallelLinear):
         linear: torch.nn.Linear | None = None,
         device_mesh: DeviceMesh | None = None,
         scales: DelayedScaling | Scales | None = None,
+        algo: str = "auto",
+        backward_algo: str = "auto",
     ) -> None:
         if sequence_parallel and not input_is_parallel:
             raise LayoutError(
                 "input_is_parallel: expected True with sequence_parallel, which scatters the output"
             )
+        form = "matmul_allreduce" if input_is_parallel else "split_matmul_allreduce"
+        form = "matmul_reduce_scatter" if sequence_parallel else form
         super().__init__(
             in_features,
             out_features,
@@ -282,6 +318,9 @@ class RowParallelLinear(_ParallelLinear):
             linear,
             device_mesh,
             scales,
+            form,
+            algo,
+            backward_algo,
         )
         self.input_is_parallel = input_is_parallel
 
@@ -296,19 +335,22 @@ class RowParallelLinear(_ParallelLinear):
         device: Any = None,
         device_mesh: DeviceMesh | None = None,
         scales: DelayedScaling | Scales | None = None,
+        algo: str = "auto",
+        backward_algo: str = "auto",
     ) -> Self:
         """Return the shard of a whole layer of rank 0. Collective over the context.
 
         Args:
             linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, input_is_parallel, sequence_parallel, device, device_mesh, scales: as of the class.
+            ctx, input_is_parallel, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as of the
+                class.
         """
         _check_linear(linear)
         return cls(
             linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx,
             input_is_parallel=input_is_parallel, sequence_parallel=sequence_parallel, device=device,
             dtype=linear.weight.dtype, linear=linear,
-            device_mesh=device_mesh, scales=scales,
+            device_mesh=device_mesh, scales=scales, algo=algo, backward_algo=backward_algo,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -318,13 +360,14 @@ class RowParallelLinear(_ParallelLinear):
             x: (..., K/P), this rank's inputs; without ``input_is_parallel`` (..., K), the same on every rank.
         """
         x, weight, bias = self._operands(x)
+        how: dict[str, Any] = {"scales": self.scales, "algo": self.algo, "backward_algo": self.backward_algo}
         if self.sequence_parallel:
-            return functions.matmul_reduce_scatter(x, weight, self.ctx, bias, scales=self.scales)
+            return functions.matmul_reduce_scatter(x, weight, self.ctx, bias, **how)
         if self.input_is_parallel:
-            return functions.matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales)
+            return functions.matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales, algo=self.algo)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
             with self.ctx._agreement("pblasmp.torch"):
                 raise LayoutError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
-        return functions.split_matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales)
+        return functions.split_matmul_allreduce(x, weight, self.ctx, bias, **how)

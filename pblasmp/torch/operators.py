@@ -13,6 +13,8 @@ comes back through another, with the same weights transposed:
     split_matmul_allreduce   own part of x, as above     matmul_allgather
     matmul_local             multiply                    matmul_allreduce
 
+``algo`` names the algorithm of the product forward, ``backward_algo`` that of the product that gives the gradient of x.
+
 Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient. On GPUs
 those that do not wait for a gathered gradient are computed on another stream beside the collective product.
 
@@ -31,17 +33,19 @@ from torch import Tensor
 
 from .. import tensor_parallel as product
 from ..context import Context
-from ..errors import LayoutError, UnsupportedError
+from ..errors import LayoutError, PblasmpError, UnsupportedError
 from ..tensor_parallel.operands import Arrays, Request
-from ..tensor_parallel.plan import run_once
+from ..tensor_parallel.plan import check_algorithm, run_once
 
 __all__ = [
+    "BACK",
     "Gradients",
     "allgather_matmul",
     "as_rows",
     "beside",
     "borrowed",
     "count",
+    "fault_of_algorithms",
     "in_rows",
     "matmul_allgather",
     "matmul_allreduce",
@@ -55,6 +59,16 @@ __all__ = [
 ]
 
 Gradients: TypeAlias = "tuple[Tensor | None, ...]"
+
+BACK = {
+    "allgather_matmul": "matmul_reduce_scatter",
+    "matmul_reduce_scatter": "allgather_matmul",
+    "matmul_allreduce": "matmul_local",
+    "matmul_allgather": "matmul_allreduce",
+    "matmul_local": "matmul_allreduce",
+    "split_matmul_allreduce": "matmul_allgather",
+}
+"""What gives the gradient of x."""
 
 
 def own(total: int, ctx: Context) -> slice:
@@ -84,6 +98,30 @@ def refuse_transforms(call: str) -> None:
             f"{call}: torch.func.grad, vjp, jvp and vmap do not go through products of several ranks: use "
             "Tensor.backward or torch.autograd.grad (torch.func.functional_call works)"
         )
+
+
+def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: object) -> PblasmpError | None:
+    """Return an error unless these are names of algorithms for a product of ``BACK`` and for what goes back. Local.
+
+    Compiled code finds out later whether the engine has them: when it multiplies.
+    """
+    for argument, name, which in (("algo", algo, form), ("backward_algo", backward_algo, BACK[form])):
+        if not isinstance(name, str):
+            return LayoutError(f"{argument}: expected a string, got {name!r}")
+        if name == "auto":
+            continue
+        if which == "matmul_local":
+            way = "forward" if argument == "algo" else "back"
+            return UnsupportedError(
+                f"{argument}: expected 'auto', got {name!r}: what goes {way} here is multiplied by each rank alone"
+            )
+        if not torch.compiler.is_compiling():
+            asked: Any = "matmul_allreduce" if which == "split_matmul_allreduce" else which
+            try:
+                check_algorithm(ctx, asked, name, argument)
+            except UnsupportedError as error:
+                return error
+    return None
 
 
 def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -150,10 +188,13 @@ def _allgather_matmul(
     keep: bool,
     by_rule: bool,
     tokens: int | None,
+    algo: str,
+    backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
     ctx = Context._named(name)
     call = _split_by_rule if by_rule else _call
-    y = call("allgather_matmul", in_rows(x), w, ctx, bias=bias, transposed=transposed, return_gathered=keep)
+    how: dict[str, Any] = {"bias": bias, "transposed": transposed, "return_gathered": keep, "algo": algo}
+    y = call("allgather_matmul", in_rows(x), w, ctx, **how)
     y, gathered = y if keep else (y, x.new_empty(0))
     if tokens not in (None, y.shape[0]):  # on every rank, if at all: rows are split by the rule
         raise LayoutError(
@@ -172,6 +213,8 @@ def _allgather_matmul_fake(
     keep: bool,
     by_rule: bool,
     tokens: int | None,
+    algo: str,
+    backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
     lead = (x.shape[0] * Context._named(name).size if tokens is None else tokens, *x.shape[1:-1])
     inputs, outputs = _inputs_and_outputs(w, transposed)
@@ -179,7 +222,7 @@ def _allgather_matmul_fake(
 
 
 def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, w, _, ctx.context_name, *_ = inputs
+    _, w, _, ctx.context_name, *_, ctx.backward_algo = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     _keep(ctx, output[1], w)
@@ -188,21 +231,21 @@ def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
 @once
 def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if gy is None:  # y was not used
-        return (None,) * 8
+        return (None,) * 10
     gathered, w = node.saved_tensors
     gradients = _both(
         node,
         gy,
-        lambda: matmul_reduce_scatter(gy, w, None, node.context_name, True),
+        lambda: matmul_reduce_scatter(gy, w, None, node.context_name, True, node.backward_algo, "auto"),
         lambda: _of_parameters(node, gy, gathered),
     )
-    return (*gradients, None, None, None, None, None)
+    return (*gradients, *(None,) * 7)
 
 
 allgather_matmul = operator(
     "allgather_matmul",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, bool keep, bool by_rule, SymInt? tokens)"
-    " -> (Tensor, Tensor)",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, bool keep, bool by_rule, SymInt? tokens, "
+    "str algo, str backward_algo) -> (Tensor, Tensor)",
     _allgather_matmul,
     _allgather_matmul_fake,
 )
@@ -212,22 +255,25 @@ allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgat
 # -- matmul_reduce_scatter
 
 
-def _matmul_reduce_scatter(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
+def _matmul_reduce_scatter(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str, backward_algo: str
+) -> Tensor:
+    ctx = Context._named(name)
     y: Tensor = _call(
-        "matmul_reduce_scatter", in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
+        "matmul_reduce_scatter", in_rows(x), w, ctx, bias=bias, transposed=transposed, algo=algo
     )
     return y
 
 
 def _matmul_reduce_scatter_fake(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str, backward_algo: str
 ) -> Tensor:
     rows = count(x.shape[0], Context._named(name))
     return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
 
 
 def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name, _ = inputs
+    x, w, _, ctx.context_name, *_, ctx.backward_algo = inputs
     ctx.tokens = x.shape[0]
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
 
@@ -236,13 +282,14 @@ def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tens
 def _matmul_reduce_scatter_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     keep = any(node.needs_input_grad[1:3])
-    gx, gathered = allgather_matmul(gy, w, None, node.context_name, True, keep, True, node.tokens)
-    return (gx, *_of_parameters(node, gathered, x), None, None)
+    how = True, keep, True, node.tokens, node.backward_algo, "auto"
+    gx, gathered = allgather_matmul(gy, w, None, node.context_name, *how)
+    return (gx, *_of_parameters(node, gathered, x), *(None,) * 4)
 
 
 matmul_reduce_scatter = operator(
     "matmul_reduce_scatter",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed) -> Tensor",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, str algo, str backward_algo) -> Tensor",
     _matmul_reduce_scatter,
     _matmul_reduce_scatter_fake,
 )
@@ -254,14 +301,17 @@ matmul_reduce_scatter.register_autograd(
 # -- matmul_allreduce
 
 
-def _matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
-    y: Tensor = _call(
-        "matmul_allreduce", in_rows(x), w, Context._named(name), bias=bias, transposed=transposed
-    )
+def _matmul_allreduce(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str
+) -> Tensor:
+    ctx = Context._named(name)
+    y: Tensor = _call("matmul_allreduce", in_rows(x), w, ctx, bias=bias, transposed=transposed, algo=algo)
     return y
 
 
-def _matmul_allreduce_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool) -> Tensor:
+def _matmul_allreduce_fake(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], _inputs_and_outputs(w, transposed)[1]))
 
 
@@ -274,12 +324,12 @@ def _matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
 def _matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     gx = gy @ w if node.needs_input_grad[0] else None
-    return (gx, *_of_parameters(node, gy, x), None, None)
+    return (gx, *_of_parameters(node, gy, x), None, None, None)
 
 
 matmul_allreduce = operator(
     "matmul_allreduce",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed) -> Tensor",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, str algo) -> Tensor",
     _matmul_allreduce,
     _matmul_allreduce_fake,
 )
@@ -290,10 +340,18 @@ matmul_allreduce.register_autograd(_matmul_allreduce_back, setup_context=_matmul
 
 
 def _matmul_allgather(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    name: str,
+    transposed: bool,
+    total: int | None,
+    algo: str,
+    backward_algo: str,
 ) -> Tensor:
     ctx = Context._named(name)
-    y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, bias=bias, transposed=transposed)
+    how: dict[str, Any] = {"bias": bias, "transposed": transposed, "algo": algo}
+    y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, **how)
     if total not in (None, y.shape[-1]):
         raise LayoutError(
             f"w: the ranks hold {y.shape[-1]} outputs together, expected {total}: under torch.compile every rank has "
@@ -303,14 +361,21 @@ def _matmul_allgather(
 
 
 def _matmul_allgather_fake(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, total: int | None
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    name: str,
+    transposed: bool,
+    total: int | None,
+    algo: str,
+    backward_algo: str,
 ) -> Tensor:
     outputs = _inputs_and_outputs(w, transposed)[1] * Context._named(name).size if total is None else total
     return x.new_empty((*x.shape[:-1], outputs))
 
 
 def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name, *_ = inputs
+    x, w, _, ctx.context_name, *_, ctx.backward_algo = inputs
     _keep(ctx, x, w)
 
 
@@ -321,15 +386,16 @@ def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     gradients = _both(
         node,
         gy,
-        lambda: matmul_allreduce(mine, w, None, node.context_name, True),
+        lambda: matmul_allreduce(mine, w, None, node.context_name, True, node.backward_algo),
         lambda: _of_parameters(node, mine, x),
     )
-    return (*gradients, None, None, None)
+    return (*gradients, *(None,) * 5)
 
 
 matmul_allgather = operator(
     "matmul_allgather",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, SymInt? total) -> Tensor",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, SymInt? total, str algo, str backward_algo)"
+    " -> Tensor",
     _matmul_allgather,
     _matmul_allgather_fake,
 )
@@ -339,16 +405,16 @@ matmul_allgather.register_autograd(_matmul_allgather_back, setup_context=_matmul
 # -- matmul_local: communicates when it goes back
 
 
-def _matmul_local(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+def _matmul_local(x: Tensor, w: Tensor, bias: Tensor | None, name: str, backward_algo: str) -> Tensor:
     return torch.nn.functional.linear(x, w, bias)
 
 
-def _matmul_local_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+def _matmul_local_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str, backward_algo: str) -> Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
 def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name = inputs
+    x, w, _, ctx.context_name, ctx.backward_algo = inputs
     _keep(ctx, x, w)
 
 
@@ -358,14 +424,17 @@ def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
     gradients = _both(
         node,
         gy,
-        lambda: matmul_allreduce(gy, w, None, node.context_name, True),
+        lambda: matmul_allreduce(gy, w, None, node.context_name, True, node.backward_algo),
         lambda: _of_parameters(node, gy, x),
     )
-    return (*gradients, None)
+    return (*gradients, None, None)
 
 
 matmul_local = operator(
-    "matmul_local", "(Tensor x, Tensor w, Tensor? bias, str ctx) -> Tensor", _matmul_local, _matmul_local_fake
+    "matmul_local",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, str backward_algo) -> Tensor",
+    _matmul_local,
+    _matmul_local_fake,
 )
 matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_saves)
 
@@ -373,17 +442,21 @@ matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_s
 # -- split_matmul_allreduce: every rank has all of x, and multiplies its part
 
 
-def _split_matmul_allreduce(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+def _split_matmul_allreduce(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, algo: str, backward_algo: str
+) -> Tensor:
     ctx = Context._named(name)
-    return _matmul_allreduce(x[..., own(x.shape[-1], ctx)], w, bias, name, False)
+    return _matmul_allreduce(x[..., own(x.shape[-1], ctx)], w, bias, name, False, algo)
 
 
-def _split_matmul_allreduce_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
+def _split_matmul_allreduce_fake(
+    x: Tensor, w: Tensor, bias: Tensor | None, name: str, algo: str, backward_algo: str
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
 def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name = inputs
+    x, w, _, ctx.context_name, _, ctx.backward_algo = inputs
     ctx.inputs = x.shape[-1]
     _keep(ctx, x, w)
 
@@ -393,18 +466,19 @@ def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:
         x = x[..., own(node.inputs, Context._named(node.context_name))]
+    how = True, node.inputs, node.backward_algo, "auto"
     gradients = _both(
         node,
         gy,
-        lambda: matmul_allgather(gy, w, None, node.context_name, True, node.inputs),
+        lambda: matmul_allgather(gy, w, None, node.context_name, *how),
         lambda: _of_parameters(node, gy, x),
     )
-    return (*gradients, None)
+    return (*gradients, *(None,) * 3)
 
 
 split_matmul_allreduce = operator(
     "split_matmul_allreduce",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx) -> Tensor",
+    "(Tensor x, Tensor w, Tensor? bias, str ctx, str algo, str backward_algo) -> Tensor",
     _split_matmul_allreduce,
     _split_matmul_allreduce_fake,
 )

@@ -31,22 +31,13 @@ from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import run_once
 from .meshes import reduce
-from .operators import Gradients, as_rows, beside, borrowed, count, in_rows, once, operator, own
+from .operators import BACK, Gradients, as_rows, beside, borrowed, count, in_rows, once, operator, own
 from .scaling import GRADIENT, DelayedScaling, units_of
 
 __all__ = ["fault_of_scales", "scaled_product"]
 
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
 _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
-_BACK = {
-    "allgather_matmul": "matmul_reduce_scatter",
-    "matmul_reduce_scatter": "allgather_matmul",
-    "matmul_allreduce": "matmul_local",
-    "matmul_allgather": "matmul_allreduce",
-    "matmul_local": "matmul_allreduce",
-    "split_matmul_allreduce": "matmul_allgather",
-}
-"""What gives the gradient of x."""
 
 
 def scaled_product(
@@ -56,6 +47,8 @@ def scaled_product(
     bias: Tensor | None,
     ctx: Context,
     scales: DelayedScaling | Scales,
+    algo: str,
+    backward_algo: str,
     *,
     by_rule: bool = False,
     total: int | None = None,
@@ -63,9 +56,10 @@ def scaled_product(
     """Return a product in 8 bits of this rank's parts. Collective over the context.
 
     Args:
-        form: one of ``_BACK``.
+        form: one of ``BACK``.
         x, w, bias, ctx: as of the function of that name.
         scales: checked by ``fault_of_scales``.
+        algo, backward_algo: checked by ``fault_of_algorithms``.
         by_rule: what is gathered must be split as ``shard`` does.
         total: how many rows or outputs are gathered, where that has to be known.
     """
@@ -83,7 +77,7 @@ def scaled_product(
         x8, w8 = tensors
         y, _ = scaled(
             x.detach(), w.detach(), None if bias is None else bias.detach(), x8, w8, units, units, form, ctx._name,
-            dtype, dtype, 0, "", False, False, by_rule, total,
+            dtype, dtype, 0, "", False, False, by_rule, total, algo, backward_algo,
         )  # fmt: skip
         return y
     needs_w = torch.is_grad_enabled() and w.requires_grad
@@ -98,7 +92,7 @@ def scaled_product(
         scales.amax_history[:GRADIENT].copy_(history)
     y, _ = scaled(
         x, w, bias, x8, w8, units, scales.amax_history, form, ctx._name, dtype, scales.gradients, *how,
-        needs_w and form == "allgather_matmul", records, by_rule, total,
+        needs_w and form == "allgather_matmul", records, by_rule, total, algo, backward_algo,
     )  # fmt: skip
     return y
 
@@ -248,7 +242,7 @@ cast_static = operator(
 
 def _product(
     form: str, x8: Tensor, w8: Tensor, units: tuple[Tensor, Tensor], bias: Tensor | None, ctx: Context,
-    dtype: torch.dtype, keep: bool, by_rule: bool, total: int | None,
+    dtype: torch.dtype, keep: bool, by_rule: bool, total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return x wᵀ + bias, and with ``keep`` the gathered x. Collective over the context, unless it is local."""
     nothing = x8.new_empty(0)
@@ -258,7 +252,8 @@ def _product(
         y = _local(as_rows(x8), w8, units, dtype, bias)
         return y.reshape(*x8.shape[:-1], w8.shape[0]), nothing
     asked: Any = "matmul_allreduce" if form == "split_matmul_allreduce" else form
-    request = Request(asked, dtype=str(dtype).removeprefix("torch."), return_gathered=keep, by_rule=by_rule)
+    out_dtype = str(dtype).removeprefix("torch.")
+    request = Request(asked, dtype=out_dtype, return_gathered=keep, by_rule=by_rule, algo=algo)
     x_unit, w_unit = units
     shown = None if bias is None else borrowed(bias)
     arrays = Arrays(in_rows(x8), w8, bias=shown, scales=Scales(a=x_unit, b=w_unit))
@@ -320,14 +315,16 @@ def _scaled(
     dtype: torch.dtype,
     gradients: torch.dtype,
     margin: int,
-    algo: str,
+    amax_algo: str,
     keep: bool,
     records: bool,
     by_rule: bool,
     total: int | None,
+    algo: str,
+    backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
     each = units[:1], units[1:]
-    return _product(form, x8, w8, each, bias, Context._named(name), dtype, keep, by_rule, total)
+    return _product(form, x8, w8, each, bias, Context._named(name), dtype, keep, by_rule, total, algo)
 
 
 def _scaled_fake(
@@ -343,18 +340,20 @@ def _scaled_fake(
     dtype: torch.dtype,
     gradients: torch.dtype,
     margin: int,
-    algo: str,
+    amax_algo: str,
     keep: bool,
     records: bool,
     by_rule: bool,
     total: int | None,
+    algo: str,
+    backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
     return _product_fake(form, x8, w8.shape[0], Context._named(name), dtype, keep, total)
 
 
 def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, w, bias, x8, w8, units, ctx.history, ctx.form, ctx.context_name, *how = inputs
-    _, ctx.gradients, ctx.margin, ctx.algo, _, ctx.records, _, _ = how
+    _, ctx.gradients, ctx.margin, ctx.amax_algo, _, ctx.records, *_, ctx.backward_algo = how
     ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, w.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
     needs_x, needs_w, *_ = ctx.needs_input_grad
@@ -367,7 +366,7 @@ def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 @once
 def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
-    rest = (None,) * 14
+    rest = (None,) * 16
     if gy is None:  # y was not used
         return None, None, None, *rest
     x8, w8, units = node.saved_tensors
@@ -381,7 +380,7 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if not needs_x and not needs_w:
         return None, None, gb, *rest
     g8, of_g, history = cast_delayed(
-        [mine], node.history, GRADIENT, name, f"{form}: gradient", "", node.gradients, node.margin, node.algo,
+        [mine], node.history, GRADIENT, name, f"{form}: gradient", "", node.gradients, node.margin, node.amax_algo,
         True, node.records, False,
     )  # fmt: skip
     if node.records:
@@ -390,7 +389,16 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
         total = {"matmul_reduce_scatter": node.x_shape[0], "split_matmul_allreduce": node.x_shape[-1]}
         product: tuple[Tensor, Tensor] = scaled_back(
-            g8, w8, of_g, units[1:], _BACK[form], name, node.x_dtype, keep, total.get(form)
+            g8,
+            w8,
+            of_g,
+            units[1:],
+            BACK[form],
+            name,
+            node.x_dtype,
+            keep,
+            total.get(form),
+            node.backward_algo,
         )
         return product
 
@@ -411,8 +419,8 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
 scaled = operator(
     "scaled",
     "(Tensor x, Tensor w, Tensor? bias, Tensor x8, Tensor w8, Tensor units, Tensor history, str form, str ctx, "
-    "ScalarType dtype, ScalarType gradients, int margin, str algo, bool keep, bool records, bool by_rule, "
-    "SymInt? total) -> (Tensor, Tensor)",
+    "ScalarType dtype, ScalarType gradients, int margin, str amax_algo, bool keep, bool records, bool by_rule, "
+    "SymInt? total, str algo, str backward_algo) -> (Tensor, Tensor)",
     _scaled,
     _scaled_fake,
 )
@@ -424,16 +432,16 @@ scaled.register_autograd(_scaled_to_gradients, setup_context=_scaled_saves)
 
 def _scaled_back(
     g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
-    total: int | None,
+    total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     ctx, turned = Context._named(name), w8.t().contiguous()
     gathers = form in ("allgather_matmul", "matmul_allgather")
-    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, gathers, total)
+    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, gathers, total, algo)
 
 
 def _scaled_back_fake(
     g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
-    total: int | None,
+    total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _product_fake(form, g8, w8.shape[1], Context._named(name), dtype, keep, total)
 
@@ -441,7 +449,7 @@ def _scaled_back_fake(
 scaled_back = operator(
     "scaled_back",
     "(Tensor g8, Tensor w8, Tensor g_unit, Tensor w_unit, str form, str ctx, ScalarType dtype, bool keep, "
-    "SymInt? total) -> (Tensor, Tensor)",
+    "SymInt? total, str algo) -> (Tensor, Tensor)",
     _scaled_back,
     _scaled_back_fake,
 )

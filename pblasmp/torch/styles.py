@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
-from ..errors import LayoutError
+from ..errors import LayoutError, UnsupportedError
 from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
@@ -37,9 +37,11 @@ class _Style(ParallelStyle):
         input_layouts: Placement,
         output_layouts: Placement,
         scales: DelayedScaling | Scales | None,
+        algo: str,
+        backward_algo: str,
     ) -> None:
         super().__init__()
-        self.scales = scales
+        self.scales, self.algo, self.backward_algo = scales, algo, backward_algo
         if ctx is not None:
             check_context(ctx, type(self).__name__)
         self.ctx, self.input_layouts, self.output_layouts = ctx, input_layouts, output_layouts
@@ -83,6 +85,7 @@ class ColwiseParallel(_Style):
         input_layouts: Replicate(), every rank has the input, or Shard(0): its part of the first dimension.
         output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
         scales: multiply in 8 bits, as of ``ColumnParallelLinear``.
+        algo, backward_algo: algorithms by name, as of ``ColumnParallelLinear``.
 
     Raises:
         LayoutError: a layout is none of these, or both gather. When applied: the module is not a torch.nn.Linear.
@@ -95,8 +98,10 @@ class ColwiseParallel(_Style):
         input_layouts: Placement = Replicate(),  # noqa: B008 - immutable
         output_layouts: Placement = Shard(-1),  # noqa: B008
         scales: DelayedScaling | Scales | None = None,
+        algo: str = "auto",
+        backward_algo: str = "auto",
     ) -> None:
-        super().__init__(ctx, input_layouts, output_layouts, scales)
+        super().__init__(ctx, input_layouts, output_layouts, scales, algo, backward_algo)
         self._expect("input_layouts", (Replicate(), Shard(0)))
         self._expect("output_layouts", (Shard(-1), Replicate()))
         if input_layouts == Shard(0) and output_layouts == Replicate():
@@ -110,7 +115,7 @@ class ColwiseParallel(_Style):
         split = ColumnParallelLinear.from_linear(
             module, self._context(device_mesh), gather_output=self.output_layouts == Replicate(),
             sequence_parallel=self.input_layouts == Shard(0), device=module.weight.device, device_mesh=device_mesh,
-            scales=self.scales,
+            scales=self.scales, algo=self.algo, backward_algo=self.backward_algo,
         )  # fmt: skip
         return _become(module, split)
 
@@ -125,6 +130,7 @@ class RowwiseParallel(_Style):
         input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always are.
         output_layouts: Replicate(), every rank gets the sum, or Shard(0): its part of the first dimension.
         scales: of a Linear: multiply in 8 bits, as of ``RowParallelLinear``.
+        algo, backward_algo: of a Linear: algorithms by name, as of ``RowParallelLinear``.
 
     Raises:
         LayoutError: a layout is none of these. When applied: the module is neither, or does not go with the layouts.
@@ -137,8 +143,10 @@ class RowwiseParallel(_Style):
         input_layouts: Placement = Shard(-1),  # noqa: B008 - immutable
         output_layouts: Placement = Replicate(),  # noqa: B008
         scales: DelayedScaling | Scales | None = None,
+        algo: str = "auto",
+        backward_algo: str = "auto",
     ) -> None:
-        super().__init__(ctx, input_layouts, output_layouts, scales)
+        super().__init__(ctx, input_layouts, output_layouts, scales, algo, backward_algo)
         self._expect("input_layouts", (Shard(-1), Replicate()))
         self._expect("output_layouts", (Replicate(), Shard(0)))
 
@@ -149,12 +157,19 @@ class RowwiseParallel(_Style):
         }  # fmt: skip
         split: ParallelModule
         if type(module) is torch.nn.Embedding:
+            for name in ("algo", "backward_algo"):
+                if getattr(self, name) != "auto":
+                    raise UnsupportedError(
+                        f"{name}: expected 'auto' for a torch.nn.Embedding, which is no product, "
+                        f"got {getattr(self, name)!r}"
+                    )
             split = VocabParallelEmbedding.from_embedding(module, device=module.weight.device, **how)
         elif type(module) is torch.nn.Linear:
             parallel = self.input_layouts == Shard(-1)
             split = RowParallelLinear.from_linear(
-                module, input_is_parallel=parallel, device=module.weight.device, scales=self.scales, **how
-            )
+                module, input_is_parallel=parallel, device=module.weight.device, scales=self.scales, algo=self.algo,
+                backward_algo=self.backward_algo, **how,
+            )  # fmt: skip
         else:
             raise LayoutError(
                 f"RowwiseParallel: expected a torch.nn.Linear or torch.nn.Embedding, got {type(module).__name__}"

@@ -8,7 +8,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.chaos.trials import LIMIT, tried
+from tests.chaos.program import KINDS
+from tests.chaos.trials import LIMIT, ordered, tried
 
 
 def main() -> int:
@@ -22,16 +23,19 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=LIMIT, help="seconds from a fault to the end of the job"
     )
+    parser.add_argument("--kind", choices=KINDS, help="of fault: only the trials with this one")
     arguments = parser.parse_args()
     kinds: Counter[str] = Counter()
     bad = []
     for seed in range(arguments.seed, arguments.seed + arguments.trials):
+        if arguments.kind not in (None, ordered(seed)["kind"]):
+            continue
         orders, faults = tried(seed, arguments.limit)
         kinds[orders["kind"]] += 1
         print(("BAD " if faults else "ok  "), orders, *faults, sep="\n    " if faults else " ", flush=True)
         if faults:
             bad.append(seed)
-    print(f"{arguments.trials} trials from seed {arguments.seed}: {dict(kinds)}; bad seeds: {bad or 'none'}")
+    print(f"{kinds.total()} trials from seed {arguments.seed}: {dict(kinds)}; bad seeds: {bad or 'none'}")
     return 1 if bad else 0
 
 

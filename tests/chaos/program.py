@@ -8,6 +8,7 @@ rank sees is written to ``rank0.jsonl``, ``rank1.jsonl`` and so on, a line at a 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import mmap
@@ -236,6 +237,8 @@ class Trial:
 
     def run(self) -> None:
         """Do it all."""
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        self.tell("start", pid=os.getpid())
         with pb.Context(engine="host"):
             pass
         before = held()

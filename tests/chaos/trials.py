@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -16,17 +17,17 @@ from pblasmp.launch import Job
 from tests.chaos.program import CATCHABLE, KINDS
 from tests.helpers.mpi import ROOT
 
-__all__ = ["tried"]
+__all__ = ["ordered", "tried"]
 
 LIMIT = 10.0  # seconds from the fault to the end of the job
 WHOLE_LIMIT = 120.0  # seconds of a job, its start included, on a machine that is busy
 
 
-def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
-    """Run the trial of a seed; return what was tried and what was wrong with how it ended."""
+def ordered(seed: int) -> dict[str, Any]:
+    """Return what the trial of a seed is."""
     choose = random.Random(seed)
     nranks = choose.randint(2, 6)
-    orders = {
+    return {
         "seed": seed,
         "ranks": nranks,
         "victim": choose.randrange(nranks),
@@ -35,6 +36,12 @@ def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
         "with": choose.random() < 0.7,
         "calls": choose.randint(3, 20),
     }
+
+
+def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
+    """Run the trial of a seed; return what was tried and what was wrong with how it ended."""
+    orders = ordered(seed)
+    nranks: int = orders["ranks"]
     with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as name:
         directory = Path(name)
         (directory / "trial.json").write_text(json.dumps(orders))
@@ -43,6 +50,8 @@ def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
         with Job(command, nranks, directory / "output", environ=environ) as job:
             status = job.wait(WHOLE_LIMIT)
             ended = time.monotonic()
+            if status is None:
+                show_stacks(job, directory, nranks)
             orphans = left_of(job)
             told = [lines(directory / f"rank{rank}.jsonl") for rank in range(nranks)]
             faults = list(judged(orders, status, ended, told, limit))
@@ -54,6 +63,14 @@ def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
             if faults:
                 faults.append(job.tail(60))
     return orders, faults
+
+
+def show_stacks(job: Job, directory: Path, nranks: int) -> None:
+    """Have every rank print where it stands."""
+    ranks = {each["pid"] for rank in range(nranks) for each in lines(directory / f"rank{rank}.jsonl")[:1]}
+    for pid in ranks & set(job._members()):
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(1)
 
 
 def left_of(job: Job) -> int:
