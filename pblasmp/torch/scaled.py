@@ -30,7 +30,19 @@ from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import run_once
 from .meshes import reduce
-from .operators import BACK, Gradients, as_rows, beside, borrowed, check_total, count, in_rows, once, operator, own
+from .operators import (
+    BACK,
+    Gradients,
+    as_rows,
+    beside,
+    borrowed,
+    check_total,
+    count,
+    in_rows,
+    once,
+    operator,
+    own,
+)
 from .scaling import GRADIENT, DelayedScaling, units_of
 
 __all__ = ["fault_of_scales", "scaled_product"]
