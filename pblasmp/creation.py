@@ -244,7 +244,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
                 host[...] = values
             except ValueError as error:
                 raise LayoutError(f"from_function: {error}; expected values of shape {host.shape}") from None
-    ctx.engine.from_host(out.local, host)
+        ctx.engine.from_host(out.local, host)
     return out
 
 

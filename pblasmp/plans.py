@@ -222,6 +222,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
             try:
                 self._product.run(self._operands)
             except BaseException:
+                if self._ctx._control.channel.cause:  # they have heard of it
+                    raise
                 with self._ctx._running(self._call):  # the other ranks hear of it
                     raise
             return self._result

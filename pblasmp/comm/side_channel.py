@@ -57,6 +57,16 @@ class Transport(Protocol):
         """Return the notes that have arrived since."""
 
 
+class Device(Protocol):
+    """What computes for a rank besides its processor, and may wait there for other ranks. Local."""
+
+    def fault(self) -> Exception | None:
+        """Return why it cannot be used any more, None while it can."""
+
+    def abort(self) -> None:
+        """End what waits for other ranks, or keep what it uses for good. Never raises, nor waits for long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a rank waits for all others: the ``number``-th agreement of a channel, or the making of one.
@@ -93,6 +103,7 @@ class SideChannel:
         closed: the ranks have given the context up together.
         name: what the context is called in messages.
         disowned: this process is a fork of the one that the context is of.
+        device: aborted when the context breaks; None where there is none.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -101,6 +112,7 @@ class SideChannel:
         self.closed = False
         self.disowned = False
         self.name = "a context"
+        self.device: Device | None = None
         self._members = members
         self._index = _made[members]
         _made[members] += 1
@@ -248,6 +260,16 @@ class SideChannel:
     def broken_by_agreement(self, cause: str) -> None:
         """All ranks know that the context has ended."""
         self.cause = self.cause or cause
+        self._abort_device()
+
+    def device_fault(self) -> Exception | None:
+        """Return why this rank's device is lost, None while it is not, or if the context is broken already."""
+        return None if self.device is None or self.cause else self.device.fault()
+
+    def _abort_device(self) -> None:
+        device, self.device = self.device, None
+        if device is not None:
+            device.abort()
 
     def _tell_cause(self) -> None:
         self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
@@ -260,6 +282,7 @@ class SideChannel:
 
     def _give_up(self) -> None:
         """End the transfers in flight; what does not end is kept for good, with its memory."""
+        self._abort_device()
         under_way, self._under_way = self._under_way, []
         _kept_for_good.append(under_way)
         for transfer, receives in under_way:
@@ -296,7 +319,7 @@ class SideChannel:
 
     def disown(self) -> None:
         """After a fork, in the child: the context is the parent's."""
-        self.disowned, self._transport = True, None
+        self.disowned, self._transport, self.device = True, None, None
         self._turn = threading.RLock()
         self.cause = f"it belongs to process {os.getppid()}, of which this one is a fork"
 

@@ -123,6 +123,16 @@ class Panels:
             max((s.message_bytes for s in stagings if s is not None), default=0)
             for stagings in self._stagings
         )
+        if not engine.agrees:  # here the ranks agree, in a run they do not
+            for i in range(min(2, len(self.panels))):
+                for which, stagings in enumerate(self._stagings):
+                    if stagings[i] is not None:
+                        self._buffer(which, i)
+
+    def _buffer(self, which: int, i: int) -> Array:
+        """Return the memory of an operand's slabs of panel ``i``."""
+        name = f"{'abcd'[which]}{i % 2}"
+        return self._engine.transport.buffer(name, self._bytes[which], shared=self._shared)
 
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
@@ -148,14 +158,12 @@ class Panels:
     def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
         """Start moving panel ``i``; panels alternate between two halves of the buffers."""
         parts: list[Any] = []
-        for which, (x, stagings, nbytes) in enumerate(
-            zip(self._operands, self._stagings, self._bytes, strict=True)
-        ):
+        for which, (x, stagings) in enumerate(zip(self._operands, self._stagings, strict=True)):
             staging = stagings[i]
             if staging is None:
                 parts.append(None)
                 continue
-            memory = self._engine.transport.buffer(f"{'abcd'[which]}{i % 2}", nbytes, shared=self._shared)
+            memory = self._buffer(which, i)
             parts.append(staging.start(arrays[x.source], memory, ahead=len(self.panels) > 1))
         return parts
 

@@ -62,7 +62,8 @@ class CublasmpEngine:
             with self.session.agreement("Context: streams"):
                 self.operations = CublasmpOperations(self.session)
                 self.transport = CublasmpTransport(self.session, self.operations)
-                self._copies = HostCopies(cupy, len(self.session.near))
+                self._copies = HostCopies(cupy, len(self.session.near), self.session.wait)
+                self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
 
     @property
@@ -112,6 +113,7 @@ class CublasmpEngine:
         """Return a NumPy copy of the values. Local."""
         if self._copies.takes(array):
             return self._copies.read(array)
+        self.session.wait(self.xp.cuda.get_current_stream())
         order = "F" if array.strides[0] < array.strides[1] else "C"
         values: NDArray[Any] = self.xp.asnumpy(array, order=order)
         return values
@@ -144,8 +146,8 @@ class CublasmpEngine:
         return None if self.session.gpu is None else self.session.recordings(lambda: operations.generation)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all its work. Local."""
-        self.xp.cuda.runtime.deviceSynchronize()
+        """Wait until the device has done all its work; raise where a rank is gone. Local."""
+        self.session.synchronize()
 
     def prepare_move(
         self,

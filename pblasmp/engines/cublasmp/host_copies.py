@@ -8,7 +8,7 @@ buffers: threads copy one while the link carries another. Memory beyond the buff
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -32,10 +32,12 @@ class HostCopies:
     Args:
         cupy: the module.
         ranks: on this node, which share its cores.
+        wait: waits for an event; by default the event's own method.
     """
 
-    def __init__(self, cupy: Any, ranks: int = 1) -> None:
+    def __init__(self, cupy: Any, ranks: int = 1, wait: Callable[[Any], None] | None = None) -> None:
         self._cupy = cupy
+        self._wait = wait or (lambda event: event.synchronize())
         self._threads = max(1, min(_THREADS, (os.cpu_count() or 1) // max(1, ranks)))
         self._pool: ThreadPoolExecutor | None = None
         self._buffers: list[
@@ -56,7 +58,7 @@ class HostCopies:
         lines, given = _lines(array), values if _is_by_rows(array) else values.T
         for i, (start, stop) in enumerate(self._chunks(lines)):
             memory, raw, free = self._buffer(i)
-            free.synchronize()
+            self._wait(free)
             chunk = _as_lines(raw, stop - start, lines)
             self._copy(chunk, given[start:stop])
             self._carry(lines, start, stop, memory, to_device=True)
@@ -71,7 +73,7 @@ class HostCopies:
             if len(waiting) == _BUFFERS:
                 self._take(found, *waiting.pop(0))
             memory, raw, free = self._buffer(i)
-            free.synchronize()  # of a write before, perhaps on another stream
+            self._wait(free)  # of a write before, perhaps on another stream
             self._carry(lines, start, stop, memory, to_device=False)
             free.record(self._cupy.cuda.get_current_stream())
             waiting.append((start, stop, raw, free))
@@ -80,7 +82,7 @@ class HostCopies:
         return found if _is_by_rows(array) else found.T
 
     def _take(self, found: NDArray[Any], start: int, stop: int, raw: NDArray[Any], came: Any) -> None:
-        came.synchronize()
+        self._wait(came)
         self._copy(found[start:stop], _as_lines(raw, stop - start, found))
 
     def _chunks(self, lines: Array) -> Iterator[tuple[int, int]]:

@@ -61,10 +61,14 @@ class Inbox:
             address. Local.
         """
         gpu, box = self._gpu, min(self._free)
+        slot = max(self._slots[box], -(-largest // _ALIGNED) * _ALIGNED)
+        if slot > self._slots[box]:
+            gpu.reserve(f"inbox {box}", gpu.size * slot)
+            with gpu.agreement(f"{gpu.size * slot} bytes for messages"):
+                gpu.scratch(f"outbox {box}", gpu.size * slot)
+            self._slots[box] = slot
+        packed = gpu.scratch(f"outbox {box}", gpu.size * slot)
         self._free.remove(box)
-        self._slots[box] = slot = max(self._slots[box], -(-largest // _ALIGNED) * _ALIGNED)
-        gpu.reserve(f"inbox {box}", gpu.size * slot)
-        packed = gpu.scratch(f"outbox {box}", gpu.size * slot if packs else 0)
         gpu.use_current_stream()
         for to, (_, pack) in packs.items():
             if (box, to) in self._pushed:

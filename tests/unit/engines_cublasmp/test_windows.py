@@ -32,8 +32,9 @@ class Machine:
     def session(self) -> SimpleNamespace:
         nccl = SimpleNamespace(ptr=77, register_window=self.register)
         return SimpleNamespace(
-            rank=0, size=2, device=0, nccl=nccl, cupy=self.cupy(), agreement=self.agreement
-        )
+            rank=0, size=2, device=0, nccl=nccl, cupy=(cupy := self.cupy()), agreement=self.agreement,
+            synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
+        )  # fmt: skip
 
     @contextmanager
     def agreement(self, what: str) -> Iterator[None]:

@@ -33,7 +33,8 @@ class Gpu:
     """One GPU and its peers. Making and closing it is collective.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``.
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
+            ``synchronize``, ``wait`` (see ``Session``).
 
     Attributes:
         why_no_windows: why there is no symmetric memory, "" where there is.
@@ -75,6 +76,11 @@ class Gpu:
         return self.generation, 0 if self.windows is None else self.windows.generation
 
     @property
+    def streams(self) -> list[Any]:
+        """CuPy's streams on which it has queued work."""
+        return list(self._streams.values())
+
+    @property
     def held(self) -> int:
         """Bytes of the largest symmetric buffer."""
         return 0 if self.windows is None else self.windows.largest
@@ -104,7 +110,7 @@ class Gpu:
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             if buffer is not None:
-                self._runtime.deviceSynchronize()
+                self._session.synchronize()
                 self.generation += 1
             self._scratch[name] = buffer = self._cupy.empty(max(nbytes, 1), np.uint8)
         return int(buffer.data.ptr)
