@@ -219,6 +219,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
+            self._ctx._control.channel.runs += 1
             try:
                 self._product.run(self._operands)
             except BaseException:
@@ -263,6 +264,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
 
     def _run(self, operands: Operands) -> None:
         with self._ctx._running(self._call):
+            self._ctx._control.channel.runs += 1
             if self._seeded and operands.c is not None and operands.d.size:
                 operands.d[...] = operands.c
             self._product.run(operands)

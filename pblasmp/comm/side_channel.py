@@ -35,7 +35,7 @@ _LONGEST_TEXT = (
 
 _MAKING = -1
 
-_BROKEN, _WAITS, _LEFT = "broken", "waits", "left"
+_BROKEN, _WAITS, _HERE, _LEFT = "broken", "waits", "here", "left"
 
 Members = tuple[int, ...]
 
@@ -104,6 +104,7 @@ class SideChannel:
         name: what the context is called in messages.
         disowned: this process is a fork of the one that the context is of.
         device: aborted when the context breaks; None where there is none.
+        runs: how many runs of plans this rank has queued: on a device they are not agreed on.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -113,6 +114,7 @@ class SideChannel:
         self.disowned = False
         self.name = "a context"
         self.device: Device | None = None
+        self.runs = 0
         self._members = members
         self._index = _made[members]
         _made[members] += 1
@@ -122,6 +124,7 @@ class SideChannel:
         self._agreements = 0
         self._conflict: Place | None = None
         self._waiting: dict[int, Place] = {}
+        self._stalled: dict[int, tuple[int, str, int]] = {}  # agreement, call and runs of ranks that wait
         self._left: dict[int, int] = {}
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
@@ -171,6 +174,7 @@ class SideChannel:
         patient: bool = False,
         pause: Callable[[], None] | None = None,
         place: Place | None = None,
+        for_runs: bool = False,
     ) -> None:
         """Wait until ``done()``.
 
@@ -179,6 +183,7 @@ class SideChannel:
             patient: leave the core to others meanwhile.
             pause: sleeps until it may be done, but not for long: instead of polling.
             place: where all ranks wait for each other, if this is such a wait.
+            for_runs: wait for what has been queued on the device.
 
         Raises:
             ClosedError: the context is broken.
@@ -196,6 +201,8 @@ class SideChannel:
             if hasattr(os, "sched_yield"):  # other programs may need the core
                 os.sched_yield()
             self.check()
+            if for_runs:
+                self._check_runs()
             if place is not None and time.monotonic() > stalls:
                 if len(_threads) > 1:  # one may come while another waits
                     continue
@@ -241,6 +248,8 @@ class SideChannel:
                     continue  # for another context, which had this one's place, or this rank's own
                 if kind == _WAITS:
                     self._waiting[rank] = value
+                elif kind == _HERE:
+                    self._stalled[rank] = value
                 elif kind == _LEFT:
                     self._left[rank] = value
                 elif not self.cause:
@@ -330,10 +339,22 @@ class SideChannel:
         return Place(self._members, self._index, _MAKING, "making a context")
 
     def _tell_where(self, place: Place) -> None:
-        """Tell those that may wait for this rank in other contexts."""
+        """Tell those that may wait for this rank in other contexts, or on their devices."""
+        self._send(_HERE, (place.number, place.call, self.runs))
         for other in list(_open):
             if other is not self and not other.cause:
                 other._send(_WAITS, place)
+
+    def _check_runs(self) -> None:
+        """Raise ClosedError if a rank that has not begun what this one has queued waits for this one."""
+        for rank, (number, call, runs) in self._stalled.items():
+            if number > self._agreements and runs < self.runs:
+                self._told = False
+                self.cause = (
+                    f"rank {self.rank} waits for run {runs + 1} of a plan, "
+                    f"which rank {rank}, waiting in {call}, has not begun"
+                )
+                self.check()
 
     def _check_order(self, place: Place) -> None:
         """Raise ClosedError if a rank that this one waits for waits for this one elsewhere."""

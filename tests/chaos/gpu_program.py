@@ -60,6 +60,7 @@ class Trial:
         self.engine = self.orders.get("engine", "cublasmp")
         self.n = self.orders.get("n", N)
         self.played = gpu
+        self.pools: list[Any] = []
         self.mine: Any = None  # of the arrays that tensor-parallel products get
         self.log = (directory / f"rank{self.rank}.jsonl").open("a", buffering=1)
 
@@ -116,6 +117,7 @@ class Trial:
                 self.played.nccl_error = 6
             else:
                 ctx.engine.session.nccl.abort()  # type: ignore[attr-defined]
+            ctx.engine.synchronize()  # where it is found
         return True
 
     def trap(self) -> None:
@@ -271,7 +273,8 @@ class Trial:
                     raise cupy.cuda.memory.OutOfMemoryError(nbytes, 0, 0)
                 return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
 
-            cupy.cuda.set_allocator(cupy.cuda.MemoryPool(malloc).malloc)
+            self.pools.append(cupy.cuda.MemoryPool(malloc))  # lives as long as its arrays may
+            cupy.cuda.set_allocator(self.pools[-1].malloc)
         for (where, name), original in zip(patched, originals, strict=True):
             setattr(where, name, fails(original))
         try:

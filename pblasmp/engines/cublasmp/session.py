@@ -41,7 +41,8 @@ _POLLS = 64  # of a wait, between two looks for faults
 _NOT_READY = 600  # of CUDA's errors
 _CAPTURE_ERRORS = range(900, 909)  # what is wrong with the recording of a graph, not with the GPU
 _NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
-_DRAIN_SECONDS = 1.0  # that queued work is given to end without the ranks that it waits for
+_FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
+_DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
 _ABORT_SECONDS = 10.0
 _FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
@@ -426,7 +427,7 @@ class Session:
             return ended
 
         try:
-            channel.until(done, patient=True)
+            channel.until(done, patient=True, for_runs=True)
         except StatusError as error:
             channel.break_(error, "waiting for the GPU")
             raise
@@ -490,7 +491,7 @@ class Session:
 
         with contextlib.suppress(Exception):
             self._cupy.cuda.Device(self.device.index).use()
-            idle = ended.wait(_DRAIN_SECONDS / 2)
+            idle = ended.wait(_FLAGS_SECONDS)
             for nccl in reversed(self._own):
                 with contextlib.suppress(Exception):
                     if idle:
@@ -523,6 +524,8 @@ class Session:
 
 def _nccl_error(nccl: Any) -> str:
     """Return the error that NCCL has met since, or an empty string. Local."""
+    if not hasattr(nccl, "get_async_error"):  # not nccl4py's
+        return ""
     try:
         result = nccl.get_async_error()
         if int(result) in _NCCL_IS_WELL:

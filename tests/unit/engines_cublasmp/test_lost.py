@@ -168,6 +168,7 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
         a = ctx.zeros(pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(1, comm.size)))
         b = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(comm.size, 1))
         for name, call in {
+            "values": lambda: ctx.from_function(lambda i, j: i + j, a.descriptor),
             "messages": lambda: a.redistribute(b),
             "slabs": lambda: pb.matmul(a, a, algo="gathered"),
             "panels": lambda: pb.matmul(a, a, algo="panels"),
@@ -193,6 +194,40 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
 @starts_ranks
 def test_memory_that_one_rank_lacks_is_an_error_of_all_after_which_the_context_works(stand_in):
     run_mpi(memory_that_is_short, 2, timeout=60, path=stand_in(1000))
+
+
+def rank_that_is_behind(comm: Any, path: str) -> Any:
+    """A rank that closes while another's GPU waits for a run that the first has not begun: both hear of it."""
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        x = sys.modules["cupy"].zeros((8, 8), np.float32)
+        plan = pb.plan(pb.matmul_allreduce, x, x, ctx, algo="nccl")
+        plan()
+        if comm.rank == 0:
+            plan()
+            lib.gpu.stuck = True
+        error = raised(ctx.engine.synchronize if comm.rank == 0 else ctx.close)
+        words = (
+            "rank 0 waits for run 2 of a plan, which rank 1, waiting in closing the context",
+            "has not begun",
+        )
+        yield "behind", wrong(error, pb.ClosedError, *words)
+        ctx.close()
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        plan = pb.plan(pb.matmul_allreduce, x, x, ctx, algo="nccl")
+        plan()
+        if comm.rank == 0:  # only slow: the other has begun all of it
+            lib.gpu.stuck = True
+            threading.Timer(2.0, setattr, [lib.gpu, "stuck", False]).start()
+        error = raised(ctx.engine.synchronize)
+        error = error or raised(ctx.close)
+        yield "slow", error and repr(error)
+
+
+@starts_ranks
+def test_a_rank_that_is_a_run_behind_and_waits_elsewhere_is_found(stand_in):
+    run_mpi(rank_that_is_behind, 2, timeout=60, path=stand_in(1000))
 
 
 # -- one rank
@@ -274,3 +309,4 @@ def test_a_communicator_that_somebody_has_destroyed_is_an_error():
 
     assert module._nccl_error(Gone()) == "RuntimeError: Cannot get async error: Communicator not initialized"
     assert module._nccl_error(SimpleNamespace(get_async_error=lambda: 7)) == ""
+    assert module._nccl_error(SimpleNamespace()) == ""
