@@ -25,11 +25,25 @@ from pblasmp.comm import is_agreed
 
 N = 512  # order of the matrices, whose small integers make products exact
 BEFORE, AFTER, WAITS = 12, 24, 6  # products before and after the fault, and between two waits of the host
-ALLOCATIONS = 200  # that an out-of-memory trial tries at most
+ALLOCATIONS = 100  # that an out-of-memory trial lets fail at most, for each case
+DEEP = 4  # functions that tell one allocation from another
 CASES = [
     "zeros", "matmul gathered", "matmul panels", "matmul push", "matmul default", "ar push", "ar one_shot", "ar nccl",
     "gather",
 ]  # fmt: skip
+
+
+Places = tuple[str, ...]
+
+
+def places() -> Places:
+    """Return where the library is: its innermost functions that are being run, with their lines."""
+    frame, found = sys._getframe(1), []
+    while frame is not None and len(found) < DEEP:
+        if frame.f_globals.get("__name__", "").startswith("pblasmp."):
+            found.append(f"{frame.f_globals['__name__']}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(found)
 
 
 class FaultError(Exception):
@@ -61,7 +75,6 @@ class Trial:
         self.n = self.orders.get("n", N)
         self.played = gpu
         self.pools: list[Any] = []
-        self.mine: Any = None  # of the arrays that tensor-parallel products get
         self.log = (directory / f"rank{self.rank}.jsonl").open("a", buffering=1)
 
     def tell(self, what: str, **more: Any) -> None:
@@ -85,10 +98,8 @@ class Trial:
             return plan, lambda: self.equal(out.on_host(), expected)
         share = self.n // ctx.size
         expected = whole[:, : share * ctx.size] @ whole[:, : share * ctx.size].T
-        if self.mine is None:
-            mine = np.ascontiguousarray(whole[:, share * ctx.rank : share * (ctx.rank + 1)])
-            self.mine = mine if ctx.engine.xp is np else ctx.engine.xp.asarray(mine)
-        x = self.mine
+        mine = np.ascontiguousarray(whole[:, share * ctx.rank : share * (ctx.rank + 1)])
+        x = mine if ctx.engine.xp is np else ctx.engine.xp.asarray(mine)
         parallel = pb.plan(pb.matmul_allreduce, x, x, ctx, algo=algo)
         y = parallel()
         return parallel, lambda: self.equal(ctx.engine.to_host(y), expected)
@@ -174,31 +185,31 @@ class Trial:
     # -- out of memory
 
     def run_out_of_memory(self) -> None:
-        """Let every allocation of the last rank fail in turn; after each the ranks go on, and numbers are right."""
+        """Let every allocation of the last rank fail in turn, each where the library makes it for the first time.
+
+        What has been allocated may be kept, so nothing succeeds in between; in the end, in the same context or in that
+        which replaced a broken one, all is allocated and the numbers are right.
+        """
         for case in self.orders["cases"]:
             ctx, kept, broken = pb.Context(engine=self.engine), 0, 0
-            if case.startswith("ar"):
-                self.prepared(ctx, "ar nccl")  # makes the array
-            for number in range(ALLOCATIONS):
-                with self.failing(number if self.victim else -1) as met:
+            failed: set[Places] = set()
+            for _ in range(ALLOCATIONS):
+                with self.failing(failed) as met:
                     error = self.attempt(ctx, case)
                 hit, agreed, text, gone = self.outcome(ctx, error, met)
-                if not hit and text:
-                    self.tell("wrong", case=f"{case}: {text}")
                 if not hit:
                     break
                 if not text:
                     continue  # made another way
                 if not agreed or "memory" not in text.lower() or f"rank {self.size - 1}" not in text:
-                    self.tell("wrong", case=f"{case}, allocation {number}: {text}")
+                    self.tell("wrong", case=f"{case}, {met}: {text}")
                 kept, broken = kept + (not gone), broken + gone
                 if gone:
+                    self.tell("broke", case=case, text=text)
                     ctx.close()
                     ctx = pb.Context(engine=self.engine)
-                error = self.attempt(ctx, case)  # now there is memory
-                if error is not None:
-                    self.tell("wrong", case=f"{case}, after allocation {number}: {error!r}")
-                    raise error
+            if hit or text:
+                self.tell("wrong", case=f"{case}, when all memory was there: {text}")
             self.tell("survived", case=case, kept=kept, broken=broken)
             ctx.close()
 
@@ -234,23 +245,23 @@ class Trial:
         return None
 
     @contextlib.contextmanager
-    def failing(self, number: int) -> Iterator[list[int]]:
-        """Let the allocation of that number fail on this rank, none where it is negative; yield what failed.
+    def failing(self, failed: set[Places]) -> Iterator[list[int]]:
+        """Let the first allocation fail that is made at a place where none has ``failed``; yield the bytes of it.
 
-        What CuPy takes of memory that it holds is no allocation here: it begins with none.
+        On the last rank. What CuPy takes of memory that it holds is no allocation here: it begins with none.
         """
         import cupy
         import nccl.core
 
         met: list[int] = []
-        left = [number]
 
         def refuse(nbytes: int) -> bool:
-            left[0] -= 1
-            if left[0] == -1 and number >= 0:
-                met.append(nbytes)
-                return True
-            return False
+            place = places()
+            if met or not self.victim or not place or place in failed:
+                return False
+            failed.add(place)
+            met.append(nbytes)
+            return True
 
         def fails(real: Callable[..., Any]) -> Callable[..., Any]:
             def allocate(nbytes: int, *more: Any) -> Any:
