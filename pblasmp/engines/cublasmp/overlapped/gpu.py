@@ -52,6 +52,7 @@ class Gpu:
             with session.agreement("GPU: cuBLASLt and kernels"):
                 self.products = LocalProducts(cupy)
                 self._closing.callback(self.products.close)
+                self.products.reserve()
                 self.kernels = Kernels(cupy, session.size)
             found = open_windows(session, self.kernels)
             self.windows: Windows | None = None if isinstance(found, str) else found
