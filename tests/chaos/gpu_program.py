@@ -22,28 +22,15 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.comm import is_agreed
+from tests.helpers.places import Places, places
 
 N = 512  # order of the matrices, whose small integers make products exact
 BEFORE, AFTER, WAITS = 12, 24, 6  # products before and after the fault, and between two waits of the host
 ALLOCATIONS = 100  # that an out-of-memory trial lets fail at most, for each case
-DEEP = 4  # functions that tell one allocation from another
 CASES = [
     "zeros", "matmul gathered", "matmul panels", "matmul push", "matmul default", "ar push", "ar one_shot", "ar nccl",
     "gather",
 ]  # fmt: skip
-
-
-Places = tuple[str, ...]
-
-
-def places() -> Places:
-    """Return where the library is: its innermost functions that are being run, with their lines."""
-    frame, found = sys._getframe(1), []
-    while frame is not None and len(found) < DEEP:
-        if frame.f_globals.get("__name__", "").startswith("pblasmp."):
-            found.append(f"{frame.f_globals['__name__']}:{frame.f_lineno}")
-        frame = frame.f_back
-    return tuple(found)
 
 
 class FaultError(Exception):

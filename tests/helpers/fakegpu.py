@@ -72,8 +72,7 @@ class Array(np.ndarray):
         if memptr is None:
             cls.gpu.enter("allocate")
             cls.gpu.allocations.append(nbytes)
-            if cls.gpu.refuses is not None and cls.gpu.refuses(nbytes):
-                raise OutOfMemoryError(nbytes, 0)
+            cls.gpu.find_room(nbytes)
             memptr = np.full(nbytes, 0xFF, np.uint8)  # NaN in every type
         else:
             memptr = (ctypes.c_char * nbytes).from_address(memptr.ptr)
@@ -249,6 +248,11 @@ class FakeGpu:
         self.aborted.append((int(communicator), "comm_abort"))
         self.stuck = False
 
+    def find_room(self, nbytes: int) -> None:
+        """Raise where memory is refused."""
+        if self.refuses is not None and self.refuses(nbytes):
+            raise OutOfMemoryError(nbytes, 0)
+
     def is_done(self) -> bool:
         """Whether what is queued has been done, as a query says that does not wait."""
         return not (self.stuck or self.lost)
@@ -352,7 +356,7 @@ class FakeGpu:
 
     # -- CuPy
 
-    def _cupy(self) -> SimpleNamespace:
+    def _cupy(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
         array_type = type("ndarray", (Array,), {"gpu": self})
 
         def counted(function: Any) -> Any:
@@ -377,6 +381,7 @@ class FakeGpu:
             if not isinstance(values, np.ndarray):
                 raise TypeError(f"fake: no array: {type(values).__name__}")
             self.copies.append("asarray")
+            self.find_room(values.nbytes)
             return np.array(values).view(array_type)
 
         def from_dlpack(x: Any) -> Any:
@@ -386,6 +391,8 @@ class FakeGpu:
 
         def asnumpy(array: Any, order: str = "C") -> Any:
             self.copies.append("asnumpy")
+            if self.stuck:
+                self.faults.append("asnumpy waits for messages that never come")
             return np.array(array, order=order, subok=False)
 
         def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:

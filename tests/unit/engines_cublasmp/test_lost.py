@@ -15,9 +15,11 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.cublasmp import session as module
 from pblasmp.layout import Grid
+from pblasmp.plans import MatrixPlan
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Meeting, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.places import places
 
 LOST = "GPU 0000:01:00.0 of rank 1 cannot be used any more in this process: 719"
 
@@ -36,6 +38,31 @@ def wrong(error: Exception | None, kind: type[Exception], *words: str) -> str | 
     return f"raised {error!r}, expected {kind.__name__} with {words}"
 
 
+def launch(ctx: pb.Context, x: Any) -> None:
+    """A library's call fails as it may where the GPU is lost."""
+    if ctx.rank == 0:
+        ctx.engine.synchronize()
+    with ctx._running("matmul"):
+        raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
+
+
+def check(ctx: pb.Context, x: Any) -> None:
+    """The same where the ranks would agree."""
+    if ctx.rank == 0:
+        ctx.engine.synchronize()
+    with ctx._agreement("zeros"):
+        raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
+
+
+def run(ctx: pb.Context, x: Any) -> None:
+    """A plan that waits in a run on which the ranks do not agree."""
+    plan = object.__new__(MatrixPlan)
+    product = SimpleNamespace(run=lambda operands: ctx.engine.synchronize())
+    plan._ctx, plan._call, plan._product, plan._operands = ctx, "matmul", product, None
+    plan._only_queues = plan._open = True
+    plan()
+
+
 def lost_gpus(comm: Any, path: str) -> Any:
     """One rank's GPU is lost while the other waits for it, in every kind of wait; both hear it, and can leave."""
     waits = {
@@ -44,6 +71,10 @@ def lost_gpus(comm: Any, path: str) -> Any:
         "norm": lambda ctx, x: x.norm(),
         "gather": lambda ctx, x: x.gather(),
         "a plan": lambda ctx, x: pb.matmul(x, x, algo="push"),
+        "sum": lambda ctx, x: x.sum(axis=0),
+        "a launch": launch,
+        "checking": check,
+        "a run": run,
         "closing": lambda ctx, x: ctx.close(),
     }
     for name, wait in waits.items():
@@ -75,6 +106,8 @@ def lost_gpus(comm: Any, path: str) -> Any:
             else:
                 yield f"{name}: what ends", f"{lib.gpu.aborted}" if lib.gpu.aborted else None
             quiet = comm.rank == 1
+            blocked = [fault for fault in lib.gpu.faults if "asnumpy" in fault]
+            yield f"{name}: on the host", f"{blocked}" if blocked else None
             yield f"{name}: destructors", None if (sys.unraisablehook is not hook) == quiet else "are heard"
             sys.unraisablehook = hook
 
@@ -163,24 +196,30 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
             "values": lambda: ctx.from_function(lambda i, j: i + j, a.descriptor),
             "messages": lambda: a.redistribute(b),
             "slabs": lambda: pb.matmul(a, a, algo="gathered"),
-            "panels": lambda: pb.matmul(a, a, algo="panels"),
         }.items():
-            for at in range(20):
-                left, met = [at], []
+            failed: set[Any] = set()
+            while True:
+                met: list[int] = []
 
-                def refuses(nbytes: int, left: list[int] = left, met: list[int] = met) -> bool:
-                    left[0] -= 1
-                    met += [nbytes] * (left[0] == -1)
-                    return left[0] == -1
+                def refuses(nbytes: int, failed: set[Any] = failed, met: list[int] = met) -> bool:
+                    place = places()
+                    if met or place in failed:
+                        return False
+                    failed.add(place)
+                    met.append(nbytes)
+                    return True
 
                 lib.gpu.refuses = refuses if comm.rank == 1 else None
                 error = raised(call)
                 lib.gpu.refuses = None
                 if not comm.bcast(met, 1):
                     break
-                yield f"{name} {at}", wrong(error, MemoryError, "Out of memory", "(on rank 1)")
-                yield f"{name} {at}: again", (error := raised(call)) and repr(error)
-            yield f"{name}: tried", None if at else "nothing is allocated"
+                yield (
+                    f"{name}, {comm.bcast(met, 1)}",
+                    wrong(error, MemoryError, "Out of memory", "(on rank 1)"),
+                )
+            yield f"{name}: in the end", error and repr(error)
+            yield f"{name}: tried", None if comm.bcast(failed, 1) else "nothing is allocated"
 
 
 @starts_ranks
