@@ -23,13 +23,13 @@ from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
 from .types import DATA_TYPES, compute_type
 from .views import View
 
-__all__ = ["PLAIN", "Finish", "LocalProducts", "fuses", "why_not_float8"]
+__all__ = ["PLAIN", "SCALE_ALIGNED", "Finish", "LocalProducts", "fuses", "why_not_float8"]
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS takes on Hopper
 _REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find anew
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
-_SCALE_ALIGNED = 16  # bytes; for others cuBLASLt finds an algorithm, which then refuses to run
+SCALE_ALIGNED = 16  # bytes; at other addresses of scales the algorithm that cuBLASLt finds refuses to run
 _FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
 
 Op = Literal["N", "T", "C"]
@@ -184,7 +184,7 @@ class LocalProducts:
             )
         if not (m and n and k):
             raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
-        if (finish.scale_x | finish.scale_w | finish.scale_d) % _SCALE_ALIGNED:
+        if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
         product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, sms)
         product.point(self._lt, finish.pointers)
@@ -206,7 +206,7 @@ class LocalProducts:
         copies: dict[str, Any] = {}
         for name in ("scale_x", "scale_w", "scale_d"):
             address = getattr(finish, name)
-            if address % _SCALE_ALIGNED:
+            if address % SCALE_ALIGNED:
                 if (lane, name) not in self._scales:
                     self._scales[lane, name] = self._cupy.empty(1, np.float32)
                 copies[name] = at = int(self._scales[lane, name].data.ptr)
