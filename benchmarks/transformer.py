@@ -57,7 +57,9 @@ class Work:
         device, dtype = arguments.device, getattr(torch, arguments.dtype)
         torch.manual_seed(0)
         with torch.device(device):  # where large models are made faster
-            blocks = (Block(arguments.width, arguments.heads, arguments.bias) for _ in range(arguments.layers))
+            blocks = (
+                Block(arguments.width, arguments.heads, arguments.bias) for _ in range(arguments.layers)
+            )
             self.whole = nn.Sequential(*blocks).to(dtype)
         self.x = torch.randn(arguments.tokens, arguments.batch, arguments.width).to(device, dtype)
         self.target = self.x.roll(1, 0)
