@@ -56,8 +56,11 @@ class Work:
         self.ctx, self.mesh, self.arguments = ctx, mesh, arguments
         device, dtype = arguments.device, getattr(torch, arguments.dtype)
         torch.manual_seed(0)
-        blocks = (Block(arguments.width, arguments.heads, arguments.bias) for _ in range(arguments.layers))
-        self.whole = nn.Sequential(*blocks).to(device, dtype)
+        with torch.device(device):  # where large models are made faster
+            blocks = (
+                Block(arguments.width, arguments.heads, arguments.bias) for _ in range(arguments.layers)
+            )
+            self.whole = nn.Sequential(*blocks).to(dtype)
         self.x = torch.randn(arguments.tokens, arguments.batch, arguments.width).to(device, dtype)
         self.target = self.x.roll(1, 0)
         self.mine = shard(arguments.tokens, ctx.size, ctx.rank)
@@ -85,7 +88,8 @@ class Training:
     def __init__(self, work: Work, model: nn.Module, mine: slice, forward: Any = None) -> None:
         self.forward, self.elements = forward or model, work.x.numel()
         self.x, self.target = work.x[mine], work.target[mine]
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        rate = 1e-3 * min(1.0, 256 / work.arguments.width)  # wide models diverge with the rate of narrow ones
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
 
     def steps(self, count: int) -> list[Tensor]:
         """Train, and return these tokens' part of the loss before each step. Collective."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, closing, is_agreed, leave
+from .agreement import Agreement, Running, closing, differs_only_in, is_agreed, leave
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
@@ -19,6 +19,7 @@ __all__ = [
     "Side",
     "closing",
     "cores_of",
+    "differs_only_in",
     "is_agreed",
     "leave",
     "nodes_of",
