@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import itertools
+import signal
 import sys
 import threading
 import time
@@ -44,6 +46,7 @@ _NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
 _FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
 _DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
 _ABORT_SECONDS = 10.0
+_EXIT_SECONDS = 20  # that a process without its GPU may take to end
 _FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
 
@@ -466,7 +469,9 @@ class Session:
         self._aborted = True
         self._nccls.clear()
         _keep_for_good(self)
-        if self._lost is None:
+        if self._lost is not None:
+            atexit.register(_end_in_time)
+        else:
             ended = threading.Event()
             for work in (self._let_go, self._abort_nccl):
                 threading.Thread(target=work, args=[ended], daemon=True).start()
@@ -538,6 +543,12 @@ def _nccl_error(nccl: Any) -> str:
 def _keep_for_good(thing: object) -> None:
     """Never destroy an object, not even at the end of the process: its destructors would wait for the GPU."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _end_in_time() -> None:
+    """Let a signal end this process, should a library's destructor wait for the lost GPU. Local."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_EXIT_SECONDS)
 
 
 def _ignore_destructors() -> None:

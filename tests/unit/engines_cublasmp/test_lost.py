@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -279,6 +281,22 @@ def test_a_lost_gpu_without_other_ranks(ctx, lib):
     quiet(SimpleNamespace(exc_type=foreign, exc_value=foreign("x"), object=None))  # says nothing
     lib.gpu.lost = 0
     lib.gpu.alive.clear(), lib.alive.clear()
+
+
+def test_a_process_without_its_gpu_ends_even_where_a_destructor_waits():
+    script = """
+import time
+from pblasmp.engines.cublasmp import session
+class Waits:
+    def __del__(self):
+        time.sleep(60)
+waits = Waits()
+session._EXIT_SECONDS = 1
+session.atexit.register(session._end_in_time)
+"""
+    start = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", script], timeout=50, check=False)
+    assert (ended.returncode, time.monotonic() - start < 30) == (-signal.SIGALRM, True)
 
 
 def test_errors_of_a_recording_are_no_loss(ctx, lib):
