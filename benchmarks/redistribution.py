@@ -11,6 +11,9 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 NRANKS = 4
 
 
-def measure(comm: Any, n: int, pairs: int, directory: Path) -> dict[str, list[float]]:
+def measure(comm: Any, n: int, pairs: int, directory: Path, engine: Any = "host") -> dict[str, list[float]]:
     """Time every operation on an n × n float64 matrix; check what each returns. Collective over comm."""
     import numpy as np
 
@@ -37,7 +40,7 @@ def measure(comm: Any, n: int, pairs: int, directory: Path) -> dict[str, list[fl
     root = comm.rank == 0
     whole = np.arange(n * n, dtype=float).reshape(n, n) if root else None
     warm = np.zeros((n, n)) if root else None
-    with pb.Context(comm, engine="host") as ctx:
+    with pb.Context(comm, engine=engine) as ctx:
         a = ctx.scatter(whole, here)
         a.save(file)
         contenders = {
@@ -50,6 +53,11 @@ def measure(comm: Any, n: int, pairs: int, directory: Path) -> dict[str, list[fl
             "save": lambda: a.save(file),
             "load": lambda: ctx.load(file, here),
         }
+        if ctx.engine.device is not None:
+            contenders = {
+                name: partial(_finished, ctx, run)
+                for name, run in (contenders | {"pinned, to GPUs": _from_pinned(a)}).items()
+            }
 
         def check(name: str, result: Any) -> None:
             if isinstance(result, np.ndarray):
@@ -58,11 +66,31 @@ def measure(comm: Any, n: int, pairs: int, directory: Path) -> dict[str, list[fl
                 right = name != "save" or not root or np.array_equal(np.load(file, mmap_mode="r"), whole)
             else:
                 rows, cols = result.descriptor.global_indices(comm.rank)
-                right = np.array_equal(result.local, rows[:, None] * float(n) + cols)
+                right = np.array_equal(result.on_host(), rows[:, None] * float(n) + cols)
             if not right:
                 raise SystemExit(f"{name}: wrong on rank {comm.rank}")
 
         return interleaved(comm, contenders, pairs, alone=["np.copyto", "np.copy"], check=check)
+
+
+def _from_pinned(matrix: Any) -> Callable[[], Any]:
+    """Return a copy of every rank's part from pinned memory: what the links to the GPUs carry."""
+    import cupyx
+
+    pinned = cupyx.empty_like_pinned(matrix.on_host())
+    pinned[...] = matrix.on_host()
+
+    def run() -> Any:
+        matrix.local.set(pinned)
+        return matrix
+
+    return run
+
+
+def _finished(ctx: Any, run: Callable[[], Any]) -> Any:
+    found = run()
+    ctx.engine.synchronize()
+    return found
 
 
 def main() -> None:
@@ -70,6 +98,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=8192, help="rows and columns of the matrix")
     parser.add_argument("--pairs", type=int, default=9, help="measured rounds")
     parser.add_argument("--directory", type=Path, help="where to save and load; default: a temporary one")
+    parser.add_argument("--gpu", action="store_true", help="on GPUs, on 4 ranks already running")
     parser.add_argument("--quick", action="store_true", help="a small matrix: does it run?")
     parser.add_argument(
         "--json", type=Path, default=HERE / "redistribution.json", help="where the results go"
@@ -88,7 +117,13 @@ def main() -> None:
 
     from mpi4py import MPI
 
-    seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, arguments.directory)
+    engine = "cublasmp" if arguments.gpu else "host"
+    with ExitStack() as stack:
+        directory = arguments.directory
+        if directory is None:
+            made = stack.enter_context(tempfile.TemporaryDirectory()) if MPI.COMM_WORLD.rank == 0 else None
+            directory = Path(MPI.COMM_WORLD.bcast(made))
+        seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, directory, engine)
     if MPI.COMM_WORLD.rank == 0:
         n = arguments.n
         print(

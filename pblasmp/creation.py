@@ -153,7 +153,7 @@ def _fill_at_random(out: DistributedMatrix, seed: int, distribution: str) -> Non
     engine, dtype = out.context.engine, out.dtype
     known = engine.xp is np or not is_foreign(dtype)
     xp: Any = engine.xp if known else np
-    local = out.local if known else out.on_host()
+    local = out.local if known else out.like_on_host()
     rows, cols = (
         xp.asarray(each.astype(np.uint64)) for each in out.descriptor.global_indices(out.context.rank)
     )
@@ -193,7 +193,7 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
         if ctx.rank == root:
             _check_fits(array, "array", descriptor)
         out = ctx._allocate(descriptor)
-        host = out.on_host()
+        host = out.like_on_host()
     rows, cols = (Axis(extent, max(1, extent)) for extent in descriptor.shape)
     whole = Side(rows, cols, (Cell((0, 0), (root,)),), descriptor.order)
     exchange = Exchange(ctx.comm, whole, Side.of(descriptor), descriptor.dtype)
@@ -232,7 +232,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
         if not callable(function):
             raise LayoutError(f"function: expected one of i and j, got {function!r}")
         out = ctx._allocate(descriptor)
-        host = out.on_host()
+        host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
             values = as_numbers(function(rows[:, None], cols[None, :]), "from_function")
@@ -244,7 +244,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
                 host[...] = values
             except ValueError as error:
                 raise LayoutError(f"from_function: {error}; expected values of shape {host.shape}") from None
-    ctx.engine.from_host(out.local, host)
+        ctx.engine.from_host(out.local, host)
     return out
 
 

@@ -319,6 +319,11 @@ class DistributedMatrix:
         values = self.context.engine.to_host(self._local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
+    def like_on_host(self) -> NDArray[Any]:
+        """Return where values may be put for ``engine.from_host``: the local array, or one like it. Local."""
+        values = self.context.engine.like_on_host(self._local)
+        return values if values.dtype == self.dtype else values.view(self.dtype)
+
     def save(
         self,
         path: str | os.PathLike[str],

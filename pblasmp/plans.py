@@ -219,9 +219,12 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
+            self._ctx._control.channel.runs += 1
             try:
                 self._product.run(self._operands)
             except BaseException:
+                if self._ctx._control.channel.cause:  # they have heard of it
+                    raise
                 with self._ctx._running(self._call):  # the other ranks hear of it
                     raise
             return self._result
@@ -261,6 +264,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
 
     def _run(self, operands: Operands) -> None:
         with self._ctx._running(self._call):
+            self._ctx._control.channel.runs += 1
             if self._seeded and operands.c is not None and operands.d.size:
                 operands.d[...] = operands.c
             self._product.run(operands)

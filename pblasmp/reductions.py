@@ -39,7 +39,9 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 def _local(matrix: DistributedMatrix) -> tuple[Any, Any]:
     """Return the array module and the local array to compute with: on the host what CuPy does not know. Local."""
-    xp = matrix.context.engine.xp
+    engine = matrix.context.engine
+    engine.synchronize()  # before values are read, which would wait for ever behind a rank that is gone
+    xp = engine.xp
     return (xp, matrix.local) if xp is np or not is_foreign(matrix.dtype) else (np, matrix.on_host())
 
 

@@ -95,6 +95,9 @@ class Agreement:
         try:
             if error is not None and not isinstance(error, Exception):
                 return  # an interrupt is not about an argument
+            if error is not None and text_of(error) in channel.cause:
+                return  # it has broken the context: nobody votes any more
+            _raise_device_fault(channel, error)  # others may wait for this device, and so not vote
             outcome = _voted(self._comm, self._facts, error)
         except BaseException as second:
             channel.break_(second, call)  # the others count on this rank's vote
@@ -138,10 +141,23 @@ class Running:
             if error is None:
                 channel.check()  # what came from a rank that has left may be wrong
                 channel.forget()
-            elif not is_agreed(error, self._comm):
+                return
+            try:
+                _raise_device_fault(channel, error)
+            except Exception as lost:
+                channel.break_(lost, self._call)
+                raise
+            if not is_agreed(error, self._comm):
                 channel.break_(error, self._call)
         finally:
             channel.end_turn()
+
+
+def _raise_device_fault(channel: SideChannel, error: BaseException | None) -> None:
+    """Raise why this rank's device is lost, if it is: whatever ``error`` a library has made of it."""
+    lost = None if error is None else channel.device_fault()
+    if lost is not None and lost is not error:
+        raise lost from error
 
 
 def _voted(comm: Communicator, facts: dict[str, Any], error: Exception | None) -> BaseException | None:
@@ -166,6 +182,9 @@ def leave(comm: Communicator, error: BaseException) -> None:
     if comm.size == 1 or comm.channel.disowned:
         return
     channel, deadline = comm.channel, time.monotonic() + _GRACE_SECONDS
+    lost = channel.device_fault()
+    if lost is not None:  # others may wait for this device: they hear of it there
+        channel.break_(lost, _LEAVING)
     vote = None if channel.cause else _Vote(comm, {"call": _LEAVING}, error)
     while vote is not None and not channel.cause:
         try:
@@ -296,6 +315,8 @@ def _packed(error: BaseException) -> tuple[bytes, str]:
                 return packed, text
         except Exception:  # noqa: BLE001
             pass
+    if isinstance(error, MemoryError):  # CuPy's, which cannot be unpickled
+        return pickle.dumps(MemoryError(str(error))), text
     return b"", text
 
 
@@ -331,6 +352,8 @@ def _combined(faults: list[BaseException | None]) -> BaseException:
         return type(first)(first.errno, f"{first.strerror}{where}", first.filename)
     if not where:
         return first
+    if isinstance(first, MemoryError):  # CuPy's takes other arguments
+        return MemoryError(f"{first}{where}")
     try:
         error = type(first)(f"{first}{where}")
         vars(error).update(vars(first))  # whatever else it says

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ class Exchange:
         self._sends: dict[int, list[_Part]] = {}
         self._receives: dict[int, list[_Part]] = {}
         me = comm.rank
+        self._sides = src, dst
         rows = _Commons(src.rows, dst.rows)
         cols = _Commons(src.cols, dst.cols)
         for i, source in enumerate(src.cells):
@@ -119,6 +121,23 @@ class Exchange:
         )
         self.copied_bytes = dtype.itemsize * sum(part.piece.size for part in self._copies)
         self._limit = max(1, _MESSAGE_BYTES // dtype.itemsize)
+
+    @cached_property
+    def largest_bytes(self) -> int:
+        """What the two ranks send each other that send most: the same on every rank."""
+        src, dst = self._sides
+        rows, cols = _Commons(src.rows, dst.rows), _Commons(src.cols, dst.cols)
+        between: dict[tuple[int, int], int] = {}
+        for source in src.cells:
+            for target in dst.cells:
+                ends = _ends(source.ranks, target.ranks)
+                if ends[0] != ends[1]:
+                    common = (
+                        rows(source.coords[0], target.coords[0]),
+                        cols(source.coords[1], target.coords[1]),
+                    )
+                    between[ends] = between.get(ends, 0) + Piece(*common).size
+        return max(between.values(), default=0) * self.dtype.itemsize
 
     @property
     def copies(self) -> Sequence[_Part]:

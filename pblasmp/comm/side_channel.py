@@ -35,7 +35,7 @@ _LONGEST_TEXT = (
 
 _MAKING = -1
 
-_BROKEN, _WAITS, _LEFT = "broken", "waits", "left"
+_BROKEN, _WAITS, _HERE, _LEFT = "broken", "waits", "here", "left"
 
 Members = tuple[int, ...]
 
@@ -55,6 +55,16 @@ class Transport(Protocol):
 
     def arrived(self) -> list[bytes]:
         """Return the notes that have arrived since."""
+
+
+class Device(Protocol):
+    """What computes for a rank besides its processor, and may wait there for other ranks. Local."""
+
+    def fault(self) -> Exception | None:
+        """Return why it cannot be used any more, None while it can."""
+
+    def abort(self) -> None:
+        """End what waits for other ranks, or keep what it uses for good. Never raises, nor waits for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,8 @@ class SideChannel:
         closed: the ranks have given the context up together.
         name: what the context is called in messages.
         disowned: this process is a fork of the one that the context is of.
+        device: aborted when the context breaks; None where there is none.
+        runs: how many runs of plans this rank has queued: on a device they are not agreed on.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -101,6 +113,8 @@ class SideChannel:
         self.closed = False
         self.disowned = False
         self.name = "a context"
+        self.device: Device | None = None
+        self.runs = 0
         self._members = members
         self._index = _made[members]
         _made[members] += 1
@@ -110,6 +124,7 @@ class SideChannel:
         self._agreements = 0
         self._conflict: Place | None = None
         self._waiting: dict[int, Place] = {}
+        self._stalled: dict[int, tuple[int, str, int]] = {}  # agreement, call and runs of ranks that wait
         self._left: dict[int, int] = {}
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
@@ -159,6 +174,7 @@ class SideChannel:
         patient: bool = False,
         pause: Callable[[], None] | None = None,
         place: Place | None = None,
+        for_runs: bool = False,
     ) -> None:
         """Wait until ``done()``.
 
@@ -167,6 +183,7 @@ class SideChannel:
             patient: leave the core to others meanwhile.
             pause: sleeps until it may be done, but not for long: instead of polling.
             place: where all ranks wait for each other, if this is such a wait.
+            for_runs: wait for what has been queued on the device.
 
         Raises:
             ClosedError: the context is broken.
@@ -184,6 +201,8 @@ class SideChannel:
             if hasattr(os, "sched_yield"):  # other programs may need the core
                 os.sched_yield()
             self.check()
+            if for_runs:
+                self._check_runs()
             if place is not None and time.monotonic() > stalls:
                 if len(_threads) > 1:  # one may come while another waits
                     continue
@@ -229,6 +248,8 @@ class SideChannel:
                     continue  # for another context, which had this one's place, or this rank's own
                 if kind == _WAITS:
                     self._waiting[rank] = value
+                elif kind == _HERE:
+                    self._stalled[rank] = value
                 elif kind == _LEFT:
                     self._left[rank] = value
                 elif not self.cause:
@@ -248,6 +269,16 @@ class SideChannel:
     def broken_by_agreement(self, cause: str) -> None:
         """All ranks know that the context has ended."""
         self.cause = self.cause or cause
+        self._abort_device()
+
+    def device_fault(self) -> Exception | None:
+        """Return why this rank's device is lost, None while it is not, or if the context is broken already."""
+        return None if self.device is None or self.cause else self.device.fault()
+
+    def _abort_device(self) -> None:
+        device, self.device = self.device, None
+        if device is not None:
+            device.abort()
 
     def _tell_cause(self) -> None:
         self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))
@@ -260,6 +291,7 @@ class SideChannel:
 
     def _give_up(self) -> None:
         """End the transfers in flight; what does not end is kept for good, with its memory."""
+        self._abort_device()
         under_way, self._under_way = self._under_way, []
         _kept_for_good.append(under_way)
         for transfer, receives in under_way:
@@ -296,7 +328,7 @@ class SideChannel:
 
     def disown(self) -> None:
         """After a fork, in the child: the context is the parent's."""
-        self.disowned, self._transport = True, None
+        self.disowned, self._transport, self.device = True, None, None
         self._turn = threading.RLock()
         self.cause = f"it belongs to process {os.getppid()}, of which this one is a fork"
 
@@ -307,10 +339,22 @@ class SideChannel:
         return Place(self._members, self._index, _MAKING, "making a context")
 
     def _tell_where(self, place: Place) -> None:
-        """Tell those that may wait for this rank in other contexts."""
+        """Tell those that may wait for this rank in other contexts, or on their devices."""
+        self._send(_HERE, (place.number, place.call, self.runs))
         for other in list(_open):
             if other is not self and not other.cause:
                 other._send(_WAITS, place)
+
+    def _check_runs(self) -> None:
+        """Raise ClosedError if a rank that has not begun what this one has queued waits for this one."""
+        for rank, (number, call, runs) in self._stalled.items():
+            if number > self._agreements and runs < self.runs:
+                self._told = False
+                self.cause = (
+                    f"rank {self.rank} waits for run {runs + 1} of a plan, "
+                    f"which rank {rank}, waiting in {call}, has not begun"
+                )
+                self.check()
 
     def _check_order(self, place: Place) -> None:
         """Raise ClosedError if a rank that this one waits for waits for this one elsewhere."""

@@ -199,6 +199,28 @@ class Product:
         """Free what only this product holds. Collective over the context."""
 
 
+class QueuedProduct(Product):
+    """A product over an engine's operations and transport, which on GPUs only queue work: there it can be recorded."""
+
+    _engine: Engine
+    _graphs: Any = None
+
+    def capture(self, operands: Operands) -> Callable[[], None]:
+        """Record the product as a CUDA graph and return what replays it. Collective over the context."""
+        if self._graphs is None:
+            self._graphs = self._engine.graphs()
+        if self._graphs is None:
+            return super().capture(operands)
+        self.run(operands)  # every buffer is large enough then
+        replay: Callable[[], None] = self._graphs.record(lambda: self.run(operands), allocates=True)
+        return replay
+
+    def close(self) -> None:
+        """End the graphs. Local."""
+        if self._graphs is not None:
+            self._graphs.close()
+
+
 class Move(Protocol):
     """A prepared move of a matrix from one layout to another, converting its element type.
 
@@ -343,6 +365,9 @@ class Transport(Protocol):
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts: the last few are remembered. Local."""
 
+    def message_bytes(self, exchange: Exchange) -> int:
+        """Return how much memory the messages of an exchange are kept in until it ends, on every rank. Local."""
+
     def start_exchange(
         self,
         exchange: Exchange,
@@ -438,6 +463,9 @@ class Engine(Protocol):
     def to_host(self, array: LocalArray) -> NDArray[Any]:
         """Return the values as a NumPy array: the array itself where it already is one."""
 
+    def like_on_host(self, array: LocalArray) -> NDArray[Any]:
+        """Return where values may be put for ``from_host``: the array itself where it is NumPy's, or one like it."""
+
     def from_host(self, array: LocalArray, values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``."""
 
@@ -446,6 +474,9 @@ class Engine(Protocol):
 
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another library's stream of that GPU."""
+
+    def graphs(self) -> Any:
+        """Return where a product keeps CUDA graphs, None where there are none. Local."""
 
     def synchronize(self) -> None:
         """Wait until the work that was queued is done."""

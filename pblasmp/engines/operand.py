@@ -118,6 +118,7 @@ class Staging:
         self._window = side.cols.local_window(pcol, start, stop)
         self.sent_bytes = self._exchange.sent_bytes
         self.copied_bytes = self._exchange.copied_bytes
+        self.message_bytes = engine.transport.message_bytes(self._exchange)
 
     def start(self, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
         """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process).

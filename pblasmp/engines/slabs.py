@@ -20,7 +20,7 @@ from ..dtypes import accumulation_dtype
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.trapezoid import Trapezoid
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Operands, Options, Problem, QueuedProduct
 from .finish import Finish, number
 from .operand import Operand, Staging
 from .slab_terms import Slabs, matmul_slabs, routine_slabs
@@ -119,6 +119,20 @@ class Panels:
             0 if still else x.memory_bytes(domain, width) for x, still in zip(operands, in_place, strict=True)
         ]
         self.nbytes = sum(self._bytes) * (2 if len(self.panels) > 1 else 1) if made else 0
+        self.nbytes += sum(
+            max((s.message_bytes for s in stagings if s is not None), default=0)
+            for stagings in self._stagings
+        )
+        if not engine.agrees:  # here the ranks agree, in a run they do not
+            for i in range(min(2, len(self.panels))):
+                for which, stagings in enumerate(self._stagings):
+                    if stagings[i] is not None:
+                        self._buffer(which, i)
+
+    def _buffer(self, which: int, i: int) -> Array:
+        """Return the memory of an operand's slabs of panel ``i``."""
+        name = f"{'abcd'[which]}{i % 2}"
+        return self._engine.transport.buffer(name, self._bytes[which], shared=self._shared)
 
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
@@ -144,14 +158,12 @@ class Panels:
     def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
         """Start moving panel ``i``; panels alternate between two halves of the buffers."""
         parts: list[Any] = []
-        for which, (x, stagings, nbytes) in enumerate(
-            zip(self._operands, self._stagings, self._bytes, strict=True)
-        ):
+        for which, (x, stagings) in enumerate(zip(self._operands, self._stagings, strict=True)):
             staging = stagings[i]
             if staging is None:
                 parts.append(None)
                 continue
-            memory = self._engine.transport.buffer(f"{'abcd'[which]}{i % 2}", nbytes, shared=self._shared)
+            memory = self._buffer(which, i)
             parts.append(staging.start(arrays[x.source], memory, ahead=len(self.panels) > 1))
         return parts
 
@@ -166,7 +178,7 @@ class Panels:
         return found
 
 
-class SlabProduct(Product):
+class SlabProduct(QueuedProduct):
     """D from slabs of the operands. Making and running one is collective over the ranks.
 
     Args:
@@ -184,6 +196,7 @@ class SlabProduct(Product):
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
         self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
         self._coords = d.grid.coords(rank) if rank < d.grid.size else None
+        self._written: list[tuple[slice, slice, Array]] | None = None  # the parts of D that are, made once
         active = any(term.alpha != 0 for term in slabs.terms)
         self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0)
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
@@ -260,9 +273,13 @@ class SlabProduct(Product):
             target[...] = c
         elif self._coords is not None:
             operations = self._engine.operations
-            rows, cols = self._slabs.d.global_indices(self._engine.transport.rank)
-            for down, across, mask in part.parts(rows, cols, operations.tile):
-                mask = None if mask is None else operations.xp.asarray(mask)
+            if self._written is None:
+                rows, cols = self._slabs.d.global_indices(self._engine.transport.rank)
+                self._written = [
+                    (down, across, None if mask is None else operations.xp.asarray(mask))
+                    for down, across, mask in part.parts(rows, cols, operations.tile)
+                ]
+            for down, across, mask in self._written:
                 operations.copy_where(target[down, across], c[down, across], mask)
 
 

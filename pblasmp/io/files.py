@@ -174,7 +174,7 @@ def load(
             if descriptor.shape != source.shape:
                 raise LayoutError(f"{path}: shape is {source.shape}, the descriptor's {descriptor.shape}")
             out = ctx._allocate(descriptor)
-            host = out.on_host()
+            host = out.like_on_host()
             part = _Part(ctx, descriptor, host, source.order == "F")
             tiling = _Tiling(part.descriptor, source.tile, ctx.size)
             count = _Count(host.nbytes, progress)

@@ -117,12 +117,14 @@ class ParallelPlan(Plan[Any]):
         """Multiply held arrays, on which the ranks have agreed. Collective over the context."""
         assert self._operands is not None
         with self._ctx._running(self._call):
+            self._ctx._control.channel.runs += 1
             self._product.run(self._operands)
         return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
 
     def run_with(self, arrays: RankArrays) -> Any:
         """Multiply arrays on which the ranks have agreed, and hold none of them. Collective over the context."""
         with self._ctx._running(self._call):
+            self._ctx._control.channel.runs += 1
             self._product.run(arrays.operands(self._spec))
         return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
 

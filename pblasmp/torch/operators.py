@@ -15,7 +15,8 @@ comes back through another, with the same weights transposed:
 
 ``algo`` names the algorithm of the product forward, ``backward_algo`` that of the product that gives the gradient of x.
 
-Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient.
+Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient. On GPUs
+those that do not wait for a gathered gradient are computed on another stream beside the collective product.
 
 Operators take the context by its name: torch.compile then sees a constant that has the number of ranks in it.
 """
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +42,7 @@ __all__ = [
     "Gradients",
     "allgather_matmul",
     "as_rows",
+    "beside",
     "borrowed",
     "check_total",
     "count",
@@ -243,10 +245,13 @@ def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if gy is None:  # y was not used
         return (None,) * 10
     gathered, w = node.saved_tensors
-    gx = None
-    if node.needs_input_grad[0]:
-        gx = matmul_reduce_scatter(gy, w, None, node.context_name, True, node.backward_algo, "auto")
-    return (gx, *_of_parameters(node, gy, gathered), *(None,) * 7)
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_reduce_scatter(gy, w, None, node.context_name, True, node.backward_algo, "auto"),
+        lambda: _of_parameters(node, gy, gathered),
+    )
+    return (*gradients, *(None,) * 7)
 
 
 allgather_matmul = operator(
@@ -385,10 +390,14 @@ def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
 @once
 def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    mine, gx = gy[..., own(gy.shape[-1], Context._named(node.context_name))], None
-    if node.needs_input_grad[0]:
-        gx = matmul_allreduce(mine, w, None, node.context_name, True, node.backward_algo)
-    return (gx, *_of_parameters(node, mine, x), *(None,) * 5)
+    mine = gy[..., own(gy.shape[-1], Context._named(node.context_name))]
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_allreduce(mine, w, None, node.context_name, True, node.backward_algo),
+        lambda: _of_parameters(node, mine, x),
+    )
+    return (*gradients, *(None,) * 5)
 
 
 matmul_allgather = operator(
@@ -420,10 +429,13 @@ def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 @once
 def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    gx = None
-    if node.needs_input_grad[0]:
-        gx = matmul_allreduce(gy, w, None, node.context_name, True, node.backward_algo)
-    return (gx, *_of_parameters(node, gy, x), None, None)
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_allreduce(gy, w, None, node.context_name, True, node.backward_algo),
+        lambda: _of_parameters(node, gy, x),
+    )
+    return (*gradients, None, None)
 
 
 matmul_local = operator(
@@ -462,11 +474,14 @@ def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:
         x = x[..., own(node.inputs, Context._named(node.context_name))]
-    gx = None
-    if node.needs_input_grad[0]:
-        how = True, node.inputs, node.backward_algo, "auto"
-        gx = matmul_allgather(gy, w, None, node.context_name, *how)
-    return (gx, *_of_parameters(node, gy, x), *(None,) * 3)
+    how = True, node.inputs, node.backward_algo, "auto"
+    gradients = _both(
+        node,
+        gy,
+        lambda: matmul_allgather(gy, w, None, node.context_name, *how),
+        lambda: _of_parameters(node, gy, x),
+    )
+    return (*gradients, *(None,) * 3)
 
 
 split_matmul_allreduce = operator(
@@ -487,6 +502,48 @@ def _keep(node: Any, x: Tensor, w: Tensor) -> None:
     """Keep for the way back what it needs: x for the gradient of w, w for that of x. Local."""
     needs_x, needs_w, *_ = node.needs_input_grad
     node.save_for_backward(x if needs_w else None, w if needs_x else None)
+
+
+def _both(
+    node: Any, gy: Tensor, of_x: Callable[[], Tensor], of_parameters: Callable[[], Gradients]
+) -> Gradients:
+    """Return the gradient of x, if needed, by a collective product, and beside it those of weights and bias. Local."""
+    if not node.needs_input_grad[0]:
+        return None, *of_parameters()
+    return beside(gy, of_x, of_parameters)
+
+
+def beside(like: Tensor, first: Callable[[], Tensor], then: Callable[[], Gradients]) -> Gradients:
+    """Return the results of both; on GPUs ``then`` runs beside what ``first`` has queued, and must not need it. Local.
+
+    The products of several GPUs wait for each other: meanwhile there is room for the weights' gradient.
+    """
+    streams = _streams(like)
+    if streams is None:
+        return first(), *then()
+    current, side = streams
+    ready = current.record_event()
+    result = first()
+    side.wait_event(ready)
+    with torch.cuda.stream(side):
+        others = then()
+    current.wait_stream(side)
+    for tensor in others:
+        if tensor is not None:
+            tensor.record_stream(current)
+    return result, *others
+
+
+def _streams(tensor: Tensor) -> tuple[Any, Any] | None:
+    """Return the current stream of a tensor's GPU and another one; None elsewhere, and in compiled code. Local."""
+    if type(tensor) is not Tensor or not tensor.is_cuda:
+        return None
+    return torch.cuda.current_stream(tensor.device), _side_stream(tensor.device)
+
+
+@lru_cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
 
 
 def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

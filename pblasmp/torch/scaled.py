@@ -30,7 +30,19 @@ from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import run_once
 from .meshes import reduce
-from .operators import BACK, Gradients, as_rows, borrowed, check_total, count, in_rows, once, operator, own
+from .operators import (
+    BACK,
+    Gradients,
+    as_rows,
+    beside,
+    borrowed,
+    check_total,
+    count,
+    in_rows,
+    once,
+    operator,
+    own,
+)
 from .scaling import GRADIENT, DelayedScaling, units_of
 
 __all__ = ["fault_of_scales", "scaled_product"]
@@ -407,9 +419,10 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     if form == "matmul_reduce_scatter":
         gx, gathered = of_x(needs_w)
         gw = of_w(gathered) if needs_w else None
+    elif needs_x and needs_w:
+        gx, gw = beside(gy, lambda: of_x()[0], lambda: (of_w(g8),))
     else:
-        gx = of_x()[0] if needs_x else None
-        gw = of_w(g8) if needs_w else None
+        gx, gw = (of_x()[0], None) if needs_x else (None, of_w(g8))
     return gx, gw, gb, *rest
 
 

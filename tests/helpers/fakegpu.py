@@ -52,6 +52,13 @@ class CUDARuntimeError(RuntimeError):
     """As cupy.cuda.runtime has it."""
 
 
+class OutOfMemoryError(MemoryError):
+    """As cupy.cuda.memory has it: no text makes one, so it cannot be unpickled."""
+
+    def __init__(self, nbytes: int, total: int) -> None:
+        super().__init__(f"Out of memory allocating {nbytes:,} bytes (allocated so far: {total:,} bytes).")
+
+
 class Array(np.ndarray):
     """cupy.ndarray: memory that is the GPU's to CuPy and the host's to everybody else."""
 
@@ -65,6 +72,7 @@ class Array(np.ndarray):
         if memptr is None:
             cls.gpu.enter("allocate")
             cls.gpu.allocations.append(nbytes)
+            cls.gpu.find_room(nbytes)
             memptr = np.full(nbytes, 0xFF, np.uint8)  # NaN in every type
         else:
             held = getattr(getattr(memptr, "mem", None), "size", nbytes)
@@ -95,6 +103,14 @@ class Array(np.ndarray):
         return super().conj()
 
 
+class _Pinned(np.ndarray):
+    """Pinned memory on the host."""
+
+    @property
+    def ptr(self) -> int:
+        return self.ctypes.data
+
+
 class FakeGpu:
     """What one rank sees, and what it did.
 
@@ -118,6 +134,10 @@ class FakeGpu:
         called: every call of a module's function, with where in the package it was made.
         fails: which of them raises, the first time.
         patience: seconds that messages are waited for; then they are ``stuck``, and so is what the host waits for.
+        lost: the CUDA error that every call returns from now on; 0: none.
+        nccl_error: what ncclCommGetAsyncError finds.
+        aborted: the communicators that were aborted, in order, and how.
+        refuses: whether an array of so many bytes cannot be had; None: all can.
     """
 
     def __init__(
@@ -158,6 +178,8 @@ class FakeGpu:
         self.called: list[tuple[str, str]] = []
         self.fails: tuple[str, str] | None = None
         self.patience, self.stuck = 3600.0, False
+        self.lost, self.nccl_error, self.aborted = 0, 0, []
+        self.refuses: Any = None
 
     def enter(self, name: str) -> None:
         """Count a call, and raise if it is the one that fails."""
@@ -211,6 +233,9 @@ class FakeGpu:
         """Let messages end; those that never do leave the GPU stuck, of which the host learns nothing."""
         from mpi4py import MPI
 
+        if self.stuck:  # what is queued behind does not even begin
+            _KEPT.append(requests)
+            return
         deadline = time.monotonic() + self.patience
         while not MPI.Request.Testall(requests):
             if time.monotonic() > deadline:
@@ -219,7 +244,23 @@ class FakeGpu:
                 return
             time.sleep(0.0005)
 
+    def _abort(self, communicator: int) -> None:
+        """What waited in NCCL ends."""
+        self.aborted.append((int(communicator), "comm_abort"))
+        self.stuck = False
+
+    def find_room(self, nbytes: int) -> None:
+        """Raise where memory is refused."""
+        if self.refuses is not None and self.refuses(nbytes):
+            raise OutOfMemoryError(nbytes, 0)
+
+    def is_done(self) -> bool:
+        """Whether what is queued has been done, as a query says that does not wait."""
+        return not (self.stuck or self.lost)
+
     def _wait_for_the_device(self) -> None:
+        if self.lost:
+            raise CUDARuntimeError(self.lost)
         if self.stuck:
             self.faults.append("the host waits for messages that never come")
         self.events.append(("synchronize",))
@@ -227,7 +268,9 @@ class FakeGpu:
     def install(self, patch: pytest.MonkeyPatch, without: Sequence[str] = ()) -> None:
         """Put the modules where ``import`` finds them; those ``without`` are not installed."""
         nccl = SimpleNamespace(
-            get_version=lambda: self.nccl_version, **(self._queued_nccl() if self.lt else {})
+            get_version=lambda: self.nccl_version,
+            comm_abort=self._abort,
+            **(self._queued_nccl() if self.lt else {}),
         )
         modules = {
             "cupy": self._cupy(),
@@ -314,7 +357,7 @@ class FakeGpu:
 
     # -- CuPy
 
-    def _cupy(self) -> SimpleNamespace:
+    def _cupy(self) -> SimpleNamespace:  # noqa: C901 (a table of functions)
         array_type = type("ndarray", (Array,), {"gpu": self})
 
         def counted(function: Any) -> Any:
@@ -339,6 +382,7 @@ class FakeGpu:
             if not isinstance(values, np.ndarray):
                 raise TypeError(f"fake: no array: {type(values).__name__}")
             self.copies.append("asarray")
+            self.find_room(values.nbytes)
             return np.array(values).view(array_type)
 
         def from_dlpack(x: Any) -> Any:
@@ -348,6 +392,8 @@ class FakeGpu:
 
         def asnumpy(array: Any, order: str = "C") -> Any:
             self.copies.append("asnumpy")
+            if self.stuck:
+                self.faults.append("asnumpy waits for messages that never come")
             return np.array(array, order=order, subok=False)
 
         def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
@@ -392,9 +438,14 @@ class FakeGpu:
         stream, event = self._streams()
 
         def pinned(nbytes: int) -> Any:
-            memory = np.empty(nbytes, np.uint8)
-            self.events.append(("pinned", memory.ctypes.data, nbytes))
-            return SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+            memory = np.empty(nbytes, np.uint8).view(_Pinned)
+            self.events.append(("pinned", memory.ptr, nbytes))
+            return memory
+
+        def copy_lines(to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int,
+                       stream: int) -> None:  # fmt: skip
+            for line in range(height) if kind != runtime.memcpyDefault else ():
+                ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
 
         runtime = SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
@@ -410,13 +461,16 @@ class FakeGpu:
             memcpyDefault=4,
             memsetAsync=lambda *_: None,
             memcpyAsync=lambda *_: None,
-            memcpy2DAsync=lambda *_: None,
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+            memcpy2DAsync=copy_lines,
+            streamQuery=lambda _: self.lost or (600 if self.stuck else 0),
         )
         return SimpleNamespace(
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
             get_current_stream=lambda: stream(self.stream),
             device=SimpleNamespace(get_cublas_handle=lambda: 77),
-            UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, size=size, owner=owner),
+            UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
         )  # fmt: skip
 
@@ -433,6 +487,14 @@ class FakeGpu:
                 if self.requests:
                     gpu.promised.append(self)
 
+            @property
+            def done(self) -> bool:
+                assert not self.requests, "fake: the host waits for messages"
+                return gpu.is_done()
+
+            def synchronize(self) -> None:
+                assert self.done
+
         class Stream:
             def __init__(
                 self, ptr: int | None = None, *, non_blocking: bool = False, priority: int = 0
@@ -442,6 +504,10 @@ class FakeGpu:
 
             def use(self) -> None:
                 gpu.stream = self.ptr
+
+            @property
+            def done(self) -> bool:
+                return gpu.is_done()
 
             def synchronize(self) -> None:
                 gpu._wait_for_the_device()
@@ -593,6 +659,13 @@ class FakeGpu:
 
             def destroy(self) -> None:
                 gpu._release("communicator", self.ptr)
+
+            def abort(self) -> None:
+                gpu.aborted.append((self.ptr, "abort"))
+                gpu._release("communicator", self.ptr)
+
+            def get_async_error(self) -> int:
+                return gpu.nccl_error
 
         group: list[list[Any]] = []
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.tensor_parallel import shard
-from pblasmp.torch import meshes
+from pblasmp.torch import meshes, operators, scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 
 Case = tuple[str, str | None]
@@ -358,6 +358,78 @@ def one_row(ctx: pb.Context) -> None:
             assert torch.autograd.gradcheck(lambda x, w, b, f=function: f(x, w, ctx, b), operands)
 
 
+class FakeStream:
+    """A stream of a GPU that writes down what is asked of it."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def record_event(self) -> str:
+        self.log.append("ready")
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"side waits for {event}")
+
+    def wait_stream(self, _: FakeStream) -> None:
+        self.log.append("joined")
+
+
+@contextmanager
+def fake_streams(log: list[str]) -> Iterator[None]:
+    """Let tensors of the CPU have two streams; write down when products of several ranks and of one are queued."""
+
+    def logged(module: Any, name: str, text: str) -> None:
+        function = getattr(module, name)
+        patch.setattr(module, name, lambda *args, **how: log.append(text) or function(*args, **how))
+
+    @contextmanager
+    def stream(_: FakeStream) -> Iterator[None]:
+        log.append("on side")
+        yield
+        log.append("off side")
+
+    streams = FakeStream(log), FakeStream(log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "_streams", lambda _: streams)
+        patch.setattr(torch.cuda, "stream", stream)
+        patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
+        for module, name in ((operators, "_call"), (operators, "_split_by_rule"), (scaled, "run_once")):
+            logged(module, name, "collective")
+        logged(operators, "_of_parameters", "weights")
+        logged(scaled, "scaled_weight", "weights")
+        yield
+
+
+BESIDE = ["ready", "collective", "side waits for event", "on side", "weights", "off side", "joined"]
+
+
+def weights_beside(ctx: pb.Context) -> None:
+    """Going back, the weights' gradient is queued after the collective product, on another stream, and joined."""
+    x, w = (integers(ctx, seed, *shape, dtype=torch.float32) for seed, shape in ((1, (8, 12)), (2, (16, 12))))
+    tokens, inputs, outputs = (own(extent, ctx) for extent in (8, 12, 16))
+    for function, of_x, of_w, expected in (
+        (pt.allgather_matmul, tokens, outputs, BESIDE),
+        (pt.matmul_allgather, slice(None), outputs, BESIDE),
+        (matmul_local, slice(None), outputs, BESIDE),
+        (split_matmul_allreduce, slice(None), (..., inputs), BESIDE),
+        (pt.matmul_reduce_scatter, (..., inputs), (..., inputs), ["collective", "weights"]),
+    ):
+        for scales in (None, pt.DelayedScaling().to(x.device)):
+            for needs_x in (True, False):
+                log: list[str] = []
+                mine, weights = x[of_x].clone().requires_grad_(needs_x), w[of_w].clone().requires_grad_()
+                y = function(mine, weights, ctx, scales=scales)
+                with fake_streams(log):
+                    y.sum().backward()
+                wanted = expected
+                if not needs_x and expected is BESIDE:
+                    wanted = ["weights"]
+                found = [entry for entry in log if entry != "recorded"]
+                assert found == wanted, f"{function.__name__} {scales}: {found}"
+                assert ("recorded" in log) == (wanted is BESIDE)
+
+
 def refused(ctx: pb.Context) -> None:
     def raises(match: str, function: Callable[[], object]) -> None:
         with pytest.raises(pb.LayoutError, match=match):
@@ -433,7 +505,7 @@ def uneven_gradients(ctx: pb.Context) -> None:
 
 
 LAYERS = (
-    partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row,
+    partly_frozen, used_twice, accumulated, values_of_rank_0, autocast, strided, one_row, weights_beside,
     refused, uneven_gradients
 )  # fmt: skip
 

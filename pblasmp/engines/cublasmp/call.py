@@ -224,7 +224,7 @@ class PreparedCall(Product, ABC):
                     self._prepare_operands()
                     if self._listens and self._inside:
                         log = listening.enter_context(Listening(self._lib))
-                with self._session.agreement(what), listening:
+                with self._session.queueing(what), listening:
                     self._make_results()
         except Exception:
             self._call = None  # the next run is again a first one

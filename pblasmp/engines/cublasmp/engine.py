@@ -20,8 +20,10 @@ from ...layout.trapezoid import Trapezoid
 from ..base import Move
 from . import algorithms, streams
 from .device import Device
+from .host_copies import HostCopies
 from .links import links_of
 from .operations import CublasmpOperations
+from .recordings import Recordings
 from .redistribution import prepare_move
 from .session import Session
 from .transport import CublasmpTransport
@@ -62,6 +64,8 @@ class CublasmpEngine:
             with self.session.agreement("Context: streams"):
                 self.operations = CublasmpOperations(self.session)
                 self.transport = CublasmpTransport(self.session, self.operations)
+                self._copies = HostCopies(cupy, len(self.session.near), self.session.wait)
+                self.session.held_with = (self.operations, self.transport, self._copies)
             closing.pop_all()
 
     @property
@@ -112,6 +116,9 @@ class CublasmpEngine:
 
     def to_host(self, array: Any) -> NDArray[Any]:
         """Return a NumPy copy of the values. Local."""
+        if self._copies.takes(array):
+            return self._copies.read(array)
+        self.session.wait(self.xp.cuda.get_current_stream())
         order = "F" if array.strides[0] < array.strides[1] else "C"
         values: NDArray[Any] = self.xp.asnumpy(array, order=order)
         return values
@@ -121,7 +128,14 @@ class CublasmpEngine:
         if array.size:
             if is_float8(values.dtype):
                 values = values.view(np.uint8)
-            array[...] = self.xp.asarray(values)
+            if self._copies.takes(array):
+                self._copies.write(array, values)
+            else:
+                array[...] = self.xp.asarray(values)
+
+    def like_on_host(self, array: Any) -> NDArray[Any]:
+        """Return a new array of its shape, type and memory order. Local."""
+        return np.empty(array.shape, array.dtype, order="F" if array.strides[0] < array.strides[1] else "C")
 
     def overlap(self, a: Any, b: Any) -> bool:
         """Return whether two local arrays have an element in common. Local."""
@@ -131,9 +145,14 @@ class CublasmpEngine:
         """Return a context in which another library's stream is CuPy's current one. Local."""
         return streams.current(streams.external(handle, device))
 
+    def graphs(self) -> Recordings | None:
+        """Return where a product keeps CUDA graphs. Local."""
+        operations = self.operations
+        return None if self.session.gpu is None else self.session.recordings(lambda: operations.generation)
+
     def synchronize(self) -> None:
-        """Wait until the device has done all its work. Local."""
-        self.xp.cuda.runtime.deviceSynchronize()
+        """Wait until the device has done all its work; raise where a rank is gone. Local."""
+        self.session.synchronize()
 
     def prepare_move(
         self,
@@ -147,6 +166,7 @@ class CublasmpEngine:
 
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""
+        self._copies.close()
         self.session.close()
 
 

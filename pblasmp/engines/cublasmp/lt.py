@@ -134,6 +134,10 @@ class LocalProducts:
         self._handle = binding.create()
         self._closing.callback(binding.destroy, self._handle)
 
+    def reserve(self) -> None:
+        """Make the workspace of "main" now: in a run, other ranks may be waiting already. Local."""
+        self._workspace("main")
+
     def _workspace(self, lane: str) -> int:
         """Return the address of a lane's workspace, made the first time."""
         if lane not in self._workspaces:

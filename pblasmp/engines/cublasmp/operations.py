@@ -48,6 +48,7 @@ class CublasmpOperations:
         self._products = None if session.gpu is None else session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._buffers: dict[str, Array] = {}
+        self.generation = 0  # of these: a CUDA graph made before one is replaced holds stale addresses
         self._values: dict[np.dtype, Array] = {}  # of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int) -> Workspace:
@@ -65,6 +66,7 @@ class CublasmpOperations:
         self._session.follow_stream()
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
+            self.generation += buffer is not None
             self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
             logger.debug("GPU buffer %s grown to %d bytes", name, nbytes)
         return buffer

@@ -99,7 +99,7 @@ class OverlappedProduct(Product):
         session = self._session
         session.follow_stream()
         if not self._ran:
-            with session.agreement(f"{self._p.form}: the first run"):
+            with session.queueing(f"{self._p.form}: the first run"):
                 self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
         elif session.capturing or self._p.conjugated:

@@ -356,7 +356,7 @@ class PushedProduct(Product):
         session = self._session
         session.follow_stream()
         if not self._ran:
-            with session.agreement("push: the first run"):
+            with session.queueing("push: the first run"):
                 self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
         elif self.queues and not session.capturing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ...errors import ClosedError
@@ -55,9 +56,14 @@ class Recordings:
         if self._last is reference:
             self._last = self._own = None
 
-    def record(self, queue: Callable[[], None]) -> Callable[[], None]:
-        """Record a product that has run once, and return what replays it on CuPy's current stream. Local."""
-        recorded = self._graph(queue)
+    def record(self, queue: Callable[[], None], *, allocates: bool = False) -> Callable[[], None]:
+        """Record a product that has run once, and return what replays it on CuPy's current stream. Local.
+
+        Args:
+            queue: queues the product.
+            allocates: it makes arrays meanwhile, whose memory lasts as long as the graph.
+        """
+        recorded = self._graph(queue, allocates=allocates)
 
         def replay() -> None:
             if recorded.graph is None:
@@ -69,29 +75,35 @@ class Recordings:
 
         return replay
 
-    def _graph(self, queue: Callable[[], None]) -> _Recorded:
+    def _graph(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
         session, generation = self._session, self._generation()
-        stream = session.recording
-        with current(stream):
+        stream, pool = session.recording, None
+        with ExitStack() as stack:
+            stack.enter_context(current(stream))
+            if allocates:
+                import cupy
+
+                pool = cupy.cuda.MemoryPool()
+                stack.enter_context(cupy.cuda.using_allocator(pool.malloc))
             stream.begin_capture(session.relaxed)
             try:
                 queue()
             finally:
                 graph = stream.end_capture()
         session.follow_stream()  # again, off the stream of the recording
-        recorded = _Recorded(graph, generation)
+        recorded = _Recorded(graph, generation, pool)
         self._recorded.add(recorded)
         return recorded
 
     def close(self) -> None:
         """Destroy the graphs: NCCL destroys no communicator while one holds work of it."""
         for recorded in self._recorded:
-            recorded.graph = None
+            recorded.graph = recorded.pool = None
         self._own = self._last = None
 
 
 class _Recorded:
-    """A CUDA graph, until its product is closed."""
+    """A CUDA graph, until its product is closed, and the memory that was made for it."""
 
-    def __init__(self, graph: Any, generation: Any) -> None:
-        self.graph, self.generation = graph, generation
+    def __init__(self, graph: Any, generation: Any, pool: Any) -> None:
+        self.graph, self.generation, self.pool = graph, generation, pool

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How GPU ranks exchange data: NCCL's messages on a separate stream, packed and unpacked by a kernel or by CuPy."""
+"""How GPU ranks exchange data: by copy engines where they reach each other's memory, otherwise by NCCL's messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...dtypes import DTYPES, is_float8
 from ...layout.intersection import Piece
 from ..base import Transfer
 from ..room import Room
+from .inbox import Inbox
 from .operations import CublasmpOperations
 from .session import Session, stored_dtype
 from .views import View, moves
@@ -48,10 +49,21 @@ class CublasmpTransport(Room):
         )  # no memory shared
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, session.comm))
+        gpu = session.gpu
+        self.inbox = None if gpu is None or gpu.windows is None else Inbox(gpu)
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
         """Return the exchange plan between two layouts. Local."""
         return self._exchanges(src, dst, dtype)
+
+    def message_bytes(self, exchange: Exchange) -> int:
+        """Return how much memory the messages of an exchange are packed in, here and where they are received. Local."""
+        return 2 * self.size * exchange.largest_bytes if self.pushes(exchange) else 0
+
+    def pushes(self, exchange: Exchange) -> bool:
+        """Return whether messages to ranks of this node are pushed by copy engines. Local."""
+        largest = exchange.largest_bytes
+        return self.inbox is not None and largest > 0 and self.inbox.takes(largest)
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
         """Queue messages, as one group, behind what CuPy's current stream has so far. Local."""
@@ -144,7 +156,7 @@ class _Messages:
 
 
 class _Exchange:
-    """An exchange under way."""
+    """An exchange under way: messages to ranks of this node are pushed, others are NCCL's."""
 
     def __init__(
         self,
@@ -155,27 +167,41 @@ class _Exchange:
         dst: Sequence[Array | None],
         conjugate: bool,
     ) -> None:
-        self._transport, self._dst = transport, dst
+        self._transport, self._cupy, self._dst = transport, cupy, dst
+        self._order, self._kind = exchange.order, stored_dtype(exchange.dtype)
+        self._conjugate, self._src = conjugate and self._kind.kind == "c", src
         self._arriving: list[tuple[Any, Array]] = []
-        order, kind = exchange.order, stored_dtype(exchange.dtype)
+        pushes = transport.pushes(exchange)
+        near: frozenset[int] = transport._session.near if pushes else frozenset()
+        self._pushed = {rank: parts for rank, parts in exchange.receives.items() if rank in near}
+        self._end: Callable[[Mapping[int, Callable[[int], None]]], None] | None = None
+        if pushes:
+            assert transport.inbox is not None
+            packs = {
+                rank: (self._nbytes(parts), partial(self._pack, parts))
+                for rank, parts in exchange.sends.items()
+                if rank in near
+            }
+            self._end = transport.inbox.start(packs, exchange.largest_bytes)
         sends, receives = [], []
-        for rank in sorted({*exchange.sends, *exchange.receives}):
+        for rank in sorted({*exchange.sends, *exchange.receives} - near):
             for part in exchange.sends.get(rank, ()):
                 source = _array(src, part.src)
                 message = None
-                if source.dtype == kind and not (conjugate and kind.kind == "c"):
-                    message = part.piece.region(source, order, source=True)
+                if source.dtype == self._kind and not self._conjugate:
+                    message = part.piece.region(source, self._order, source=True)
                 if message is None:
-                    message = _empty(cupy, part.piece.shape, kind, order)
-                    transport.copy_piece(message, source, part.piece.packed(), conjugate=conjugate)
-                sends.append((_flat(message, order), rank))
+                    message = _empty(cupy, part.piece.shape, self._kind, self._order)
+                    transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
+                sends.append((_flat(message, self._order), rank))
             for part in exchange.receives.get(rank, ()):
                 target = _array(dst, part.dst)
-                place = part.piece.region(target, order, source=False) if target.dtype == kind else None
+                fits = target.dtype == self._kind
+                place = part.piece.region(target, self._order, source=False) if fits else None
                 if place is None:
-                    place = _empty(cupy, part.piece.shape, kind, order)
+                    place = _empty(cupy, part.piece.shape, self._kind, self._order)
                     self._arriving.append((part, place))
-                receives.append((_flat(place, order), rank))
+                receives.append((_flat(place, self._order), rank))
         self._messages = transport.start(sends, receives) if sends or receives else None
         for part in exchange.copies:
             transport.copy_piece(
@@ -184,12 +210,40 @@ class _Exchange:
 
     def finish(self) -> None:
         """Let CuPy's current stream wait for the messages, and unpack them. Local."""
+        if self._end is not None:
+            self._end({rank: partial(self._unpack, parts) for rank, parts in self._pushed.items()})
+            self._end = None
         if self._messages is not None:
             self._messages.finish()
             self._messages = None
         for part, message in self._arriving:
             self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
         self._arriving = []
+
+    def _nbytes(self, parts: Sequence[Any]) -> int:
+        return int(sum(part.piece.size for part in parts) * self._kind.itemsize)
+
+    def _pack(self, parts: Sequence[Any], at: int) -> None:
+        """Queue the writing of a message at an address."""
+        for part, message in self._views(parts, at):
+            source = _array(self._src, part.src)
+            self._transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
+
+    def _unpack(self, parts: Sequence[Any], at: int) -> None:
+        """Queue the reading of a message at an address."""
+        for part, message in self._views(parts, at):
+            self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
+
+    def _views(self, parts: Sequence[Any], at: int) -> Iterator[tuple[Any, Array]]:
+        """Yield each part of a message with the memory that it is in, from an address on."""
+        cuda = self._cupy.cuda
+        for part in parts:
+            nbytes = self._nbytes([part])
+            memory = cuda.MemoryPointer(cuda.UnownedMemory(at, nbytes, self._transport.inbox), 0)
+            shape = part.piece.shape if self._order == "C" else part.piece.shape[::-1]
+            array = self._cupy.ndarray(shape, self._kind, memory)
+            yield part, array if self._order == "C" else array.T
+            at += nbytes
 
 
 def _contiguous(dst: Array, src: Array) -> int | None:

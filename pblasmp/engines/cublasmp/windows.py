@@ -27,6 +27,7 @@ KINDS = "end", "between"
 """Barriers: of one product and the next; within a product."""
 
 _UP = 1
+_FAR = 0x3F  # each byte of a count of products that is not reached
 
 
 class Buffer:
@@ -50,8 +51,8 @@ class Windows:
     """The symmetric memory of a communicator whose ranks reach each other's GPUs. Use ``open_windows``.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``
-            (see ``Session.agreement``).
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
+            ``synchronize``, ``wait`` (see ``Session``).
         kernels: for the barriers.
 
     Attributes:
@@ -73,14 +74,14 @@ class Windows:
         self.generation = 0
         with self._agreement("symmetric memory"):
             stream = session.cupy.cuda.Stream(non_blocking=True)
-            self._up = session.cupy.full(1, _UP, np.uint32)
+            self._up = session.cupy.full(FLAGS * self.size, _UP, np.uint32)
         words = len(KINDS) * (self.size + 2) + FLAGS * self.size
         self._flags = self.reserve("flags", 4 * words)
         self._first = 4 * len(KINDS) * (self.size + 2)
         try:
             with self._agreement("symmetric memory: barriers"):
                 self.arrive(stream)  # nothing came before the first product
-                stream.synchronize()
+                session.wait(stream)
         except BaseException:
             self._release(self._flags)
             raise
@@ -111,7 +112,7 @@ class Windows:
         what = f"{nbytes} bytes of symmetric memory for {name!r}"
         try:
             with self._agreement(what):
-                self._runtime.deviceSynchronize()
+                self._session.synchronize()
                 memory = self._allocated(nbytes, what)
                 self._runtime.memset(int(memory.handle), 0, nbytes)
                 self._runtime.deviceSynchronize()
@@ -189,6 +190,16 @@ class Windows:
         at = self._flags.peers[self.rank] + self._offset(number, rank)
         _check(driver.cuStreamWaitValue32(stream.ptr, at, _UP, self._equal))
         _check(driver.cuStreamWriteValue32(stream.ptr, at, 0, 0))
+
+    def raise_own(self, stream: Any) -> None:
+        """Queue: raise all that this rank waits for, as if the others had; again and again until it waits no more.
+
+        For a context that is broken: what follows reads what happens to be there. Local.
+        """
+        at, copy = self._flags.peers[self.rank], self._runtime.memcpyDefault
+        self._runtime.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
+        ups = int(self._up.data.ptr)
+        self._runtime.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
 
     def _offset(self, number: int, source: int) -> int:
         if not 0 <= number < FLAGS:

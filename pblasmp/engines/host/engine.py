@@ -125,6 +125,10 @@ class HostEngine:
         """Return ``array``. Local."""
         return array
 
+    def like_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return ``array``. Local."""
+        return array
+
     def from_host(self, array: NDArray[Any], values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``. Local."""
         if array is not values:
@@ -137,6 +141,9 @@ class HostEngine:
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:  # noqa: ARG002
         """There are no streams on the host. Local."""
         return nullcontext()
+
+    def graphs(self) -> None:
+        """Return None: there are no graphs. Local."""
 
     def synchronize(self) -> None:
         """Nothing is ever queued here. Local."""

@@ -15,34 +15,13 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines.cublasmp.overlapped import ALGORITHMS as KINDS
-from pblasmp.layout.level3 import ROUTINES
 from pblasmp.memory import NcclWindows
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error
 from tests.helpers.failing_calls import left_behind, lives
 from tests.helpers.fakelt import FakeLt
-from tests.helpers.machine import Witness, machine
+from tests.helpers.machine import Meeting, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
-
-
-class Meeting(Witness):
-    """A library whose routines end when all ranks of their grid have called them, and compute nothing.
-
-    Attributes:
-        channel: by which the ranks of the context hear of each other; None before there is one.
-    """
-
-    channel: Any = None
-
-    def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
-        super()._perform(short, arguments, types, data)
-        if short in ("Matmul", "Gemr2D") or short.lower() in ROUTINES:
-            desc = self.made[arguments["descA"]]
-            at = arguments.get("global_comm") or self.made[desc["grid"]]["comm"]
-            comm = self.gpu.communicators[at]
-            if comm is not None and self.gpu.stream not in self.gpu.capturing:
-                self.gpu.finish([comm.Ibarrier()])
-
 
 PATIENCE = 0.3  # seconds; messages of ranks that are alive take less, also on a busy machine
 SPARED = (

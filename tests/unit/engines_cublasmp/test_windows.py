@@ -32,8 +32,9 @@ class Machine:
     def session(self) -> SimpleNamespace:
         nccl = SimpleNamespace(ptr=77, register_window=self.register)
         return SimpleNamespace(
-            rank=0, size=2, device=0, nccl=nccl, cupy=self.cupy(), agreement=self.agreement
-        )
+            rank=0, size=2, device=0, nccl=nccl, cupy=(cupy := self.cupy()), agreement=self.agreement,
+            synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
+        )  # fmt: skip
 
     @contextmanager
     def agreement(self, what: str) -> Iterator[None]:
@@ -84,6 +85,7 @@ class Machine:
         runtime = SimpleNamespace(
             deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
             memset=ctypes.memset,
+            memsetAsync=lambda at, value, n, stream: self.log.append(("set", at, value, n, stream)),
             memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
         )  # fmt: skip
         return SimpleNamespace(
@@ -127,6 +129,18 @@ def opened(machine: Machine) -> Windows:
     assert isinstance(windows, Windows)
     machine.log.clear()
     return windows
+
+
+def test_own_flags_are_raised_as_if_the_peers_had(machine):
+    """All words that kernels wait for, not the counts behind them; and all flags that streams wait for."""
+    windows = opened(machine)
+    windows.raise_own(SimpleNamespace(ptr=9))
+    flags = windows._flags.peers[0]
+    counts = 2 * 2  # kinds of barriers, ranks
+    assert machine.log == [
+        ("set", flags, 0x3F, 4 * counts, 9),
+        ("copy", flags + windows._offset(0, 0), 4 * FLAGS * 2, 9),
+    ]
 
 
 def test_buffers_grow_and_are_shared(machine):

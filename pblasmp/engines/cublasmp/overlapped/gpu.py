@@ -33,7 +33,8 @@ class Gpu:
     """One GPU and its peers. Making and closing it is collective.
 
     Args:
-        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``.
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
+            ``synchronize``, ``wait`` (see ``Session``).
 
     Attributes:
         why_no_windows: why there is no symmetric memory, "" where there is.
@@ -51,6 +52,7 @@ class Gpu:
             with session.agreement("GPU: cuBLASLt and kernels"):
                 self.products = LocalProducts(cupy)
                 self._closing.callback(self.products.close)
+                self.products.reserve()
                 self.kernels = Kernels(cupy, session.size)
             found = open_windows(session, self.kernels)
             self.windows: Windows | None = None if isinstance(found, str) else found
@@ -73,6 +75,11 @@ class Gpu:
     def addresses(self) -> tuple[int, int]:
         """Changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
         return self.generation, 0 if self.windows is None else self.windows.generation
+
+    @property
+    def streams(self) -> list[Any]:
+        """CuPy's streams on which it has queued work."""
+        return list(self._streams.values())
 
     @property
     def held(self) -> int:
@@ -104,7 +111,7 @@ class Gpu:
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             if buffer is not None:
-                self._runtime.deviceSynchronize()
+                self._session.synchronize()
                 self.generation += 1
             self._scratch[name] = buffer = self._cupy.empty(max(nbytes, 1), np.uint8)
         return int(buffer.data.ptr)
@@ -121,9 +128,13 @@ class Gpu:
 
     # -- order
 
+    def use_current_stream(self) -> None:
+        """Let "main" be CuPy's current stream. Local."""
+        self._streams["main"] = self._cupy.cuda.get_current_stream()
+
     def begin(self, *names: str) -> None:
         """Begin a product on CuPy's current stream, and fork streams of these names from it. Local."""
-        self._streams["main"] = self._cupy.cuda.get_current_stream()
+        self.use_current_stream()
         if self.windows is not None:
             self.windows.await_all(self._streams["main"])
         for name in names:
