@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import creation, io
-from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, watch, wrap
+from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, make_board, watch, wrap
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
 from .engines.choice import EngineName, choose_engine
@@ -105,6 +105,7 @@ class Context:
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
+            self.comm.board, self._control.board = make_board(self.comm), make_board(self._control)
             self.engine.measured = _measured(self.comm, self.engine)
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:

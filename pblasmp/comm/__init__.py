@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
+from .board import make_board
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
@@ -21,6 +22,7 @@ __all__ = [
     "cores_of",
     "is_agreed",
     "leave",
+    "make_board",
     "nodes_of",
     "watch",
     "wrap",

@@ -222,7 +222,7 @@ class _Vote:
         mine = int.from_bytes(digest, "little", signed=True)
         self._mine = np.array([~mine, mine, error is not None], dtype=np.int64)
         self._all = np.empty_like(self._mine)
-        self._request = comm.imax(self._mine, self._all)
+        self._request = (comm.board or comm).imax(self._mine, self._all)
 
     def done(self) -> bool:
         """Return whether every rank has voted."""

@@ -137,6 +137,8 @@ class ThreadComm:
         self.channel.until(done, patient=True)
         return [board[rank] for rank in range(self.size)]
 
+    board = None
+
     def imax(self, values: np.ndarray, out: np.ndarray) -> Request:
         return Request(self, self._post(values.copy()), out)
 

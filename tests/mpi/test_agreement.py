@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import board
 from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.mpi import run_mpi
 
@@ -32,6 +34,15 @@ class Timed:
         seconds = time.monotonic() - start
         self.longest = max(self.longest, seconds)
         return wrong or (None if seconds < LIMIT else f"took {seconds:.1f} s")
+
+
+def votes(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        in_memory = [each.board is not None for each in (ctx.comm, ctx._control)]
+        if all(in_memory):
+            ctx._control.imax = ctx.comm.barrier = None  # nothing asks for messages
+        a = ctx.eye(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, comm.size)))
+        return in_memory, misplaced(pb.matmul(a, a), np.eye(6))
 
 
 class BrokenError(Exception):
@@ -458,3 +469,10 @@ def test_another_call_on_one_rank(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [3, 6])
 def test_exceptions_of_some_ranks(nranks):
     run_mpi(interrupted, nranks)
+
+
+@pytest.mark.parametrize("per_node", [3, 1])
+def test_ranks_of_one_node_vote_in_memory(per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    expected = per_node == 3 and platform.machine() in board._ORDERED
+    assert run_mpi(votes, 3) == [[[expected] * 2, None]] * 3
