@@ -175,10 +175,10 @@ def test_who_catches_the_error_of_close_goes_on(tmp_path):
 
 @starts_ranks
 def test_a_signal_handler_may_raise_anywhere(tmp_path):
-    for _ in range(5):
+    for _ in range(10):
         status, printed, _ = ends("caught_alarm", tmp_path, 3)
-        if on_rank(printed, 1) != ["returned"]:  # else it came between two calls, where it breaks nothing
-            break
+        if on_rank(printed, 1) != ["returned"] and "the ranks made different calls" not in printed:
+            break  # else it came between two calls, where it breaks nothing: the ranks go on, in step or not
     assert status == 0, printed
     for rank in range(3):
         assert on_rank(printed, rank) == [f"{BROKEN}rank 1 left redistribute with AlarmError"], printed
