@@ -51,10 +51,6 @@ class _ParallelLinear(ParallelModule):
     ) -> None:
         in_features = integer(in_features, "in_features", 0)
         out_features = integer(out_features, "out_features", 0)
-        if not isinstance(scales, (DelayedScaling, Scales, type(None))):
-            raise LayoutError(
-                f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
-            )
         shape = out_features, in_features
         bias_split = shape[:1], None if self._split else 0
         super().__init__(
@@ -68,6 +64,10 @@ class _ParallelLinear(ParallelModule):
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
         self.algo, self.backward_algo = algo, backward_algo
         with ctx._agreement(type(self).__name__):
+            if not isinstance(scales, (DelayedScaling, Scales, type(None))):
+                raise LayoutError(
+                    f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
+                )
             fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
             if fault is not None:
                 raise fault

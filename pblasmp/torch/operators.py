@@ -42,6 +42,7 @@ __all__ = [
     "allgather_matmul",
     "as_rows",
     "borrowed",
+    "check_total",
     "count",
     "fault_of_algorithms",
     "in_rows",
@@ -122,6 +123,21 @@ def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: ob
     return None
 
 
+def check_total(form: str, y: Tensor, total: int | None) -> None:
+    """Raise LayoutError unless a product has as many rows or outputs as was said, None if any number will do. Local.
+
+    On every rank, if at all: what is gathered is split by the rule.
+    """
+    if total is None or form not in ("allgather_matmul", "matmul_allgather"):
+        return
+    axis, name, what = (0, "x", "rows") if form == "allgather_matmul" else (-1, "w", "outputs")
+    if y.shape[axis] != total:
+        raise LayoutError(
+            f"{name}: the ranks hold {y.shape[axis]} {what} together, expected {total}: under torch.compile every rank "
+            f"has the same number of {what}, or {name} is a DTensor"
+        )
+
+
 def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Return what goes back, with an error where its result would be differentiated again.
 
@@ -194,11 +210,7 @@ def _allgather_matmul(
     how: dict[str, Any] = {"bias": bias, "transposed": transposed, "return_gathered": keep, "algo": algo}
     y = call("allgather_matmul", in_rows(x), w, ctx, **how)
     y, gathered = y if keep else (y, x.new_empty(0))
-    if tokens not in (None, y.shape[0]):  # on every rank, if at all: rows are split by the rule
-        raise LayoutError(
-            f"x: the ranks hold {y.shape[0]} rows together, expected {tokens}: under torch.compile every rank has the "
-            "same number of rows, or x is a DTensor"
-        )
+    check_total("allgather_matmul", y, tokens)
     return y, gathered
 
 
@@ -347,11 +359,7 @@ def _matmul_allgather(
     ctx = Context._named(name)
     how: dict[str, Any] = {"bias": bias, "transposed": transposed, "algo": algo}
     y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, **how)
-    if total not in (None, y.shape[-1]):
-        raise LayoutError(
-            f"w: the ranks hold {y.shape[-1]} outputs together, expected {total}: under torch.compile every rank has "
-            "the same number of outputs, or w is a DTensor"
-        )
+    check_total("matmul_allgather", y, total)
     return y
 
 

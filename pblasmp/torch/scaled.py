@@ -26,12 +26,11 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from ..context import Context
-from ..errors import LayoutError
 from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import run_once
 from .meshes import reduce
-from .operators import BACK, Gradients, as_rows, borrowed, count, in_rows, once, operator, own
+from .operators import BACK, Gradients, as_rows, borrowed, check_total, count, in_rows, once, operator, own
 from .scaling import GRADIENT, DelayedScaling, units_of
 
 __all__ = ["fault_of_scales", "scaled_product"]
@@ -259,13 +258,7 @@ def _product(
     arrays = Arrays(in_rows(x8), w8, bias=shown, scales=Scales(a=x_unit, b=w_unit))
     found = run_once(ctx, request, arrays)
     y, gathered = found if keep else (found, nothing)
-    axis = {"allgather_matmul": 0, "matmul_allgather": -1}.get(form)
-    if axis is not None and total not in (None, y.shape[axis]):  # on every rank, if at all
-        what = "x: the ranks hold {} rows" if axis == 0 else "w: the ranks hold {} outputs"
-        raise LayoutError(
-            f"{what.format(y.shape[axis])} together, expected {total}: under torch.compile every rank has the same "
-            "number, or it is a DTensor"
-        )
+    check_total(form, y, total)
     return y, gathered
 
 

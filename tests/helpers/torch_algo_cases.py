@@ -301,7 +301,7 @@ def styles(ctx: pb.Context) -> None:
 
 
 def unknown(ctx: pb.Context) -> None:
-    """A wrong name is refused on every rank, also where one rank alone gives it; and the context goes on."""
+    """A wrong name is refused on every rank, even if only one rank gives it, and the context stays usable."""
     last = ctx.rank == ctx.size - 1
     for function, products in PRODUCTS.items():
         split = split_of(function, ctx, (8, 12, 16))
