@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import creation, io
-from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, make_board, watch, wrap
+from .comm import Agreement, Communicator, Running, closing, is_agreed, leave, make_boards, watch, wrap
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
 from .engines.choice import EngineName, choose_engine
@@ -105,7 +105,7 @@ class Context:
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
-            self.comm.board, self._control.board = make_board(self.comm), make_board(self._control)
+            self.comm.board, self._control.board = make_boards(self.comm, 2)
             self.engine.measured = _measured(self.comm, self.engine)
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
@@ -172,7 +172,7 @@ class Context:
         """
         channel = self._control.channel
         channel.look()
-        if self._open and (channel.cause or self._control.gone()):  # nothing collective can follow
+        if self._open and (channel.raised or self._control.gone()):  # nothing collective can follow
             self._open = False
             channel.leave(0)
         if not self._open:
@@ -181,8 +181,6 @@ class Context:
             everyone = closing(self._control, here=True)
         except BaseException as error:
             self._open = not is_agreed(error, self._control)  # else fail() has others to tell
-            if self._open and channel.cause:
-                channel.leave(1)  # now: the caller may catch it, and never come here again
             raise
         self._open = False
         if not everyone:  # others have lost it without closing it, and end
@@ -211,7 +209,7 @@ class Context:
         )
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.cause:
+        if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.raised:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
 
     # -- for the modules of pblasmp

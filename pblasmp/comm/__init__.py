@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
-from .board import make_board
+from .board import make_boards
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
@@ -22,7 +22,7 @@ __all__ = [
     "cores_of",
     "is_agreed",
     "leave",
-    "make_board",
+    "make_boards",
     "nodes_of",
     "watch",
     "wrap",

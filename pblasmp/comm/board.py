@@ -8,35 +8,42 @@ once.
 
 from __future__ import annotations
 
+import os
 import platform
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ClosedError
 from .communicator import Communicator, nodes_of
 from .shared import SharedMemory
 from .side_channel import yield_core
 
-__all__ = ["Board", "make_board"]
+__all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
+_PAUSES = 1000  # between two looks at whether other processes still run
+
+Process = tuple[int, str]  # its number, and when it began: numbers are used again
 
 
 class Board:
     """The lines of all ranks, twice: a rank may be one reduction ahead of those that still read the one before.
 
-    A rank begins a reduction when its one before is done. Collective to make.
+    A rank begins a reduction when its one before is done; one that gives up a reduction breaks the context.
 
     Args:
-        memory: as it was made, shared by the ranks.
-        rank, size: this rank's number, and how many there are.
+        lines: what the ranks share, of shape (2, ranks, 8) and zero at first.
+        rank: this rank's number.
+        processes: those of all ranks.
     """
 
-    def __init__(self, memory: SharedMemory, rank: int, size: int) -> None:
-        self._lines = memory.array(2 * size * _LINE * 8).view(np.int64).reshape(2, size, _LINE)
-        self._rank, self._count = rank, 0
+    def __init__(self, lines: NDArray[np.int64], rank: int, processes: Sequence[Process]) -> None:
+        self._lines, self._rank, self._processes = lines, rank, processes
+        self._count = 0
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
@@ -44,16 +51,18 @@ class Board:
         lines = self._lines[self._count % 2]
         lines[self._rank, 1 : 1 + len(values)] = values
         lines[self._rank, 0] = self._count  # last: who sees it sees the values
-        return _Posted(lines, self._count, out)
+        return _Posted(lines, self._count, out, self._processes)
 
 
 class _Posted:
-    """A reduction that has begun, with what mpi4py's requests have."""
+    """A reduction that has begun, with what the requests of mpi4py and of process groups have."""
 
-    def __init__(self, lines: NDArray[np.int64], count: int, out: NDArray[np.int64]) -> None:
-        self._lines, self._count, self._out = lines, count, out
+    def __init__(
+        self, lines: NDArray[np.int64], count: int, out: NDArray[np.int64], processes: Sequence[Process]
+    ) -> None:
+        self._lines, self._count, self._out, self._processes = lines, count, out, processes
         self._done = False
-        self._polls = 0
+        self._pauses = 0
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
         if not self._done and bool((self._lines[:, 0] == self._count).all()):
@@ -62,18 +71,47 @@ class _Posted:
         return self._done
 
     def pause(self) -> None:
-        """Leave the core to others for a moment."""
-        self._polls += 1
-        yield_core(self._polls)
+        """Leave the core to others for a moment. Where no MPI launcher does, notice ranks that have ended.
+
+        Raises:
+            ClosedError: one has ended without coming here.
+        """
+        self._pauses += 1
+        yield_core(self._pauses)
+        if self._pauses % _PAUSES:
+            return
+        for rank, (number, began) in enumerate(self._processes):
+            if _began(number) != began and self._lines[rank, 0] != self._count:  # in this order
+                raise ClosedError(f"rank {rank} has ended")
 
     def __bool__(self) -> bool:
         return not self._done
 
 
-def make_board(comm: Communicator) -> Board | None:
-    """Return a board of the ranks of ``comm``, None where they cannot share one. Collective over ``comm``."""
-    machines: list[Any] = comm.allgather(platform.machine())
-    if comm.size == 1 or len(nodes_of(comm)) > 1 or not set(machines) <= set(_ORDERED):
-        return None
-    memory = SharedMemory(comm)
-    return None if memory.why_not else Board(memory, comm.rank, comm.size)
+def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
+    """Return several boards of the ranks of ``comm``, each None where they cannot share any. Collective."""
+    if comm.size == 1:
+        return [None] * number
+    able = len(nodes_of(comm)) == 1 and platform.machine() in _ORDERED
+    me = os.getpid(), _began(os.getpid())
+    everyones: list[tuple[bool, Process]] = comm.allgather((able, me))
+    if not all(able for able, _ in everyones):
+        return [None] * number
+    shape = number, 2, comm.size, _LINE
+    nbytes = 8 * int(np.prod(shape))
+    memory = SharedMemory(comm, nbytes)
+    if memory.why_not:
+        return [None] * number
+    processes = [process for _, process in everyones]
+    return [
+        Board(lines, comm.rank, processes) for lines in memory.array(nbytes).view(np.int64).reshape(shape)
+    ]
+
+
+def _began(process: int) -> str:
+    """Return when a process of this machine began, in ticks of its clock; empty if it has ended."""
+    try:
+        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else rest[18]

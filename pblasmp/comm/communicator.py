@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-
 __all__ = [
     "Communicator",
     "MpiCollectives",
