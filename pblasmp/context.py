@@ -64,7 +64,7 @@ class Context:
     Leaving the ``with`` block closes it, and so does the end of the process. An exception that only some ranks see
     inside the block ends the job: the other ranks raise it too when they come to their next collective call, and are
     aborted when they don't come. One that only some ranks see inside a collective call, and catch, breaks the context:
-    every rank that uses it then raises ClosedError.
+    every rank that uses it, or closes it without having been told, then raises ClosedError.
 
     Collective over ``comm``.
 
@@ -169,12 +169,16 @@ class Context:
         """Give back everything: plans (last made first), the engine, the communicator. Collective; idempotent.
 
         Collective over the context.
+
+        Raises:
+            ClosedError: the context is broken, and no exception has told this rank.
         """
         channel = self._control.channel
         channel.look()
         if self._open and (channel.raised or self._control.gone()):  # nothing collective can follow
             self._open = False
             channel.leave(0)
+            self._control.board = None  # its memory goes with this object
         if not self._open:
             return
         try:
@@ -199,6 +203,7 @@ class Context:
         self._open = False
         if not is_agreed(error, self._control):
             leave(self._control, error)
+        self._control.board = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a layer works with the same ranks

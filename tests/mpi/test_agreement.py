@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import platform
 import time
@@ -438,6 +439,23 @@ def interrupted(comm):
         yield f"{name}, raised on {ranks}", wrong
 
 
+def descriptors(comm):
+    """A context that ends with an exception takes its memory with it, and what that has of the process."""
+    kept = []
+    for turn in range(3):
+        try:
+            with pb.Context(comm, engine="host") as ctx:
+                if turn and comm.rank == 1:
+                    raise ZeroDivisionError("my own")
+                ctx.zeros((4, 4))
+        except ZeroDivisionError as error:
+            del error
+        ctx = None
+        gc.collect()
+        kept.append(len(list(Path("/proc/self/fd").iterdir())))
+    return kept[1:] == [kept[0]] * 2
+
+
 def _run(function, nranks, **options):
     cases = run_mpi(function, nranks, **options)[0]
     print(f"{function.__name__} on {nranks} ranks: {cases[-1][0]}")
@@ -469,6 +487,11 @@ def test_another_call_on_one_rank(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [3, 6])
 def test_exceptions_of_some_ranks(nranks):
     run_mpi(interrupted, nranks)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_contexts_that_end_with_an_exception_keep_no_descriptors():
+    assert run_mpi(descriptors, 3) == [True] * 3
 
 
 @pytest.mark.parametrize("per_node", [3, 1])
