@@ -178,7 +178,6 @@ class Context:
         if self._open and (channel.raised or self._control.gone()):  # nothing collective can follow
             self._open = False
             channel.leave(0)
-            self._control.board = None  # its memory goes with this object
         if not self._open:
             return
         try:
@@ -203,7 +202,6 @@ class Context:
         self._open = False
         if not is_agreed(error, self._control):
             leave(self._control, error)
-        self._control.board = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a copy of a layer works with the same ranks
@@ -216,6 +214,8 @@ class Context:
     def __del__(self) -> None:
         if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.raised:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
+        elif hasattr(self, "_control"):
+            self._control.board = None  # its memory goes with the context, of whose end others are still told
 
     # -- for the modules of pblasmp
 

@@ -144,6 +144,32 @@ def test_counts_beyond_32_bits():
     assert [reduced(mine, [turn], np.empty(1, np.int64)) for turn in range(4)] == [[0], [1], [2], [3]]
 
 
+def agrees(comm):
+    with Agreement(comm, "call"):
+        pass
+
+
+def meets(comm):
+    comm.wait(comm.board.imax(np.empty(0, np.int64), np.empty(0, np.int64)))
+
+
+def test_who_waits_there_hears_of_a_broken_context():
+    waits_in = {0: agrees, 2: meets}
+
+    def work(comm):
+        comm.board = one_board(comm)
+        if comm.rank == 1:
+            time.sleep(0.1)  # the others are waiting by now
+            comm.channel.break_(MemoryError("no room"), "matmul")
+            return 0
+        with pytest.raises(ClosedError, match="rank 1 left matmul with MemoryError: no room"):
+            waits_in[comm.rank](comm)
+        return time.monotonic()
+
+    before = time.monotonic()
+    assert all(each - before < 1 for each in on_ranks(3, work))
+
+
 def pauses(request, number):
     for _ in range(number):
         request.pause()
