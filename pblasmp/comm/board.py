@@ -8,6 +8,7 @@ once.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ class _Posted:
 
 
 def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
-    """Return several boards of the ranks of ``comm``, each None where they cannot share any. Collective."""
+    """Return ``number`` boards of the ranks of ``comm``, each None where they cannot share memory. Collective."""
     if comm.size == 1:
         return [None] * number
     able = len(nodes_of(comm)) == 1 and platform.machine() in _ORDERED
@@ -98,7 +99,7 @@ def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
     if not all(able for able, _ in everyones):
         return [None] * number
     shape = number, 2, comm.size, _LINE
-    nbytes = 8 * int(np.prod(shape))
+    nbytes = 8 * math.prod(shape)
     memory = SharedMemory(comm, nbytes)
     if memory.why_not:
         return [None] * number
