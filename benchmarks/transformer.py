@@ -85,7 +85,8 @@ class Training:
     def __init__(self, work: Work, model: nn.Module, mine: slice, forward: Any = None) -> None:
         self.forward, self.elements = forward or model, work.x.numel()
         self.x, self.target = work.x[mine], work.target[mine]
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        rate = 1e-3 * min(1.0, 256 / work.arguments.width)  # wide models diverge with the rate of narrow ones
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
 
     def steps(self, count: int) -> list[Tensor]:
         """Train, and return these tokens' part of the loss before each step. Collective."""

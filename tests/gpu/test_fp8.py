@@ -207,6 +207,32 @@ def test_tensor_parallel_tensors_of_pytorch(ctx, form):
                 assert everywhere(ctx, fault) == ""
 
 
+@pytest.mark.parametrize("algo", ["auto", "nccl", "push", "default"])
+@pytest.mark.parametrize("form", FORMS)
+def test_scales_may_be_parts_of_a_tensor(ctx, form, algo):
+    """cuBLASLt takes scales at multiples of 16 bytes only."""
+    if form == "matmul_allgather" and algo == "default":
+        pytest.skip("cuBLASMp has no such product")
+    device = torch.device("cuda", ctx.engine.device.index)
+    x, w = (torch.ones(64, 64, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    units = torch.tensor([8.0, 0.5, 0.25], device=device)
+    scales = pb.Scales(units[1:2], units[2:])
+    y = getattr(pb, form)(x, w, ctx, scales=scales, dtype="bfloat16", algo=algo)
+    value = 8.0 * (ctx.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 1)
+    assert everywhere(ctx, "" if bool((y.float() == value).all()) else f"{y}, not {value}") == ""
+
+
+@pytest.mark.parametrize("scheme", ["gemm", "ag", "rs", "ar"])
+@pytest.mark.parametrize("algo", ["auto", "default"])
+def test_scales_of_matrices_may_be_parts_of_an_array(ctx, scheme, algo):
+    p = float8.problem(scheme, ctx.size, (float8.E4, float8.E4, "bfloat16"), "C", unit=64)
+    a, b = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), x) for x in (p.a, p.b))
+    units = placed(ctx, np.array([8.0, 0.5, 0.25], np.float32)).reshape(-1)
+    d = pb.matmul(a, b, op_b="T", scheme=scheme, scales=pb.Scales(a=units[1:2], b=units[2:]), algo=algo)
+    values = d.on_host().astype(np.float64)
+    assert everywhere(ctx, "" if (values == p.k / 8).all() else f"{values}, not {p.k / 8}") == ""
+
+
 @pytest.mark.parametrize("form", FORMS[:3])
 def test_tensor_parallel_graphs_read_scales_and_operands(ctx, form):
     p, one = ctx.size, 0x38  # 1 in e4m3

@@ -40,6 +40,7 @@ class FakeLt:
     def __init__(self) -> None:
         self.alive: dict[int, Any] = {}
         self.calls: list[dict[str, Any]] = []
+        self.copies: list[tuple[Any, ...]] = []
         self.searches = 0
         self.found = 1
         self._last = 100

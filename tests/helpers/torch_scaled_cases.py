@@ -329,8 +329,9 @@ def dtensors(ctx: pb.Context) -> None:
     if mesh is None:
         return
     x, w = drawn(ctx, 1, 7, 6), drawn(ctx, 2, 8, 6)
+    scales = pt.DelayedScaling().to(x.device)
     y = pt.allgather_matmul(
-        *(distribute_tensor(each, mesh, [Shard(0)]) for each in (x, w)), ctx, scales=pt.DelayedScaling()
+        *(distribute_tensor(each, mesh, [Shard(0)]) for each in (x, w)), ctx, scales=scales
     )
     near("y", y.full_tensor(), OneProcess().forward(x, w, None), torch.float32)
 

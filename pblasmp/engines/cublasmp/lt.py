@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,12 +23,13 @@ from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
 from .types import DATA_TYPES, compute_type
 from .views import View
 
-__all__ = ["PLAIN", "Finish", "LocalProducts", "fuses", "why_not_float8"]
+__all__ = ["PLAIN", "SCALE_ALIGNED", "Finish", "LocalProducts", "fuses", "why_not_float8"]
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS takes on Hopper
 _REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find anew
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
+SCALE_ALIGNED = 16  # bytes; at other addresses of scales the algorithm that cuBLASLt finds refuses to run
 _FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
 
 Op = Literal["N", "T", "C"]
@@ -128,6 +129,7 @@ class LocalProducts:
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the one used last is the last one
         self._workspaces: dict[str, Any] = {}
         self._scalars: dict[Any, np.ndarray] = {}
+        self._scales: dict[tuple[str, str], Any] = {}
         self._closing = ExitStack()
         self._handle = binding.create()
         self._closing.callback(binding.destroy, self._handle)
@@ -182,6 +184,8 @@ class LocalProducts:
             )
         if not (m and n and k):
             raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
+        if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
+            finish = self._with_aligned_scales(finish, stream, lane)
         product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, sms)
         product.point(self._lt, finish.pointers)
         kind = accumulation_dtype(x.dtype)
@@ -195,6 +199,19 @@ class LocalProducts:
             d.address, product.layouts[3],
             product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
         )  # fmt: skip
+
+    def _with_aligned_scales(self, finish: Finish, stream: int, lane: str) -> Finish:
+        """Queue copies of the scales whose addresses cuBLASLt does not take. Return where all of them are."""
+        runtime = self._cupy.cuda.runtime
+        copies: dict[str, Any] = {}
+        for name in ("scale_x", "scale_w", "scale_d"):
+            address = getattr(finish, name)
+            if address % SCALE_ALIGNED:
+                if (lane, name) not in self._scales:
+                    self._scales[lane, name] = self._cupy.empty(1, np.float32)
+                copies[name] = at = int(self._scales[lane, name].data.ptr)
+                runtime.memcpyAsync(at, address, 4, runtime.memcpyDeviceToDevice, stream)
+        return replace(finish, **copies)
 
     def _scalars_of(self, alpha: complex, beta: complex, kind: np.dtype) -> np.ndarray:
         key = alpha, beta, kind
@@ -303,6 +320,7 @@ class LocalProducts:
                 self._closing.push(product.made)
             self._prepared.clear()
         self._workspaces.clear()
+        self._scales.clear()
 
 
 class _Prepared:

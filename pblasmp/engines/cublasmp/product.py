@@ -18,6 +18,7 @@ from ...layout import ColumnMajorProduct, MatmulProblem
 from ..base import Operands, Options, Product
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
+from .lt import SCALE_ALIGNED
 from .session import Session
 from .types import ALGORITHMS, DATA_TYPES, compute_type
 
@@ -69,6 +70,7 @@ class CublasmpProduct(PreparedCall):
         self._problem, self._options, self._algo = problem, options, algo
         self._descriptor_of_product = 0
         self._epilogue, self._scales = operands.epilogue, operands.scales
+        self._copied_scales: dict[str, Any] = {}
         self._form = form = problem.column_major()
         for x in (form.a, form.b, form.d):
             session.grid(x.grid)
@@ -145,6 +147,7 @@ class CublasmpProduct(PreparedCall):
     def _following(self) -> dict[MatmulAttribute, int]:
         """Return the attributes of epilogue and scales."""
         session, problem, found = self._session, self._problem, {}
+        self._copied_scales.clear()
         if self._epilogue is not None:
             found = epilogues.attributes(
                 self._epilogue, problem, session.version, session.rank, session.address
@@ -154,16 +157,31 @@ class CublasmpProduct(PreparedCall):
         return found
 
     def _place(self, name: str, value: Any) -> int:
-        """Return the device address of a scale: an array, or a number, put where it stays as long as the product."""
+        """Return the device address of a scale: an array, or a number, put where it stays as long as the product.
+
+        The value of an array at an address that the library refuses is copied before each run.
+        """
+        number = isinstance(value, (int, float))
+        if not number:
+            address = self._session.address(value)
+            read = name != "amax" and self._scales is not None and self._scales.mode == "tensor"
+            if not read or address % SCALE_ALIGNED == 0:
+                return address
         import cupy
 
-        if isinstance(value, (int, float)):
-            name = f"scale {name}"
-            if name not in self._temporaries:
-                self._temporaries[name] = cupy.empty(1, np.float32)
-            self._temporaries[name].fill(value)
-            value = self._temporaries[name]
-        return self._session.address(value)
+        name = f"scale {name}"
+        if name not in self._temporaries:
+            self._temporaries[name] = cupy.empty(1, np.float32)
+        place = self._temporaries[name]
+        if number:
+            place.fill(value)
+        else:
+            self._copied_scales[name] = value
+        return self._session.address(place)
+
+    def _copy_scales(self) -> None:
+        for name, value in self._copied_scales.items():
+            self._temporaries[name][...] = value.reshape(1)
 
     def _communication_type(self) -> np.dtype | None:
         """Return the type in which partial sums travel, where that is not the library's own choice, float32."""
@@ -189,6 +207,7 @@ class CublasmpProduct(PreparedCall):
         super()._unbind()
         self._sources: tuple[Any, ...] = ()
         self._epilogue = self._scales = None
+        self._copied_scales.clear()
 
     def _bind(self, operands: Operands) -> None:
         """Point the call at these local arrays; what has to be copied on the way goes through temporaries."""
@@ -218,6 +237,8 @@ class CublasmpProduct(PreparedCall):
         if self._descriptor_of_product and changed:
             self._epilogue, self._scales = epilogue, operands.scales
             self._set(self._following())
+        if operands.scales is not None:
+            self._before.append(self._copy_scales)
         if epilogue is not None and epilogue.activation == "relu" and epilogue.aux is not None:
             mask = epilogue.aux  # products of parts of D may write some bits of a byte alone
             self._before.append(lambda: mask.fill(0))

@@ -86,6 +86,22 @@ def test_every_attribute(ctx, lib, order):
     assert lib.of("MatmulDescriptorCreate")[-1]["computeType"] == ComputeType.COMPUTE_32F
 
 
+def test_scales_at_addresses_that_the_library_refuses_are_copied_before_each_run(ctx, lib):
+    p = float8.problem("gemm", 1, (E4, E4, E4), "F")
+    parts = ctx.engine.empty((1, 8), np.dtype(np.float32), "C", 8)[0].reshape(-1)
+    scales = pb.Scales(a=parts[1:2], b=parts[4:5], amax=parts[2:3])
+    a, b, out = ctx.empty(p.a), ctx.empty(p.b), ctx.empty(p.d)
+    with pb.plan_matmul(a, b, out=out, op_a=p.op_a, op_b=p.op_b, scales=scales) as plan:
+        for value in (2.0, 3.0):
+            scales.a.fill(value)
+            plan()
+            stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
+            at = stored[A.A_SCALE_POINTER]
+            assert (at % 16, ctypes.c_float.from_address(at).value) == (0, value)
+            assert stored[A.B_SCALE_POINTER] == scales.b.ctypes.data
+            assert stored[A.AMAX_D_POINTER] == scales.amax.ctypes.data, "it is written"
+
+
 @pytest.mark.parametrize(
     ("out", "travels"), [(E4, DataType.R_16BF), ("float16", DataType.R_16F), ("float32", None)]
 )

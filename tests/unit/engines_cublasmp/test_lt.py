@@ -31,7 +31,11 @@ def products(lt: FakeLt) -> LocalProducts:
         made.append(nbytes)
         return SimpleNamespace(data=SimpleNamespace(ptr=0x7000 * len(made)))
 
-    return LocalProducts(SimpleNamespace(empty=empty), lt)
+    def copy(to: int, of: int, nbytes: int, kind: str, stream: int) -> None:
+        lt.copies.append((to, of, nbytes, kind, stream))
+
+    runtime = SimpleNamespace(memcpyAsync=copy, memcpyDeviceToDevice="on the device")
+    return LocalProducts(SimpleNamespace(empty=empty, cuda=SimpleNamespace(runtime=runtime)), lt)
 
 
 def view(rows: int, cols: int, dtype: str = "bfloat16", at: int = 0x1000, ld: int = 0) -> View:
@@ -91,15 +95,33 @@ def test_scales_of_8_bit_products(lt, products):
     """X is the library's B, and W its A."""
     x, w = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn")
     d = view(32, 48, "float8_e4m3fn", 0x3000)
-    finish = Finish(scale_x=8, scale_w=16, scale_d=24, amax=32, bias=40)
+    finish = Finish(scale_x=16, scale_w=32, scale_d=48, amax=4, bias=40)
     products.multiply(1, x, w, d, op_w="T", finish=finish)
     (call,) = lt.calls
-    assert (call["A_SCALE_POINTER"], call["B_SCALE_POINTER"]) == (16, 8)
-    assert (call["D_SCALE_POINTER"], call["AMAX_D_POINTER"]) == (24, 32)
+    assert (call["A_SCALE_POINTER"], call["B_SCALE_POINTER"]) == (32, 16)
+    assert (call["D_SCALE_POINTER"], call["AMAX_D_POINTER"]) == (48, 4)
     assert call["BIAS_DATA_TYPE"] == DataType.R_16BF
     kinds = [layout[0] for layout in call["layouts"]]
     assert kinds == [DataType.R_8F_E4M3, DataType.R_8F_E5M2, DataType.R_16BF, DataType.R_8F_E4M3]
     assert call["c"] == 0
+    assert not lt.copies
+
+
+def test_scales_at_other_addresses_are_copied_by_every_product(lt, products):
+    x, w, d = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn"), view(32, 48)
+    for stream in (1, 2):
+        products.multiply(stream, x, w, d, op_w="T", finish=Finish(scale_x=20, scale_w=32))
+    products.multiply(3, x, w, d, op_w="T", finish=Finish(scale_x=20, scale_w=36), lane="other")
+    once, again, other = lt.calls
+    assert [call["A_SCALE_POINTER"] for call in lt.calls[:2]] == [32, 32]
+    mine = once["B_SCALE_POINTER"]
+    assert (mine, again["B_SCALE_POINTER"]) == (0x7000, 0x7000)
+    theirs = other["B_SCALE_POINTER"], other["A_SCALE_POINTER"]
+    assert len({mine, *theirs}) == 3, "products of two lanes may run at once"
+    on = "on the device"
+    assert lt.copies == [
+        (mine, 20, 4, on, 1), (mine, 20, 4, on, 2), (theirs[0], 20, 4, on, 3), (theirs[1], 36, 4, on, 3)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("how", "why"), [
