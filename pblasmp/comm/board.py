@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 from ..errors import ClosedError
 from .communicator import Communicator, nodes_of
 from .shared import SharedMemory
-from .side_channel import yield_core
 
 __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
-_PAUSES = 1000  # between two looks at whether other processes still run
+_BUSY_SECONDS = 1e-3  # for which a wait only yields the core; then it sleeps,
+_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # for a share of the time waited so far
+_LOOK_SECONDS = 0.05  # between two looks at whether other processes still run
 
 Process = tuple[int, str]  # its number, and when it began: numbers are used again
 
@@ -63,7 +65,8 @@ class _Posted:
     ) -> None:
         self._lines, self._count, self._out, self._processes = lines, count, out, processes
         self._done = False
-        self._pauses = 0
+        self._since = time.monotonic()
+        self._next_look = _LOOK_SECONDS
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
         if not self._done and bool((self._lines[:, 0] == self._count).all()):
@@ -72,15 +75,19 @@ class _Posted:
         return self._done
 
     def pause(self) -> None:
-        """Leave the core to others for a moment. Where no MPI launcher does, notice ranks that have ended.
+        """Leave the core to others, the longer the wait is. Where no MPI launcher does, notice ranks that have ended.
 
         Raises:
             ClosedError: one has ended without coming here.
         """
-        self._pauses += 1
-        yield_core(self._pauses)
-        if self._pauses % _PAUSES:
+        waited = time.monotonic() - self._since
+        if waited < _BUSY_SECONDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(_SHARE * waited, _LONGEST_SECONDS))
+        if waited < self._next_look:
             return
+        self._next_look = waited + _LOOK_SECONDS
         for rank, (number, began) in enumerate(self._processes):
             if _began(number) != began and self._lines[rank, 0] != self._count:  # in this order
                 raise ClosedError(f"rank {rank} has ended")

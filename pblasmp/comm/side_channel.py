@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ..errors import ClosedError
 
-__all__ = ["Place", "SideChannel", "Transport", "number_open", "text_of", "yield_core"]
+__all__ = ["Place", "SideChannel", "Transport", "number_open", "text_of"]
 
 _YIELDS = (
     500  # polls that yield the core to other ready processes, before a wait sleeps: a sleep takes longer
@@ -180,7 +180,7 @@ class SideChannel:
             if pause is not None:
                 pause()
             elif patient:
-                yield_core(polls)
+                _pause(polls)
             if pause is None and polls % _POLLS:
                 continue
             if hasattr(os, "sched_yield"):  # other programs may need the core
@@ -349,8 +349,8 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def yield_core(polls: int) -> None:
-    """Leave the core to others for a moment, a longer one after many polls. Local."""
+def _pause(polls: int) -> None:
+    """Leave the core to others for a moment."""
     if polls < _YIELDS and hasattr(os, "sched_yield"):
         os.sched_yield()
     else:

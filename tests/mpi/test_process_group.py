@@ -136,7 +136,7 @@ def test_what_one_rank_raises_is_raised_by_all():
 
 
 def waits(group: Any) -> float:
-    """Return the seconds for which a rank was busy while it waited for one that comes late."""
+    """Return the seconds for which a rank was busy while it waited for one that comes late: it sleeps."""
     with pb.Context(group, engine="host") as ctx:
         if ctx.rank == 1:
             time.sleep(1)
@@ -148,7 +148,7 @@ def waits(group: Any) -> float:
 
 
 def test_a_rank_that_waits_leaves_the_cores_to_gloo():
-    assert max(run_torch(waits, 2)) < 0.5
+    assert max(run_torch(waits, 2)) < 0.2
 
 
 def aborts(group: Any) -> None:

@@ -170,8 +170,10 @@ def test_who_waits_there_hears_of_a_broken_context():
     assert all(each - before < 1 for each in on_ranks(3, work))
 
 
-def pauses(request, number):
-    for _ in range(number):
+def pauses(request):
+    """Wait until the request has looked at the other processes."""
+    before = request._next_look
+    while request._next_look == before:
         request.pause()
 
 
@@ -192,12 +194,12 @@ def test_a_rank_that_has_ended_is_noticed(reaped):
     while not request.Test():
         request.pause()
     later = mine.imax(nothing, nothing)
-    pauses(later, board._PAUSES)  # it runs
+    pauses(later)  # it runs
     os.close(let_go)
     os.waitid(os.P_PID, child, os.WEXITED | (0 if reaped else os.WNOWAIT))
-    pauses(request, board._PAUSES)  # it had come here
+    pauses(request)  # it had come here
     with pytest.raises(ClosedError, match="rank 1 has ended"):
-        pauses(later, board._PAUSES)
+        pauses(later)
     if not reaped:
         os.waitpid(child, 0)
 

@@ -403,7 +403,7 @@ def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
 
 def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeypatch):
     pauses, looks, yields = [], [], []
-    monkeypatch.setattr(side_channel, "yield_core", pauses.append)
+    monkeypatch.setattr(side_channel, "_pause", pauses.append)
     monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
     monkeypatch.setattr(side_channel.os, "sched_yield", lambda: yields.append(1))
     for patient, expected in ((True, list(range(1, 200))), (False, [])):
