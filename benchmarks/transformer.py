@@ -56,8 +56,11 @@ class Work:
         self.ctx, self.mesh, self.arguments = ctx, mesh, arguments
         device, dtype = arguments.device, getattr(torch, arguments.dtype)
         torch.manual_seed(0)
-        blocks = (Block(arguments.width, arguments.heads, arguments.bias) for _ in range(arguments.layers))
-        self.whole = nn.Sequential(*blocks).to(device, dtype)
+        with torch.device(device):  # where large models are made faster
+            blocks = (
+                Block(arguments.width, arguments.heads, arguments.bias) for _ in range(arguments.layers)
+            )
+            self.whole = nn.Sequential(*blocks).to(dtype)
         self.x = torch.randn(arguments.tokens, arguments.batch, arguments.width).to(device, dtype)
         self.target = self.x.roll(1, 0)
         self.mine = shard(arguments.tokens, ctx.size, ctx.rank)

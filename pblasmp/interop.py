@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,16 @@ def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype
     if is_torch(array):
         import torch
 
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=array.device)
+        return torch.empty(shape, dtype=_torch_type(dtype), device=array.device)
     flat = engine.empty((1, math.prod(shape)), dtype, "C", max(1, math.prod(shape)))
     return flat.reshape(shape)
+
+
+@lru_cache
+def _torch_type(dtype: np.dtype) -> Any:
+    import torch
+
+    return getattr(torch, dtype.name)
 
 
 def view_like(array: Any, local: Any, dtype: np.dtype) -> Any:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, closing, is_agreed, leave
+from .agreement import Agreement, Running, closing, differs_only_in, is_agreed, leave
 from .board import make_boards
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
@@ -20,6 +20,7 @@ __all__ = [
     "Side",
     "closing",
     "cores_of",
+    "differs_only_in",
     "is_agreed",
     "leave",
     "make_boards",

@@ -21,7 +21,7 @@ from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator
 from .side_channel import SideChannel, text_of
 
-__all__ = ["CLOSING", "Agreement", "Running", "closing", "is_agreed", "leave"]
+__all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_only_in", "is_agreed", "leave"]
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -34,6 +34,7 @@ class _Mark:
     def __init__(self) -> None:
         self.agreed_by: list[SideChannel] = []
         self.shown_here = True
+        self.differing: list[str] = []  # facts, where the ranks made the same call with different ones
 
     def __reduce__(self) -> tuple[type[_Mark], tuple[()]]:
         return _Mark, ()
@@ -54,6 +55,11 @@ def is_agreed(error: BaseException, comm: Communicator) -> bool:
 def is_reported_here(error: BaseException) -> bool:
     """Return whether this rank is the one to show ``error`` to the user. Local."""
     return _mark(error).shown_here
+
+
+def differs_only_in(error: RankMismatchError, fact: str) -> bool:
+    """Return whether the ranks made the same call, and only this fact was another on some rank. Local."""
+    return _mark(error).differing == [fact]
 
 
 def exit_status(error: BaseException) -> int:
@@ -275,7 +281,9 @@ def _mismatch(facts: list[dict[str, str]]) -> RankMismatchError:
         return RankMismatchError("the ranks made different calls:" + _by_rank(calls))
     names = [name for name in facts[0] if len({each.get(name) for each in facts}) > 1]
     text = "".join(f"\n  {name}:" + _by_rank([str(each.get(name)) for each in facts]) for name in names)
-    return RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
+    error = RankMismatchError(f"{calls[0]}: the ranks gave different arguments:{text}")
+    _mark(error).differing = names
+    return error
 
 
 def _as_texts(facts: dict[str, Any]) -> dict[str, str]:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype
 from ..engines.base import Operands, Options, same_memory
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import LayoutError, UnsupportedError
-from ..interop import as_local, as_typed, fold, in_c_order, new_like
+from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
 from ..layout.grid import integer, one_of
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
     from ..context import Context
     from ..engines.base import Engine
 
-__all__ = ["Arrays", "Local", "RankArrays", "Request", "Specification", "read_arrays"]
+__all__ = [
+    "Arrays",
+    "Local",
+    "RankArrays",
+    "Request",
+    "Specification",
+    "read_again",
+    "read_arrays",
+    "signature",
+]
 
 _ACTIVATIONS = ("relu", "gelu")
 
@@ -108,11 +119,13 @@ class RankArrays:
         lead: x's dimensions but the last.
         w: in C order, outputs × inputs or, unless ``outputs_first``, inputs × outputs.
         any_order: w is in C order either way.
+        w_turned: ``w`` is the transpose of what was given.
         ld_w: leading dimension of w as it was given.
         dtype, w_dtype, c_dtype, out_dtype: types of x, w, c and the result; local arrays may be of bytes.
         x, c, out, bias: the other arrays; None where there is none.
         scales: over local arrays.
         shapes: of c and out before they were folded.
+        shape: of the result.
         result: what the user gets.
         gathered, gathered_result: where X is gathered to, and what the user gets of it.
     """
@@ -128,6 +141,7 @@ class RankArrays:
     w: Any
     outputs_first: bool
     any_order: bool
+    w_turned: bool
     ld_w: int
     x: Any = None
     c: Any = None
@@ -135,6 +149,7 @@ class RankArrays:
     bias: Any = None
     scales: Scales | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
     result: Any = None
     gathered: Any = None
     gathered_result: Any = None
@@ -161,17 +176,12 @@ class RankArrays:
             LayoutError: c or out has another shape than the result, or overlaps what it must not.
         """
         if self.any_order and self.outputs_first != spec.outputs_first:
-            self.w, self.outputs_first = self.w.T, spec.outputs_first
-        shape = spec.result_shape(ctx.rank, self.lead)
+            self.w, self.outputs_first, self.w_turned = self.w.T, spec.outputs_first, not self.w_turned
+        self.shape = shape = spec.result_shape(ctx.rank, self.lead)
         for name, found in self.shapes.items():
             if found != shape:
                 raise LayoutError(f"{name}: shape is {found}, expected {shape}")
-        like = self.given.w if isinstance(self.given.x, tuple) else self.given.x
-        self.result = self.given.out
-        if self.out is None:
-            self.result, self.out = _new(ctx, like, shape, self.out_dtype)
-        if spec.asked.return_gathered:
-            self.gathered_result, self.gathered = _new(ctx, like, spec.gathered_shape(), self.dtype)
+        self.make_results(ctx, spec)
         for name, array in (("x", self.x), ("w", self.w), ("bias", self.bias)):
             if array is not None and ctx.engine.overlap(array, self.out):
                 raise LayoutError(f"out: shares memory with {name}; expected a separate array")
@@ -179,6 +189,22 @@ class RankArrays:
             self.c = self.out
         elif self.c is not None and ctx.engine.overlap(self.c, self.out):
             raise LayoutError("out: shares memory with c; expected c itself or a separate array")
+
+    def make_results(self, ctx: Context, spec: Specification) -> None:
+        """Make the result, where none is given, and what is gathered. Local."""
+        like = self.given.w if isinstance(self.given.x, tuple) else self.given.x
+        self.result = self.given.out
+        if self.out is None:
+            self.result, self.out = _new(ctx, like, self.shape, self.out_dtype)
+        if spec.asked.return_gathered:
+            self.gathered_result, self.gathered = _new(ctx, like, spec.gathered_shape(), self.dtype)
+
+    def without_arrays(self) -> RankArrays:
+        """Return what is known of the arrays, and none of them. Local."""
+        return replace(
+            self, given=Arrays(None, None), w=None, x=None, out=None, bias=None, scales=None, result=None,
+            gathered=None, gathered_result=None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -196,6 +222,13 @@ class Specification:
     has_bias: bool
     scales: tuple[str, ...]  # which there are
     ranks: tuple[Local, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.asked, self.rest, self.ranks))
 
     @property
     def inner(self) -> int:
@@ -314,13 +347,55 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
     return RankArrays(
         given, tuple(shape[:-1]), inputs, outputs,
         dtype, w_dtype, types.d.dtype if types.c is None else types.c.dtype, types.d.dtype,
-        w, outputs_first, any_order, _ld(w),
+        w, outputs_first, any_order, turned, _ld(w),
         scales=scales,
         x=None if x is None else fold(x, "x"),
         bias=bias,
         shapes={name: tuple(array.shape) for name, array in arrays.items()},
         **{name: fold(array, name) for name, array in arrays.items()},
     )  # fmt: skip
+
+
+def signature(asked: Request, given: Arrays) -> Hashable:
+    """Return what decides how arrays are read, whatever is in them; None where they have to be read. Local."""
+    if given.c is not None or given.out is not None:
+        return None  # they may share memory with the others
+    try:
+        scales = None if given.scales is None else tuple(given.scales.facts())
+        numbers = type(asked.alpha), type(asked.beta)  # 1, 1.0 and 1 + 0j are equal
+        key = asked, numbers, scales, *(_kind(array) for array in (given.x, given.w, given.bias))
+        hash(key)
+    except Exception:  # noqa: BLE001 - read_arrays says what is wrong
+        return None
+    return key
+
+
+def _kind(array: Any) -> Hashable:
+    if array is None:
+        return None
+    if is_torch(array):
+        lazy = array.is_conj(), array.is_neg()
+        return type(array), array.shape, array.stride(), array.dtype, array.device, lazy
+    device = getattr(array, "device", None)
+    return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None)
+
+
+def read_again(
+    ctx: Context, spec: Specification, asked: Request, given: Arrays, before: RankArrays
+) -> RankArrays:
+    """Return a rank's arrays like those read before, which had the same signature, with new results. Local."""
+    engine = ctx.engine
+    w = _operand(engine, given.w, "w", asked.w_dtype, given.scales)[0]
+    arrays = copy(before)
+    arrays.given, arrays.w = given, w.T if before.w_turned else w
+    arrays.x = fold(_operand(engine, given.x, "x", asked.x_dtype, given.scales)[0], "x")
+    if given.bias is not None:
+        arrays.bias = as_local(engine, given.bias, "bias")
+    if given.scales is not None and given.scales.given:
+        types, _ = _types(before.dtype, before.w_dtype, before.out_dtype, None)
+        arrays.scales = given.scales.bind(partial(as_local, engine, name="scales"), types, ctx.rank)
+    arrays.make_results(ctx, spec)
+    return arrays
 
 
 def _operand(

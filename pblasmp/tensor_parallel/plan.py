@@ -15,9 +15,20 @@ from ..engines.catalogue import check_parallel
 from ..errors import LayoutError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan
-from .operands import Arrays, Local, RankArrays, Request, Specification, read_arrays
+from .operands import (
+    Arrays,
+    Local,
+    RankArrays,
+    Request,
+    Specification,
+    read_again,
+    read_arrays,
+    signature,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from ..layout.parallel import Form
     from ..scales import Scales
 
@@ -295,9 +306,22 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
     """Return the product, by a plan that the context keeps for the next time. Collective over the context."""
     check_context(ctx, asked.form)
     with _stream(ctx, given):
-        spec, arrays = agree(ctx, asked, given)
+        key = signature(asked, given)
+
+        def again(before: tuple[Specification, RankArrays]) -> tuple[Specification, RankArrays]:
+            return before[0], read_again(ctx, before[0], asked, given, before[1])
+
+        spec, arrays = ctx._repeated(asked.form, key, again) or _agree_first(ctx, asked, given, key)
         plan = ctx._cached(spec, lambda: ParallelPlan(ctx, spec, arrays))
         return plan.run_with(arrays)
+
+
+def _agree_first(
+    ctx: Context, asked: Request, given: Arrays, key: Hashable
+) -> tuple[Specification, RankArrays]:
+    spec, arrays = agree(ctx, asked, given)
+    ctx._remember(key, (spec, arrays.without_arrays()))
+    return spec, arrays
 
 
 def _stream(ctx: Context, given: Arrays) -> AbstractContextManager[Any]:

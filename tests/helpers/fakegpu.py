@@ -67,7 +67,8 @@ class Array(np.ndarray):
             cls.gpu.allocations.append(nbytes)
             memptr = np.full(nbytes, 0xFF, np.uint8)  # NaN in every type
         else:
-            memptr = (ctypes.c_char * nbytes).from_address(memptr.ptr)
+            held = getattr(getattr(memptr, "mem", None), "size", nbytes)
+            memptr = (ctypes.c_char * held).from_address(memptr.ptr)
         array = super().__new__(cls, shape, dtype, memptr, 0, strides, order)
         array.device_id = cls.gpu.current
         return array
@@ -415,7 +416,7 @@ class FakeGpu:
             runtime=runtime, Device=Device, Stream=stream, Event=event, alloc_pinned_memory=pinned,
             get_current_stream=lambda: stream(self.stream),
             device=SimpleNamespace(get_cublas_handle=lambda: 77),
-            UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, owner=owner),
+            UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
         )  # fmt: skip
 

@@ -372,6 +372,64 @@ def tensors(comm):
         yield "integers", agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, ints, ints, ctx)
 
 
+def repeated(comm):
+    """A call that all ranks repeat takes one vote; where one rank's arrays are others, all are read anew."""
+    rng, p = np.random.default_rng(66), comm.size
+    with pb.Context(comm, engine="host") as ctx:
+        votes, last = ctx._control.channel, comm.rank == p - 1
+
+        def unless_last(value, otherwise):
+            return otherwise if last else value
+
+        def counted(call, **how):
+            before = votes._agreements
+            return call(ctx, **how), votes._agreements - before
+
+        for form in FORMS:
+            even, uneven = (
+                Case(rng, comm, form, "float32", n * p, n * p, n * p, **how)
+                for n, how in ((3, {}), (4, {"split": other_split}))
+            )
+            how = {"bias": even.local_bias}
+            for turn in range(3):
+                for name, case, more in (("even", even, {}), ("uneven", uneven, {}), ("bias", even, how)):
+                    y, count = counted(case, **more)
+                    wrong = unlike(y, case.expected(bias=bool(more)))
+                    if (count == 1) != (turn > 0):
+                        wrong = wrong or f"{count} votes"
+                    yield f"{form} {name}, turn {turn}", wrong
+                    case.x += 1  # the arrays are read each time
+                    case.local_x += 1
+            y, count = counted(even, out=(out := np.zeros_like(y)))
+            yield f"{form} with out", unlike(y, even.expected()) or ("another" if y is not out else None)
+            if p > 1:
+                args = (even.local_x, even.local_w)
+                words = ["the ranks gave different arguments", "bias:"]
+                how = {"bias": unless_last(None, even.local_bias)}
+                fault = agreed_error(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx, **how)
+                yield f"{form}: bias on one rank", fault
+                words = ["the last dimension is", f"on rank {p - 1}"]
+                narrow = unless_last(even.local_x, even.local_x[..., 1:].copy())
+                fault = agreed_error(ctx, pb.LayoutError, words, getattr(pb, form), narrow, args[1], ctx)
+                yield f"{form}: a wrong array on one rank", fault
+                y, count = counted(even)
+                yield (
+                    f"{form}: afterwards",
+                    unlike(y, even.expected()) or (f"{count} votes" if count > 1 else None),
+                )
+        x, w = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
+        fault = unlike(pb.matmul_allgather(x, w, ctx, alpha=1), np.full((2, 4 * p), 3, np.float32))
+        yield "a number", fault
+        words = ["alpha: expected a number"]
+        fault = agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, x, w, ctx, alpha=np.True_)
+        yield "what is equal to a number", fault
+
+
+@pytest.mark.parametrize("nranks", SIZES)
+def test_repeated_calls(nranks):
+    run_mpi(repeated, nranks)
+
+
 @pytest.mark.parametrize("nranks", SIZES)
 def test_every_type_and_size(nranks):
     run_mpi(every_product, nranks, timeout=120)

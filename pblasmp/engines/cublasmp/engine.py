@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -96,7 +98,10 @@ class CublasmpEngine:
         cupy = self.xp
         try:
             if not isinstance(array, cupy.ndarray):
-                array = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
+                shared = _over_tensor(cupy, array)
+                if shared is None:
+                    shared = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
+                array = shared
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise LayoutError(
                 f"local array: {type(array).__name__} does not share GPU memory: {error}"
@@ -143,3 +148,33 @@ class CublasmpEngine:
     def close(self) -> None:
         """Free everything, last made first. Collective over the context."""
         self.session.close()
+
+
+def _over_tensor(cupy: Any, tensor: Any) -> Any:
+    """Return a CuPy array over a tensor of PyTorch; None where its reader has to order the libraries' streams. Local.
+
+    DLPack does so at every call, which takes several times as long.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor) or not (tensor.is_cuda and tensor.numel()):
+        return None
+    dtype = _numpy_type(str(tensor.dtype))
+    if (
+        dtype is None
+        or torch.cuda.current_stream(tensor.device).cuda_stream != cupy.cuda.get_current_stream().ptr
+    ):
+        return None
+    shape, strides, item = tuple(tensor.shape), tensor.stride(), dtype.itemsize
+    nbytes = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * item
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), nbytes, tensor, tensor.device.index)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(shape, dtype, pointer, tuple(stride * item for stride in strides))
+
+
+@lru_cache
+def _numpy_type(name: str) -> np.dtype | None:
+    try:
+        dtype = np.dtype(name.removeprefix("torch."))
+    except TypeError:
+        return None
+    return dtype if dtype.isbuiltin == 1 else None

@@ -171,6 +171,36 @@ def test_arrays_of_other_libraries_are_taken_without_a_copy(ctx, lib):
             ctx.from_local(wrong, D)
 
 
+@pytest.mark.parametrize("stream", [0, 77])
+def test_tensors_on_the_current_stream_are_taken_by_their_address(ctx, lib, monkeypatch, stream):
+    """On another stream DLPack is asked, which orders the two; so it is for types that NumPy does not have."""
+    values = np.arange(72.0).reshape(6, 12)[:, 2:8]
+    asked = []
+
+    class Tensor:
+        is_cuda, shape, dtype = True, values.shape, "torch.float64"
+        device = SimpleNamespace(type="cuda", index=0)
+
+        def __dlpack__(self, **how):
+            asked.append(how)
+            return values.__dlpack__(**how)
+
+        __dlpack_device__ = staticmethod(values.__dlpack_device__)
+        numel = staticmethod(lambda: values.size)
+        stride = staticmethod(lambda: (12, 1))
+        data_ptr = staticmethod(lambda: values.ctypes.data)
+
+    current = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=stream))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=current))
+    for dtype, by_address in (("torch.float64", stream == 0), ("torch.bfloat16", False)):
+        Tensor.dtype = dtype
+        del asked[:]
+        array = ctx.engine.adopt(Tensor())
+        assert (array.ctypes.data, array.strides) == (values.ctypes.data, (96, 8))
+        assert np.array_equal(array, values)
+        assert bool(asked) != by_address
+
+
 def test_an_array_on_another_gpu_is_refused(ctx, lib):
     lib.gpu.current = 1
     array = sys.modules["cupy"].empty((6, 6))
