@@ -64,13 +64,17 @@ class _Posted:
         self, lines: NDArray[np.int64], count: int, out: NDArray[np.int64], processes: Sequence[Process]
     ) -> None:
         self._lines, self._count, self._out, self._processes = lines, count, out, processes
+        self._here = 0  # ranks that have come, in their order
         self._done = False
         self._since = time.monotonic()
         self._next_look = _LOOK_SECONDS
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        if not self._done and bool((self._lines[:, 0] == self._count).all()):
-            np.max(self._lines[:, 1 : 1 + len(self._out)], axis=0, out=self._out)
+        while self._here < len(self._lines) and self._lines[self._here, 0] == self._count:
+            self._here += 1
+        if not self._done and self._here == len(self._lines):
+            if self._out.size:
+                np.maximum.reduce(self._lines[:, 1 : 1 + self._out.size], axis=0, out=self._out)
             self._done = True
         return self._done
 
