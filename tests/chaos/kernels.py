@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our CUDA kernels at the edges of their arrays: ``compute-sanitizer python -m tests.chaos.kernels --count 200``.
+
+Every array is memory of its own, so that the sanitizer sees what is read or written beside it. Sums and copies are
+compared with NumPy's. One GPU; ``--tool racecheck``, ``initcheck`` and ``synccheck`` are worth a run, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.cublasmp.kernels import Kernels
+from pblasmp.engines.cublasmp.views import View
+
+TYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+WIDE = {"float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64}
+
+
+class Matrix:
+    """A matrix on the GPU and its values; its memory ends where its last row ends."""
+
+    def __init__(self, cupy: Any, values: np.ndarray, spare: int = 0) -> None:
+        rows, cols = values.shape
+        ld, self._dtype = cols + spare, values.dtype
+        host = np.zeros((rows - 1) * ld + cols, values.dtype)
+        for row in range(rows):
+            host[row * ld : row * ld + cols] = values[row]
+        self.memory = cupy.asarray(host.view(np.uint8))
+        self.view = View(int(self.memory.data.ptr), rows, cols, ld, values.dtype)
+
+    def values(self) -> np.ndarray:
+        view, host = self.view, self.memory.get().view(self._dtype)
+        return np.stack([host[row * view.ld : row * view.ld + view.cols] for row in range(view.rows)])
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """Small integers, whose sums every type but the narrowest has exactly."""
+    found = rng.integers(-3, 4, shape).astype(np.float64)
+    if dtype.kind == "c":
+        found = found + 1j * rng.integers(-3, 4, shape)
+    return found.astype(dtype)
+
+
+def one_sum(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
+    """Add a few matrices; return what is wrong with the result."""
+    draw, name = np.random.default_rng(seed), rng.choice(TYPES)
+    dtype = DTYPES[name]
+    shape = rng.randint(1, 40), rng.choice([rng.randint(1, 70), 8 * rng.randint(1, 20)])
+    spare = rng.choice([0, 0, 1, 8])
+    wide = dtype if dtype.kind == "c" else np.dtype(WIDE[name])
+    out = dtype
+    if dtype.itemsize == 2 and rng.random() < 0.4:
+        out = rng.choice([np.dtype(np.float32), *FLOAT8.values()])
+    parts = [numbers(draw, shape, dtype) for _ in range(rng.randint(1, 4))]
+    expected = sum(part.astype(wide) for part in parts)
+    given: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        given["c"] = numbers(draw, shape, dtype if out.itemsize == 1 else out)
+        expected = expected + 2 * given["c"].astype(wide)
+    if rng.random() < 0.5 and dtype.kind != "c":
+        given["bias"] = numbers(draw, (1, shape[1]), dtype)
+        expected = expected + given["bias"].astype(wide)
+    relu = rng.random() < 0.3 and dtype.kind != "c"
+    expected = np.maximum(expected, 0) if relu else expected
+    on_gpu = [Matrix(cupy, part, spare) for part in parts]
+    outs = [Matrix(cupy, np.zeros(shape, out), each) for each in (0, *[spare] * rng.randint(0, 2))]
+    more = {key: Matrix(cupy, value) for key, value in given.items()}
+    amax = cupy.zeros(1, np.float32) if dtype.kind != "c" and rng.random() < 0.5 else None
+    kernels.add(
+        cupy.cuda.get_current_stream(), [each.view for each in on_gpu], [each.view for each in outs],
+        beta=2 if "c" in more else 0, activation="relu" if relu else None, blocks=rng.choice([0, 1, 3]),
+        amax=0 if amax is None else int(amax.data.ptr), **{key: each.view for key, each in more.items()},
+    )  # fmt: skip
+    if any(not np.array_equal(each.values(), expected.astype(out)) for each in outs):
+        return f"a sum of {len(parts)} matrices of {shape}, {name} to {out.name}, {sorted(given)}, is wrong"
+    if amax is not None and float(amax[0]) != np.abs(expected).max():
+        return f"amax of a sum of {shape} is {float(amax[0])}, not {np.abs(expected).max()}"
+    return ""
+
+
+def one_move(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
+    """Copy bytes in four dimensions; return what is wrong."""
+    unit = rng.choice([1, 2, 4, 8, 16])
+    extents = [rng.randint(1, 5), rng.randint(1, 6), rng.randint(1, 5), unit * rng.randint(1, 9)]
+    places = []
+    for _ in range(2):  # from the innermost dimension outwards: rows of a block, blocks across, blocks down
+        across = extents[3] + unit * rng.randint(0, 3)
+        down = extents[2] * across + unit * rng.randint(0, 3)
+        places.append((extents[1] * down + unit * rng.randint(0, 3), down, across))
+    there, here = places
+    at = [
+        np.add.outer(
+            np.add.outer(np.arange(extents[0]) * outer, np.arange(extents[1]) * down),
+            np.add.outer(np.arange(extents[2]) * across, np.arange(extents[3])),
+        ).reshape(-1)
+        for outer, down, across in places
+    ]
+    values = np.random.default_rng(seed).integers(0, 256, int(at[1].max()) + 1).astype(np.uint8)
+    source, target = cupy.asarray(values), cupy.zeros(int(at[0].max()) + 1, np.uint8)
+    kernels.move(
+        cupy.cuda.get_current_stream(), int(target.data.ptr), there, int(source.data.ptr), here, extents,
+        rng.choice([0, 1, 2]),
+    )  # fmt: skip
+    expected = np.zeros(target.size, np.uint8)
+    expected[at[0]] = values[at[1]]
+    return (
+        ""
+        if np.array_equal(target.get(), expected)
+        else f"a copy of {extents} from {here} to {there} is wrong"
+    )
+
+
+def barriers(cupy: Any, kernels: Kernels) -> str:
+    """A rank that meets itself, by each barrier a few times."""
+    kinds, stream = 2, cupy.cuda.get_current_stream()
+    flags = cupy.zeros(kinds * 3, np.uint32)
+    for _ in range(3):
+        for kind in range(kinds):
+            for what in ("arrive", "await", "meet"):
+                kernels.signal(what, stream, [int(flags.data.ptr)], 0, kind, kinds)
+    stream.synchronize()
+    return ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=100, help="sums, and as many copies")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    import cupy
+
+    cupy.cuda.set_allocator(None)  # each array has memory of its own
+    kernels, faults = Kernels(cupy, 1), []
+    for seed in range(arguments.seed, arguments.seed + arguments.count):
+        rng = random.Random(seed)
+        faults += [
+            f"seed {seed}: {fault}"
+            for fault in (one_sum(cupy, kernels, rng, seed), one_move(cupy, kernels, rng, seed))
+            if fault
+        ]
+    faults += filter(None, [barriers(cupy, kernels)])
+    print(
+        *faults,
+        f"{arguments.count} sums, {arguments.count} copies and the barriers: {len(faults)} wrong",
+        sep="\n",
+    )
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
