@@ -18,7 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import creation, io
-from .comm import Agreement, Communicator, Running, closing, differs_only_in, is_agreed, leave, watch, wrap
+from .comm import (
+    Agreement,
+    Communicator,
+    Running,
+    closing,
+    differs_only_in,
+    is_agreed,
+    leave,
+    make_boards,
+    watch,
+    wrap,
+)
 from .creation import Block, GridLike, Layout
 from .engines.base import Engine
 from .engines.choice import EngineName, choose_engine
@@ -67,7 +78,7 @@ class Context:
     Leaving the ``with`` block closes it, and so does the end of the process. An exception that only some ranks see
     inside the block ends the job: the other ranks raise it too when they come to their next collective call, and are
     aborted when they don't come. One that only some ranks see inside a collective call, and catch, breaks the context:
-    every rank that uses it then raises ClosedError.
+    every rank that uses it, or closes it without having been told, then raises ClosedError.
 
     Collective over ``comm``.
 
@@ -110,6 +121,7 @@ class Context:
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
             self._control.patient = self.comm.patient
+            self.comm.board, self._control.board = make_boards(self.comm, 2)
             self.engine.measured = _measured(self.comm, self.engine)
             logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
         except BaseException as error:
@@ -173,10 +185,13 @@ class Context:
         """Give back everything: plans (last made first), the engine, the communicator. Collective; idempotent.
 
         Collective over the context.
+
+        Raises:
+            ClosedError: the context is broken, and no exception has told this rank.
         """
         channel = self._control.channel
         channel.look()
-        if self._open and (channel.cause or self._control.gone()):  # nothing collective can follow
+        if self._open and (channel.raised or self._control.gone()):  # nothing collective can follow
             self._open = False
             channel.leave(0)
         if not self._open:
@@ -185,8 +200,6 @@ class Context:
             everyone = closing(self._control, here=True)
         except BaseException as error:
             self._open = not is_agreed(error, self._control)  # else fail() has others to tell
-            if self._open and channel.cause:
-                channel.leave(1)  # now: the caller may catch it, and never come here again
             raise
         self._open = False
         if not everyone:  # others have lost it without closing it, and end
@@ -215,8 +228,10 @@ class Context:
         )
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.cause:
+        if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.raised:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
+        elif hasattr(self, "_control"):
+            self._control.board = None  # its memory goes with the context, of whose end others are still told
 
     # -- for the modules of pblasmp
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, differs_only_in, is_agreed, leave
+from .board import make_boards
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
@@ -22,6 +23,7 @@ __all__ = [
     "differs_only_in",
     "is_agreed",
     "leave",
+    "make_boards",
     "nodes_of",
     "watch",
     "wrap",

@@ -225,15 +225,21 @@ def closing(comm: Communicator, *, here: bool) -> bool:
         comm: the ranks.
         here: whether it still is there on this one, or has been lost without being closed.
     """
-    with Agreement(comm, CLOSING):
-        pass
+    channel = comm.channel
     try:
-        everywhere = all(comm.allgather(here))
+        with Agreement(comm, CLOSING):
+            pass
+        try:
+            everywhere = all(comm.allgather(here))
+        except BaseException as error:
+            channel.break_(error, CLOSING)  # the others count on this rank's answer
+            raise
     except BaseException as error:
-        comm.channel.break_(error, CLOSING)  # the others count on this rank's answer
+        if channel.cause and not is_agreed(error, comm):
+            channel.leave(1)  # now: the caller may catch it, and never come here again
         raise
     if not everywhere:
-        comm.channel.broken_by_agreement("a rank dropped it without closing it")
+        channel.broken_by_agreement("a rank dropped it without closing it")
     return everywhere
 
 
@@ -247,7 +253,7 @@ class _Vote:
         mine = int.from_bytes(digest, "little", signed=True)
         self._mine = np.array([~mine, mine, error is not None], dtype=np.int64)
         self._all = np.empty_like(self._mine)
-        self._request = comm.imax(self._mine, self._all)
+        self._request = (comm.board or comm).imax(self._mine, self._all)
 
     def done(self) -> bool:
         """Return whether every rank has voted."""

@@ -27,6 +27,7 @@ __all__ = [
     "Communicator",
     "MpiCollectives",
     "Request",
+    "Votes",
     "check_world",
     "chunks",
     "cores_of",
@@ -42,6 +43,13 @@ Array = NDArray[Any]
 Request: TypeAlias = Any  # something in flight, mpi4py's or what has a Test() like it
 
 
+class Votes(Protocol):
+    """Where ranks reduce a few integers."""
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
+        """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
+
+
 @runtime_checkable
 class Communicator(Protocol):
     """What pblasmp asks of a group of ranks.
@@ -51,12 +59,14 @@ class Communicator(Protocol):
         channel: the notes between the ranks; that of the communicator it was split from.
         patient: waits yield the core to other processes: for nodes with fewer cores than ranks, where a rank that
             waits busily takes time from those it waits for.
+        board: where its ranks vote, if they share memory; None where votes are messages.
     """
 
     rank: int
     size: int
     channel: SideChannel
     patient: bool
+    board: Votes | None
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
@@ -130,6 +140,7 @@ class _Serial:  # its arguments matter only where there are several ranks
     rank = 0
     size = 1
     patient = False
+    board: Votes | None = None
 
     def __init__(self) -> None:
         self.channel = SideChannel(0, (0,))
@@ -233,6 +244,7 @@ class _Mpi:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.patient = False
+        self.board: Votes | None = None
         self.channel = channel
         self._carries_notes = not channel.connected
         if self._carries_notes:
@@ -349,6 +361,7 @@ class _Mpi:
         return MPI.Is_finalized()
 
     def free(self) -> None:
+        self.board = None
         if not self.gone():
             if self._carries_notes:
                 self.channel.close()

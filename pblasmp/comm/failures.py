@@ -48,7 +48,7 @@ def watch(context: Ending, comm: Communicator) -> None:
 
 def _is_open(comm: Communicator) -> bool:
     """Return whether other ranks may wait for this one to close what it has lost. Local."""
-    return comm.size > 1 and not (comm.channel.closed or comm.channel.cause or comm.gone())
+    return comm.size > 1 and not (comm.channel.closed or comm.channel.raised or comm.gone())
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import LayoutError, LibraryNotFoundError
-from .communicator import Communicator, chunks
+from .communicator import Communicator, Votes, chunks
 from .side_channel import Place, SideChannel
 
 __all__ = ["from_group"]
@@ -126,6 +126,7 @@ class _Gloo:
         self.rank = self._ranks.index(dist.get_rank())
         self.size = len(self._ranks)
         self.patient = True
+        self.board: Votes | None = None
         name = "-".join(map(str, self._ranks))
         _made[name] += 1
         store = dist.PrefixStore(f"pblasmp/{name}/{_made[name]}", dist.distributed_c10d._get_default_store())
@@ -231,6 +232,7 @@ class _Gloo:
         return False
 
     def free(self) -> None:
+        self.board = None
         if self._carries_notes:
             self.channel.close()
         self._group = None

@@ -23,15 +23,19 @@ __all__ = ["SharedMemory", "available_bytes"]
 class SharedMemory:
     """One growing buffer shared by the ranks of a node. Every method is collective over ``node``.
 
+    Args:
+        node: the ranks.
+        nbytes: how much it has at first.
+
     Attributes:
         why_not: empty, or why the ranks of this node cannot share memory.
     """
 
-    def __init__(self, node: Communicator) -> None:
+    def __init__(self, node: Communicator, nbytes: int = mmap.PAGESIZE) -> None:
         self._node = node
         self._map: mmap.mmap | None = None
         self._size = 0
-        self.why_not = self._grow(mmap.PAGESIZE)
+        self.why_not = self._grow(nbytes)
 
     def array(self, nbytes: int) -> NDArray[np.uint8]:
         """Return ``nbytes`` of the buffer, growing it if needed: its contents are lost then."""
@@ -50,20 +54,22 @@ class SharedMemory:
     def _grow(self, nbytes: int) -> str:
         self.close()
         descriptor, mapped = -1, None
-        path, why_not = "", ""
+        path, file, why_not = "", 0, ""
         if self._node.rank == 0:
             try:
                 descriptor = os.memfd_create("pblasmp", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, nbytes)
-                path = f"/proc/{os.getpid()}/fd/{descriptor}"
+                path, file = f"/proc/{os.getpid()}/fd/{descriptor}", os.fstat(descriptor).st_ino
             except (AttributeError, OSError, OverflowError) as error:
                 why_not = f"cannot create an anonymous file of {nbytes} bytes: {error}"
         try:
-            path = self._node.bcast(path)
+            path, file = self._node.bcast((path, file))
             if path:
                 try:
                     if self._node.rank != 0:
                         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                        if os.fstat(descriptor).st_ino != file:  # containers number processes on their own
+                            raise OSError("the ranks do not see each other's processes")
                     mapped = mmap.mmap(descriptor, nbytes)
                 except (OSError, ValueError, OverflowError, MemoryError) as error:
                     why_not = f"cannot open the memory shared by the ranks of this node: {error}"

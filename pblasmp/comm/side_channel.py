@@ -100,6 +100,7 @@ class SideChannel:
     Attributes:
         connected: notes can travel.
         cause: empty, or why nothing collective can follow.
+        raised: an exception has told this rank's program of the cause, or need not.
         closed: the ranks have given the context up together.
         name: what the context is called in messages.
         disowned: this process is a fork of the one that the context is of.
@@ -110,6 +111,7 @@ class SideChannel:
     def __init__(self, rank: int, members: Members) -> None:
         self.rank, self.size = rank, len(members)
         self.cause = ""
+        self.raised = False
         self.closed = False
         self.disowned = False
         self.name = "a context"
@@ -226,7 +228,8 @@ class SideChannel:
     # -- a broken context
 
     def error(self) -> ClosedError:
-        """Return the error that every use of a broken context gets."""
+        """Return the error to raise, which every use of a broken context gets."""
+        self.raised = True
         return ClosedError(f"this context is broken, no collective call is possible any more: {self.cause}")
 
     def check(self) -> None:
@@ -264,11 +267,12 @@ class SideChannel:
             return
         if not self.cause:
             self.cause, self._told = f"rank {self.rank} left {call} with {text_of(error)}", False
+        self.raised = True
         self.look()
 
     def broken_by_agreement(self, cause: str) -> None:
         """All ranks know that the context has ended."""
-        self.cause = self.cause or cause
+        self.cause, self.raised = self.cause or cause, True
         self._abort_device()
 
     def device_fault(self) -> Exception | None:
@@ -330,7 +334,7 @@ class SideChannel:
         """After a fork, in the child: the context is the parent's."""
         self.disowned, self._transport, self.device = True, None, None
         self._turn = threading.RLock()
-        self.cause = f"it belongs to process {os.getppid()}, of which this one is a fork"
+        self.cause, self.raised = f"it belongs to process {os.getppid()}, of which this one is a fork", True
 
     # -- contexts that the ranks use in different orders
 

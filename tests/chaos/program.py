@@ -26,6 +26,7 @@ import numpy as np
 
 import pblasmp as pb
 import pblasmp.comm.agreement
+import pblasmp.comm.board
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
 import pblasmp.engines.host.blas
@@ -36,7 +37,7 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "isend": (pblasmp.comm.communicator._Mpi, "isend", 40),
     "irecv": (pblasmp.comm.communicator._Mpi, "irecv", 40),
     "wait": (pblasmp.comm.communicator._Mpi, "wait", 60),
-    "barrier": (pblasmp.comm.communicator._Mpi, "barrier", 8),
+    "board": (pblasmp.comm.board.Board, "imax", 60),
     "allgather": (pblasmp.comm.communicator._Mpi, "allgather", 6),
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
     "gemm": (pblasmp.engines.host.blas.LocalBlas, "gemm", 20),

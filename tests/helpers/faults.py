@@ -352,6 +352,25 @@ def caught_where_others_do_not():
             moves(ctx)
 
 
+def breaks_and_catches(ctx):
+    """Rank 1 breaks the context and goes on; the others use it when they could know."""
+    if RANK == 1:
+        with contextlib.suppress(ValueError), ctx._running("redistribute"):
+            raise ValueError("my own")
+    time.sleep(0.3)
+
+
+def caught_before_others_close():
+    with pb.Context(engine="host") as ctx:
+        breaks_and_catches(ctx)
+    say("went on")
+
+
+def caught_before_others_end():
+    globals()["kept"] = ctx = pb.Context(engine="host")
+    breaks_and_catches(ctx)
+
+
 class Unprintable:
     def __repr__(self):
         raise ValueError("my own")

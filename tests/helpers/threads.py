@@ -116,6 +116,7 @@ class ThreadComm:
             channel._index = 0  # of one process they would all be different
             channel.connect(Notes(group, rank))
         self.channel = channel
+        self.board: Any = None
         self.turn = 0
         self.received: dict[int, int] = defaultdict(int)
 
@@ -156,7 +157,15 @@ class ThreadComm:
         array[...] = self.all_of(self._post(array.copy()))[root]
 
     def wait(self, request: Any, place: Place | None = None) -> None:
-        self.channel.until(request.Test, patient=True, place=place)
+        since = time.monotonic()
+
+        def done() -> bool:
+            if request.Test():
+                return True
+            self.group.alive(since)  # a board does not look
+            return False
+
+        self.channel.until(done, patient=True, place=place)
 
     def wait_any(self, requests: Sequence[Any]) -> int:
         self.channel.until(lambda: self.test_any(requests) is not None, patient=True)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import platform
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import board
 from tests.helpers.cases import agreed_error, first, misplaced, scattered
 from tests.helpers.mpi import run_mpi
 
@@ -32,6 +35,15 @@ class Timed:
         seconds = time.monotonic() - start
         self.longest = max(self.longest, seconds)
         return wrong or (None if seconds < LIMIT else f"took {seconds:.1f} s")
+
+
+def votes(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        in_memory = [each.board is not None for each in (ctx.comm, ctx._control)]
+        if all(in_memory):
+            ctx._control.imax = ctx.comm.barrier = None  # nothing asks for messages
+        a = ctx.eye(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, comm.size)))
+        return in_memory, misplaced(pb.matmul(a, a), np.eye(6))
 
 
 class BrokenError(Exception):
@@ -427,6 +439,27 @@ def interrupted(comm):
         yield f"{name}, raised on {ranks}", wrong
 
 
+def descriptors(comm):
+    """However a context ends, its memory goes with it, and what that has of the process."""
+    kept = []
+    for end in ("closed", "with an exception", "early on one rank", "broken"):
+        try:
+            with pb.Context(comm, engine="host") as ctx:
+                if end == "with an exception" and comm.rank == 1:
+                    raise ZeroDivisionError("my own")
+                if end == "broken" and comm.rank == 1:
+                    with ctx._running("redistribute"):
+                        raise ZeroDivisionError("my own")
+                if end != "early on one rank" or comm.rank != 1:
+                    ctx.zeros((4, 4))
+        except (ZeroDivisionError, pb.PblasmpError) as error:
+            del error
+        ctx = None
+        gc.collect()
+        kept.append(len(list(Path("/proc/self/fd").iterdir())))
+    return kept
+
+
 def _run(function, nranks, **options):
     cases = run_mpi(function, nranks, **options)[0]
     print(f"{function.__name__} on {nranks} ranks: {cases[-1][0]}")
@@ -458,3 +491,15 @@ def test_another_call_on_one_rank(nranks, tmp_path):
 @pytest.mark.parametrize("nranks", [3, 6])
 def test_exceptions_of_some_ranks(nranks):
     run_mpi(interrupted, nranks)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_contexts_that_end_with_an_exception_keep_no_descriptors():
+    assert all(len(set(kept)) == 1 for kept in run_mpi(descriptors, 3))
+
+
+@pytest.mark.parametrize("per_node", [3, 1])
+def test_ranks_of_one_node_vote_in_memory(per_node, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
+    expected = per_node == 3 and platform.machine() in board._ORDERED
+    assert run_mpi(votes, 3) == [[[expected] * 2, None]] * 3

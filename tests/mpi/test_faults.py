@@ -202,6 +202,19 @@ def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
 
 
 @starts_ranks
+@pytest.mark.parametrize(
+    ("name", "status"), [("caught_before_others_close", 1), ("caught_before_others_end", 0)]
+)
+def test_a_broken_context_does_not_close_in_silence(name, status, tmp_path):
+    """close() tells those that no other call has told; the rank that caught the error knows."""
+    found, printed, _ = ends(name, tmp_path, 3)
+    assert found == status, printed
+    assert printed.count("Traceback") == 1, printed
+    assert printed.count(f"{BROKEN}rank 1 left redistribute with ValueError: my own") == 1, printed
+    assert printed.count("went on") == status, printed
+
+
+@starts_ranks
 def test_what_cannot_be_shown_is_an_error_of_its_rank(tmp_path):
     status, printed, _ = ends("unprintable", tmp_path, 3)
     assert status == 0, printed

@@ -22,6 +22,7 @@ __all__ = ["HostTransport"]
 
 Array = NDArray[Any]
 
+_NOTHING = np.empty(0, np.int64)
 _REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
 
 
@@ -81,7 +82,10 @@ class HostTransport(Room):
 
     def fence(self) -> None:
         """Wait until every rank has written what its node shares. Collective."""
-        self._comm.barrier()
+        if self._comm.board is None:
+            self._comm.barrier()
+        else:
+            self._comm.wait(self._comm.board.imax(_NOTHING, _NOTHING))
 
     def alternate(self) -> int:
         """Return 0 and 1 in turn. Local."""

@@ -120,23 +120,25 @@ def test_the_exit_hook_is_there_once_and_is_the_last_to_be_registered(shown, mon
 
 
 @pytest.mark.parametrize(
-    ("size", "closed", "cause", "gone"),
+    ("size", "closed", "raised", "gone"),
     [
-        (2, False, "", False),
-        (1, False, "", False),
-        (2, True, "", False),
-        (2, False, "x", False),
-        (2, False, "", True),
+        (2, False, False, False),
+        (1, False, False, False),
+        (2, True, False, False),
+        (2, False, True, False),
+        (2, False, False, True),
     ],
 )
 def test_a_context_that_was_dropped_is_closed_where_others_may_wait_for_it(
-    size, closed, cause, gone, shown, monkeypatch
+    size, closed, raised, gone, shown, monkeypatch
 ):
     asked = []
     monkeypatch.setattr(failures, "closing", lambda comm, *, here: asked.append((comm, here)))
-    comm = SimpleNamespace(size=size, channel=SimpleNamespace(closed=closed, cause=cause), gone=lambda: gone)
+    comm = SimpleNamespace(
+        size=size, channel=SimpleNamespace(closed=closed, raised=raised), gone=lambda: gone
+    )
     failures.watch(Told(), comm)  # gone at once
-    waited_for = (size, closed, cause, gone) == (2, False, "", False)
+    waited_for = (size, closed, raised, gone) == (2, False, False, False)
     failures._close_all()
     assert asked == ([(comm, False)] if waited_for else [])
     failures.watch(Told(), _Serial())

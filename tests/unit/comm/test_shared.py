@@ -66,6 +66,16 @@ def test_all_ranks_are_told_why_not(monkeypatch):
     assert _open_files() == before
 
 
+def test_a_file_of_that_name_elsewhere_is_not_shared(tmp_path, monkeypatch):
+    """Containers number processes on their own."""
+    opened, other = os.open, tmp_path / "other"
+    other.write_bytes(bytes(mmap.PAGESIZE))
+    monkeypatch.setattr(os, "open", lambda path, *args: opened(other, *args))
+    found = on_ranks(2, lambda comm: SharedMemory(comm).why_not)
+    assert found == [found[0]] * 2
+    assert "the ranks do not see each other's processes" in found[0]
+
+
 @pytest.mark.parametrize("error", [OSError(12, "no memory"), AttributeError("no such function")])
 def test_no_anonymous_file(error, monkeypatch):
     def refuse(*args):

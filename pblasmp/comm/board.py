@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Votes and barriers of ranks that share memory: each writes its own line, and reads all.
+
+A reduction by messages takes rounds, and in each of them a rank needs others to run. Where ranks outnumber cores, those
+that are through begin to compute, and those that are not wait for a core, a round at a time. Here a rank needs a core
+once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ClosedError
+from .communicator import Communicator, nodes_of
+from .shared import SharedMemory
+
+__all__ = ["Board", "make_boards"]
+
+_LINE = 8  # integers: a cache line for each rank
+_ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
+_BUSY_SECONDS = 1e-3  # for which a wait only yields the core; then it sleeps,
+_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # for a share of the time waited so far
+_LOOK_SECONDS = 0.05  # between two looks at whether other processes still run
+
+Process = tuple[int, str]  # its number, and when it began: numbers are used again
+
+
+class Board:
+    """The lines of all ranks, twice: a rank may be one reduction ahead of those that still read the one before.
+
+    A rank begins a reduction when its one before is done; one that gives up a reduction breaks the context.
+
+    Args:
+        lines: what the ranks share, of shape (2, ranks, 8) and zero at first.
+        rank: this rank's number.
+        processes: those of all ranks.
+    """
+
+    def __init__(self, lines: NDArray[np.int64], rank: int, processes: Sequence[Process]) -> None:
+        self._lines, self._rank, self._processes = lines, rank, processes
+        self._count = 0
+
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
+        """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
+        self._count += 1
+        lines = self._lines[self._count % 2]
+        lines[self._rank, 1 : 1 + len(values)] = values
+        lines[self._rank, 0] = self._count  # last: who sees it sees the values
+        return _Posted(lines, self._count, out, self._processes)
+
+
+class _Posted:
+    """A reduction that has begun, with what the requests of mpi4py and of process groups have."""
+
+    def __init__(
+        self, lines: NDArray[np.int64], count: int, out: NDArray[np.int64], processes: Sequence[Process]
+    ) -> None:
+        self._lines, self._count, self._out, self._processes = lines, count, out, processes
+        self._here = 0  # ranks that have come, in their order
+        self._done = False
+        self._since = time.monotonic()
+        self._next_look = _LOOK_SECONDS
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        while self._here < len(self._lines) and self._lines[self._here, 0] == self._count:
+            self._here += 1
+        if not self._done and self._here == len(self._lines):
+            if self._out.size:
+                np.maximum.reduce(self._lines[:, 1 : 1 + self._out.size], axis=0, out=self._out)
+            self._done = True
+        return self._done
+
+    def pause(self) -> None:
+        """Leave the core to others, the longer the wait is. Where no MPI launcher does, notice ranks that have ended.
+
+        Raises:
+            ClosedError: one has ended without coming here.
+        """
+        waited = time.monotonic() - self._since
+        if waited < _BUSY_SECONDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(_SHARE * waited, _LONGEST_SECONDS))
+        if waited < self._next_look:
+            return
+        self._next_look = waited + _LOOK_SECONDS
+        for rank, (number, began) in enumerate(self._processes):
+            if _began(number) != began and self._lines[rank, 0] != self._count:  # in this order
+                raise ClosedError(f"rank {rank} has ended")
+
+    def __bool__(self) -> bool:
+        return not self._done
+
+
+def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
+    """Return ``number`` boards of the ranks of ``comm``, each None where they cannot share memory. Collective."""
+    if comm.size == 1:
+        return [None] * number
+    able = len(nodes_of(comm)) == 1 and platform.machine() in _ORDERED
+    me = os.getpid(), _began(os.getpid())
+    everyones: list[tuple[bool, Process]] = comm.allgather((able, me))
+    if not all(able for able, _ in everyones):
+        return [None] * number
+    shape = number, 2, comm.size, _LINE
+    nbytes = 8 * math.prod(shape)
+    memory = SharedMemory(comm, nbytes)
+    if memory.why_not:
+        return [None] * number
+    processes = [process for _, process in everyones]
+    return [
+        Board(lines, comm.rank, processes) for lines in memory.array(nbytes).view(np.int64).reshape(shape)
+    ]
+
+
+def _began(process: int) -> str:
+    """Return when a process of this machine began, in ticks of its clock; empty if it has ended."""
+    try:
+        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else rest[18]

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Votes of ranks that share memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+
+from pblasmp.comm import board
+from pblasmp.comm.agreement import Agreement
+from pblasmp.comm.board import Board, make_boards
+from pblasmp.comm.communicator import _Serial
+from pblasmp.errors import ClosedError, LayoutError, RankMismatchError
+from tests.helpers.threads import on_ranks
+
+
+def one_board(comm):
+    [board] = make_boards(comm, 1)
+    return board
+
+
+def reduced(mine, values, out):
+    request = mine.imax(np.array(values), out)
+    while not request.Test():
+        request.pause()
+    return out.tolist()
+
+
+def test_every_rank_gets_the_largest_values_of_all():
+    def work(comm):
+        mine, found = one_board(comm), []
+        late = random.Random(comm.rank)
+        for turn in range(200):
+            if late.random() < 0.1:
+                time.sleep(0.001)
+            values = [turn + comm.rank, -turn - comm.rank, (comm.rank + turn) % 3 == 0]
+            found.append(reduced(mine, values, np.empty(3, np.int64)))
+        return found
+
+    assert on_ranks(4, work) == [[[turn + 3, -turn, 1] for turn in range(200)]] * 4
+
+
+def test_nobody_is_through_before_all_are_there():
+    def work(comm):
+        mine, nothing = one_board(comm), np.empty(0, np.int64)
+        seen = []
+        for late in (0, 1, 2):
+            if comm.rank == late:
+                time.sleep(0.05)
+                request = mine.imax(nothing, nothing)
+            else:
+                request = mine.imax(nothing, nothing)
+                seen.append(request.Test())
+                assert request
+            while not request.Test():
+                time.sleep(0.001)
+            assert not request
+            comm.barrier()
+        return any(seen)
+
+    assert on_ranks(3, work) == [False] * 3
+
+
+def test_a_rank_may_be_ahead_of_those_that_read():
+    """The fast one begins the next reduction before the slow one has read this one."""
+
+    def work(comm):
+        mine, out = one_board(comm), [np.empty(1, np.int64) for _ in range(2)]
+        first = mine.imax(np.array([comm.rank]), out[0])
+        if comm.rank == 0:
+            while not first.Test():
+                time.sleep(0.001)
+            second = mine.imax(np.array([10]), out[1])
+            comm.barrier()
+        else:
+            comm.barrier()  # rank 0 has begun the second
+            assert first.Test()
+            second = mine.imax(np.array([20]), out[1])
+        while not second.Test():
+            time.sleep(0.001)
+        return [each.item() for each in out]
+
+    assert on_ranks(2, work) == [[1, 20]] * 2
+
+
+def blame(rank):
+    if rank == 1:
+        raise LayoutError("mine")
+
+
+def test_agreement_votes_there():
+    def work(comm):
+        comm.board = one_board(comm)
+        comm.imax = None  # nothing is voted by messages
+        with pytest.raises(RankMismatchError), Agreement(comm, "call") as facts:
+            facts["n"] = comm.rank
+        with pytest.raises(LayoutError, match=r"mine.*\(on rank 1\)"), Agreement(comm, "call"):
+            blame(comm.rank)
+        with Agreement(comm, "call"):
+            return "agreed"
+
+    assert on_ranks(3, work) == ["agreed"] * 3
+
+
+def test_boards_of_the_same_ranks_are_apart():
+    def work(comm):
+        one, other = make_boards(comm, 2)
+        out = np.empty(1, np.int64)
+        first = one.imax(np.array([5]), out)
+        comm.barrier()
+        second = other.imax(np.array([7]), np.empty(1, np.int64)) if comm.rank == 0 else None
+        assert first.Test()
+        comm.barrier()
+        return out.item(), second is not None and second.Test()
+
+    assert on_ranks(2, work) == [(5, False)] * 2
+
+
+@pytest.mark.parametrize("size", [2, 40])  # a page holds the lines of fewer
+def test_lines_are_a_cache_line_each(size):
+    def work(comm):
+        [mine] = make_boards(comm, 1)
+        assert mine._lines.ctypes.data % 64 == 0
+        assert mine._lines.strides == (size * 64, 64, 8)
+        return reduced(mine, [comm.rank] * 7, np.empty(7, np.int64))
+
+    assert on_ranks(size, work) == [[size - 1] * 7] * size
+
+
+def test_more_values_than_a_line_holds_are_refused():
+    mine = Board(np.zeros((2, 1, 8), np.int64), 0, [])
+    with pytest.raises(ValueError, match="could not broadcast"):
+        mine.imax(np.zeros(8, np.int64), np.empty(8, np.int64))
+
+
+def test_counts_beyond_32_bits():
+    mine = Board(np.zeros((2, 1, 8), np.int64), 0, [])
+    mine._count = 2**32 - 2
+    assert [reduced(mine, [turn], np.empty(1, np.int64)) for turn in range(4)] == [[0], [1], [2], [3]]
+
+
+def agrees(comm):
+    with Agreement(comm, "call"):
+        pass
+
+
+def meets(comm):
+    comm.wait(comm.board.imax(np.empty(0, np.int64), np.empty(0, np.int64)))
+
+
+def test_who_waits_there_hears_of_a_broken_context():
+    waits_in = {0: agrees, 2: meets}
+
+    def work(comm):
+        comm.board = one_board(comm)
+        if comm.rank == 1:
+            time.sleep(0.1)  # the others are waiting by now
+            comm.channel.break_(MemoryError("no room"), "matmul")
+            return 0
+        with pytest.raises(ClosedError, match="rank 1 left matmul with MemoryError: no room"):
+            waits_in[comm.rank](comm)
+        return time.monotonic()
+
+    before = time.monotonic()
+    assert all(each - before < 1 for each in on_ranks(3, work))
+
+
+def pauses(request):
+    """Wait until the request has looked at the other processes."""
+    before = request._next_look
+    while request._next_look == before:
+        request.pause()
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_a_rank_that_has_ended_is_noticed(reaped):
+    """Rank 1 is a child that posts one reduction of two; it is noticed as soon as it has ended."""
+    lines = np.frombuffer(mmap.mmap(-1, 2 * 2 * 64), np.int64).reshape(2, 2, 8)
+    nothing = np.empty(0, np.int64)
+    hold, let_go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(let_go)
+        Board(lines, 1, []).imax(nothing, nothing)
+        os.read(hold, 1)
+        os._exit(0)
+    mine = Board(lines, 0, [(process, board._began(process)) for process in (os.getpid(), child)])
+    request = mine.imax(nothing, nothing)
+    while not request.Test():
+        request.pause()
+    later = mine.imax(nothing, nothing)
+    pauses(later)  # it runs
+    os.close(let_go)
+    os.waitid(os.P_PID, child, os.WEXITED | (0 if reaped else os.WNOWAIT))
+    pauses(request)  # it had come here
+    with pytest.raises(ClosedError, match="rank 1 has ended"):
+        pauses(later)
+    if not reaped:
+        os.waitpid(child, 0)
+
+
+def test_when_a_process_began():
+    me = os.getpid()
+    assert board._began(me) == board._began(me) != ""
+    assert board._began(1 << 22) == ""  # no process has this number
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "another processor",
+        "several nodes",
+        "nodes as one sees them",
+        "no shared memory",
+        "one cannot open it",
+    ],
+)
+def test_ranks_that_cannot_share_a_board_vote_by_messages(why, monkeypatch):
+    def work(comm):
+        if why == "several nodes" or (why == "nodes as one sees them" and comm.rank == 1):
+            comm.nodes = lambda: [(0,), (1,)]
+        return make_boards(comm, 2)
+
+    if why == "another processor":
+        monkeypatch.setattr(board.platform, "machine", lambda: "aarch64")
+    if why == "no shared memory":
+        monkeypatch.delattr(os, "memfd_create")
+    if why == "one cannot open it":
+
+        def refuse(*_):
+            raise PermissionError(13, "not yours")
+
+        monkeypatch.setattr(os, "open", refuse)
+    assert on_ranks(2, work) == [[None, None]] * 2
+
+
+def test_one_rank_needs_none():
+    assert make_boards(_Serial(), 2) == [None, None]
