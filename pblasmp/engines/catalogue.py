@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
-from . import dealt, overlapped, reduced, shared, slabs, solve, sums
+from . import dealt, full, overlapped, reduced, shared, slabs, solve, sums
 from .algorithms import Verdict, choose, known_for
 from .base import Engine, Operands, Options, Problem, Product
 from .moved import MovedProduct
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ALGORITHMS", "check_parallel", "names", "prepare"]
 
+
+def _step(engine: Engine, problem: Problem, options: Options, operands: Operands) -> Product:
+    """Return a product that is a step of another. Collective over the context."""
+    return prepare(engine, problem, options, operands)[0]
+
+
 ALGORITHMS = (
     *dealt.ALGORITHMS,
     *slabs.ALGORITHMS,
@@ -27,6 +33,7 @@ ALGORITHMS = (
     *reduced.ALGORITHMS,
     *shared.ALGORITHMS,
     *overlapped.ALGORITHMS,
+    *full.algorithms(_step),
 )
 
 

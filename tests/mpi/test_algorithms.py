@@ -23,8 +23,9 @@ SLABS = ("shared", "gathered", "panels")
 UPDATES = ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx")
 ROUTINES = ("trsm", "trmm", "symm", "hemm", *UPDATES, "geadd", "tradd")
 NAMES = {
-    **dict.fromkeys(("matmul", "ag", "rs", "trsm", "trmm", "symm", "hemm"), SLABS),
-    **dict.fromkeys(UPDATES, ("summed", *SLABS)),
+    **dict.fromkeys(("matmul", "ag", "rs", "trsm", "trmm"), SLABS),
+    **dict.fromkeys(("symm", "hemm"), (*SLABS, "full")),
+    **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
     **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "push")),
     **dict.fromkeys(("rs", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "ring", "push")),

@@ -20,8 +20,12 @@ PATHS = ("auto", "shared", "gathered", "panels")
 
 
 def paths_of(routine):
-    shape = ROUTINES[routine].shape
-    return ("auto",) if shape == "added" else (*PATHS, "summed") if shape == "updated" else PATHS
+    traits = ROUTINES[routine]
+    if traits.shape == "added":
+        return ("auto",)
+    if traits.shape == "updated":
+        return (*PATHS, "summed", "full")
+    return PATHS if traits.triangular else (*PATHS, "full")
 
 
 def everything(comm, routines, part, parts):

@@ -66,7 +66,8 @@ def routine_algorithms(routine: str) -> tuple[str, ...]:
     traits = ROUTINES[routine]
     if traits.shape == "added":
         return ("moved",)
-    return ("gathered", "panels", *(["summed"] if traits.shape == "updated" else []))
+    more = () if traits.triangular else ("full",) if traits.shape == "sided" else ("summed", "full")
+    return ("gathered", "panels", *more)
 
 
 @contextmanager

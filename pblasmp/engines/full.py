@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level 3 by products of whole matrices: a triangle is filled before, or cut out of the result.
+
+That takes more operations than a triangle needs, and memory for one or two more square matrices, and runs at the
+speed of the engine's fastest product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Literal
+
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
+from ..layout.product import Op
+from .algorithms import Algorithm
+from .base import Engine, Operands, Options, Problem, Product, Workspace
+from .slabs import type_refusal
+from .triangles import ResultPart, update
+
+__all__ = ["algorithms"]
+
+_STRIPES = 4  # that a triangle is computed in: 10/16 of its square
+_SLOW = 8.0  # by rule, until it has been measured
+
+Array = Any
+Prepare = Callable[[Engine, Problem, Options, Operands], Product]
+Window = tuple[slice, slice]
+_ALL: Window = (slice(None), slice(None))
+
+
+class FullProduct(Product):
+    """symm, hemm or a rank-k update. Making, running and closing one is collective over the context.
+
+    Args:
+        engine: where it runs.
+        prepare: prepares a problem by the algorithm that "auto" takes.
+        p: the routine.
+        options: alpha, beta, compute.
+        operands: the local arrays.
+    """
+
+    def __init__(
+        self, engine: Engine, prepare: Prepare, p: Level3Problem, options: Options, operands: Operands
+    ) -> None:
+        self._engine, self._p, self._options, self._rank = engine, p, options, engine.transport.rank
+        self._layouts = {name: x for name in "abcd" if (x := getattr(p, name)) is not None}
+        self._own: dict[str, Array] = {}
+        self._products: list[Product] = []
+        self._steps: list[Callable[[Operands], None]] = []
+        self._triangle: ResultPart | None = None  # this rank's part of the one that is read, or written
+        with ExitStack() as closing:
+
+            def add(
+                problem: Problem, options: Options, *names: str, window: Window = _ALL, of: Any = (_ALL, _ALL)
+            ) -> None:
+                """Prepare a step: its a, b, c and d by name, "" for none; parts of a and b, and of d."""
+                places = [(name, part) for name, part in zip(names, (*of, window, window), strict=True)]
+                product = prepare(engine, problem, options, self._used(operands, places))
+                closing.callback(product.close)
+                self._products.append(product)
+                self._steps.append(lambda given: product.run(self._used(given, places)))
+
+            if p.traits.shape == "sided":
+                self._fill_and_multiply(add)
+            else:
+                self._multiply_and_add(add)
+            self._closing = closing.pop_all()
+        own = sum(array.nbytes for array in self._own.values())
+        on_device = engine.device is not None
+        self.workspace = Workspace(
+            max(each.workspace.device_bytes for each in self._products) + own * on_device,
+            max(each.workspace.host_bytes for each in self._products) + own * (not on_device),
+        )
+        self.path = f"full: {self._products[-1 if p.traits.shape == 'sided' else 0].path}"
+        self.sent_bytes = sum(each.sent_bytes for each in self._products)
+        self.copied_bytes = sum(each.copied_bytes for each in self._products)
+
+    @property
+    def _adjoint(self) -> Op:
+        return "C" if self._p.is_hermitian else "T"
+
+    def _fill_and_multiply(self, add: Callable[..., None]) -> None:
+        """Both triangles of A go into a matrix of their own, which is then multiplied."""
+        p, options = self._p, replace(self._options, algo="auto")
+        full = self._make("full", p.a)
+        other: Literal["L", "U"] = "U" if p.uplo == "L" else "L"
+        mirrored = Level3Problem("tradd", p.a, full, uplo=other, op_a=self._adjoint)
+        add(mirrored, Options(), "a", "", "", "full")
+        if self._rank < full.grid.size:
+            places = full.global_indices(self._rank)
+            self._triangle = ResultPart(Trapezoid(p.uplo), *places, hermitian=p.is_hermitian)
+        self._steps.append(self._copy_triangle)
+        assert p.b is not None
+        c = p.c if options.beta != 0 else None
+        a, b, names = (full, p.b, ("full", "b")) if p.side == "L" else (p.b, full, ("b", "full"))
+        add(MatmulProblem(a=a, b=b, c=c, d=p.d), options, *names, "" if c is None else "c", "d")
+
+    def _copy_triangle(self, given: Operands) -> None:
+        """Copy the triangle of A, its diagonal included, to where its mirror image is. Local."""
+        if self._triangle is not None:
+            operations, full = self._engine.operations, self._own["full"]
+            for down, across, mask, real in self._triangle.cut(operations):
+                update(operations, full[down, across], given.a[down, across], 0, mask, real)
+
+    def _multiply_and_add(self, add: Callable[..., None]) -> None:
+        """The product goes into a matrix of its own, is added to its adjoint, and its triangle to D."""
+        p, options = self._p, replace(self._options, algo="auto", beta=0)
+        full, other = self._make("full", p.d), p.a if p.b is None else p.b
+        ops: tuple[Op, Op] = ("N", self._adjoint) if p.op_a == "N" else (self._adjoint, "N")
+        for window in self._stripes():
+            of = [(rows, slice(None)) if p.op_a == "N" else (slice(None), rows) for rows in window]
+            problem = MatmulProblem(a=p.a[of[0]], b=other[of[1]], d=full[window], op_a=ops[0], op_b=ops[1])
+            add(problem, options, "a", "a" if p.b is None else "b", "", "full", window=window, of=of)
+        if p.traits.swept_twice:
+            total = self._make("sum", p.d)
+            both = Level3Problem("tradd", full, total, c=full, uplo=p.uplo, op_a=self._adjoint)
+            add(both, Options(beta=1), "full", "", "full", "sum")
+        if self._rank < p.d.grid.size:
+            assert p.written is not None
+            self._triangle = ResultPart(p.written, *p.d.global_indices(self._rank), hermitian=p.is_hermitian)
+
+    def _stripes(self) -> Iterator[Window]:
+        """Yield what is computed of D's square: stripes that cover the triangle, or all of it."""
+        p, order = self._p, self._p.d.shape[0]
+        unit = max(p.d.block) * max(p.d.grid.shape)
+        width = -(-order // (_STRIPES * unit)) * unit
+        if p.traits.swept_twice or width >= order:
+            yield _ALL
+            return
+        for start in range(0, order, width):
+            stop = min(start + width, order)
+            yield (slice(start, order) if p.uplo == "L" else slice(0, stop)), slice(start, stop)
+
+    def _make(self, name: str, like: MatrixDescriptor) -> MatrixDescriptor:
+        """Make a matrix of the product's own, laid out like another. Local."""
+        self._layouts[name] = x = replace(like, ld=None)
+        inside = self._rank < x.grid.size
+        shape, ld = (x.local_shape(self._rank), x.lld(self._rank)) if inside else ((0, 0), 1)
+        self._own[name] = self._engine.empty(shape, x.dtype, x.order, ld)
+        return x
+
+    def _used(self, operands: Operands, places: list[tuple[str, Window]]) -> Operands:
+        """Return the operands of a step. Local."""
+        return Operands(*(self._local(operands, name, window) for name, window in places))
+
+    def _local(self, operands: Operands, name: str, window: Window) -> Array:
+        if not name:
+            return None
+        array = self._own[name] if name in self._own else getattr(operands, name)
+        x = self._layouts[name]
+        if window is _ALL or self._rank >= x.grid.size:
+            return array
+        (rows, cols), (p, q) = x.ranges(window), x.grid.coords(self._rank)
+        return array[x.rows.local_window(p, *rows), x.cols.local_window(q, *cols)]
+
+    def run(self, operands: Operands) -> None:
+        """Compute D. Collective over the context."""
+        for step in self._steps:
+            step(operands)
+            self._engine.transport.fence()  # the next one writes the buffers that this one's ranks have read
+        if self._p.written is None or self._triangle is None:
+            return
+        operations, beta, c, d = self._engine.operations, self._options.beta, operands.c, operands.d
+        total = self._own["sum" if "sum" in self._own else "full"]
+        for down, across, mask, real in self._triangle.cut(operations):
+            view = d[down, across]
+            if beta != 0 and c is not None and c is not d:
+                operations.copy_where(view, c[down, across], mask)
+            update(operations, view, total[down, across], beta, mask, real)
+
+    def close(self) -> None:
+        """Free what the steps hold. Collective over the context."""
+        self._own.clear()
+        self._closing.close()
+
+
+def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
+    """Return the rows, whose steps ``prepare`` prepares. Local."""
+
+    def serves(problem: Problem) -> bool:
+        if not isinstance(problem, Level3Problem):
+            return False
+        return problem.traits.shape == "updated" or (
+            problem.traits.shape == "sided" and not problem.traits.triangular
+        )
+
+    def prepared(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> FullProduct:
+        return FullProduct(engine, prepare, p, options, operands)
+
+    return (Algorithm("full", prepared, serves, refusal=type_refusal, cost=lambda *_: _SLOW),)
