@@ -25,7 +25,16 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ranks import cores, header, interleaved, on_ranks, paired, run_ranks, sleeping_barrier
+from benchmarks.ranks import (
+    SETTLE_SECONDS,
+    cores,
+    header,
+    interleaved,
+    on_ranks,
+    paired,
+    run_ranks,
+    sleeping_barrier,
+)
 from benchmarks.rivals import fetch
 from reference.scalapack import Flavour, ScaLAPACK
 
@@ -85,7 +94,9 @@ class Work:
             return np.matmul(self.op_a, self.op_b, out=self.out)
 
 
-def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, work: Work, case: Case, pairs: int) -> dict[str, Any]:
+def time_case(
+    comm: Any, ctx: Any, slk: ScaLAPACK, work: Work, case: Case, pairs: int, settle: float
+) -> dict[str, Any]:
     """Time all contenders of this launch on one case. Collective over comm."""
     import numpy as np
 
@@ -122,7 +133,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, work: Work, case: Case, pairs
                 raise SystemExit(f"{case}: {name} is wrong on rank {comm.rank}")
             result[...] = np.nan
 
-    seconds = interleaved(comm, contenders, pairs, alone=["numpy"], check=check)
+    seconds = interleaved(comm, contenders, pairs, alone=["numpy"], settle=settle, check=check)
     slk.gridexit(context)
     ratios = {rival: paired(seconds, rival, "ours") for rival in contenders if rival != "ours"}
     return {**case._asdict(), "rivals": slk.flavour, "seconds": seconds, "ratios": ratios}
@@ -139,7 +150,8 @@ def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list
         for (n, ops), group in itertools.groupby(cases(arguments), key=lambda case: (case.n, case.ops)):
             work = Work(comm, n, ops)
             for case in group:
-                result = time_case(comm, ctx, slk, work, case, arguments.pairs)
+                settle = 0 if arguments.quick else SETTLE_SECONDS
+                result = time_case(comm, ctx, slk, work, case, arguments.pairs, settle)
                 if comm.rank == 0:
                     if not results:
                         rivals = "".join(f"{name:>12}" for name in result["ratios"])

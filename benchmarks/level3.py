@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
+from benchmarks.ranks import SETTLE_SECONDS, header, interleaved, on_ranks, paired, run_ranks
 from benchmarks.rivals import fetch
 from pblasmp.dtypes import ELEMENT_TYPES
 from reference.scalapack import Flavour, ScaLAPACK
@@ -167,7 +167,8 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
         found, expected = m.ours()[counts], theirs()[counts]
         if not np.allclose(found, expected, rtol=0, atol=1e-12 * m.k * max(1, abs(expected).max(initial=0))):
             raise SystemExit(f"{case}: the results differ on rank {comm.rank}")
-    seconds = interleaved(comm, contenders, options.pairs, check=lambda *_: None)
+    settle = 0 if options.quick else SETTLE_SECONDS
+    seconds = interleaved(comm, contenders, options.pairs, settle=settle, check=lambda *_: None)
     slk.gridexit(context)
     ratios = {name: paired(seconds, name, "ours") for name in contenders if name != "ours"}
     return {**case._asdict(), "n": n, "flops": m.flops(), "seconds": seconds, "ratios": ratios}
@@ -251,7 +252,7 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]
                     with suppress(pb.UnsupportedError):  # on every rank
                         plans[algo] = planned(algo)
                 runs = {name: _finished(ctx, plan) for name, plan in plans.items()}
-                seconds = interleaved(comm, runs, options.pairs, check=lambda *_: None)
+                seconds = interleaved(comm, runs, options.pairs, settle=0, check=lambda *_: None)
             ratios = {name: paired(seconds, name, "gemm") for name in plans if name != "gemm"}
             if comm.rank == 0:
                 ours = median(seconds["auto"])

@@ -37,7 +37,7 @@ def run_ranks(
             raise SystemExit(f"{module} ended with status {status} on {nranks} ranks")
 
 
-_SETTLE_SECONDS = 0.3  # the threads of a BLAS wait busily for some time after its last product
+SETTLE_SECONDS = 0.3  # the threads of a BLAS wait busily for some time after its last product
 
 
 def on_ranks() -> bool:
@@ -60,19 +60,21 @@ def interleaved(
     pairs: int,
     *,
     alone: Sequence[str] = (),
+    settle: float = SETTLE_SECONDS,
     check: Callable[[str, Any], None],
 ) -> dict[str, list[float]]:
     """Time every contender once per round, in rotating order, after one round that warms up.
 
     Collective over comm. Seconds from when all ranks may start to when all are done; the contenders named in
-    ``alone`` run on rank 0 while the other ranks sleep. ``check`` sees every result, outside the time.
+    ``alone`` run on rank 0 while the other ranks sleep. Before each run the ranks sleep for ``settle`` seconds.
+    ``check`` sees every result, outside the time.
     """
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(pairs + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             sleeping_barrier(comm)
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(settle)
             result = None
             if name in alone:
                 start = time.perf_counter()

@@ -21,13 +21,15 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ranks import header, interleaved, on_ranks, paired, run_ranks
+from benchmarks.ranks import SETTLE_SECONDS, header, interleaved, on_ranks, paired, run_ranks
 
 HERE = Path(__file__).resolve().parent
 NRANKS = 4
 
 
-def measure(comm: Any, n: int, pairs: int, directory: Path, engine: Any = "host") -> dict[str, list[float]]:
+def measure(
+    comm: Any, n: int, pairs: int, directory: Path, engine: Any = "host", settle: float = SETTLE_SECONDS
+) -> dict[str, list[float]]:
     """Time every operation on an n × n float64 matrix; check what each returns. Collective over comm."""
     import numpy as np
 
@@ -70,7 +72,8 @@ def measure(comm: Any, n: int, pairs: int, directory: Path, engine: Any = "host"
             if not right:
                 raise SystemExit(f"{name}: wrong on rank {comm.rank}")
 
-        return interleaved(comm, contenders, pairs, alone=["np.copyto", "np.copy"], check=check)
+        alone = ["np.copyto", "np.copy"]
+        return interleaved(comm, contenders, pairs, alone=alone, settle=settle, check=check)
 
 
 def _from_pinned(matrix: Any) -> Callable[[], Any]:
@@ -123,7 +126,8 @@ def main() -> None:
         if directory is None:
             made = stack.enter_context(tempfile.TemporaryDirectory()) if MPI.COMM_WORLD.rank == 0 else None
             directory = Path(MPI.COMM_WORLD.bcast(made))
-        seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, directory, engine)
+        settle = 0 if arguments.quick else SETTLE_SECONDS
+        seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, directory, engine, settle)
     if MPI.COMM_WORLD.rank == 0:
         n = arguments.n
         print(
