@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Exchange, Side
+from ..comm import Agreement, Communicator, Exchange, Side
 from ..dtypes import as_dtype, scalar
 from ..epilogue import Epilogue
 from ..errors import LayoutError, UnsupportedError
@@ -39,6 +39,7 @@ __all__ = [
     "Transport",
     "Workspace",
     "blas_operand",
+    "new_part",
     "overlap",
     "same_memory",
     "scale",
@@ -346,11 +347,13 @@ class Transport(Protocol):
     """How ranks exchange data.
 
     Attributes:
+        comm: the ranks.
         rank, size: this rank's number, and how many there are.
         nodes: the ranks of each node, in the order of their first ranks.
         why_not_shared: empty, or why the ranks of a node cannot share memory.
     """
 
+    comm: Communicator
     rank: int
     size: int
     nodes: tuple[tuple[int, ...], ...]
@@ -515,6 +518,15 @@ def same_memory(a: LocalArray, b: LocalArray) -> bool:
 def _address(array: LocalArray) -> int:
     at = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
     return int(at)
+
+
+def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
+    """Return this rank's part of a new matrix, empty outside its grid. Collective: where one rank fails, all do."""
+    rank = engine.transport.rank
+    inside = rank < x.grid.size
+    shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
+    with Agreement(engine.transport.comm, "making a matrix"):
+        return engine.empty(shape, x.dtype, x.order, ld)
 
 
 def scale(array: LocalArray, beta: complex) -> None:

@@ -15,7 +15,7 @@ from ..layout.axis import Axis
 from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product
 from .slabs import type_refusal
-from .triangles import ResultPart, update
+from .triangles import ResultPart
 
 __all__ = ["ALGORITHMS", "SummedUpdate"]
 
@@ -83,12 +83,10 @@ class SummedUpdate(Product):
         if self._places is None:
             return
         rows, cols = (xp.asarray(each) for each in self._places)
-        for down, across, mask, real in self._result.cut(operations):
-            view = d[down, across]
-            if options.beta != 0 and c is not None and c is not d:
-                operations.copy_where(view, c[down, across], mask)
-            total = partial[rows[down][:, None], cols[across][None, :]]
-            update(operations, view, total, options.beta, mask, real)
+        self._result.write(
+            operations, options.beta, c, d,
+            lambda down, across: partial[rows[down][:, None], cols[across][None, :]],
+        )  # fmt: skip
 
     def _mine(self, local: Array, dealt: _Dealt) -> Array:
         """Return this rank's part of k of an operand, as n × k."""

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ..layout.product import Op
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product, Workspace
+from .base import Engine, Operands, Options, Problem, Product, Workspace, new_part
 from .slabs import type_refusal
-from .triangles import ResultPart, update
+from .triangles import ResultPart
 
 __all__ = ["algorithms"]
 
@@ -82,7 +82,7 @@ class FullProduct(Product):
         return "C" if self._p.is_hermitian else "T"
 
     def _fill_and_multiply(self, add: Callable[..., None]) -> None:
-        """Both triangles of A go into a matrix of their own, which is then multiplied."""
+        """Fill a copy of A, both triangles, and multiply it."""
         p, options = self._p, replace(self._options, algo="auto")
         full = self._make("full", p.a)
         other: Literal["L", "U"] = "U" if p.uplo == "L" else "L"
@@ -100,12 +100,11 @@ class FullProduct(Product):
     def _copy_triangle(self, given: Operands) -> None:
         """Copy the triangle of A, its diagonal included, to where its mirror image is. Local."""
         if self._triangle is not None:
-            operations, full = self._engine.operations, self._own["full"]
-            for down, across, mask, real in self._triangle.cut(operations):
-                update(operations, full[down, across], given.a[down, across], 0, mask, real)
+            a, full = given.a, self._own["full"]
+            self._triangle.write(self._engine.operations, 0, None, full, lambda down, across: a[down, across])
 
     def _multiply_and_add(self, add: Callable[..., None]) -> None:
-        """The product goes into a matrix of its own, is added to its adjoint, and its triangle to D."""
+        """Multiply into a temporary matrix, add its adjoint if the routine has two terms, and take D's triangle."""
         p, options = self._p, replace(self._options, algo="auto", beta=0)
         full, other = self._make("full", p.d), p.a if p.b is None else p.b
         ops: tuple[Op, Op] = ("N", self._adjoint) if p.op_a == "N" else (self._adjoint, "N")
@@ -134,11 +133,9 @@ class FullProduct(Product):
             yield (slice(start, order) if p.uplo == "L" else slice(0, stop)), slice(start, stop)
 
     def _make(self, name: str, like: MatrixDescriptor) -> MatrixDescriptor:
-        """Make a matrix of the product's own, laid out like another. Local."""
+        """Make a matrix of the product's own, laid out like another. Collective over the context."""
         self._layouts[name] = x = replace(like, ld=None)
-        inside = self._rank < x.grid.size
-        shape, ld = (x.local_shape(self._rank), x.lld(self._rank)) if inside else ((0, 0), 1)
-        self._own[name] = self._engine.empty(shape, x.dtype, x.order, ld)
+        self._own[name] = new_part(self._engine, x)
         return x
 
     def _used(self, operands: Operands, places: list[tuple[str, Window]]) -> Operands:
@@ -160,15 +157,12 @@ class FullProduct(Product):
         for step in self._steps:
             step(operands)
             self._engine.transport.fence()  # the next one writes the buffers that this one's ranks have read
-        if self._p.written is None or self._triangle is None:
-            return
-        operations, beta, c, d = self._engine.operations, self._options.beta, operands.c, operands.d
-        total = self._own["sum" if "sum" in self._own else "full"]
-        for down, across, mask, real in self._triangle.cut(operations):
-            view = d[down, across]
-            if beta != 0 and c is not None and c is not d:
-                operations.copy_where(view, c[down, across], mask)
-            update(operations, view, total[down, across], beta, mask, real)
+        if self._p.written is not None and self._triangle is not None:
+            total = self._own["sum" if "sum" in self._own else "full"]
+            self._triangle.write(
+                self._engine.operations, self._options.beta, operands.c, operands.d,
+                lambda down, across: total[down, across],
+            )  # fmt: skip
 
     def close(self) -> None:
         """Free what the steps hold. Collective over the context."""

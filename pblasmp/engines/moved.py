@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
-from .base import Engine, Move, Operands, Options, Product, Workspace
+from ..layout import Level3Problem, MatmulProblem
+from .base import Engine, Move, Operands, Options, Product, Workspace, new_part
 
 __all__ = ["MovedProduct"]
 
@@ -52,7 +52,7 @@ class MovedProduct(Product):
                 old, new = getattr(asked, name), getattr(nearest, name)
                 if new is None or old == new:
                     continue
-                copy = self._copies[name] = _empty(engine, new)
+                copy = self._copies[name] = new_part(engine, new)
                 if name in read:
                     self._in[name] = engine.prepare_move(old, new, (given[name], copy))
                     closing.callback(self._in[name].close)
@@ -122,10 +122,3 @@ def _read(problem: Legal, options: Options, operands: Operands) -> set[str]:
     if isinstance(problem, Level3Problem) and problem.written is not None:
         read.add("d")  # what is not written is moved back as it was
     return read
-
-
-def _empty(engine: Engine, x: MatrixDescriptor) -> Array:
-    rank = engine.transport.rank
-    inside = rank < x.grid.size
-    shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
-    return engine.empty(shape, x.dtype, x.order, ld)

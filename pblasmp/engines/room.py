@@ -13,10 +13,14 @@ _SHARE = 0.8  # of what is free
 
 
 class Room(ABC):
-    """What the ranks of a communicator have left. Local to make."""
+    """What the ranks of a communicator have left. Local to make.
+
+    Attributes:
+        comm: the ranks.
+    """
 
     def __init__(self, comm: Communicator) -> None:
-        self._asks = comm
+        self.comm = comm
         self._held = 0  # was available once: it is in the buffers and not asked for again
 
     @abstractmethod
@@ -26,7 +30,7 @@ class Room(ABC):
     def fits(self, nbytes: int) -> tuple[bool, int]:
         """Return whether every rank has ``nbytes`` to give, and how many the tightest one has. Collective."""
         if nbytes > self._held:
-            everywhere: list[int] = self._asks.allgather(self._free())
+            everywhere: list[int] = self.comm.allgather(self._free())
             limit = self._held + int(min(everywhere) * _SHARE)
             if nbytes > limit:
                 return False, limit

@@ -134,6 +134,29 @@ class ResultPart:
             operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
             update(operations, view, product, beta, mask, real)
 
+    def write(
+        self,
+        operations: Operations,
+        beta: complex,
+        c: Array | None,
+        d: Array,
+        of: Callable[[slice, slice], Array],
+    ) -> None:
+        """Write what ``of`` returns for rows and columns, plus beta C, into D. Local.
+
+        Args:
+            operations: the engine's.
+            beta: scales C.
+            c: like ``d``; may be ``d``, or None for that.
+            d: the local result.
+            of: what is added, which is used up.
+        """
+        for down, across, mask, real in self.cut(operations):
+            view = d[down, across]
+            if beta != 0 and c is not None and c is not d:
+                operations.copy_where(view, c[down, across], mask)
+            update(operations, view, of(down, across), beta, mask, real)
+
     def cut(self, operations: Operations) -> list[tuple[slice, slice, Array, Array]]:
         """Return the parts: (rows, columns, mask, main diagonal where it is real), made once. Local."""
         if self._cuts is None:

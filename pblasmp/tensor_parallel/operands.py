@@ -182,6 +182,12 @@ class RankArrays:
             if found != shape:
                 raise LayoutError(f"{name}: shape is {found}, expected {shape}")
         self.make_results(ctx, spec)
+        self.check_overlaps(ctx)
+
+    def check_overlaps(self, ctx: Context) -> None:
+        """Raise LayoutError where a result that was given overlaps what it must not. Local."""
+        if self.given.out is None:
+            return
         for name, array in (("x", self.x), ("w", self.w), ("bias", self.bias)):
             if array is not None and ctx.engine.overlap(array, self.out):
                 raise LayoutError(f"out: shares memory with {name}; expected a separate array")
@@ -202,7 +208,7 @@ class RankArrays:
     def without_arrays(self) -> RankArrays:
         """Return what is known of the arrays, and none of them. Local."""
         return replace(
-            self, given=Arrays(None, None), w=None, x=None, out=None, bias=None, scales=None, result=None,
+            self, given=Arrays(None, None), w=None, x=None, c=None, out=None, bias=None, scales=None, result=None,
             gathered=None, gathered_result=None,
         )  # fmt: skip
 
@@ -358,12 +364,10 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
 
 def signature(asked: Request, given: Arrays) -> Hashable:
     """Return what decides how arrays are read, whatever is in them; None where they have to be read. Local."""
-    if given.c is not None or given.out is not None:
-        return None  # they may share memory with the others
     try:
         scales = None if given.scales is None else tuple(given.scales.facts())
         numbers = type(asked.alpha), type(asked.beta)  # 1, 1.0 and 1 + 0j are equal
-        key = asked, numbers, scales, *(_kind(array) for array in (given.x, given.w, given.bias))
+        key = asked, numbers, scales, *map(_kind, given[:5])
         hash(key)
     except Exception:  # noqa: BLE001 - read_arrays says what is wrong
         return None
@@ -376,25 +380,33 @@ def _kind(array: Any) -> Hashable:
     if is_torch(array):
         lazy = array.is_conj(), array.is_neg()
         return type(array), array.shape, array.stride(), array.dtype, array.device, lazy
-    device = getattr(array, "device", None)
-    return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None)
+    device, writeable = getattr(array, "device", None), getattr(array.flags, "writeable", True)
+    return type(array), array.shape, array.strides, array.dtype, getattr(device, "id", None), writeable
 
 
 def read_again(
     ctx: Context, spec: Specification, asked: Request, given: Arrays, before: RankArrays
 ) -> RankArrays:
-    """Return a rank's arrays like those read before, which had the same signature, with new results. Local."""
+    """Return a rank's arrays like those read before, which had the same signature, with new results. Local.
+
+    Raises:
+        LayoutError: c or out overlaps what it must not.
+    """
     engine = ctx.engine
     w = _operand(engine, given.w, "w", asked.w_dtype, given.scales)[0]
     arrays = copy(before)
     arrays.given, arrays.w = given, w.T if before.w_turned else w
     arrays.x = fold(_operand(engine, given.x, "x", asked.x_dtype, given.scales)[0], "x")
+    for name, dtype in (("c", before.c_dtype), ("out", before.out_dtype)):
+        if name in before.shapes:  # it is given, and used
+            setattr(arrays, name, fold(as_local(engine, getattr(given, name), name, dtype), name))
     if given.bias is not None:
         arrays.bias = as_local(engine, given.bias, "bias")
     if given.scales is not None and given.scales.given:
         types, _ = _types(before.dtype, before.w_dtype, before.out_dtype, None)
         arrays.scales = given.scales.bind(partial(as_local, engine, name="scales"), types, ctx.rank)
     arrays.make_results(ctx, spec)
+    arrays.check_overlaps(ctx)
     return arrays
 
 

@@ -265,7 +265,7 @@ def _product(
     asked: Any = "matmul_allreduce" if form == "split_matmul_allreduce" else form
     out_dtype = str(dtype).removeprefix("torch.")
     request = Request(asked, dtype=out_dtype, return_gathered=keep, by_rule=by_rule, algo=algo)
-    x_unit, w_unit = (_at_16_bytes(unit) for unit in units)
+    x_unit, w_unit = units
     shown = None if bias is None else borrowed(bias)
     arrays = Arrays(in_rows(x8), w8, bias=shown, scales=Scales(a=x_unit, b=w_unit))
     found = run_once(ctx, request, arrays)
@@ -300,13 +300,9 @@ def _local(
 
 
 def _on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
-    each, (a_unit, b_unit) = ScalingType.TensorWise, map(_at_16_bytes, units)
+    each = ScalingType.TensorWise
+    a_unit, b_unit = (unit.clone() if unit.data_ptr() % 16 else unit for unit in units)  # cuBLASLt wants that
     return scaled_mm(a, b.t(), a_unit, each, b_unit, each, output_dtype=dtype)
-
-
-def _at_16_bytes(unit: Tensor) -> Tensor:
-    """Return the unit at an address that cuBLASLt takes. Local."""
-    return unit.clone() if unit.data_ptr() % 16 else unit
 
 
 # -- going forward, with what goes back

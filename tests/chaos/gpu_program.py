@@ -98,7 +98,7 @@ class Trial:
     # -- faults
 
     def meet(self, ctx: pb.Context) -> bool:
-        """Meet the fault; return whether this rank goes on."""
+        """Inject the fault; return whether this rank continues."""
         self.tell("fault")
         if self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

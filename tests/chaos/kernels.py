@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our CUDA kernels at the edges of their arrays: ``compute-sanitizer python -m tests.chaos.kernels --count 200``.
 
-Every array is memory of its own, so that the sanitizer sees what is read or written beside it. Sums and copies are
-compared with NumPy's. One GPU; ``--tool racecheck``, ``initcheck`` and ``synccheck`` are worth a run, too.
+Each array has its own allocation, so that the sanitizer sees accesses out of bounds. Sums and copies are compared with
+NumPy's. One GPU; ``--tool racecheck``, ``initcheck`` and ``synccheck`` are worth a run, too.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     import cupy
 
-    cupy.cuda.set_allocator(None)  # each array has memory of its own
+    cupy.cuda.set_allocator(None)  # one allocation for each array
     kernels, faults = Kernels(cupy, 1), []
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         rng = random.Random(seed)

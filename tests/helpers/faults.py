@@ -353,7 +353,7 @@ def caught_where_others_do_not():
 
 
 def breaks_and_catches(ctx):
-    """Rank 1 breaks the context and goes on; the others use it when they could know."""
+    """Rank 1 breaks the context and continues; the others use it once they could know."""
     if RANK == 1:
         with contextlib.suppress(ValueError), ctx._running("redistribute"):
             raise ValueError("my own")

@@ -400,10 +400,22 @@ def repeated(comm):
                     yield f"{form} {name}, turn {turn}", wrong
                     case.x += 1  # the arrays are read each time
                     case.local_x += 1
-            y, count = counted(even, out=(out := np.zeros_like(y)))
-            yield f"{form} with out", unlike(y, even.expected()) or ("another" if y is not out else None)
+            for turn in range(2):
+                out, c = np.zeros_like(y), even.local_c.copy()
+                for name, result in (("out", out), ("out and c", c)):
+                    y, count = counted(even, out=result, c=c, beta=2)
+                    wrong = unlike(y, even.expected(beta=2)) or (None if y is result else "another array")
+                    if turn and count > 1:
+                        wrong = wrong or f"{count} votes"
+                    yield f"{form} with {name}, turn {turn}", wrong
+            words, how = ["out: shares memory with c"], {"beta": 2}
+            room = np.zeros(c.size + 1, np.float32)
+            how["out"], how["c"] = room[:-1].reshape(c.shape), room[1:].reshape(c.shape)
+            args = (even.local_x, even.local_w)
+            if c.size > 1:
+                fault = agreed_error(ctx, pb.LayoutError, words, getattr(pb, form), *args, ctx, **how)
+                yield f"{form}: a repeated call whose arrays overlap", fault
             if p > 1:
-                args = (even.local_x, even.local_w)
                 words = ["the ranks gave different arguments", "bias:"]
                 how = {"bias": unless_last(None, even.local_bias)}
                 fault = agreed_error(ctx, pb.RankMismatchError, words, getattr(pb, form), *args, ctx, **how)

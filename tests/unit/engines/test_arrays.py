@@ -29,8 +29,10 @@ def test_arrays_overlap_where_an_element_is_in_both():
 def test_arrays_that_are_too_hard_to_tell_apart_overlap():
     """The problem is NP-complete: 20 dimensions with strides that have nothing in common."""
     steps = np.random.default_rng(0).integers(10**4, 10**6, (2, 20)) * 2
-    a, b = (np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), (3,) * 20, each) for each in steps)
-    assert base.overlap(a, b)
+    memory = np.zeros(3, np.int8)  # of both: arrays that are far apart would be easy
+    a, b = (np.lib.stride_tricks.as_strided(memory[2 * i :], (3,) * 20, each) for i, each in enumerate(steps))
+    overlap = base.overlap(a, b)
+    assert overlap, "and not of a and b, which would be printed, with 3**20 elements each"
 
 
 @pytest.mark.parametrize(("beta", "result"), [(0, 0), (1, 3), (-2, -6)])

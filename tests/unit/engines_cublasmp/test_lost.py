@@ -187,7 +187,7 @@ def test_a_first_run_that_fails_on_some_ranks_only_breaks_the_context(stand_in):
 
 
 def memory_that_is_short(comm: Any, path: str) -> Any:
-    """Memory that one rank lacks for messages or slabs: MemoryError of all, and the same context goes on."""
+    """One rank lacks memory for messages or slabs: every rank raises MemoryError, and the context stays usable."""
     with (
         machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib,
         pb.Context(comm, engine="cublasmp") as ctx,
