@@ -21,9 +21,9 @@ from . import creation, io
 from .comm import (
     Agreement,
     Communicator,
+    RepeatedCalls,
     Running,
     closing,
-    differs_only_in,
     is_agreed,
     leave,
     make_boards,
@@ -35,7 +35,7 @@ from .engines.base import Engine
 from .engines.choice import EngineName, choose_engine
 from .engines.measured import Measured, machine_of, read_file, tuning_file
 from .epilogue import aux_layout
-from .errors import ClosedError, LayoutError, RankMismatchError
+from .errors import ClosedError, LayoutError
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer, one_of
 from .logs import logger
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["Context"]
 
 _KEPT = 32
-_CALLS = 512
-_NUMBER = "number of the call"
 _MANY = 1000
 _names = itertools.count(1)
 _by_name: WeakValueDictionary[str, Context] = WeakValueDictionary()
@@ -69,7 +67,6 @@ class Closable(Protocol):
 
 
 Kept = TypeVar("Kept", bound=Closable)
-T = TypeVar("T")
 
 
 class Context:
@@ -115,8 +112,7 @@ class Context:
         self._children: list[Closable] = []
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._adopted = 0
-        self._calls: OrderedDict[Hashable, Any] = OrderedDict()
-        self._remembered = 0
+        self._calls = RepeatedCalls()
         watch(self, self._control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
@@ -317,33 +313,6 @@ class Context:
             found = make()
         self._kept[key] = found
         return found
-
-    def _repeated(self, call: str, key: Hashable, prepare: Callable[[Any], T]) -> T | None:
-        """Return what ``prepare`` makes of what is remembered, where all ranks repeat one call, else None. Collective.
-
-        That takes a single vote. Key None stands for calls that are not remembered.
-        """
-        number, known = self._calls.get(key, (0, None))
-        try:
-            with self._agreement(call) as facts:
-                facts[_NUMBER] = number
-                return None if known is None else prepare(known)
-        except RankMismatchError as error:
-            if differs_only_in(error, _NUMBER):
-                return None
-            raise
-
-    def _remember(self, key: Hashable, value: Any) -> None:
-        """Keep what the ranks have agreed on for a call, to be found by ``_repeated``. Local; called by every rank.
-
-        It gets a number, the same on every rank: where all ranks find the same one, all repeat the same call.
-        """
-        self._remembered += 1
-        if key is not None:
-            self._calls.pop(key, None)
-            self._calls[key] = self._remembered, value
-            if len(self._calls) > _CALLS:
-                self._calls.popitem(last=False)
 
     def _release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""

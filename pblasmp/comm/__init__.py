@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, closing, differs_only_in, is_agreed, leave
+from .agreement import Agreement, Running, closing, is_agreed, leave
 from .board import make_boards
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
+from .repeated import RepeatedCalls
 from .shared import SharedMemory
 
 __all__ = [
@@ -15,12 +16,12 @@ __all__ = [
     "Cell",
     "Communicator",
     "Exchange",
+    "RepeatedCalls",
     "Running",
     "SharedMemory",
     "Side",
     "closing",
     "cores_of",
-    "differs_only_in",
     "is_agreed",
     "leave",
     "make_boards",

@@ -313,7 +313,9 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
         def again(before: tuple[Specification, RankArrays]) -> tuple[Specification, RankArrays]:
             return before[0], read_again(ctx, before[0], asked, given, before[1])
 
-        spec, arrays = ctx._repeated(asked.form, key, again) or _agree_first(ctx, asked, given, key)
+        spec, arrays = ctx._calls.repeat(ctx._agreement(asked.form), key, again) or _agree_first(
+            ctx, asked, given, key
+        )
         plan = ctx._cached(spec, lambda: ParallelPlan(ctx, spec, arrays))
         return plan.run_with(arrays)
 
@@ -322,7 +324,7 @@ def _agree_first(
     ctx: Context, asked: Request, given: Arrays, key: Hashable
 ) -> tuple[Specification, RankArrays]:
     spec, arrays = agree(ctx, asked, given)
-    ctx._remember(key, (spec, arrays.without_arrays()))
+    ctx._calls.remember(key, (spec, arrays.without_arrays()))
     return spec, arrays
 
 

@@ -265,7 +265,7 @@ def machine(
     with one_thread, pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as lib:
         lib.gpu.install(patch, without)
         patch.setenv("PBLASMP_CUBLASMP", library or path)
-        patch.setattr("pblasmp.engines.cublasmp.session._end_in_time", lambda: None)  # the tests go on
+        patch.setattr("pblasmp.engines.cublasmp.health._end_in_time", lambda: None)  # the tests go on
         for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
             patch.delenv(name, raising=False)
         yield lib

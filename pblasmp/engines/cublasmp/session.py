@@ -3,14 +3,7 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
-import itertools
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,30 +17,21 @@ from numpy.typing import NDArray
 from ...bindings import GridLayout, Library
 from ...comm import Agreement, Communicator, is_agreed, nodes_of
 from ...dtypes import is_float8
-from ...errors import LibraryNotFoundError, PblasmpError, StatusError, UnsupportedError
+from ...errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...extras import install
 from ...layout import Grid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
 from ..base import Engine, overlap
 from . import faults
 from .device import Device
+from .health import Health
 from .overlapped import Gpu
 from .recordings import Recordings
-from .windows import nccl_handle
 
 __all__ = ["Session", "open_library", "session_of", "stored_dtype"]
 
 _WINDOWS_SINCE = 800
 _SHARE_OF_MEMORY = 0.8
-_POLLS = 64  # of a wait, between two looks for faults
-_NOT_READY = 600  # of CUDA's errors
-_CAPTURE_ERRORS = range(900, 909)  # what is wrong with the recording of a graph, not with the GPU
-_NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
-_FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
-_DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
-_ABORT_SECONDS = 10.0
-_EXIT_SECONDS = 20  # that a process without its GPU may take to end
-_FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
 
 class _HasSession(Protocol):
@@ -94,10 +78,6 @@ class Session:
         self._recycled: list[tuple[int, int]] = []
         self._multiprocessors = 0
         self._recording: Any = None
-        self._own: list[Any] = []  # NCCL communicators that were made here
-        self._nccls: list[Any] = []  # all that this rank is in
-        self._lost: StatusError | None = None
-        self._aborted = False
         self.gpu: Gpu | None = None
         self.held_with: tuple[Any, ...] = ()
         with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
@@ -107,13 +87,13 @@ class Session:
                 cupy.cuda.Device(device.index).use()
                 capability = int(cupy.cuda.Device(device.index).compute_capability)
                 self._stream = cupy.cuda.get_current_stream()
-                self._aside = cupy.cuda.Stream(non_blocking=True)  # on which nothing waits
+                self.health = Health(comm, device, self._queues, self._raise_flags)
             self.capability = min(comm.allgather(capability))
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
             self._communicators = {comm.size: self._nccl}
-            self._nccls.append(self._nccl)
+            self.health.nccls.append(self._nccl)
             nodes = nodes_of(comm)
             self.nodes = len(nodes)
             self.near = frozenset(next(node for node in nodes if comm.rank in node))
@@ -128,7 +108,7 @@ class Session:
             self._closing = self._closing.pop_all()
         assert handle.value is not None
         self.handle = handle.value
-        comm.channel.device = self
+        comm.channel.device = self.health
 
     # -- what is made once
 
@@ -154,7 +134,7 @@ class Session:
         with self.agreement("Context: NCCL"):
             nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
             self._closing.callback(nccl.destroy)
-            self._own.append(nccl)
+            self.health.own.append(nccl)
         return nccl
 
     def _own_gpu(self) -> tuple[Gpu | None, str]:
@@ -222,8 +202,8 @@ class Session:
                 part = self._nccl.split(0 if self.rank < size else None, self.rank)
                 if self.rank < size:
                     self._closing.callback(part.destroy)
-                    self._own.append(part)
-                    self._nccls.append(part)
+                    self.health.own.append(part)
+                    self.health.nccls.append(part)
             self._communicators[size] = part
         address: int = self._communicators[size].ptr
         return address
@@ -410,103 +390,24 @@ class Session:
         self.library.cublasMpSetStream(self.handle, stream.ptr)
         self._stream = stream
 
-    # -- waiting, and ranks that are gone
+    # -- waiting, and the end
+
+    def _queues(self) -> list[Any]:
+        return [self._stream, *([] if self.gpu is None else self.gpu.streams)]
+
+    def _raise_flags(self, stream: Any) -> None:
+        if self.gpu is not None and self.gpu.windows is not None:
+            self.gpu.windows.raise_own(stream)
+            stream.synchronize()
 
     def wait(self, *queues: Any) -> None:
-        """Wait for CuPy's streams or events, as long as the ranks are there that they may wait for. Local.
-
-        Raises:
-            ClosedError: the context is broken.
-            StatusError: this GPU is lost, or NCCL reports an error; the context is broken from now on.
-        """
-        channel, polls = self._comm.channel, itertools.count(1)
-
-        def done() -> bool:
-            ended = all(queue.done for queue in queues)
-            if ended or next(polls) % _POLLS == 0:
-                fault = self.fault()
-                if fault is not None:
-                    raise fault
-            return ended
-
-        try:
-            channel.until(done, patient=True, for_runs=True)
-        except StatusError as error:
-            channel.break_(error, "waiting for the GPU")
-            raise
+        """Wait for CuPy's streams or events; raises as :meth:`Health.wait` does. Local."""
+        self.health.wait(*queues)
 
     def synchronize(self) -> None:
         """Wait until the GPU has done all its work; raises as ``wait`` does. Local."""
-        self.wait(
-            self._stream, self._cupy.cuda.get_current_stream()
-        )  # the last one is behind all others of ours
+        self.wait(self._stream, self._cupy.cuda.get_current_stream())  # the last is behind all others of ours
         self._cupy.cuda.runtime.deviceSynchronize()
-
-    def fault(self) -> StatusError | None:
-        """Return why this rank can compute no more: its GPU is lost, or NCCL reports an error. Local."""
-        if self._lost is None:
-            runtime = self._cupy.cuda.runtime
-            status = int(runtime.streamQuery(self._aside.ptr))  # errors that stay are every call's
-            if status not in (0, _NOT_READY, *_CAPTURE_ERRORS):
-                what = f"GPU {self.device.bus} of rank {self.rank} cannot be used any more in this process"
-                self._lost = StatusError(f"{what}: {runtime.CUDARuntimeError(status)}")
-                _ignore_destructors()
-        if self._lost is not None:
-            return self._lost
-        for nccl in self._nccls:
-            if error := _nccl_error(nccl):
-                return StatusError(f"NCCL on rank {self.rank}: {error}")
-        return None
-
-    def abort(self) -> None:
-        """End what this GPU waits for from other ranks; keep for good what it may still use. Local.
-
-        Flags that would come from other ranks are raised here, and NCCL's communicators aborted. What has been queued
-        runs on what happens to be in its buffers. A communicator of the caller's is left alone.
-        """
-        if self._aborted:
-            return
-        self._aborted = True
-        self._nccls.clear()
-        _keep_for_good(self)
-        if self._lost is not None:
-            atexit.register(_end_in_time)
-        else:
-            ended = threading.Event()
-            for work in (self._let_go, self._abort_nccl):
-                threading.Thread(target=work, args=[ended], daemon=True).start()
-            ended.wait(_DRAIN_SECONDS)
-
-    def _let_go(self, ended: threading.Event) -> None:
-        """Raise this rank's own flags until the queued work has ended."""
-        with contextlib.suppress(Exception):  # nobody could be told
-            self._cupy.cuda.Device(self.device.index).use()
-            deadline = time.monotonic() + _ABORT_SECONDS
-            while not self._is_idle() and time.monotonic() < deadline:
-                if self.gpu is not None and self.gpu.windows is not None:
-                    self.gpu.windows.raise_own(self._aside)
-                    self._aside.synchronize()
-                time.sleep(1e-4)
-            if self._is_idle():
-                ended.set()
-
-    def _abort_nccl(self, ended: threading.Event) -> None:
-        """Abort the communicators: while windows are in use, without closing these first."""
-        from nccl.bindings import nccl as bindings
-
-        with contextlib.suppress(Exception):
-            self._cupy.cuda.Device(self.device.index).use()
-            idle = ended.wait(_FLAGS_SECONDS)
-            for nccl in reversed(self._own):
-                with contextlib.suppress(Exception):
-                    if idle:
-                        nccl.abort()
-                    elif nccl.ptr:
-                        bindings.comm_abort(nccl_handle(nccl))
-
-    def _is_idle(self) -> bool:
-        streams = [] if self.gpu is None else self.gpu.streams
-        return all(stream.done for stream in (self._stream, *streams))
 
     def close(self) -> None:
         """Give everything back, last made first. Collective over the context.
@@ -519,47 +420,12 @@ class Session:
 
     def _give_back(self) -> None:
         channel = self._comm.channel
-        if channel.cause or self._lost is not None:
-            self.abort()
+        if channel.cause or self.health.is_lost:
+            self.health.abort()
             return
         channel.device = None
-        self._nccls.clear()
+        self.health.nccls.clear()
         self._closing.close()
-
-
-def _nccl_error(nccl: Any) -> str:
-    """Return the error that NCCL has met since, or an empty string. Local."""
-    if not hasattr(nccl, "get_async_error"):  # not nccl4py's
-        return ""
-    try:
-        result = nccl.get_async_error()
-        if int(result) in _NCCL_IS_WELL:
-            return ""
-        return f"{getattr(result, 'name', result)}, found by ncclCommGetAsyncError"
-    except Exception as error:  # noqa: BLE001 - such as a communicator that somebody has destroyed
-        return f"{type(error).__name__}: {error}"
-
-
-def _keep_for_good(thing: object) -> None:
-    """Never destroy an object, not even at the end of the process: its destructors would wait for the GPU."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _end_in_time() -> None:
-    """Let a signal end this process, should a library's destructor wait for the lost GPU. Local."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_EXIT_SECONDS)
-
-
-def _ignore_destructors() -> None:
-    """Say nothing of CUDA's objects that cannot be destroyed from now on: the GPU is lost, of which all have heard."""
-    before = sys.unraisablehook
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        if unraisable.exc_type.__module__.partition(".")[0] not in _FOREIGN:
-            before(unraisable)
-
-    sys.unraisablehook = hook
 
 
 def _addresses(array: Any) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import session as module
+from pblasmp.engines.cublasmp import health as module
 from pblasmp.layout import Grid
 from pblasmp.plans import MatrixPlan
 from tests.helpers.fakelt import FakeLt
@@ -286,13 +286,13 @@ def test_a_lost_gpu_without_other_ranks(ctx, lib):
 def test_a_process_without_its_gpu_ends_even_where_a_destructor_waits():
     script = """
 import time
-from pblasmp.engines.cublasmp import session
+from pblasmp.engines.cublasmp import health
 class Waits:
     def __del__(self):
         time.sleep(60)
 waits = Waits()
-session._EXIT_SECONDS = 1
-session.atexit.register(session._end_in_time)
+health._EXIT_SECONDS = 1
+health.atexit.register(health._end_in_time)
 """
     start = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", script], timeout=50, check=False)
@@ -301,7 +301,7 @@ session.atexit.register(session._end_in_time)
 
 def test_errors_of_a_recording_are_no_loss(ctx, lib):
     lib.gpu.lost = 900  # cudaErrorStreamCaptureUnsupported
-    assert ctx.engine.session.fault() is None
+    assert ctx.engine.session.health.fault() is None
     lib.gpu.lost = 0
 
 
@@ -324,10 +324,10 @@ def test_own_flags_are_raised_until_the_queue_is_empty(ctx, lib, monkeypatch):
     monkeypatch.setattr(lib.gpu, "_wait_for_the_device", lambda: None)
     session.gpu = SimpleNamespace(windows=SimpleNamespace(raise_own=raise_own), streams=[])
     ended = threading.Event()
-    session._let_go(ended)
+    session.health._let_go(ended)
     session.gpu = None
     assert ended.is_set()
-    assert raised_flags == [session._aside] * 3
+    assert raised_flags == [session.health._aside] * 3
 
 
 def test_nothing_is_aborted_where_all_ends_well(stand_in, alone):
@@ -335,7 +335,7 @@ def test_nothing_is_aborted_where_all_ends_well(stand_in, alone):
         with pb.Context(engine="cublasmp") as ctx:
             ctx.engine.session.workspace(Grid(1, 1))
             channel = ctx._control.channel
-            assert channel.device is ctx.engine.session
+            assert channel.device is ctx.engine.session.health
         assert channel.device is None
         assert not lib.gpu.aborted
         lib.gpu.assert_clean()
@@ -345,8 +345,8 @@ def test_a_communicator_of_the_callers_is_left_alone(stand_in, alone):
     with machine(stand_in(1000)) as lib:
         mine = sys.modules["nccl.core"].Communicator.init(1, 0, b"unique")
         with pb.Context(engine="cublasmp", nccl=mine) as ctx:
-            assert ctx.engine.session._own == []
-            assert ctx.engine.session._nccls == [mine]
+            assert ctx.engine.session.health.own == []
+            assert ctx.engine.session.health.nccls == [mine]
         mine.destroy()
         lib.gpu.assert_clean()
 

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Health: whether a rank's GPU and NCCL still work, waits that look at that, and how what cannot end is aborted."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...comm import Communicator
+from ...errors import StatusError
+from .device import Device
+from .windows import nccl_handle
+
+__all__ = ["Health"]
+
+_POLLS = 64  # of a wait, between two looks for faults
+_NOT_READY = 600  # of CUDA's errors
+_CAPTURE_ERRORS = range(900, 909)  # what is wrong with the recording of a graph, not with the GPU
+_NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
+_FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
+_DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
+_ABORT_SECONDS = 10.0
+_EXIT_SECONDS = 20  # that a process without its GPU may take to end
+_FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
+
+
+class Health:
+    """A rank's GPU and NCCL as the context's side channel asks for them: whether they work, and to end. Local.
+
+    Args:
+        comm: the ranks of the context.
+        device: this rank's GPU, the current one.
+        queues: returns the streams on which work is queued.
+        raise_flags: raises what other ranks would raise here, and waits for that, on the stream that it is given.
+
+    Attributes:
+        nccls: the NCCL communicators that this rank is in.
+        own: those of them that were made for this context.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        device: Device,
+        queues: Callable[[], Sequence[Any]],
+        raise_flags: Callable[[Any], None],
+    ) -> None:
+        import cupy
+
+        self._comm, self._device, self._cupy = comm, device, cupy
+        self._queues, self._raise_flags = queues, raise_flags
+        self._aside = cupy.cuda.Stream(non_blocking=True)  # on which nothing waits
+        self._lost: StatusError | None = None
+        self._aborted = False
+        self.nccls: list[Any] = []
+        self.own: list[Any] = []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the GPU has been found to be lost."""
+        return self._lost is not None
+
+    def wait(self, *queues: Any) -> None:
+        """Wait for CuPy's streams or events, as long as the ranks are there that they may wait for. Local.
+
+        Raises:
+            ClosedError: the context is broken.
+            StatusError: this GPU is lost, or NCCL reports an error; the context is broken from now on.
+        """
+        channel, polls = self._comm.channel, itertools.count(1)
+
+        def done() -> bool:
+            ended = all(queue.done for queue in queues)
+            if ended or next(polls) % _POLLS == 0:
+                fault = self.fault()
+                if fault is not None:
+                    raise fault
+            return ended
+
+        try:
+            channel.until(done, patient=True, for_runs=True)
+        except StatusError as error:
+            channel.break_(error, "waiting for the GPU")
+            raise
+
+    def fault(self) -> StatusError | None:
+        """Return why this rank can compute no more: its GPU is lost, or NCCL reports an error. Local."""
+        if self._lost is None:
+            runtime = self._cupy.cuda.runtime
+            status = int(runtime.streamQuery(self._aside.ptr))  # errors that stay are every call's
+            if status not in (0, _NOT_READY, *_CAPTURE_ERRORS):
+                what = f"GPU {self._device.bus} of rank {self._comm.rank} cannot be used any more in this process"
+                self._lost = StatusError(f"{what}: {runtime.CUDARuntimeError(status)}")
+                _ignore_destructors()
+        if self._lost is not None:
+            return self._lost
+        for nccl in self.nccls:
+            if error := _nccl_error(nccl):
+                return StatusError(f"NCCL on rank {self._comm.rank}: {error}")
+        return None
+
+    def abort(self) -> None:
+        """End what this GPU waits for from other ranks; keep for good what it may still use. Local.
+
+        Flags that would come from other ranks are raised here, and NCCL's communicators aborted. What has been queued
+        runs on what happens to be in its buffers. A communicator of the caller's is left alone.
+        """
+        if self._aborted:
+            return
+        self._aborted = True
+        self.nccls.clear()
+        _keep_for_good(self)
+        if self._lost is not None:
+            atexit.register(_end_in_time)
+        else:
+            ended = threading.Event()
+            for work in (self._let_go, self._abort_nccl):
+                threading.Thread(target=work, args=[ended], daemon=True).start()
+            ended.wait(_DRAIN_SECONDS)
+
+    def _let_go(self, ended: threading.Event) -> None:
+        """Raise this rank's own flags until the queued work has ended."""
+        with contextlib.suppress(Exception):  # nobody could be told
+            self._cupy.cuda.Device(self._device.index).use()
+            deadline = time.monotonic() + _ABORT_SECONDS
+            while not self._is_idle() and time.monotonic() < deadline:
+                self._raise_flags(self._aside)
+                time.sleep(1e-4)
+            if self._is_idle():
+                ended.set()
+
+    def _abort_nccl(self, ended: threading.Event) -> None:
+        """Abort the communicators: while windows are in use, without closing these first."""
+        from nccl.bindings import nccl as bindings
+
+        with contextlib.suppress(Exception):
+            self._cupy.cuda.Device(self._device.index).use()
+            idle = ended.wait(_FLAGS_SECONDS)
+            for nccl in reversed(self.own):
+                with contextlib.suppress(Exception):
+                    if idle:
+                        nccl.abort()
+                    elif nccl.ptr:
+                        bindings.comm_abort(nccl_handle(nccl))
+
+    def _is_idle(self) -> bool:
+        return all(queue.done for queue in self._queues())
+
+
+def _nccl_error(nccl: Any) -> str:
+    """Return the error that NCCL has met since, or an empty string. Local."""
+    if not hasattr(nccl, "get_async_error"):  # not nccl4py's
+        return ""
+    try:
+        result = nccl.get_async_error()
+        if int(result) in _NCCL_IS_WELL:
+            return ""
+        return f"{getattr(result, 'name', result)}, found by ncclCommGetAsyncError"
+    except Exception as error:  # noqa: BLE001 - such as a communicator that somebody has destroyed
+        return f"{type(error).__name__}: {error}"
+
+
+def _keep_for_good(thing: object) -> None:
+    """Never destroy an object, not even at the end of the process: its destructors would wait for the GPU."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _end_in_time() -> None:
+    """Let a signal end this process, should a library's destructor wait for the lost GPU. Local."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_EXIT_SECONDS)
+
+
+def _ignore_destructors() -> None:
+    """Say nothing of CUDA's objects that cannot be destroyed from now on: the GPU is lost, of which all have heard."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type.__module__.partition(".")[0] not in _FOREIGN:
+            before(unraisable)
+
+    sys.unraisablehook = hook
