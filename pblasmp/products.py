@@ -131,7 +131,8 @@ def plan_matmul(
         if not isinstance(scales, (Scales, type(None))):
             raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
         facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
-        check(asked, "out" if out is not None else "c" if c is not None else "d", redistribute=redistribute)
+        named = "out" if out is not None else "c" if c is not None else "the result"
+        check(asked, named, redistribute=redistribute)
         if options.beta != 0 and c is None:
             raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
         nearest = with_c_like_d(asked)
