@@ -184,6 +184,7 @@ def borrowed(parameter: Tensor) -> Tensor:
     strides = parameter.stride()
     last = sum((extent - 1) * stride for extent, stride in zip(parameter.shape, strides, strict=True))
     memory = (ctypes.c_byte * ((last + 1) * parameter.itemsize)).from_address(parameter.data_ptr())
+    memory.of = parameter  # a temporary one lasts as long as what is over its memory
     return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
 
 

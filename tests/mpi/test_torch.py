@@ -37,6 +37,16 @@ def test_what_users_call_is_documented():
     assert not [name for name, doc in docs.items() if "ollective over" not in doc and "Local" not in doc]
 
 
+def test_a_temporary_tensor_lasts_as_long_as_what_is_over_its_memory():
+    import torch
+
+    from pblasmp.torch.operators import borrowed
+
+    over = borrowed(torch.full((300, 300), 7.0))
+    others = [torch.full((300, 300), 3.0) for _ in range(20)]
+    assert (over == 7).all(), others
+
+
 def test_what_is_missing_is_said():
     script = """
 import sys
