@@ -40,13 +40,18 @@ RANKS = [1, 2, 4]
 
 
 @contextmanager
-def played(path: str, comm: Any, *, queued: bool = True) -> Iterator[tuple[pb.Context, Multiplying]]:
-    """A context on a machine of these ranks; clean at the end. Nothing that is ``queued`` goes through the host."""
+def played(
+    path: str, comm: Any, *, queued: bool = True, width: int = 7
+) -> Iterator[tuple[pb.Context, Multiplying]]:
+    """A context on a machine of these ranks; clean at the end. Nothing that is ``queued`` goes through the host.
+
+    Panels of k have ``width`` indices.
+    """
     with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
         if queued:
             for kind in (plans.MatrixPlan, parallel_plans.ParallelPlan):
                 patch.setattr(kind, "_run", on_the_gpu(lib, kind._run))
-        with pb.Context(comm, engine="cublasmp") as ctx, small_panels(ctx):
+        with pb.Context(comm, engine="cublasmp") as ctx, small_panels(ctx, width):
             yield ctx, lib
         lib.assert_clean()
         lib.gpu.assert_clean()
@@ -93,7 +98,7 @@ def what_follows(comm: Any, path: str, dtypes: list[str]) -> Any:
 
 def eight_bits(comm: Any, path: str) -> Any:
     rng = np.random.default_rng(82)
-    with played(path, comm, queued=False) as (ctx, _):  # scales that are arrays are read
+    with played(path, comm, queued=False, width=40) as (ctx, _):  # scales that are arrays are read
         for algo in EPILOGUES:
             for case, fault in every_float8(ctx, algo, rng):
                 yield case, fault or None
