@@ -18,7 +18,7 @@ settings.load_profile("pblasmp")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads of OpenBLAS that have nothing to do sleep at once: else each of a thousand processes polls for 50 ms.
+# Threads of OpenBLAS that have nothing to do sleep at once: else every process polls for 50 ms.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # No test reads or writes what this user has measured.

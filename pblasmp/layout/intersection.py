@@ -8,7 +8,6 @@ moves a stretch of rows × a stretch of columns, however many blocks it spans. 0
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ Stretches = tuple[Stretch, ...]
 Array = NDArray[Any]
 
 
-@functools.lru_cache(maxsize=256)  # panels of one product ask the same again and again
 def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 
