@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arithmetic import as_element
-from .comm import Cell, Exchange, Side
+from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
 from .errors import LayoutError
 from .interop import as_local
@@ -193,12 +193,10 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
         if ctx.rank == root:
             _check_fits(array, "array", descriptor)
         out = ctx._allocate(descriptor)
-        host = out.like_on_host()
     rows, cols = (Axis(extent, max(1, extent)) for extent in descriptor.shape)
     whole = Side(rows, cols, (Cell((0, 0), (root,)),), descriptor.order)
-    exchange = Exchange(ctx.comm, whole, Side.of(descriptor), descriptor.dtype)
-    exchange.run([array if ctx.rank == root else None], ctx._cells(descriptor, host))
-    ctx.engine.from_host(out.local, host)
+    mine = [array if ctx.rank == root else None]
+    ctx.engine.put(whole, mine, Side.of(descriptor), ctx._cells(descriptor, out.local), descriptor.dtype)
     return out
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import arithmetic, io, reductions
-from .comm import Cell, Exchange, Side
+from .comm import Cell, Side
 from .creation import Block, GridLike
 from .errors import LayoutError
 from .layout import MatrixDescriptor, Trapezoid
@@ -186,7 +186,7 @@ class DistributedMatrix:
             here = everywhere or ctx.rank == root
             whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
         target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
-        Exchange(ctx.comm, Side.of(d), target, d.dtype).run(ctx._cells(d, self.on_host()), [whole])
+        ctx.engine.get(Side.of(d), ctx._cells(d, self._local), target, [whole], d.dtype)
         return whole
 
     def allgather(self) -> NDArray[Any]:

@@ -463,8 +463,39 @@ class Engine(Protocol):
             LayoutError: it is not an array that this engine can use in place.
         """
 
-    def to_host(self, array: LocalArray) -> NDArray[Any]:
-        """Return the values as a NumPy array: the array itself where it already is one."""
+    def put(
+        self,
+        src: Side,
+        values: Sequence[NDArray[Any] | None],
+        dst: Side,
+        arrays: Sequence[LocalArray | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move arrays on the host into local arrays of another layout, converting their type. Collective.
+
+        Args:
+            src: where the host's are; of several ranks' each has its own cell.
+            values: one for each cell, None for other ranks'; in memory order ``src.order`` they are copied fastest.
+            dst: where they go.
+            arrays: the local arrays of its cells.
+            dtype: their element type.
+
+        Raises:
+            MemoryError: a GPU has no room to stage them; on every rank.
+        """
+
+    def get(
+        self,
+        src: Side,
+        arrays: Sequence[LocalArray | None],
+        dst: Side,
+        values: Sequence[NDArray[Any] | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move local arrays into arrays on the host, of the same type and another layout: as ``put``. Collective."""
+
+    def to_host(self, array: LocalArray, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return the values as a NumPy array: the array itself where it already is one, or ``out`` with them."""
 
     def like_on_host(self, array: LocalArray) -> NDArray[Any]:
         """Return where values may be put for ``from_host``: the array itself where it is NumPy's, or one like it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Exchange, Side
+from ..comm import Side
 from ..dtypes import as_dtype
 from ..errors import LayoutError
 from ..layout import Grid, MatrixDescriptor
@@ -174,10 +174,9 @@ def load(
             if descriptor.shape != source.shape:
                 raise LayoutError(f"{path}: shape is {source.shape}, the descriptor's {descriptor.shape}")
             out = ctx._allocate(descriptor)
-            host = out.like_on_host()
-            part = _Part(ctx, descriptor, host, source.order == "F")
+            part = _Part(ctx, descriptor, out.local, source.order == "F")
             tiling = _Tiling(part.descriptor, source.tile, ctx.size)
-            count = _Count(host.nbytes, progress)
+            count = _Count(out.local.nbytes, progress)
         for window in tiling.rounds():
             inner, local = part.window(window)
             tile = tiling.tile(window, ctx.rank)
@@ -187,10 +186,9 @@ def load(
                     with errors_naming(path):
                         values = as_values(source.read(*tile), kind)
                 count.add(local.nbytes)
-            exchange = Exchange(ctx.comm, Side.of(tiling.layout[window]), Side.of(inner), kind)
-            mine = [values if rank == ctx.rank else None for rank in range(ctx.size)]
-            exchange.run(mine, ctx._cells(inner, local))
-    ctx.engine.from_host(out.local, host)
+            mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
+            cells = ctx._cells(inner, local)
+            ctx.engine.put(Side.of(tiling.layout[window]), mine, Side.of(inner), cells, kind)
     return out
 
 
@@ -215,7 +213,7 @@ def save(
                 where = replacement.path, offset
         name, offset = ctx.comm.bcast(where)
         with ctx._agreement("save: opening"):
-            part = _Part(ctx, d, matrix.on_host(), order == "F")
+            part = _Part(ctx, d, matrix.local, order == "F")
             target: Target
             if format_of(path) == "zarr":
                 target = zarr.ZarrArray(name, write=True)
@@ -229,9 +227,9 @@ def save(
             inner, local = part.window(window)
             tile = tiling.tile(window, ctx.rank)
             values = None if tile is None else np.empty([each.stop - each.start for each in tile], d.dtype)
-            exchange = Exchange(ctx.comm, Side.of(inner), Side.of(tiling.layout[window]), d.dtype)
-            mine = [values if rank == ctx.rank else None for rank in range(ctx.size)]
-            exchange.run(ctx._cells(inner, local), mine)
+            mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
+            cells = ctx._cells(inner, local)
+            ctx.engine.get(Side.of(inner), cells, Side.of(tiling.layout[window]), mine, d.dtype)
             with ctx._agreement("save: writing"):
                 if tile is not None and values is not None:
                     with errors_naming(path):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.cublasmp import faults, host_exchange
+from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.gpu.moves import grids, one_move, say
 from tests.helpers.gpu.products import everywhere, integers, place, wrong
 
@@ -86,3 +87,24 @@ def test_products_whose_operands_are_moved(ctx, way):
             assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
         (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]
         assert ("by cublasMpGemr2D" if way == "library" else "by NCCL") in line
+
+
+@pytest.mark.parametrize("panel", [1000, 64 << 20])
+def test_random_trips_from_the_host_and_back(ctx, monkeypatch, tmp_path, panel):
+    monkeypatch.setattr(host_exchange, "_PANEL_BYTES", panel)
+    directory = ctx.comm.bcast(str(tmp_path))
+    wrongs = [fault for seed in range(300) if (fault := one_trip(ctx, 100_000 * ctx.size + seed, directory))]
+    assert not wrongs, "\n".join(wrongs[:5])
+
+
+def test_a_large_matrix_from_the_host_and_back(ctx):
+    """Several panels, through pinned memory."""
+    values = np.random.default_rng(3).integers(-100, 100, (5000, 4321)).astype(np.float64)
+    for order in "CF":
+        d = pb.MatrixDescriptor(values.shape, (64, 32), pb.Grid.squarest(ctx.size), order=order)
+        a = ctx.scatter(values, d)
+        assert not everywhere(ctx, wrong(ctx, a, values))
+        back = a.gather()
+        assert not everywhere(
+            ctx, "" if back is None or np.array_equal(back, values) else "gather: other values"
+        )

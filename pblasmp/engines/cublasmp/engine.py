@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from typing import Any
@@ -12,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...bindings import Library, version_text
-from ...comm import Communicator
+from ...comm import Communicator, Side
 from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..base import Move
-from . import algorithms, streams
+from . import algorithms, host_exchange, streams
 from .device import Device
 from .host_copies import HostCopies
 from .links import links_of
@@ -114,14 +115,40 @@ class CublasmpEngine:
             raise LayoutError(f"local array: is on GPU {array.device.id}, this rank's is {self.device.index}")
         return array
 
-    def to_host(self, array: Any) -> NDArray[Any]:
-        """Return a NumPy copy of the values. Local."""
+    def put(
+        self,
+        src: Side,
+        values: Sequence[NDArray[Any] | None],
+        dst: Side,
+        arrays: Sequence[Any | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Queue the move of arrays on the host to GPUs; they have been read when this returns. Collective."""
+        host_exchange.put(self, src, values, dst, arrays, dtype)
+
+    def get(
+        self,
+        src: Side,
+        arrays: Sequence[Any | None],
+        dst: Side,
+        values: Sequence[NDArray[Any] | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move what is on GPUs to arrays on the host. Collective."""
+        host_exchange.get(self, src, arrays, dst, values, dtype)
+
+    def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return a NumPy copy of the values, or ``out`` with them. Local."""
+        room = out.view(np.uint8) if out is not None and is_float8(out.dtype) else out
         if self._copies.takes(array):
-            return self._copies.read(array)
-        self.session.wait(self.xp.cuda.get_current_stream())
-        order = "F" if array.strides[0] < array.strides[1] else "C"
-        values: NDArray[Any] = self.xp.asnumpy(array, order=order)
-        return values
+            values = self._copies.read(array, room)
+        else:
+            self.session.wait(self.xp.cuda.get_current_stream())
+            order = "F" if array.strides[0] < array.strides[1] else "C"
+            values = self.xp.asnumpy(array, order=order)
+            if room is not None:
+                room[...] = values
+        return values if out is None else out
 
     def from_host(self, array: Any, values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``. Local."""
@@ -131,7 +158,7 @@ class CublasmpEngine:
             if self._copies.takes(array):
                 self._copies.write(array, values)
             else:
-                array[...] = self.xp.asarray(values)
+                array[...] = self.xp.asarray(values.astype(array.dtype, copy=False))
 
     def like_on_host(self, array: Any) -> NDArray[Any]:
         """Return a new array of its shape, type and memory order. Local."""

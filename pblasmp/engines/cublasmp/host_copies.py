@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +64,12 @@ class HostCopies:
             self._carry(lines, start, stop, memory, to_device=True)
             free.record(self._cupy.cuda.get_current_stream())
 
-    def read(self, array: Array) -> NDArray[Any]:
-        """Return the values of an array on the GPU, in its memory order. Local."""
+    def read(self, array: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return the values of an array on the GPU, in its memory order, or ``out`` with them. Local."""
         lines = _lines(array)
-        found = np.empty(lines.shape, array.dtype)
+        order: Literal["C", "F"] = "C" if _is_by_rows(array) else "F"
+        whole = np.empty(array.shape, array.dtype, order) if out is None else out
+        found = whole if order == "C" else whole.T
         waiting: list[tuple[int, int, NDArray[Any], Any]] = []
         for i, (start, stop) in enumerate(self._chunks(lines)):
             if len(waiting) == _BUFFERS:
@@ -79,7 +81,7 @@ class HostCopies:
             waiting.append((start, stop, raw, free))
         for each in waiting:
             self._take(found, *each)
-        return found if _is_by_rows(array) else found.T
+        return whole
 
     def _take(self, found: NDArray[Any], start: int, stop: int, raw: NDArray[Any], came: Any) -> None:
         self._wait(came)

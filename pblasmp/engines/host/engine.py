@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ...comm import Agreement, Communicator, cores_of, nodes_of
+from ...comm import Agreement, Communicator, Exchange, Side, cores_of, nodes_of
 from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
@@ -121,9 +122,34 @@ class HostEngine:
         kind = f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
         raise LayoutError(f"local array: expected a NumPy array on the host engine, got {kind}{why}")
 
-    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return ``array``. Local."""
-        return array
+    def put(
+        self,
+        src: Side,
+        values: Sequence[NDArray[Any] | None],
+        dst: Side,
+        arrays: Sequence[NDArray[Any] | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move arrays to other ranks. Collective."""
+        Exchange(self._comm, src, dst, dtype).run(values, arrays)
+
+    def get(
+        self,
+        src: Side,
+        arrays: Sequence[NDArray[Any] | None],
+        dst: Side,
+        values: Sequence[NDArray[Any] | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move arrays to other ranks. Collective."""
+        Exchange(self._comm, src, dst, dtype).run(arrays, values)
+
+    def to_host(self, array: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return ``array``, or ``out`` with its values. Local."""
+        if out is None:
+            return array
+        out[...] = array
+        return out
 
     def like_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return ``array``. Local."""
