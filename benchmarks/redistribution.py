@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,9 +36,8 @@ def measure(
 
     import pblasmp as pb
 
-    here = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(2, 2))
-    wider = pb.MatrixDescriptor((n, n), (128, 128), pb.Grid(2, 2))
-    column = pb.MatrixDescriptor((n, n), (64, 64), pb.Grid(4, 1))
+    grid, column = pb.Grid.squarest(comm.size), pb.Grid(comm.size, 1)
+    here = pb.MatrixDescriptor((n, n), (64, 64), grid)
     file = directory / "matrix.npy"
     root = comm.rank == 0
     whole = np.arange(n * n, dtype=float).reshape(n, n) if root else None
@@ -50,8 +50,8 @@ def measure(
             "np.copy": lambda: np.copy(whole),
             "scatter": lambda: ctx.scatter(whole, here),
             "gather": a.gather,
-            "64 to 128 blocks": lambda: a.redistribute(wider),
-            "2x2 to 4x1": lambda: a.redistribute(column),
+            "64 to 128 blocks": lambda: a.redistribute(replace(here, block=(128, 128))),
+            f"{grid.nprow}x{grid.npcol} to {column.nprow}x1": lambda: a.redistribute(replace(here, grid=column)),
             "save": lambda: a.save(file),
             "load": lambda: ctx.load(file, here),
         }
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=8192, help="rows and columns of the matrix")
     parser.add_argument("--pairs", type=int, default=9, help="measured rounds")
     parser.add_argument("--directory", type=Path, help="where to save and load; default: a temporary one")
-    parser.add_argument("--gpu", action="store_true", help="on GPUs, on 4 ranks already running")
+    parser.add_argument("--gpu", action="store_true", help="on GPUs, on ranks already running")
     parser.add_argument("--quick", action="store_true", help="a small matrix: does it run?")
     parser.add_argument(
         "--json", type=Path, default=HERE / "redistribution.json", help="where the results go"
@@ -129,9 +129,9 @@ def main() -> None:
         settle = 0 if arguments.quick else SETTLE_SECONDS
         seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, directory, engine, settle)
     if MPI.COMM_WORLD.rank == 0:
-        n = arguments.n
+        n, size = arguments.n, MPI.COMM_WORLD.size
         print(
-            f"\n{n} x {n} float64, 64 x 64 blocks, 2x2 ranks; speed relative to copies made in the same round"
+            f"\n{n} x {n} float64, 64 x 64 blocks, {size} ranks; speed relative to copies made in the same round"
         )
         print(f"{'':18}      ms     GB/s    of np.copyto    of np.copy")
         for name, times in seconds.items():
