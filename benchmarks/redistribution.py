@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def measure(
 
     grid, column = pb.Grid.squarest(comm.size), pb.Grid(comm.size, 1)
     here = pb.MatrixDescriptor((n, n), (64, 64), grid)
-    file = directory / "matrix.npy"
+    file, plain = directory / "matrix.npy", directory / "plain.npy"
     root = comm.rank == 0
     whole = np.arange(n * n, dtype=float).reshape(n, n) if root else None
     warm = np.zeros((n, n)) if root else None
@@ -52,7 +53,9 @@ def measure(
             "gather": a.gather,
             "64 to 128 blocks": lambda: a.redistribute(replace(here, block=(128, 128))),
             f"{grid.nprow}x{grid.npcol} to {column.nprow}x1": lambda: a.redistribute(replace(here, grid=column)),
+            "np.save, fsync": lambda: _written(plain, whole),
             "save": lambda: a.save(file),
+            "np.load": lambda: np.load(plain),
             "load": lambda: ctx.load(file, here),
         }
         if ctx.engine.device is not None:
@@ -72,8 +75,18 @@ def measure(
             if not right:
                 raise SystemExit(f"{name}: wrong on rank {comm.rank}")
 
-        alone = ["np.copyto", "np.copy"]
+        alone = ["np.copyto", "np.copy", "np.save, fsync", "np.load"]
         return interleaved(comm, contenders, pairs, alone=alone, settle=settle, check=check)
+
+
+def _written(path: Path, array: Any) -> None:
+    """Write a file as ``save`` does: it is on disk when this returns."""
+    import numpy as np
+
+    with path.open("wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _from_pinned(matrix: Any) -> Callable[[], Any]:

@@ -26,6 +26,7 @@ __all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_only_in", "is_
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
 _GRACE_SECONDS = 1.0
+_BLOCKED_SECONDS = 20.0
 
 
 class _Mark:
@@ -74,14 +75,20 @@ class Agreement:
     Inside, check the arguments and put into ``facts`` what must be equal on every rank; an exception raised inside is
     this rank's fault. Collective over ``comm``: entered by every rank, left by every rank with the same outcome.
 
+    Args:
+        comm: the ranks.
+        call: what they call, in messages.
+        blocks: what is called inside waits for the other ranks in a library. Where it fails on one rank, the others may
+            wait there for ever: if they have not voted 20 seconds later, this rank prints its fault and ends the job.
+
     Raises:
         RankMismatchError: the ranks made different calls or have different facts.
         Exception: the fault that one or more ranks found, on every rank, with the ranks named.
         SystemExit: a rank leaves the context with this exit status.
     """
 
-    def __init__(self, comm: Communicator, call: str) -> None:
-        self._comm = comm
+    def __init__(self, comm: Communicator, call: str, *, blocks: bool = False) -> None:
+        self._comm, self._blocks = comm, blocks
         self._facts: dict[str, Any] = {"call": call}
 
     def __enter__(self) -> dict[str, Any]:
@@ -98,7 +105,7 @@ class Agreement:
             if error is not None and text_of(error) in channel.cause:
                 return  # it has broken the context: nobody votes any more
             _raise_device_fault(channel, error)  # others may wait for this device, and so not vote
-            outcome = _voted(self._comm, self._facts, error)
+            outcome = _voted(self._comm, self._facts, error, blocks=self._blocks)
         except BaseException as second:
             channel.break_(second, call)  # the others count on this rank's vote
             raise
@@ -160,7 +167,9 @@ def _raise_device_fault(channel: SideChannel, error: BaseException | None) -> No
         raise lost from error
 
 
-def _voted(comm: Communicator, facts: dict[str, Any], error: Exception | None) -> BaseException | None:
+def _voted(
+    comm: Communicator, facts: dict[str, Any], error: Exception | None, *, blocks: bool
+) -> BaseException | None:
     """Return what the ranks agree to raise, None if nothing. Collective."""
     call = facts["call"]
     try:
@@ -168,6 +177,13 @@ def _voted(comm: Communicator, facts: dict[str, Any], error: Exception | None) -
     except Exception as unprintable:  # noqa: BLE001 - the user's code is this rank's fault
         facts, error = {"call": call}, error or unprintable
     vote = _Vote(comm, facts, error)
+    if blocks and error is not None:
+        deadline = time.monotonic() + _BLOCKED_SECONDS
+        while not vote.done() and not comm.channel.cause:
+            if time.monotonic() > deadline:
+                _abort(comm, error)
+            comm.channel.look()
+            time.sleep(0.001)
     vote.wait()
     return vote.outcome()
 

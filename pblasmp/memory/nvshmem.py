@@ -36,7 +36,7 @@ class NvshmemHeap:
         rank, size: this rank's number, and how many there are: all of those that NVSHMEM knows.
         bcast: returns rank 0's value on every rank.
         device: index of this rank's GPU.
-        agreement: returns a ``with`` block of which every rank raises what one raises inside.
+        agreement: returns a ``with`` block, as ``Session.agreement`` does.
 
     Raises:
         LibraryNotFoundError: nvshmem4py is not installed.
@@ -49,7 +49,7 @@ class NvshmemHeap:
         size: int,
         bcast: Callable[[Any], Any],
         device: int,
-        agreement: Callable[[str], AbstractContextManager[Any]],
+        agreement: Callable[..., AbstractContextManager[Any]],
     ) -> None:
         self._buffers: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
@@ -67,7 +67,7 @@ class NvshmemHeap:
                 )
         if self._ours:
             uid._data[...] = bcast(uid._data)
-            with agreement("Context: NVSHMEM"):
+            with agreement("Context: NVSHMEM", blocks=True):
                 core.init(device=gpu, uid=uid, rank=rank, nranks=size, initializer_method="uid")
 
     def allocate(self, nbytes: int) -> int:

@@ -55,7 +55,7 @@ FAULTS = {
     "return": Fault(("closing the context",), (r"\brank %d\b", "closing the context")),
     "trap": Fault((_RANK, "cudaError|719"), ("rank %d", "cudaError|719"), everyone=True),
     "trap caught": Fault((), ("rank %d", "cudaError|719"), ends_well=None, everyone=True),
-    "abort": Fault((_RANK, "NCCL"), ("rank %d", "NCCL"), everyone=True),
+    "nccl": Fault((_RANK, "NCCL"), ("rank %d", "NCCL"), everyone=True),
     "memory": Fault((), (), ends_well=True),
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ TRIALS: list[dict[str, Any]] = [
     *({"fault": "trap", "work": work} for work in WORKS),
     *({"fault": "raise", "work": work} for work in WORKS[::2]),
     {"fault": "trap caught", "work": "ar nccl"},
-    {"fault": "abort", "work": "ar nccl"},
+    *({"fault": "nccl", "work": work} for work in WORKS[::2]),
     {"fault": "_exit", "work": "ar push"},
     {"fault": "return", "work": "matmul push"},
 ]

@@ -19,7 +19,7 @@ def library(tmp_path_factory):
 @pytest.mark.parametrize(
     ("fault", "work"),
     [("kill", "matmul gathered"), ("raise", "ar push"), ("trap", "ar nccl"), ("trap", "matmul default"),
-     ("trap caught", "ar nccl"), ("abort", "ar nccl"), ("return", "matmul push")],
+     ("trap caught", "ar nccl"), ("nccl", "ar nccl"), ("return", "matmul push")],
 )  # fmt: skip
 def test_a_trial_on_played_gpus_ends_well(library, fault, work):
     ending, faults, output = tried({"fault": fault, "work": work, "library": library, "n": 32}, 2)
@@ -28,7 +28,7 @@ def test_a_trial_on_played_gpus_ends_well(library, fault, work):
 
 @starts_ranks
 def test_out_of_memory_on_played_gpus(library):
-    cases = ["zeros", "matmul gathered", "ar push", "gather"]
+    cases = ["zeros", "matmul gathered", "matmul default", "ar push", "gather"]
     orders = {"fault": "memory", "work": "", "cases": cases, "library": library, "n": 32}
     ending, faults, output = tried(orders, 2)
     assert not faults, f"{ending}: {faults}\n{output}"

@@ -42,7 +42,7 @@ class EagerGpu:
         self.windows = SimpleNamespace(generation=0)
         self.kernels = SimpleNamespace(copy=self.copy, move=self.move)
 
-    def agreement(self, what: str) -> Any:
+    def agreement(self, what: str, *, blocks: bool = False) -> Any:
         return nullcontext()
 
     def reserve(self, name: str, nbytes: int) -> None:

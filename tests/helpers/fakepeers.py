@@ -223,7 +223,7 @@ class FakePeer:
 
     # -- memory
 
-    def agreement(self, what: str) -> Any:
+    def agreement(self, what: str, *, blocks: bool = False) -> Any:
         return nullcontext()
 
     def reserve(self, name: str, nbytes: int) -> None:

@@ -55,6 +55,21 @@ def one_while_others_wait_in_mpi():
         WORLD.Barrier()
 
 
+def one_while_others_wait_in_a_library():
+    pblasmp.comm.agreement._BLOCKED_SECONDS = 1.0
+    with pb.Context(engine="host") as ctx:
+        try:
+            with pblasmp.comm.agreement.Agreement(ctx._control, "registering", blocks=True):  # the others come: all raise
+                if RANK == 1:
+                    raise ValueError("kept")
+        except ValueError as error:
+            assert "(on rank 1)" in str(error) or RANK == 1
+        with pblasmp.comm.agreement.Agreement(ctx._control, "registering", blocks=True):
+            if RANK == 1:
+                raise ValueError("my own")
+            time.sleep(3600)
+
+
 def one_while_others_close():
     with pb.Context(engine="host"):
         if RANK == SIZE - 1:

@@ -60,7 +60,17 @@ class Witness(Recorder):
 
 
 class Meeting(Witness):
-    """A library whose routines end when all ranks of their grid have called them, and compute nothing."""
+    """A library whose routines end when all ranks of their grid have called them, and compute nothing.
+
+    Memory is registered, or is not, when all have come, for which the host waits.
+    """
+
+    def _called(self, symbol: bytes, values: Any) -> int:
+        if symbol == b"cublasMpBufferRegister":
+            comm = self.gpu.communicators[self.made[values[0]]["comm"]]
+            if comm is not None:
+                comm.Barrier()
+        return super()._called(symbol, values)
 
     def _perform(self, short: str, arguments: dict[str, int], types: dict[str, str], data: bytes) -> None:
         super()._perform(short, arguments, types, data)

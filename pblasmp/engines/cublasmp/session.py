@@ -131,7 +131,7 @@ class Session:
             if self._comm.rank == 0:
                 uid = core.get_unique_id()
         uid = self._comm.bcast(uid)
-        with self.agreement("Context: NCCL"):
+        with self.agreement("Context: NCCL", blocks=True):
             nccl = core.Communicator.init(self._comm.size, self._comm.rank, uid)
             self._closing.callback(nccl.destroy)
             self.health.own.append(nccl)
@@ -183,7 +183,7 @@ class Session:
         if grid not in self._grids:
             nccl = self.communicator(grid.size)
             handle = ctypes.c_void_p()
-            with Agreement(self._comm, "grid"):
+            with Agreement(self._comm, "grid", blocks=True):
                 if self.rank < grid.size:
                     layout = GridLayout.ROW_MAJOR if grid.order == "row" else GridLayout.COL_MAJOR
                     self.library.cublasMpGridCreate(
@@ -198,7 +198,7 @@ class Session:
     def communicator(self, size: int) -> int:
         """Return the NCCL communicator of the first ``size`` ranks. Collective the first time."""
         if size not in self._communicators:
-            with self.agreement("NCCL communicator"):
+            with self.agreement("NCCL communicator", blocks=True):
                 part = self._nccl.split(0 if self.rank < size else None, self.rank)
                 if self.rank < size:
                     self._closing.callback(part.destroy)
@@ -220,15 +220,22 @@ class Session:
             self._closing.callback(workspace.close)
         return self._workspaces[grid]
 
-    def _new_memory(self, nbytes: int, grid: int = 0) -> int:
-        """Return the address of new symmetric memory for ``grid`` (a handle), or raise on every rank. Collective."""
+    def _new_memory(self, nbytes: int, grid: int | None = None) -> int:
+        """Return the address of new symmetric memory, or raise on every rank. Collective.
+
+        Args:
+            nbytes: how much.
+            grid: the handle of the grid that it is for, 0 on ranks outside it; None: no grid's, so far.
+        """
         self._check_room(nbytes)
         address = 0
         try:
-            with Agreement(self._comm, "symmetric memory"):
+            with Agreement(self._comm, "symmetric memory", blocks=True):
                 address = self.heap.allocate(nbytes)
-                if grid:
-                    self.heap.offer(address, grid)
+            if grid is not None:
+                with Agreement(self._comm, "symmetric memory: registering", blocks=True):
+                    if grid:
+                        self.heap.offer(address, grid)
         except Exception:
             if address:
                 self.heap.free(address)
@@ -272,9 +279,14 @@ class Session:
         assert gpu is not None
         return Recordings(self, lambda: (gpu.addresses, buffers()))
 
-    def agreement(self, what: str) -> Agreement:
-        """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context."""
-        return Agreement(self._comm, what)
+    def agreement(self, what: str, *, blocks: bool = False) -> Agreement:
+        """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context.
+
+        Args:
+            what: what the ranks do there, in messages.
+            blocks: it waits for the other ranks in a library: see ``Agreement``.
+        """
+        return Agreement(self._comm, what, blocks=blocks)
 
     @contextmanager
     def queueing(self, what: str) -> Iterator[None]:
@@ -339,7 +351,7 @@ class Session:
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
             return False
-        with Agreement(self._comm, "symmetric memory"):
+        with Agreement(self._comm, "symmetric memory", blocks=True):
             if inside and start:
                 self.heap.offer(start, self.grid(grid))
         return True

@@ -127,7 +127,7 @@ class Windows:
         self._release(buffer)  # every rank is idle: all have agreed
         buffer._memory = memory
         try:
-            with self._agreement(what):
+            with self._agreement(what, blocks=True):
                 flags = self._core.WindowFlag.COLL_SYMMETRIC
                 buffer._window = window = self._session.nccl.register_window(array, flags=flags)
                 peers = [window.get_peer_device_pointer(rank) for rank in range(self.size)]

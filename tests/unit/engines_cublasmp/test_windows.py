@@ -37,7 +37,7 @@ class Machine:
         )  # fmt: skip
 
     @contextmanager
-    def agreement(self, what: str) -> Iterator[None]:
+    def agreement(self, what: str, *, blocks: bool = False) -> Iterator[None]:
         """Raise what is raised inside, or what the other rank says."""
         self.votes += 1
         yield
