@@ -23,6 +23,7 @@ from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelPro
 from ..layout.grid import integer
 from ..layout.trapezoid import Trapezoid
 from ..scales import Scales
+from .local_part import LocalPart
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -323,13 +324,13 @@ class Operations(Protocol):
         x: LocalArray,
         beta: complex,
         c: LocalArray,
-        mask: LocalArray | None,
+        part: LocalPart | None,
         *,
         conjugate: bool,
     ) -> None:
-        """Write ``alpha x + beta c`` into ``d`` where ``mask`` is true; ``conjugate`` x first.
+        """Write ``alpha x + beta c`` into ``part`` of ``d``, everywhere if None; ``conjugate`` x first.
 
-        With ``alpha == 0`` x is not read, with ``beta == 0`` c is not.
+        With ``alpha == 0`` x is not read, with ``beta == 0`` c is not. ``c`` may be ``d``.
         """
 
     def copy_where(self, dst: LocalArray, src: Any, mask: LocalArray | None) -> None:

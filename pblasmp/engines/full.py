@@ -16,8 +16,8 @@ from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ..layout.product import Op
 from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product, Workspace, new_part
+from .local_part import LocalPart
 from .slabs import type_refusal
-from .triangles import ResultPart
 
 __all__ = ["algorithms"]
 
@@ -49,7 +49,7 @@ class FullProduct(Product):
         self._own: dict[str, Array] = {}
         self._products: list[Product] = []
         self._steps: list[Callable[[Operands], None]] = []
-        self._triangle: ResultPart | None = None  # this rank's part of the one that is read, or written
+        self._triangle: LocalPart | None = None  # this rank's part of the one that is read, or written
         with ExitStack() as closing:
 
             def add(
@@ -90,7 +90,7 @@ class FullProduct(Product):
         add(mirrored, Options(), "a", "", "", "full")
         if self._rank < full.grid.size:
             places = full.global_indices(self._rank)
-            self._triangle = ResultPart(Trapezoid(p.uplo), *places, hermitian=p.is_hermitian)
+            self._triangle = LocalPart(Trapezoid(p.uplo), *places, hermitian=p.is_hermitian)
         self._steps.append(self._copy_triangle)
         assert p.b is not None
         c = p.c if options.beta != 0 else None
@@ -101,7 +101,7 @@ class FullProduct(Product):
         """Copy the triangle of A, its diagonal included, to where its mirror image is. Local."""
         if self._triangle is not None:
             a, full = given.a, self._own["full"]
-            self._triangle.write(self._engine.operations, 0, None, full, lambda down, across: a[down, across])
+            self._engine.operations.add(full, 1, a, 0, full, self._triangle, conjugate=False)
 
     def _multiply_and_add(self, add: Callable[..., None]) -> None:
         """Multiply into a temporary matrix, add its adjoint if the routine has two terms, and take D's triangle."""
@@ -118,7 +118,7 @@ class FullProduct(Product):
             add(both, Options(beta=1), "full", "", "full", "sum")
         if self._rank < p.d.grid.size:
             assert p.written is not None
-            self._triangle = ResultPart(p.written, *p.d.global_indices(self._rank), hermitian=p.is_hermitian)
+            self._triangle = LocalPart(p.written, *p.d.global_indices(self._rank), hermitian=p.is_hermitian)
 
     def _stripes(self) -> Iterator[Window]:
         """Yield what is computed of D's square: stripes that cover the triangle, or all of it."""
@@ -159,10 +159,10 @@ class FullProduct(Product):
             self._engine.transport.fence()  # the next one writes the buffers that this one's ranks have read
         if self._p.written is not None and self._triangle is not None:
             total = self._own["sum" if "sum" in self._own else "full"]
-            self._triangle.write(
-                self._engine.operations, self._options.beta, operands.c, operands.d,
-                lambda down, across: total[down, across],
-            )  # fmt: skip
+            c = operands.d if operands.c is None else operands.c
+            self._engine.operations.add(
+                operands.d, 1, total, self._options.beta, c, self._triangle, conjugate=False
+            )
 
     def close(self) -> None:
         """Free what the steps hold. Collective over the context."""

@@ -11,6 +11,7 @@ from ..comm.shared import aligned, carve
 from ..layout import Level3Problem
 from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, Product
+from .local_part import LocalPart
 from .slabs import type_refusal
 
 __all__ = ["ALGORITHMS", "SumProduct"]
@@ -50,7 +51,9 @@ class SumProduct(Product):
         shape = p.d.local_shape(self._rank) if self._inside else (0, 0)
         room = 0 if self._exchange is None or self._straight else shape[0] * shape[1] * p.d.dtype.itemsize
         self.workspace = engine.operations.workspace(room + self._shared * len(self._node))
-        self._cuts: dict[bool, list[tuple[slice, slice, Array]]] = {}
+        self._written: LocalPart | None = None  # what is written of this rank's D, None for all
+        if p.written is not None and self._inside:
+            self._written = LocalPart(p.written, *p.d.global_indices(self._rank))
 
     def _share(self) -> None:
         """Find out whether each node has room for its ranks' parts of A: ``_shared`` bytes a rank. Collective."""
@@ -90,31 +93,8 @@ class SumProduct(Product):
         if not self._inside or x is d:
             return
         c = d if c is None else c
-        options, turned = self._options, self._p.d.order == "C"
-        if turned:
-            x, c, d = x.T, c.T, d.T
-        conjugate = self._conjugate and self._exchange is None
-        for down, across, mask in self._parts(turned):
-            self._engine.operations.add(
-                d[down, across], options.alpha, x[down, across], options.beta, c[down, across], mask,
-                conjugate=conjugate,
-            )  # fmt: skip
-
-    def _parts(self, turned: bool) -> list[tuple[slice, slice, Array]]:
-        """Return the parts of this rank's D, transposed if ``turned``, that are written; made once."""
-        if turned not in self._cuts:
-            part, (rows, cols) = self._p.written, self._p.d.global_indices(self._rank)
-            if part is None:
-                self._cuts[turned] = [(slice(None), slice(None), None)]
-            else:
-                if turned:
-                    part, rows, cols = part.T, cols, rows
-                asarray = self._engine.xp.asarray
-                self._cuts[turned] = [
-                    (down, across, None if mask is None else asarray(mask))
-                    for down, across, mask in part.parts(rows, cols)
-                ]
-        return self._cuts[turned]
+        options, conjugate = self._options, self._conjugate and self._exchange is None
+        self._engine.operations.add(d, options.alpha, x, options.beta, c, self._written, conjugate=conjugate)
 
     def _copies(self, mine: Array) -> dict[int, Array]:
         """Return what the ranks of this node share of op(A), by rank. Collective over the ranks."""

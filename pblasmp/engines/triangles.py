@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..layout import Trapezoid
 from .base import Operations, scale
+from .local_part import LocalPart
 
 __all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
 
@@ -110,8 +111,7 @@ class ResultPart:
     """
 
     def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool) -> None:
-        self._part, self._rows, self._cols, self._hermitian = part, rows, cols, hermitian
-        self._cuts: list[tuple[slice, slice, Array, Array]] | None = None
+        self._local = LocalPart(part, rows, cols, hermitian=hermitian)
 
     def __call__(
         self,
@@ -125,7 +125,7 @@ class ResultPart:
         compute: str | None = None,
     ) -> None:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
-        for down, across, mask, real in self.cut(operations):
+        for down, across, mask, real in self._local.tiles(operations.xp, operations.tile):
             view = target[down, across]
             if mask is None:
                 operations.gemm(alpha, left[down], right[:, across], beta, view, compute)
@@ -151,24 +151,11 @@ class ResultPart:
             d: the local result.
             of: what is added, which is used up.
         """
-        for down, across, mask, real in self.cut(operations):
+        for down, across, mask, real in self._local.tiles(operations.xp, operations.tile):
             view = d[down, across]
             if beta != 0 and c is not None and c is not d:
                 operations.copy_where(view, c[down, across], mask)
             update(operations, view, of(down, across), beta, mask, real)
-
-    def cut(self, operations: Operations) -> list[tuple[slice, slice, Array, Array]]:
-        """Return the parts: (rows, columns, mask, main diagonal where it is real), made once. Local."""
-        if self._cuts is None:
-            self._cuts = []
-            for down, across, mask in self._part.parts(self._rows, self._cols, operations.tile):
-                real = None
-                if mask is not None:
-                    mask = operations.xp.asarray(mask)
-                    if self._hermitian:
-                        real = operations.xp.asarray(self._rows[down][:, None] == self._cols[across])
-                self._cuts.append((down, across, mask, real))
-        return self._cuts
 
 
 def update(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.cublasmp.lt import PLAIN
@@ -38,9 +39,9 @@ class EagerGpu:
 
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}
-        self.generation, self.queued, self.moves = 0, 0, 0
+        self.generation, self.queued, self.moves, self.transposes = 0, 0, 0, 0
         self.windows = SimpleNamespace(generation=0)
-        self.kernels = SimpleNamespace(copy=self.copy, move=self.move)
+        self.kernels = SimpleNamespace(copy=self.copy, move=self.move, transpose=self.transpose)
 
     def agreement(self, what: str, *, blocks: bool = False) -> Any:
         return nullcontext()
@@ -99,6 +100,29 @@ class EagerGpu:
                 for base, strides in ((to, there), (of, here))
             )
             ctypes.memmove(target, source, run)
+
+    def transpose(
+        self,
+        stream: Any,
+        to: int,
+        there: Any,
+        of: int,
+        here: Any,
+        extents: Any,
+        itemsize: int,
+        *,
+        conjugate: bool,
+    ) -> None:
+        assert there[1] == here[3] == itemsize
+        self.transposes += 1
+        kind = np.dtype(
+            {8: "c8", 16: "c16"}[itemsize] if conjugate else f"u{itemsize}" if itemsize < 16 else "c16"
+        )
+        target, source = (
+            as_strided(np.ndarray(1, kind, (ctypes.c_char * itemsize).from_address(base)), extents, strides)
+            for base, strides in ((to, there), (of, here))
+        )
+        target[...] = source.conj() if conjugate else source
 
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         at(to)[...] = at(of)

@@ -16,6 +16,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -109,6 +110,23 @@ class _Pinned(np.ndarray):
     @property
     def ptr(self) -> int:
         return self.ctypes.data
+
+
+def _sum_kernel(name: str, x: Any, c: Any, alpha: Any, beta: Any, *places: Any) -> None:
+    """Play the engine's only elementwise kernel: ``d = alpha x + beta c`` where its name says so."""
+    *places, d = places
+    _, _, adds, keeps, conjugate, uplo, real = name.split("_")
+    where: Any = True
+    if uplo:
+        rows, cols, diagonal = places
+        where = cols - rows <= diagonal if uplo == "L" else cols - rows >= diagonal
+    x, c = (np.where(where, each, 0) for each in (np.conj(x) if conjugate else x, c))
+    if real:
+        x, c = (np.where(rows == cols, each.real, each) for each in (x, c))
+    total = (alpha * x if adds else 0) + (beta * c if keeps else 0)
+    np.copyto(
+        d, np.where(rows == cols, np.real(total), total) if real else total, where=where, casting="unsafe"
+    )
 
 
 class FakeGpu:
@@ -406,6 +424,7 @@ class FakeGpu:
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
             maximum=np.maximum, minimum=np.minimum, rint=np.rint, take=np.take, tanh=np.tanh,
             arange=np.arange, uint8=np.uint8, RawModule=lambda code, options: self._module(),
+            ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
             clip=np.clip,

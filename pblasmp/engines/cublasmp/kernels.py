@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's own CUDA kernels: sums of the ranks' parts, barriers between GPUs, strided copies at memory speed.
+"""The engine's own CUDA kernels: sums of the ranks' parts, barriers between GPUs, strided and transposing copies.
 
 They are compiled when they are first needed (CuPy keeps them on disk), one module for each combination of types, and
 include no header: CuPy finds CUDA's own not everywhere.
@@ -21,6 +21,7 @@ __all__ = ["Kernels", "common_run", "vector_width"]
 MAX_RANKS = 64
 _VECTOR_BYTES = 16
 _THREADS = 512
+_TILE = 32
 _U32 = 2**32
 
 _TYPES = {
@@ -196,6 +197,34 @@ extern "C" __global__ void __launch_bounds__(512) move(
     INDEX b = i % (INDEX)nb, a = i / (INDEX)nb;
     *(T*)(to + a * there.a + b * there.b + c * there.c + x * sizeof(T)) =
         *(const T*)(from + a * here.a + b * here.b + c * here.c + x * sizeof(T));
+  }
+}
+"""
+)
+# Tiles of 32 x 32, through shared memory: read along the columns, written along the rows. Both dimensions are runs at
+# equal distances. Every entry is one word; FLIP changes the sign of its upper half.
+_TRANSPOSE = (
+    _COMMON
+    + r"""
+struct Steps { u64 row_run, row, col_run, col; };
+struct alignas(16) quad { u32 v[4]; };
+__device__ __forceinline__ u64 at(Steps s, u32 r, u32 c, u32 rows_run, u32 cols_run)
+{ return r / rows_run * s.row_run + r % rows_run * s.row + c / cols_run * s.col_run + c % cols_run * s.col; }
+__device__ __forceinline__ u64 flipped(u64 x) { return x ^ 0x8000000000000000ull; }
+__device__ __forceinline__ quad flipped(quad x) { x.v[3] ^= 0x80000000u; return x; }
+extern "C" __global__ void __launch_bounds__(256) transpose(
+    char* to, Steps there, const char* from, Steps here, u32 rows, u32 rows_run, u32 cols, u32 cols_run) {
+  __shared__ T tile[32][33];
+  u32 x = threadIdx.x % 32, y = threadIdx.x / 32, across = (cols + 31) / 32;
+  u64 tiles = (u64)((rows + 31) / 32) * across;
+  for (u64 i = blockIdx.x; i < tiles; i += gridDim.x) {
+    u32 r = i / across * 32, c = i % across * 32;
+    for (u32 j = y; j < 32; j += 8)
+      if (r + j < rows && c + x < cols) tile[j][x] = *(const T*)(from + at(here, r + j, c + x, rows_run, cols_run));
+    __syncthreads();
+    for (u32 j = y; j < 32; j += 8)
+      if (r + x < rows && c + j < cols) *(T*)(to + at(there, r + x, c + j, rows_run, cols_run)) = FLIP(tile[x][j]);
+    __syncthreads();
   }
 }
 """
@@ -397,6 +426,42 @@ class Kernels:
         self._launch(
             kernel, grid, _THREADS, stream,
             u64(to), strides[0], u64(of), strides[1], u64(total), u64(b), u64(c), u64(run // word),
+        )  # fmt: skip
+
+    def transpose(
+        self,
+        stream: Any,
+        to: int,
+        there: Sequence[int],
+        of: int,
+        here: Sequence[int],
+        extents: Sequence[int],
+        itemsize: int,
+        *,
+        conjugate: bool = False,
+    ) -> None:
+        """Queue a copy of runs of rows x runs of columns: to where rows are neighbours, from where columns are. Local.
+
+        Args:
+            stream: CuPy's.
+            to, of: addresses, multiples of ``itemsize`` as all strides are.
+            there, here: bytes from one to the next: runs of rows, rows, runs of columns, columns.
+            extents: how many of each.
+            itemsize: bytes of an entry: 1, 2, 4, 8 or 16.
+            conjugate: the conjugates of complex numbers.
+        """
+        row_runs, rows, col_runs, cols = extents
+        if not row_runs * rows * col_runs * cols:
+            return
+        flip = "flipped" if conjugate else ""
+        kernel = self._compiled("transpose", _TRANSPOSE, T=_WORDS[itemsize], FLIP=flip)
+        tiles = -(-row_runs * rows // _TILE) * -(-col_runs * cols // _TILE)
+        steps = [np.array(x, np.uint64).view(np.dtype([("p", np.uint64, 4)]))[0] for x in (there, here)]
+        u32, u64 = np.uint32, np.uint64
+        self._launch(
+            kernel, min(8 * self.multiprocessors, tiles), 8 * _TILE, stream,
+            u64(to), steps[0], u64(of), steps[1],
+            u32(row_runs * rows), u32(rows), u32(col_runs * cols), u32(cols),
         )  # fmt: skip
 
 

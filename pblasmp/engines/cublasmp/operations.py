@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import LayoutError, UnsupportedError
 from ...logs import logger
 from ..base import Workspace, blas_operand, scale
+from ..local_part import LocalPart
 from .float8 import to_bits
 from .lt import Op
 from .session import Session, stored_dtype
@@ -230,18 +232,43 @@ class CublasmpOperations:
         x: Array,
         beta: complex,
         c: Array,
-        mask: Array | None,
+        part: LocalPart | None,
         *,
         conjugate: bool,
     ) -> None:
-        """Queue ``alpha x + beta c`` into ``d`` where ``mask`` is true. Local."""
-        factor, other = d.dtype.type(alpha), d.dtype.type(beta)
-        total: Any = d.dtype.type(0)
-        if alpha != 0:
-            total = factor * (x.conj() if conjugate else x)
-        if beta != 0:
-            total = total + other * c
-        self.copy_where(d, total, mask)
+        """Queue ``alpha x + beta c`` into a part of ``d``, by one kernel. Local."""
+        if d.size == 0:
+            return
+        if d.strides[0] < d.strides[1]:
+            d, x, c, part = d.T, x.T, c.T, part and part.T
+        is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo
+        hermitian = is_complex and part is not None and part.hermitian
+        kernel = _sum(alpha != 0, beta != 0, conjugate and is_complex, uplo, hermitian)
+        numbers = d.dtype.type(alpha), d.dtype.type(beta)
+        places: tuple[Any, ...] = () if part is None else (*part.indices(self.xp), part.part.diagonal)
+        kernel(x if alpha != 0 else d, c if beta != 0 else d, *numbers, *places, d)
+
+
+@cache
+def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
+    """Return a kernel that reads and writes what it must, once."""
+    import cupy
+
+    left, right = "conj(x)" if conjugate else "x", "c"
+    if hermitian:
+        left, right = (f"(row == col ? T(real({each})) : {each})" for each in (left, right))
+    terms = [f"alpha * {left}"] * adds + [f"beta * {right}"] * keeps
+    code = f"d = {' + '.join(terms) or 'T(0)'};"
+    if hermitian:
+        code += " if (row == col) d = T(real(d));"
+    arguments = "T x, T c, T alpha, T beta"
+    if uplo is not None:
+        arguments += ", int64 row, int64 col, int64 diagonal"
+        code = f"if (col - row {'<=' if uplo == 'L' else '>='} diagonal) {{ {code} }}"
+    name = "_".join(
+        ["pblasmp_sum", "ax" * adds, "bc" * keeps, "conj" * conjugate, uplo or "", "real" * hermitian]
+    )
+    return cupy.ElementwiseKernel(arguments, "T d", code, name)
 
 
 def _row_major(array: Array) -> tuple[View, Op]:

@@ -17,7 +17,7 @@ from ..room import Room
 from .inbox import Inbox
 from .operations import CublasmpOperations
 from .session import Session, stored_dtype
-from .views import View, moves
+from .views import View, moves, transposing_moves
 
 __all__ = ["CublasmpTransport"]
 
@@ -99,18 +99,28 @@ class CublasmpTransport(Room):
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
         """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
 
-        By a kernel at the speed of memory where only bytes move; CuPy transposes, conjugates and converts.
+        By kernels at the speed of memory; what is converted, or conjugated in the same memory order, by CuPy.
         """
         conjugate = conjugate and src.dtype.kind == "c"
         gpu, minor = self._session.gpu, _contiguous(dst, src)
-        if gpu is None or minor is None or conjugate or dst.dtype != src.dtype:
+        if gpu is None or dst.dtype != src.dtype or (minor is not None and conjugate):
             _copy_values(self._cupy, dst, src, piece, conjugate)
+            return
+        stream = self._cupy.cuda.get_current_stream()
+        if minor is None:
+            if dst.strides[0] != dst.itemsize:
+                dst, src, piece = dst.T, src.T, piece.T
+            if not _turns(dst, src):
+                _copy_values(self._cupy, dst, src, piece, conjugate)
+                return
+            for turned in transposing_moves(dst, src, piece):
+                gpu.kernels.transpose(stream, *turned, dst.itemsize, conjugate=conjugate)
             return
         by_rows = minor == 1
         to, of = (View.of(array if by_rows else array.T) for array in (dst, src))
         lines, runs = (piece.rows, piece.cols) if by_rows else (piece.cols, piece.rows)
         for copied in moves(to, of, lines, runs):
-            gpu.kernels.move(self._cupy.cuda.get_current_stream(), *copied)
+            gpu.kernels.move(stream, *copied)
 
     def sum_ranks(self, array: Array) -> None:
         """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
@@ -251,6 +261,13 @@ def _contiguous(dst: Array, src: Array) -> int | None:
     both = zip(dst.strides, src.strides, strict=True)
     found = [i for i, pair in enumerate(both) if set(pair) == {src.itemsize}]
     return found[-1] if found else None
+
+
+def _turns(dst: Array, src: Array) -> bool:
+    """Return whether rows of one and columns of the other array are neighbours, and all is where words may be."""
+    size = dst.itemsize
+    places = (int(dst.data.ptr), int(src.data.ptr), *dst.strides, *src.strides)
+    return dst.strides[0] == size == src.strides[1] and not any(place % size for place in places)
 
 
 def _copy_values(cupy: Any, dst: Array, src: Array, piece: Piece, conjugate: bool) -> None:

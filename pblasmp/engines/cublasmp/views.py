@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import LayoutError
-from ...layout.intersection import Stretches
+from ...layout.intersection import Piece, Stretches
 
-__all__ = ["View", "moves"]
+__all__ = ["View", "moves", "transposing_moves"]
 
 Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
+Four = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +95,18 @@ def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Mov
                 of.address + line.src * up + run.src * size,
                 (line.src_step * up, up, run.src_step * size),
                 (line.repeat, line.length, run.repeat, run.length * size),
+            )
+
+
+def transposing_moves(to: Any, of: Any, piece: Piece) -> Iterator[tuple[int, Four, int, Four, Four]]:
+    """Yield what ``Kernels.transpose`` takes to copy a piece of one CuPy array to its place in another. Local."""
+    (down, across), (up, along) = to.strides, of.strides
+    for rows in piece.rows:
+        for cols in piece.cols:
+            yield (
+                int(to.data.ptr) + rows.dst * down + cols.dst * across,
+                (rows.dst_step * down, down, cols.dst_step * across, across),
+                int(of.data.ptr) + rows.src * up + cols.src * along,
+                (rows.src_step * up, up, cols.src_step * along, along),
+                (rows.repeat, rows.length, cols.repeat, cols.length),
             )

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from ...dtypes import accumulation_dtype
 from ...layout.intersection import copy_all
 from ..base import Workspace
+from ..local_part import LocalPart
+from ..triangles import update
 from .blas import LocalBlas
 from .buffers import Buffers
 
@@ -20,6 +22,7 @@ __all__ = ["HostOperations"]
 
 Array = NDArray[Any]
 
+_FINEST = 64  # columns of a tile on a diagonal
 _CHUNK = 1 << 16  # elements added at a time: they stay in the caches
 
 
@@ -117,26 +120,48 @@ class HostOperations:
         x: Array,
         beta: complex,
         c: Array,
-        mask: Array | None,
+        part: LocalPart | None,
         *,
         conjugate: bool,
     ) -> None:
-        """Write ``alpha x + beta c`` into ``d``, which is in F order, where ``mask`` is true. Local."""
-        factor, other = d.dtype.type(alpha), d.dtype.type(beta)
-        step = max(1, _CHUNK // max(1, d.shape[0]))
-        for at in range(0, d.shape[1], step):
-            added, there, out = (y[:, at : at + step] for y in (x, c, d))
-            where = True if mask is None else mask[:, at : at + step]
-            if alpha != 0:
-                added = _like(out, added, conjugate)
-            if alpha == beta == 0:
-                np.copyto(out, factor, where=where)
-            elif beta == 0:
-                np.multiply(added, factor, out=out, where=where)
-            elif alpha == 0:
-                np.multiply(there, other, out=out, where=where)
-            else:
-                np.add(_scaled(there, other, where), _scaled(added, factor, where), out=out, where=where)
+        """Write ``alpha x + beta c`` into a part of ``d``. Local."""
+        if d.strides[0] > d.strides[1]:
+            d, x, c, part = d.T, x.T, c.T, part and part.T
+        if part is None:
+            _add(d, alpha, x, beta, c, None, conjugate)
+            return
+        for down, across, mask, real in part.tiles(np, _FINEST):
+            to, of, old = (y[down, across] for y in (d, x, c))
+            if real is None:
+                _add(to, alpha, of, beta, old, mask, conjugate)
+                continue
+            product = (
+                np.zeros_like(to) if alpha == 0 else to.dtype.type(alpha) * (of.conj() if conjugate else of)
+            )
+            if beta != 0:
+                self.copy_where(to, old, mask)
+            update(self, to, product, beta, mask, real)
+
+
+def _add(
+    d: Array, alpha: complex, x: Array, beta: complex, c: Array, mask: Array | None, conjugate: bool
+) -> None:
+    """Write ``alpha x + beta c`` into ``d``, which is in F order, where ``mask`` is true."""
+    factor, other = d.dtype.type(alpha), d.dtype.type(beta)
+    step = max(1, _CHUNK // max(1, d.shape[0]))
+    for at in range(0, d.shape[1], step):
+        added, there, out = (y[:, at : at + step] for y in (x, c, d))
+        where = True if mask is None else mask[:, at : at + step]
+        if alpha != 0:
+            added = _like(out, added, conjugate)
+        if alpha == beta == 0:
+            np.copyto(out, factor, where=where)
+        elif beta == 0:
+            np.multiply(added, factor, out=out, where=where)
+        elif alpha == 0:
+            np.multiply(there, other, out=out, where=where)
+        else:
+            np.add(_scaled(there, other, where), _scaled(added, factor, where), out=out, where=where)
 
 
 def _like(out: Array, x: Array, conjugate: bool) -> Array:

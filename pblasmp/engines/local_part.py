@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LocalPart: the elements of a local array that are in a trapezoid of its matrix."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout import Trapezoid
+
+__all__ = ["LocalPart", "Tile"]
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+Indices = NDArray[np.int64]
+Tile = tuple[slice, slice, Array, Array]
+"""Rows, columns, which elements of them are inside (None: all), and which are on a main diagonal that is real."""
+
+
+class LocalPart:
+    """The elements of a local array that are in a trapezoid of its matrix. Local.
+
+    Args:
+        part: the trapezoid.
+        rows, cols: global index of each row and column of the array, ascending.
+        hermitian: the main diagonal is real: imaginary parts there are not read, and written as 0.
+    """
+
+    def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
+        self.part, self.rows, self.cols, self.hermitian = part, rows, cols, hermitian
+        self._tiles: dict[int, list[Tile]] = {}
+        self._indices: tuple[Array, Array] | None = None
+
+    @cached_property
+    def T(self) -> LocalPart:  # noqa: N802
+        """The same elements of the transposed array."""
+        return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
+
+    def tiles(self, xp: Any, finest: int) -> list[Tile]:
+        """Return the tiles that make it up, made once. Local.
+
+        Args:
+            xp: whose arrays the masks are.
+            finest: columns of a tile of which only some elements are inside.
+        """
+        if finest not in self._tiles:
+            tiles = self._tiles[finest] = []
+            for down, across, mask in self.part.parts(self.rows, self.cols, finest):
+                real = None
+                if mask is not None:
+                    mask = xp.asarray(mask)
+                    if self.hermitian:
+                        real = xp.asarray(self.rows[down][:, None] == self.cols[across])
+                tiles.append((down, across, mask, real))
+        return self._tiles[finest]
+
+    def indices(self, xp: Any) -> tuple[Array, Array]:
+        """Return the global indices of rows (as a column) and columns (as a row), made once. Local."""
+        if self._indices is None:
+            self._indices = xp.asarray(self.rows[:, None]), xp.asarray(self.cols[None, :])
+        return self._indices
