@@ -10,6 +10,7 @@ from ..comm.exchange import SLOTS
 from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
 from .base import Engine, Workspace
+from .local_part import LocalPart
 
 __all__ = ["ExchangeMove"]
 
@@ -50,10 +51,8 @@ class ExchangeMove:
         src, dst = ([array if each == rank else None for each in range(size)] for array, size in arrays)
         engine.transport.start_exchange(self._exchange, src, dst, slots=SLOTS).finish()
         if self._part is not None and rank < self._target.grid.size:
-            operations = engine.operations
-            for down, across, mask in self._part.parts(*self._target.global_indices(rank), operations.tile):
-                mask = None if mask is None else operations.xp.asarray(mask)
-                operations.copy_where(target[down, across], arriving[down, across], mask)
+            part = LocalPart(self._part, *self._target.global_indices(rank))
+            engine.operations.add(target, 1, arriving, 0, target, part, conjugate=False)
 
     def misfit(self, source: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""

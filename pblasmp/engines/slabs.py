@@ -18,10 +18,10 @@ from typing import Any
 
 from ..dtypes import accumulation_dtype
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
-from ..layout.trapezoid import Trapezoid
 from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, QueuedProduct
 from .finish import Finish, number
+from .local_part import LocalPart
 from .operand import Operand, Staging
 from .slab_terms import Slabs, matmul_slabs, routine_slabs
 
@@ -196,7 +196,9 @@ class SlabProduct(QueuedProduct):
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
         self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
         self._coords = d.grid.coords(rank) if rank < d.grid.size else None
-        self._written: list[tuple[slice, slice, Array]] | None = None  # the parts of D that are, made once
+        self._written: LocalPart | None = None  # what is written of this rank's D, None for all
+        if slabs.part is not None and self._coords is not None:
+            self._written = LocalPart(slabs.part, *d.global_indices(rank))
         active = any(term.alpha != 0 for term in slabs.terms)
         self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0)
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
@@ -268,19 +270,11 @@ class SlabProduct(QueuedProduct):
         return target
 
     def _copy_c(self, target: Array, c: Array) -> None:
-        part: Trapezoid | None = self._slabs.part
-        if part is None:
-            target[...] = c
-        elif self._coords is not None:
-            operations = self._engine.operations
-            if self._written is None:
-                rows, cols = self._slabs.d.global_indices(self._engine.transport.rank)
-                self._written = [
-                    (down, across, None if mask is None else operations.xp.asarray(mask))
-                    for down, across, mask in part.parts(rows, cols, operations.tile)
-                ]
-            for down, across, mask in self._written:
-                operations.copy_where(target[down, across], c[down, across], mask)
+        operations = self._engine.operations
+        if self._slabs.part is None:
+            operations.copy_where(target, c, None)
+        elif self._written is not None:
+            operations.add(target, 0, c, 1, c, self._written, conjugate=False)
 
 
 # -- the rows of the registry

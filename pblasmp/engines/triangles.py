@@ -177,6 +177,9 @@ def update(
         real: elements whose imaginary parts are not read, and written as 0.
     """
     xp = operations.xp
+    if view.strides[0] < view.strides[1]:  # CuPy's kernels go along rows
+        view, product = view.T, product.T
+        mask, real = (None if each is None else each.T for each in (mask, real))
     if beta != 0:
         there = view if mask is None else xp.where(mask, view, view.dtype.type(0))
         if real is not None:

@@ -58,17 +58,18 @@ def one_while_others_wait_in_mpi():
 
 def one_while_others_wait_in_a_library():
     pblasmp.comm.agreement._BLOCKED_SECONDS = 1.0
-    with pb.Context(engine="host") as ctx:
-        with (
-            pytest.raises(ValueError, match="kept"),
-            pblasmp.comm.agreement.Agreement(ctx._control, "registering", blocks=True),
-        ):
-            if RANK == 1:  # the others come: all raise it
-                raise ValueError("kept")
+
+    def register(ctx, text):
         with pblasmp.comm.agreement.Agreement(ctx._control, "registering", blocks=True):
             if RANK == 1:
-                raise ValueError("my own")
-            time.sleep(3600)
+                raise ValueError(text)
+            if text == "my own":
+                time.sleep(3600)
+
+    with pb.Context(engine="host") as ctx:
+        with pytest.raises(ValueError, match="kept"):  # on all ranks
+            register(ctx, "kept")
+        register(ctx, "my own")
 
 
 def one_while_others_close():

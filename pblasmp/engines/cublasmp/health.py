@@ -28,7 +28,7 @@ _NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
 _FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
 _DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
 _ABORT_SECONDS = 10.0
-_EXIT_SECONDS = 20  # that a process without its GPU may take to end
+_EXIT_SECONDS = 20  # that a process whose GPU may never be done may take to end
 _FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
 
@@ -118,9 +118,8 @@ class Health:
         self._aborted = True
         self.nccls.clear()
         _keep_for_good(self)
-        if self._lost is not None:
-            atexit.register(_end_in_time)
-        else:
+        atexit.register(_end_in_time)
+        if self._lost is None:
             ended = threading.Event()
             for work in (self._let_go, self._abort_nccl):
                 threading.Thread(target=work, args=[ended], daemon=True).start()
@@ -174,7 +173,7 @@ def _keep_for_good(thing: object) -> None:
 
 
 def _end_in_time() -> None:
-    """Let a signal end this process, should a library's destructor wait for the lost GPU. Local."""
+    """Let a signal end this process, should a library's destructor wait for the GPU. Local."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_EXIT_SECONDS)
 

@@ -87,6 +87,8 @@ class CublasmpOperations:
 
     def store(self, d: Array, x: Array, dtype: np.dtype) -> None:
         """Queue the rounding of ``x`` into ``d``; of float32 where that is of 8-bit floats. Local."""
+        if d.strides[0] < d.strides[1]:
+            d, x = d.T, x.T
         d[...] = to_bits(self.xp, x, dtype) if is_float8(dtype) else x
 
     def writes(self, dtype: np.dtype) -> bool:
@@ -220,6 +222,8 @@ class CublasmpOperations:
         """Queue the copy of ``src`` where ``mask`` is true. Local."""
         if dst.size == 0:
             return
+        if dst.strides[0] < dst.strides[1]:
+            dst, src, mask = dst.T, getattr(src, "T", src), None if mask is None else mask.T
         if mask is None:
             dst[...] = src
         else:

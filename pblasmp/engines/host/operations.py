@@ -136,8 +136,10 @@ class HostOperations:
                 _add(to, alpha, of, beta, old, mask, conjugate)
                 continue
             product = (
-                np.zeros_like(to) if alpha == 0 else to.dtype.type(alpha) * (of.conj() if conjugate else of)
+                np.where(real, of.real, of.conj() if conjugate else of) if alpha != 0 else np.zeros_like(to)
             )
+            if alpha != 1:
+                product *= to.dtype.type(alpha)
             if beta != 0:
                 self.copy_where(to, old, mask)
             update(self, to, product, beta, mask, real)
@@ -156,8 +158,12 @@ def _add(
             added = _like(out, added, conjugate)
         if alpha == beta == 0:
             np.copyto(out, factor, where=where)
+        elif beta == 0 and alpha == 1:
+            np.copyto(out, added, where=where)
         elif beta == 0:
             np.multiply(added, factor, out=out, where=where)
+        elif alpha == 0 and beta == 1:
+            np.copyto(out, there, where=where)
         elif alpha == 0:
             np.multiply(there, other, out=out, where=where)
         else:
