@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
 from pblasmp.layout.level3 import ROUTINES
 from tests.chaos.program import held, resident_kib
 from tests.helpers.gpu.algorithms import PARALLEL, parallel_job, product_job, routine_algorithms, small_panels
-from tests.helpers.gpu.jobs import TURNS, Job
+from tests.helpers.gpu.jobs import TURNS, Job, copied
 from tests.helpers.gpu.level3 import random_case, routine_job
 from tests.helpers.gpu.moves import move_job
 
@@ -62,9 +62,9 @@ GROWTH = {"descriptors": 0, "threads": 0, "resident KiB": 64 << 10, "CuPy KiB": 
 _SPIN = r"""
 extern "C" __global__ void spin(unsigned long long nanoseconds) {
     unsigned long long begin, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
     do {
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     } while (now - begin < nanoseconds);
 }
 """
@@ -158,22 +158,34 @@ class Stress:
         device: the streams of this rank.
         seed: of the first round's draw, and of the others'.
         without: names of algorithms that are not asked for.
+        only: the kind of all calls; None: a mixture.
+        slow: the rank that sleeps; None: a random one each time.
 
     Attributes:
         counts: what was done.
         taken: how many calls were made by each algorithm.
     """
 
-    def __init__(self, ctx: pb.Context, device: Host, seed: int, without: tuple[str, ...] = ()) -> None:
-        self.ctx, self.device, self.seed, self.without = ctx, device, seed, without
+    def __init__(
+        self,
+        ctx: pb.Context,
+        device: Host,
+        seed: int,
+        *,
+        without: Collection[str] = (),
+        only: str | None = None,
+        slow: int | None = None,
+    ) -> None:
+        self.ctx, self.device, self.seed, self.without, self.slow = ctx, device, seed, without, slow
+        self.drawn = DRAWN if only is None else (only,) * len(DRAWN)
         self.counts: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
         self.watch = Watch(ctx.rank)
 
     # -- calls
 
-    def job(self, kind: str, rng: random.Random) -> tuple[str, Job]:
-        """Return a random call that has run with all its operands, and the algorithm. Collective.
+    def job(self, kind: str, rng: random.Random) -> Job:
+        """Return a random call that has run with all its operands. Collective over the context.
 
         An algorithm that refuses what was drawn gives way to "auto", for something else.
         """
@@ -201,7 +213,7 @@ class Stress:
                 continue
             name = algo if job.plan is None else job.plan.report().algorithm
             self.taken[f"{form if kind == 'parallel' else kind} {name}"] += 1
-            return algo, job
+            return job
         raise AssertionError("not reached")
 
     def _drawn(self, kind: str, rng: random.Random, algo: str, form: str, routine: str) -> Job:
@@ -240,8 +252,8 @@ class Stress:
         """Make the calls of a round, by kind, and whether they replay a graph."""
         with contextlib.ExitStack() as closing:
             jobs = []
-            for kind in rng.sample(DRAWN, len(DRAWN)):
-                _, job = self.job(kind, rng)
+            for kind in rng.sample(self.drawn, len(self.drawn)):
+                job = self.job(kind, rng)
                 closing.callback(job.close)
                 jobs.append((kind, job))
             records = [rng.random() < RECORDED and self.device.graphs for _ in jobs]
@@ -263,14 +275,15 @@ class Stress:
                 faults += [fault] if (fault := between(rng)) else []
             index, turn = rng.randrange(len(jobs)), rng.randrange(TURNS)
             kind, job, recorded = jobs[index]
-            sleeper = rng.randrange(self.ctx.size) if rng.random() < SLEEPS else None
+            sleeper = rng.randrange(self.ctx.size) if self.slow is None else self.slow
+            sleeps = rng.random() < SLEEPS
             seconds = rng.random() * LONGEST
             self.watch.doing(f"{self.where}, run {run} of call {index}: {job.what}")
             with self.device.stream(streams[index]):
-                if sleeper == self.ctx.rank:
+                if sleeps and sleeper == self.ctx.rank:
                     self.device.sleep(seconds)
-                kept.append((run, index, turn, job.run(turn).copy()))
-            self.counts.update({KINDS[kind]: 1, "graphs replayed": recorded, "sleeps": sleeper is not None})
+                kept.append((run, index, turn, copied(job.run(turn))))
+            self.counts.update({KINDS[kind]: 1, "graphs replayed": recorded, "sleeps": sleeps})
         self.watch.doing(f"{self.where}, waiting for all runs of {[job.what for _, job, _ in jobs]}")
         for number in range(STREAMS):
             with self.device.stream(number):
@@ -387,10 +400,13 @@ def main() -> int:
     )
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="rounds before what is held is counted")
     parser.add_argument("--without", default="", help="algorithms that are not asked for, with commas")
+    parser.add_argument("--only", choices=KINDS, help="make only calls of this kind")
+    parser.add_argument("--slow", type=int, help="the rank that sleeps; by default a random one each time")
     given = parser.parse_args()
+    device = Gpu if given.engine == "cublasmp" else Host
     with pb.Context(engine=given.engine) as ctx:
         stress = Stress(
-            ctx, Gpu() if given.engine == "cublasmp" else Host(), given.seed, tuple(given.without.split(","))
+            ctx, device(), given.seed, without=given.without.split(","), only=given.only, slow=given.slow
         )
         try:
             return run(

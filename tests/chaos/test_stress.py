@@ -51,10 +51,11 @@ class Played(stress.Gpu):
         return lambda *_: None
 
 
-def rounds(comm, path, numbers):
+def rounds(comm, path, numbers, graphs=False):
     with machine(path, Multiplying, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             program = stress.Stress(ctx, Played(), seed=3)
+            program.device.graphs = graphs
             try:
                 faults = [fault for number in numbers for fault in program.round(number)]
                 held = program.held()
@@ -72,6 +73,52 @@ def test_a_few_rounds_on_played_gpus(tmp_path):
         assert not faults
         assert all(counts[kind] for kind in stress.KINDS.values())
         assert (counts["contexts"], counts["out-of-memory errors"]) == (1, 2)
+
+
+@starts_ranks
+def test_a_graph_that_does_nothing_is_found(tmp_path):
+    found = run_mpi(rounds, 2, path=build(tmp_path), numbers=[3], graphs=True)
+    assert found[0] == found[1]
+    faults, counts = found[0]
+    assert len(faults) == 2 * counts["graphs replayed"] > 0
+    assert all("a graph" in fault and "nan" in fault for fault in faults)
+
+
+def one_kind(comm):
+    """Rounds of one kind with a slow rank: how often this one slept, what was counted, which algorithms were asked."""
+
+    class Sleeping(stress.Host):
+        naps = 0
+
+        def sleep(self, seconds):
+            assert 0 <= seconds <= stress.LONGEST
+            self.naps += 1
+
+    asked = set()
+
+    class Asking(stress.Stress):
+        def _drawn(self, kind, rng, algo, *names):
+            asked.add(algo)
+            return super()._drawn(kind, rng, algo, *names)
+
+    with pb.Context(comm, engine="host") as ctx:
+        program = Asking(ctx, Sleeping(), seed=2, only="parallel", slow=1, without=["push"])
+        try:
+            assert [program.round(number) for number in range(3)] == [[], [], []]
+        finally:
+            program.watch.close()
+        return program.device.naps, dict(program.counts), dict(program.taken), sorted(asked)
+
+
+@starts_ranks
+def test_one_kind_of_calls_with_a_slow_rank():
+    (none, counts, taken, asked), (naps, *_) = run_mpi(one_kind, 2)
+    assert (none, naps) == (0, counts["sleeps"])
+    assert naps
+    assert {name for name, count in counts.items() if count} == {"tensor-parallel calls", "sleeps"}
+    assert sum(taken.values()) == 3 * len(stress.DRAWN)
+    assert "auto" in asked
+    assert "push" not in asked
 
 
 def wrong_rounds(comm, patched):

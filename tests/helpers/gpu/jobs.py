@@ -12,7 +12,7 @@ import numpy as np
 
 import pblasmp as pb
 
-__all__ = ["TURNS", "Job", "local_of"]
+__all__ = ["TURNS", "Job", "copied", "local_of"]
 
 TURNS = 2  # sets of operands, so that what is left of the run before is not what this run wants
 
@@ -49,7 +49,7 @@ class Job:
         """
         for array, values in self.loads:
             if array.size:
-                array[...] = values[turn]
+                _bits(array)[...] = _bits(values[turn])
         return local_of(self.queue())
 
     def wrong(self, found: np.ndarray, turn: int) -> str:
@@ -70,6 +70,16 @@ class Job:
         """Close the plan. Collective over the context."""
         if self.plan is not None:
             self.plan.close()
+
+
+def copied(array: Any) -> Any:
+    """Queue a copy of an array on this rank, and return it. Local."""
+    return _bits(array).copy().view(array.dtype)
+
+
+def _bits(array: Any) -> Any:
+    """Return an array of 16-bit floats as the integers that CuPy copies, strided ones too; others as they are."""
+    return array.view(np.uint16) if array.dtype.itemsize == 2 else array
 
 
 def local_of(result: Any) -> Any:
