@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -74,6 +75,7 @@ class Host:
     """CPU ranks: calls return when they are done, so there are no streams, and a rank sleeps on the host."""
 
     graphs = False
+    excess = 1 << 53  # bytes that no machine has, whatever it promises
 
     def stream(self, number: int) -> AbstractContextManager[Any]:
         """Queue on a stream what is called within."""
@@ -85,6 +87,7 @@ class Host:
 
     def held(self) -> dict[str, int]:
         """Return what this process holds of the machine."""
+        ctypes.CDLL(None).malloc_trim(0)  # what is free is not held
         descriptors, threads = held()
         return {"descriptors": descriptors, "threads": threads, "resident KiB": resident_kib()}
 
@@ -93,6 +96,7 @@ class Gpu(Host):
     """A rank with a GPU: two streams that do not wait for CuPy's default one, and a kernel that sleeps."""
 
     graphs = True
+    excess = 1 << 44
 
     def __init__(self) -> None:
         import cupy
@@ -124,23 +128,27 @@ class Gpu(Host):
 
 
 class Watch:
-    """Ends the process where a round hangs, and says what it was doing."""
+    """Ends the process where a round hangs, and says what it was doing.
+
+    Attributes:
+        what: is being done.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._doing, self._since = "", time.monotonic()
+        self.what, self._since = "", time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def doing(self, what: str) -> None:
         """Say what begins. Local."""
-        self._doing, self._since = what, time.monotonic()
+        self.what, self._since = what, time.monotonic()
 
     def _look(self) -> None:
         while not self._done.wait(1):
             if time.monotonic() > self._since + STUCK:
-                print(f"rank {self._rank} hangs: {self._doing}", file=sys.__stderr__, flush=True)
+                print(f"rank {self._rank} hangs: {self.what}", file=sys.__stderr__, flush=True)
                 faulthandler.dump_traceback(sys.__stderr__)
                 os._exit(1)
 
@@ -300,7 +308,7 @@ class Stress:
 
     def _out_of_memory(self, rng: random.Random) -> str:
         """Ask for memory that no machine has, on all ranks or on one; return what is wrong. Collective."""
-        shape, size = (1 << 24, 1 << 26), self.ctx.size  # 8 PiB
+        shape, size = (1 << 20, self.device.excess >> 23), self.ctx.size
         everywhere = rng.random() < 0.5
         width = -(-shape[1] // size) if everywhere else shape[1]
         layout = pb.MatrixDescriptor(
@@ -365,7 +373,11 @@ def run(stress: Stress, *, seconds: float, rounds: int, first: int, warm_up: int
     while bad < ENOUGH and goes_on():
         if number == first + warm_up:
             before = stress.held()
-        faults = stress.round(number)
+        try:
+            faults = stress.round(number)
+        except BaseException:
+            print(f"rank {ctx.rank} raises: {stress.watch.what}", file=sys.stderr, flush=True)
+            raise
         number += 1
         bad += bool(faults)
         for fault in faults[:5]:

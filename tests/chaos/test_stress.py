@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,7 @@ class Played(stress.Gpu):
     """Streams of a GPU that is played, whose kernels and graphs do nothing."""
 
     graphs = False
+    excess = stress.Host.excess  # its memory is the host's
 
     def kernel(self):
         return lambda *_: None
@@ -152,7 +154,7 @@ def stale_operands(patch, ctx):
 
 def plenty(patch, ctx):
     empty = ctx.empty
-    patch.setattr(ctx, "empty", lambda x, **how: None if 1 << 24 in x.shape else empty(x, **how))
+    patch.setattr(ctx, "empty", lambda x, **how: None if max(x.shape) > 1 << 19 else empty(x, **how))
 
 
 PATCHES = {"one number": one_number, "operands of the run before": stale_operands, "no memory error": plenty}
@@ -170,6 +172,18 @@ def test_what_is_wrong_is_found(patched, words):
     faults, status = found[0]
     assert status == 1
     assert all(word in faults[0] for word in ("seed 1, round 9: ", *words)), faults
+
+
+def test_an_error_comes_with_what_was_being_done(capsys):
+    def fails(number):
+        raise pb.ClosedError(f"in {number}")
+
+    program = SimpleNamespace(
+        ctx=SimpleNamespace(rank=1), round=fails, watch=SimpleNamespace(what="round 4, run 7")
+    )
+    with pytest.raises(pb.ClosedError, match="in 4"):
+        stress.run(program, seconds=0, rounds=1, first=4, warm_up=5)
+    assert capsys.readouterr().err == "rank 1 raises: round 4, run 7\n"
 
 
 def test_what_grows_is_found():
