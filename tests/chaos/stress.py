@@ -54,7 +54,9 @@ RUNS = 20, 60  # of a round, at least and at most
 SLEEPS, LONGEST = 0.2, 2e-3  # how many runs begin with a rank that sleeps, and how many seconds at most
 RECORDED = 0.4  # of the calls that have CUDA graphs replay one
 MEMORY_ERRORS, CONTEXTS = 10, 100  # rounds from one to the next
-WARM_UP = 200  # rounds until every buffer has its size and what is remembered of layouts is full
+WARM_UP = (
+    500  # rounds until every buffer has its size and what is remembered of layouts is full, or half the time
+)
 STUCK = 120.0  # seconds of a round after which it hangs
 ENOUGH = 10  # rounds with wrong numbers
 GROWTH = {"descriptors": 0, "threads": 0, "resident KiB": 64 << 10, "CuPy KiB": 16 << 10, "GPU KiB": 64 << 10}
@@ -359,19 +361,18 @@ def grown(before: dict[str, int], after: dict[str, int]) -> list[str]:
 def run(stress: Stress, *, seconds: float, rounds: int, first: int, warm_up: int) -> int:
     """Make rounds for some time, or some number of them; return the status. Collective over the context."""
     ctx, start, said = stress.ctx, time.monotonic(), time.monotonic()
-    bad, number, before = 0, first, None
+    bad, number = 0, first
+    before: dict[str, int] | None = None
 
     def say(text: str) -> None:
         if ctx.rank == 0:
             print(f"{time.monotonic() - start:5.0f} s  {text}", flush=True)
 
-    def goes_on() -> bool:
-        if rounds:
-            return number < first + rounds
-        return bool(ctx.comm.bcast(time.monotonic() < start + seconds)) or number <= first + warm_up
+    def in_time(share: float) -> bool:
+        return bool(ctx.comm.bcast(time.monotonic() < start + share * seconds))
 
-    while bad < ENOUGH and goes_on():
-        if number == first + warm_up:
+    while bad < ENOUGH and (number < first + rounds if rounds else in_time(1)):
+        if before is None and (number >= first + warm_up or not (rounds or in_time(0.5))):
             before = stress.held()
         try:
             faults = stress.round(number)
@@ -410,7 +411,12 @@ def main() -> int:
     parser.add_argument(
         "--first", type=int, default=0, help="the first round; --rounds 1 makes it again alone"
     )
-    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="rounds before what is held is counted")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=WARM_UP,
+        help="rounds before what is held is counted, or half the time",
+    )
     parser.add_argument("--without", default="", help="algorithms that are not asked for, with commas")
     parser.add_argument("--only", choices=KINDS, help="make only calls of this kind")
     parser.add_argument("--slow", type=int, help="the rank that sleeps; by default a random one each time")

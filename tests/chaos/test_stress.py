@@ -174,6 +174,34 @@ def test_what_is_wrong_is_found(patched, words):
     assert all(word in faults[0] for word in ("seed 1, round 9: ", *words)), faults
 
 
+@pytest.mark.parametrize(
+    "how", [{"rounds": 3, "warm_up": 1}, {"rounds": 0, "warm_up": 9}, {"rounds": 3, "warm_up": 9}]
+)
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_process_that_grows_has_a_status(how, more, capsys):
+    done = []
+
+    def held():
+        done.append("held")
+        return {"descriptors": 7 + more * (done.count("held") - 1)}
+
+    def one_round(number):
+        done.append(number)
+        time.sleep(0.1)
+        return []
+
+    comm = SimpleNamespace(allgather=lambda x: [x], bcast=lambda x: x)
+    program = SimpleNamespace(
+        ctx=SimpleNamespace(rank=0, comm=comm), round=one_round, held=held, summary=str, taken={}, seed=0
+    )
+    status = stress.run(program, seconds=0.55, first=0, **how)
+    counted = how != {"rounds": 3, "warm_up": 9}
+    assert [x for x in done if x != "held"] == list(range(len(done) - 2 * counted))
+    assert (done.count("held"), done[0], done[-1] == "held") == (2 * counted, 0, counted)
+    assert status == (more and counted)
+    assert ("GROWN descriptors 7, then 8" in capsys.readouterr().out) == bool(status)
+
+
 def test_an_error_comes_with_what_was_being_done(capsys):
     def fails(number):
         raise pb.ClosedError(f"in {number}")
