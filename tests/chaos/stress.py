@@ -358,7 +358,7 @@ def grown(before: dict[str, int], after: dict[str, int]) -> list[str]:
     ]
 
 
-def run(stress: Stress, *, seconds: float, rounds: int, first: int, warm_up: int) -> int:
+def run(stress: Stress, *, seconds: float, rounds: int, first: int, warm_up: int, different: int = 0) -> int:
     """Make rounds for some time, or some number of them; return the status. Collective over the context."""
     ctx, start, said = stress.ctx, time.monotonic(), time.monotonic()
     bad, number = 0, first
@@ -375,7 +375,7 @@ def run(stress: Stress, *, seconds: float, rounds: int, first: int, warm_up: int
         if before is None and (number >= first + warm_up or not (rounds or in_time(0.5))):
             before = stress.held()
         try:
-            faults = stress.round(number)
+            faults = stress.round(first + (number - first) % different if different else number)
         except BaseException:
             print(f"rank {ctx.rank} raises: {stress.watch.what}", file=sys.stderr, flush=True)
             raise
@@ -417,6 +417,12 @@ def main() -> int:
         default=WARM_UP,
         help="rounds before what is held is counted, or half the time",
     )
+    parser.add_argument(
+        "--different",
+        type=int,
+        default=0,
+        help="repeat so many rounds: what is remembered does not grow then",
+    )
     parser.add_argument("--without", default="", help="algorithms that are not asked for, with commas")
     parser.add_argument("--only", choices=KINDS, help="make only calls of this kind")
     parser.add_argument("--slow", type=int, help="the rank that sleeps; by default a random one each time")
@@ -428,7 +434,8 @@ def main() -> int:
         )
         try:
             return run(
-                stress, seconds=60 * given.minutes, rounds=given.rounds, first=given.first, warm_up=given.warm_up
+                stress, seconds=60 * given.minutes, rounds=given.rounds, first=given.first, warm_up=given.warm_up,
+                different=given.different,
             )  # fmt: skip
         finally:
             stress.watch.close()

@@ -202,6 +202,16 @@ def test_a_process_that_grows_has_a_status(how, more, capsys):
     assert ("GROWN descriptors 7, then 8" in capsys.readouterr().out) == bool(status)
 
 
+def test_rounds_are_repeated():
+    done = []
+    program = SimpleNamespace(
+        ctx=SimpleNamespace(rank=1, comm=SimpleNamespace(allgather=lambda x: [x])),
+        round=lambda number: done.append(number) or [], summary=str, taken={}, seed=0,
+    )  # fmt: skip
+    assert stress.run(program, seconds=0, rounds=5, first=3, warm_up=9, different=2) == 0
+    assert done == [3, 4, 3, 4, 3]
+
+
 def test_an_error_comes_with_what_was_being_done(capsys):
     def fails(number):
         raise pb.ClosedError(f"in {number}")
