@@ -274,5 +274,11 @@ def held() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
 
+def resident_kib() -> int:
+    """Return the memory that this process has, in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
 if __name__ == "__main__":
     Trial(Path(sys.argv[1])).run()

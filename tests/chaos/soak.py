@@ -18,16 +18,10 @@ import numpy as np
 from mpi4py import MPI
 
 import pblasmp as pb
-from tests.chaos.program import held, numbers
+from tests.chaos.program import held, numbers, resident_kib
 
 WARM_UP = 500  # rounds, until every buffer has its size and what is remembered of layouts is full
 GROWTH_KIB = 8 << 10  # of memory that may be taken meanwhile: what the allocators keep
-
-
-def resident_kib() -> int:
-    """Return the memory that this process has, in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 def round_of_calls(ctx: pb.Context, directory: Path, rng: np.random.Generator) -> None:

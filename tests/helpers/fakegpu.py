@@ -429,7 +429,8 @@ class FakeGpu:
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
             clip=np.clip,
             get_default_memory_pool=lambda: SimpleNamespace(
-                free_all_blocks=lambda: self.events.append(("pool emptied",)), free_bytes=lambda: 0
+                free_all_blocks=lambda: self.events.append(("pool emptied",)), free_bytes=lambda: 0,
+                used_bytes=lambda: 0,
             ),
         )  # fmt: skip
 

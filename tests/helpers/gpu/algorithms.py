@@ -7,6 +7,7 @@ same on every rank. Numbers are small integers, outputs are NaN before.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -18,15 +19,15 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.dtypes import DTYPES
 from pblasmp.engines import overlapped
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.tensor_cases import FORMS, Case
 
+from .jobs import TURNS, Job
 from .level3 import one_case, random_case
-from .moves import AROUND, End, grids, random_end, say
-from .products import OPS, everywhere, integers, part_of, wrong_part
+from .moves import AROUND, End, around, grids, random_end, say
+from .products import OPS, everywhere, integers, part_of, turned, unequal, wrong_part
 
 MAKE = {
     "ag": pb.MatmulProblem.allgather,
@@ -148,53 +149,59 @@ def random_product(rng: random.Random, ranks: int, anywhere: bool) -> tuple[dict
     return ends, op_a, op_b
 
 
-def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False) -> str:
-    """Multiply random matrices by ``algo``, twice; return what is wrong. Only cuBLASMp's moves others than C."""
-    rng = random.Random(f"{algo} {seed} {anywhere}")
+def product_job(ctx: pb.Context, rng: random.Random, algo: str, *, anywhere: bool = False) -> Job:
+    """Return a product of random matrices by ``algo``. Collective over the context."""
     ends, op_a, op_b = random_product(rng, ctx.size, anywhere)
-    say(ctx, f"{algo} {seed} {op_a}{op_b} {ends}")
+    seed, dtype = rng.randrange(1 << 30), ends["a"].parent.dtype
+    say(ctx, f"{algo} {op_a}{op_b} {ends}")
     alpha, beta = rng.choice([1, 1, 2, -1, 0]), rng.choice([1, -2]) if "c" in ends else 0
-    dtype = ends["a"].parent.dtype
     limit = 1 if dtype.itemsize == 2 else 3
-    values, matrices = {}, {}
-    for i, name in enumerate("abc"):
-        if name in ends:
-            shape = ends[name].parent[ends[name].window].shape
-            values[name] = integers(shape, dtype, seed + i, limit)
-            matrices[name] = ends[name].place(ctx, values[name], np.nan)[1]
-    shape = ends["d"].parent[ends["d"].window].shape
-    parent, out = ends["d"].place(ctx, np.full(shape, np.nan), AROUND)
-    product = OPS[op_a](values["a"]) @ OPS[op_b](values["b"])
-    tolerance = TOLERANCE if out.dtype.itemsize == 2 else 0
-    fault = ""
-    with pb.plan_matmul(
+    shapes = {name: end.parent[end.window].shape for name, end in ends.items()}
+    operands = [name for name in "abc" if name in ends]
+    values = [
+        {name: integers(shapes[name], dtype, seed + 10 * turn + i, limit) for i, name in enumerate(operands)}
+        for turn in range(TURNS)
+    ]
+    matrices = {name: ends[name].place(ctx, values[0][name], np.nan)[1] for name in operands}
+    nothing = np.full(shapes["d"], np.nan)
+    parent, out = ends["d"].place(ctx, nothing, AROUND)
+    loads = [turned(ctx, matrices[name], [of_turn[name] for of_turn in values]) for name in operands]
+
+    def expected(turn: int) -> np.ndarray | None:
+        x = values[turn]
+        whole = alpha * (OPS[op_a](x["a"]) @ OPS[op_b](x["b"]))
+        return part_of(ctx, whole + (beta * x["c"] if beta else 0), out.descriptor)
+
+    plan = pb.plan_matmul(
         matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
         algo=algo, redistribute=anywhere,
-    ) as plan:  # fmt: skip
-        for _ in range(2):
-            plan()
-            expected = alpha * product + (beta * values["c"] if beta else 0)
-            part = part_of(ctx, expected, out.descriptor)
-            fault = fault or ("" if part is None else wrong_part(ctx, out, part, tolerance))
-        report = plan.report()
-    fault = fault or around(ctx, parent, ends["d"])
+    )  # fmt: skip
+    tolerance = TOLERANCE if out.dtype.itemsize == 2 else 0
+    return Job(
+        f"{algo} {alpha=} {beta=} {op_a}{op_b} {ends}", plan,
+        [*loads, turned(ctx, out, [nothing] * TURNS)], expected,
+        lambda found, part: unequal(found, part, out.dtype, tolerance),
+        lambda: around(ctx, parent, ends["d"]), plan,
+    )  # fmt: skip
+
+
+def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False) -> str:
+    """Multiply random matrices by ``algo``, twice; return what is wrong. Only cuBLASMp's moves others than C."""
+    job = product_job(ctx, random.Random(f"{algo} {seed} {anywhere}"), algo, anywhere=anywhere)
+    assert job.plan is not None
+    with job.plan:
+        fault = ""
+        for turn in range(TURNS):
+            found = ctx.engine.to_host(job.run(turn))
+            fault = fault or job.wrong(found, turn)
+        report = job.plan.report()
+    fault = fault or job.around()
     if algo not in ("auto", report.algorithm):
         fault = fault or f"{report.algorithm} was taken"
     if algo != "default" and any(not line.startswith("c is moved to") for line in report.moved):
         fault = fault or f"moved {report.moved}"
     fault = everywhere(ctx, fault)
-    return f"{algo}, seed {seed}: {fault}: {alpha=} {beta=} {op_a}{op_b} {ends}" if fault else ""
-
-
-def around(ctx: pb.Context, parent: pb.DistributedMatrix, end: End) -> str:
-    """Return whether anything was written around a sub-matrix, or an empty string."""
-    mask = np.ones(parent.shape)
-    mask[end.window] = 0
-    untouched = part_of(ctx, mask, parent.descriptor)
-    if untouched is None:
-        return ""
-    values = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
-    return "" if (values == AROUND).all() else "wrote outside the sub-matrix"
+    return f"seed {seed}: {fault}: {job.what}" if fault else ""
 
 
 def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
@@ -295,34 +302,66 @@ def _uneven(n: int, comm: Any) -> slice:
     return slice(starts[comm.rank], starts[comm.rank + 1])
 
 
+def parallel_job(
+    ctx: pb.Context,
+    rng: np.random.Generator,
+    form: str,
+    algo: str,
+    *,
+    uneven: bool,
+    planned: bool,
+    most: int = 70,
+) -> Job:
+    """Return a tensor-parallel product of up to ``most`` tokens, outputs and inputs. Collective over the context.
+
+    Args:
+        ctx, rng: where it runs, and what draws it.
+        form, algo: which one, and how.
+        uneven: operands are not split by the rule.
+        planned: run a plan, not the plain function.
+        most: of each extent.
+    """
+    assert form in FORMS
+    xp, dtype = ctx.engine.xp, TYPES[rng.integers(len(TYPES))]
+    t, n, k = (int(x) for x in rng.integers(0 if rng.random() < 0.1 else 1, most, 3))
+    how = {"transposed": bool(rng.integers(2)), **({"split": _uneven} if uneven else {})}
+    beta, with_bias = int(rng.choice([0, 0, 2])), bool(rng.integers(2))
+    what = f"{form} {algo} {dtype} {t}x{n}x{k} {beta=} {with_bias=} {how}"
+    say(ctx, what)
+    cases = [Case(rng, ctx, form, dtype, t, n, k, **how) for _ in range(TURNS)]
+    nothing = np.full(cases[0].of(cases[0].c).shape, np.nan, cases[0].out_dtype)
+    arrays = {name: [np.array(getattr(case, name)) for case in cases]
+              for name in ("local_x", "local_w", *["local_c"] * bool(beta), *["local_bias"] * with_bias)}  # fmt: skip
+    arrays["out"] = [nothing] * TURNS
+    loads = [(xp.asarray(each[0].copy()), [xp.asarray(x) for x in each]) for each in arrays.values()]
+    given = {name.removeprefix("local_"): array for name, (array, _) in zip(arrays, loads, strict=True)}
+    options: dict[str, Any] = {
+        "alpha": 2,
+        "beta": beta,
+        "algo": algo,
+        "transposed": how["transposed"],
+        **given,
+    }
+    call = functools.partial(getattr(pb, form), options.pop("x"), options.pop("w"), ctx, **options)
+    plan = pb.plan(call.func, *call.args, **call.keywords) if planned else None
+
+    def differs(found: np.ndarray, expected: np.ndarray) -> str:
+        exact = expected.astype(np.complex128)
+        scale = max(1.0, float(np.abs(exact).max(initial=0)))
+        worst = float(np.abs(found.astype(np.complex128) - exact).max(initial=0))
+        limit = _rounding(cases[0].out_dtype) * scale
+        return "" if worst <= limit else f"largest difference {worst} (scale {scale})"
+
+    def expected(turn: int) -> np.ndarray:
+        return cases[turn].expected(2, beta, bias=with_bias)
+
+    return Job(what, call if plan is None else plan, loads, expected, differs, plan=plan)
+
+
 def one_parallel(ctx: pb.Context, form: str, algo: str, seed: int) -> str:
     """Multiply in a tensor-parallel form, with bias, C, or both; return what is wrong."""
-    import cupy
-
-    assert form in FORMS
     rng = np.random.default_rng(seed)
-    dtype = TYPES[rng.integers(len(TYPES))]
-    t, n, k = (int(x) for x in rng.integers(0 if rng.random() < 0.1 else 1, 70, 3))
     uneven = rng.random() < 0.3 and algo == "push"  # the others refuse splits that are not by the rule
-    how = {"split": _uneven} if uneven else {}
-    case = Case(rng, ctx, form, dtype, t, n, k, transposed=bool(rng.integers(2)), **how)
-    beta, with_bias = int(rng.choice([0, 0, 2])), bool(rng.integers(2))
-    say(ctx, f"{form} {algo} {seed} {dtype} {t}x{n}x{k} {beta=} {with_bias=} {how}")
-    expected = case.expected(2, beta, bias=with_bias)
-    for name in ("local_x", "local_w", "local_c", "local_bias"):
-        setattr(case, name, cupy.asarray(getattr(case, name)))
-    options: dict[str, Any] = {"alpha": 2, "algo": algo}
-    if beta:
-        options |= {"beta": beta, "c": case.local_c}
-    if with_bias:
-        options["bias"] = case.local_bias
-    out = cupy.asarray(np.full(expected.shape, np.nan, DTYPES[dtype]))
-    found = cupy.asnumpy(case(ctx, out=out, **options)).astype(np.complex128)
-    exact = expected.astype(np.complex128)
-    scale = max(1.0, float(np.abs(exact).max(initial=0)))
-    worst = float(np.abs(found - exact).max(initial=0))
-    fault = (
-        "" if worst <= _rounding(case.out_dtype) * scale else f"largest difference {worst} (scale {scale})"
-    )
-    fault = everywhere(ctx, fault)
-    return f"{form}, {algo}, seed {seed}: {fault}: {dtype} {t}x{n}x{k} {beta=} {with_bias=}" if fault else ""
+    job = parallel_job(ctx, rng, form, algo, uneven=uneven, planned=False)
+    fault = everywhere(ctx, job.wrong(ctx.engine.to_host(job.run(0)), 0))
+    return f"seed {seed}: {fault}: {job.what}" if fault else ""

@@ -15,8 +15,9 @@ import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import level3 as reference
 
-from .moves import AROUND, End, grids, random_end, say
-from .products import everywhere, integers, part_of
+from .jobs import TURNS, Job
+from .moves import AROUND, End, around, grids, random_end, say
+from .products import everywhere, integers, part_of, turned
 
 TYPES = ("float64", "float32", "complex128", "complex64")
 TOLERANCES = {
@@ -159,32 +160,50 @@ def expected_of(case: Case, values: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(written, computed, before)
 
 
-def one_case(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> str:
-    """Call a routine; return what is wrong with what it wrote, the same on every rank.
+def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> Job:
+    """Return a call of a routine; for a ``new`` result nothing says what is around it. Collective over the context.
 
     Operands may be moved. They are for cuBLASMp that is asked for; otherwise only a C that is not like the result is.
     """
     say(ctx, f"{algo} {seed} {case}")
-    values = values_of(case, seed)
+    values = [values_of(case, seed + 1_000_003 * turn) for turn in range(TURNS)]
     matrices = {}
-    for name, x in values.items():
+    for name, x in values[0].items():
         matrices[name] = case.ends[name].place(ctx, x, AROUND if name == case.begins else np.nan)
     out_end = case.ends[case.begins or "d"]
-    shape = expected_of(case, values).shape
+    shape = out_end.parent[out_end.window].shape
+    loads = [turned(ctx, matrices[name][1], [x[name] for x in values]) for name in matrices]
     if case.begins:
         parent, out = matrices[case.begins]
     else:
-        parent, out = out_end.place(ctx, np.full(shape, float(BEFORE)), AROUND)
+        written = reference.reads(case.routine, "d", case.flags, shape)
+        before = np.where(written, np.nan, float(BEFORE))
+        parent, out = out_end.place(ctx, before, AROUND)
+        loads.append(turned(ctx, out, [before] * TURNS))
     call: dict[str, Any] = {name: pair[1] for name, pair in matrices.items()}
     call |= {**case.flags, "alpha": case.alpha, "out": None if case.new else out}
     call |= {"algo": algo, "redistribute": algo in ("auto", "cublasmp")}
     if "c" in ROUTINES[case.routine].operands:
         call["beta"] = case.beta
+    plan = pb.plan(getattr(pb, case.routine), **call)
+    result = plan._result.descriptor if case.new else out.descriptor
+    return Job(
+        f"{algo} seed {seed} {case}", plan, loads,
+        lambda turn: part_of(ctx, expected_of(case, values[turn]), result),
+        lambda found, part: _differs(found, part, TOLERANCES[case.dtype]),
+        lambda: "" if case.new else around(ctx, parent, out_end), plan,
+    )  # fmt: skip
+
+
+def one_case(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> str:
+    """Call a routine; return what is wrong with what it wrote, the same on every rank."""
     version = getattr(ctx.engine, "version", 0)
     try:
-        with pb.plan(getattr(pb, case.routine), **call) as plan:
-            got = plan()
-            report = plan.report()
+        job = routine_job(ctx, case, seed, algo)
+        assert job.plan is not None
+        with job.plan:
+            found = ctx.engine.to_host(job.run(0))
+            report = job.plan.report()
     except pb.UnsupportedError as error:  # a known fault of older versions
         if case.routine == "syr2k" and version < 1000 and "wrong for a complex alpha" in str(error):
             return ""
@@ -197,22 +216,12 @@ def one_case(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> str:
         fault = f"moved {report.moved}"
     if algo not in ("auto", report.algorithm):
         fault = f"{report.algorithm} was taken"
-    expected = expected_of(case, values)
-    if (part := part_of(ctx, expected, got.descriptor)) is not None:
-        fault = fault or _differs(ctx, got, part, TOLERANCES[case.dtype])
-    if not case.new:
-        around = np.ones(parent.shape)
-        around[out_end.window] = 0
-        untouched = part_of(ctx, around, parent.descriptor)
-        if not fault and untouched is not None:
-            beside = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
-            fault = "" if (beside == AROUND).all() else "wrote outside the result"
-    fault = everywhere(ctx, fault)
+    fault = everywhere(ctx, fault or job.wrong(found, 0) or job.around())
     return f"{fault}; seed {seed}: {case}" if fault else ""
 
 
-def _differs(ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, tolerance: float) -> str:
-    local = ctx.engine.to_host(got.local).astype(np.complex128)
+def _differs(found: np.ndarray, part: np.ndarray, tolerance: float) -> str:
+    local = found.astype(np.complex128)
     wrong = ~((local == part) | (np.isnan(local) & np.isnan(part)))
     scale = max(1.0, float(np.abs(part[~np.isnan(part)]).max(initial=0)))
     wrong &= ~(np.abs(local - part) <= tolerance * scale)

@@ -14,7 +14,8 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.layout import Trapezoid
 
-from .products import everywhere, integers, part_of, place, wrong_part
+from .jobs import TURNS, Job
+from .products import everywhere, integers, part_of, place, turned, unequal, wrong_part
 
 CONVERTS = {
     "float64": ("float64", "float32", "complex128"),
@@ -93,6 +94,39 @@ def say(ctx: pb.Context, text: str) -> None:
         print(f"{time.monotonic():.2f} {text}", file=sys.__stderr__, flush=True)
 
 
+def around(ctx: pb.Context, parent: pb.DistributedMatrix, end: End) -> str:
+    """Return whether anything was written around a sub-matrix, or an empty string."""
+    mask = np.ones(parent.shape)
+    mask[end.window] = 0
+    untouched = part_of(ctx, mask, parent.descriptor)
+    if untouched is None:
+        return ""
+    values = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
+    return "" if (values == AROUND).all() else "wrote outside the sub-matrix"
+
+
+def move_job(ctx: pb.Context, rng: random.Random) -> Job:
+    """Return a move of a random matrix, or of a triangle of it. Collective over the context."""
+    source, target = random_move(rng, ctx.size)
+    seed, d = rng.randrange(1 << 30), source.parent[source.window]
+    uplo, diag = rng.choice([(None, "N"), (None, "N"), ("L", "N"), ("U", "N"), ("L", "U"), ("U", "U")])
+    what = f"{uplo} {diag} {source} -> {target}"
+    say(ctx, what)
+    values = [integers(d.shape, d.dtype, seed + turn) for turn in range(TURNS)]
+    nothing = np.full(d.shape, float(AROUND))
+    _, x = source.place(ctx, values[0], np.nan)
+    parent, to = target.place(ctx, nothing, AROUND)
+    part = Trapezoid.of_shape(d.shape, uplo or "L", diag)
+    written = part.mask(*(np.arange(extent) for extent in d.shape)) if uplo else np.ones(d.shape, bool)
+    before = np.where(written, np.nan, AROUND)
+    return Job(
+        what, lambda: x.redistribute(out=to, uplo=uplo, diag=diag),
+        [turned(ctx, x, values), turned(ctx, to, [before] * TURNS)],
+        lambda turn: part_of(ctx, np.where(written, values[turn], AROUND), to.descriptor),
+        lambda found, expected: unequal(found, expected, to.dtype), lambda: around(ctx, parent, target),
+    )  # fmt: skip
+
+
 def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
     """Move a random matrix, twice; return the way taken and what is wrong, the same on every rank."""
     rng = random.Random(seed)
@@ -120,11 +154,6 @@ def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
         fault = fault or ("" if part is None else wrong_part(ctx, to, part))
     path = move.path
     move.close()
-    around = np.ones(parent.shape)
-    around[target.window] = 0
-    untouched = part_of(ctx, around, parent.descriptor)
-    if not fault and untouched is not None:
-        beside = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
-        fault = "" if (beside == AROUND).all() else "wrote outside the target"
+    fault = fault or around(ctx, parent, target)
     fault = everywhere(ctx, fault)
     return path, f"seed {seed}, {path}: {fault}: {source} -> {target}" if fault else ""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,11 @@ def place(ctx: pb.Context, values: np.ndarray, d: pb.MatrixDescriptor, **how: An
     if part is not None:
         ctx.engine.from_host(out.local, part.astype(d.dtype))
     return out
+
+
+def turned(ctx: pb.Context, x: pb.DistributedMatrix, values: Sequence[np.ndarray]) -> tuple[Any, list[Any]]:
+    """Return the local array of ``x``, and arrays like it that hold each of ``values`` (see ``jobs.Job.loads``)."""
+    return x.local, [place(ctx, each, replace(x.descriptor, ld=None)).local for each in values]
 
 
 def part_of(ctx: pb.Context, values: np.ndarray, d: pb.MatrixDescriptor) -> np.ndarray | None:
@@ -60,9 +67,13 @@ def wrong(ctx: pb.Context, got: pb.DistributedMatrix, expected: np.ndarray, tole
 
 def wrong_part(ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, tolerance: float = 0) -> str:
     """Return how the local array of ``got`` differs from ``part``, or an empty string."""
-    local = ctx.engine.to_host(got.local)
-    value = local.astype(np.complex128 if got.dtype.kind == "c" else np.float64)
-    error = np.abs(value - part.astype(got.dtype).astype(value.dtype))
+    return unequal(ctx.engine.to_host(got.local), part, got.dtype, tolerance)
+
+
+def unequal(local: np.ndarray, part: np.ndarray, dtype: np.dtype, tolerance: float = 0) -> str:
+    """Return how an array of elements of ``dtype`` differs from ``part``, or an empty string."""
+    value = local.astype(np.complex128 if dtype.kind == "c" else np.float64)
+    error = np.abs(value - part.astype(dtype).astype(value.dtype))
     scale = max(1.0, float(np.abs(part).max(initial=0)))
     worst = float(error.max(initial=0))  # NaN stays NaN, and compares false
     return "" if worst <= tolerance * scale else f"largest difference {worst} (scale {scale})"
