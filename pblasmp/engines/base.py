@@ -202,19 +202,40 @@ class Product:
 
 
 class QueuedProduct(Product):
-    """A product over an engine's operations and transport, which on GPUs only queue work: there it can be recorded."""
+    """A product over an engine's operations and transport, which on GPUs only queue work: there it can be recorded.
+
+    From the second run on the same operands on it replays a CUDA graph that it recorded, where it ``replays``: a
+    product does that keeps no large temporaries and reads nothing on the host.
+    """
 
     _engine: Engine
+    _replays = True
     _graphs: Any = None
+
+    def run(self, operands: Operands) -> None:
+        """Compute D from the local arrays. Collective over the ranks."""
+        graphs = self._recordings() if self._replays else None
+        if graphs is None:
+            self._queue(operands)
+        else:
+            graphs.run(operands, lambda: self._queue(operands), allocates=True)
+
+    def _queue(self, operands: Operands) -> None:
+        """Queue the work. Collective over the ranks."""
+        raise NotImplementedError
+
+    def _recordings(self) -> Any:
+        if self._graphs is None:
+            self._graphs = self._engine.graphs()
+        return self._graphs
 
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the product as a CUDA graph and return what replays it. Collective over the context."""
-        if self._graphs is None:
-            self._graphs = self._engine.graphs()
-        if self._graphs is None:
+        graphs = self._recordings()
+        if graphs is None:
             return super().capture(operands)
-        self.run(operands)  # every buffer is large enough then
-        replay: Callable[[], None] = self._graphs.record(lambda: self.run(operands), allocates=True)
+        self._queue(operands)  # every buffer is large enough then
+        replay: Callable[[], None] = graphs.record(lambda: self._queue(operands), allocates=True)
         return replay
 
     def close(self) -> None:
@@ -259,12 +280,14 @@ class Operations(Protocol):
         xp: numpy or cupy: the module whose arrays these are.
         tile: columns of the tiles that cover the diagonal of a triangle.
         panel: indices of k in a panel of the algorithm "panels".
+        lead: indices of k in its first panel, 0 for as many as in the others.
         panel_flops: operations of a product that hide the cost of starting its messages.
     """
 
     xp: Any
     tile: int
     panel: int
+    lead: int
     panel_flops: float
 
     def workspace(self, nbytes: int) -> Workspace:

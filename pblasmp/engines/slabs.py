@@ -13,7 +13,7 @@ An operand that is already where it is multiplied stays there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..dtypes import accumulation_dtype
@@ -29,6 +29,8 @@ __all__ = ["ALGORITHMS", "Panels", "SlabProduct", "domains", "memory_refusal"]
 
 Array = Any
 
+_FOLLOWS = 4  # times a first panel: the least k that it is worthwhile for
+
 
 def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
     """Return the groups of ranks that share slabs. Local."""
@@ -37,9 +39,13 @@ def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
     return tuple((rank,) for rank in range(engine.transport.size))
 
 
-def cut(k: int, width: int) -> list[tuple[int, int]]:
-    """Return the panels of k of at most ``width`` indices, one after the other. Local."""
-    return [(at, min(at + width, k)) for at in range(0, k, width)] if k else []
+def cut(k: int, width: int, lead: int = 0) -> list[tuple[int, int]]:
+    """Return the panels of k of at most ``width`` indices, one after the other. Local.
+
+    The first one, while which arrives nothing is multiplied, has ``lead`` where that is given and much more follows.
+    """
+    begun = [(0, lead)] if 0 < _FOLLOWS * lead <= k else []
+    return begun + [(at, min(at + width, k)) for at in range(lead if begun else 0, k, width)]
 
 
 def memory_refusal(
@@ -87,6 +93,7 @@ class Panels:
         operands: what arrives.
         k: what is cut into panels.
         backwards: the last panel comes first.
+        lead: indices in the first panel, 0 for as many as in the others.
 
     Attributes:
         panels: (start, stop) of each.
@@ -96,10 +103,18 @@ class Panels:
     """
 
     def __init__(
-        self, engine: Engine, way: str, operands: Sequence[Operand], k: int, *, backwards: bool = False
+        self,
+        engine: Engine,
+        way: str,
+        operands: Sequence[Operand],
+        k: int,
+        *,
+        backwards: bool = False,
+        lead: int = 0,
     ) -> None:
         self._engine, self._operands, self._shared = engine, operands, way == "shared"
-        self.panels = cut(k, engine.operations.panel if way == "panels" else max(1, k))
+        in_panels = way == "panels"
+        self.panels = cut(k, engine.operations.panel if in_panels else max(1, k), lead if in_panels else 0)
         if backwards:
             self.panels.reverse()
         groups = domains(engine, way)
@@ -114,11 +129,15 @@ class Panels:
         self.copied_bytes = sum(s.copied_bytes for s in made)
         # Whether the ranks meet after writing slabs: the same on every rank, also on idle ones.
         self.fenced = self._shared and not all(in_place)
-        width = max((stop - start for start, stop in self.panels), default=0)
-        self._bytes = [
-            0 if still else x.memory_bytes(domain, width) for x, still in zip(operands, in_place, strict=True)
+        widths = [stop - start for start, stop in self.panels]
+        self._bytes = [  # of the two halves
+            [
+                0 if still else x.memory_bytes(domain, max(widths[half::2], default=0))
+                for x, still in zip(operands, in_place, strict=True)
+            ]
+            for half in range(2)
         ]
-        self.nbytes = sum(self._bytes) * (2 if len(self.panels) > 1 else 1) if made else 0
+        self.nbytes = sum(map(sum, self._bytes)) if made else 0
         self.nbytes += sum(
             max((s.message_bytes for s in stagings if s is not None), default=0)
             for stagings in self._stagings
@@ -132,7 +151,7 @@ class Panels:
     def _buffer(self, which: int, i: int) -> Array:
         """Return the memory of an operand's slabs of panel ``i``."""
         name = f"{'abcd'[which]}{i % 2}"
-        return self._engine.transport.buffer(name, self._bytes[which], shared=self._shared)
+        return self._engine.transport.buffer(name, self._bytes[i % 2][which], shared=self._shared)
 
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
@@ -200,7 +219,8 @@ class SlabProduct(QueuedProduct):
         if slabs.part is not None and self._coords is not None:
             self._written = LocalPart(slabs.part, *d.global_indices(rank))
         active = any(term.alpha != 0 for term in slabs.terms)
-        self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0)
+        lead = 0 if slabs.in_place else operations.lead
+        self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0, lead=lead)
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
         if all(x.in_place() for x in slabs.operands):
             self.notes += ("all operands are multiplied in place",)
@@ -211,13 +231,13 @@ class SlabProduct(QueuedProduct):
         several = len(self._panels.panels) * len(slabs.terms) > 1
         rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
         self._temporary = rounds or (slabs.in_place and len(self._panels.panels) > 1)
+        self._replays = not self._temporary and finish is None
         scratch = 0
         if self._temporary and self._coords is not None:
             scratch = math.prod(d.local_shape(rank)) * exact.itemsize
         self.workspace = operations.workspace(scratch + self._panels.nbytes)
 
-    def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the ranks."""
+    def _queue(self, operands: Operands) -> None:
         target = self._target(operands)
         seen = target.T if self._slabs.turned else target
         first = True
@@ -300,7 +320,14 @@ def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
     return routine_slabs(problem, options.alpha, engine)
 
 
-def _row(way: str, cost: float) -> Algorithm:
+def _panels_cost(engine: Engine, p: Problem, options: Options) -> float:  # noqa: ARG001
+    """Return more than gathering costs, or a little less where the rest of a long k arrives behind a first panel."""
+    lead = engine.operations.lead
+    update = isinstance(p, Level3Problem) and p.traits.shape == "updated" and p.k >= _FOLLOWS * lead
+    return 2.9 if update and lead > 0 else 4.0
+
+
+def _row(way: str, cost: Callable[[Engine, Any, Options], float]) -> Algorithm:
     def refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
         why = type_refusal(engine, problem, options, operands)
         if why:
@@ -314,7 +341,7 @@ def _row(way: str, cost: float) -> Algorithm:
             finish = Finish(engine, problem)
         return SlabProduct(engine, _slabs(engine, problem, options), options, way, finish)
 
-    return Algorithm(way, prepare, _serves, _view, refusal, lambda *_: cost)
+    return Algorithm(way, prepare, _serves, _view, refusal, cost)
 
 
 def type_refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
@@ -330,5 +357,9 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
     return operations.refusal(problem.a.dtype, options.compute)
 
 
-ALGORITHMS = (_row("shared", 2.0), _row("gathered", 3.0), _row("panels", 4.0))
+ALGORITHMS = (
+    _row("shared", lambda *_: 2.0),
+    _row("gathered", lambda *_: 3.0),
+    _row("panels", _panels_cost),
+)
 """Slower by about the time of a copy of the operands, from one to the next."""

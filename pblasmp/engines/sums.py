@@ -10,7 +10,7 @@ from ..comm.exchange import SLOTS
 from ..comm.shared import aligned, carve
 from ..layout import Level3Problem
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Operands, Options, Problem, QueuedProduct
 from .local_part import LocalPart
 from .slabs import type_refusal
 
@@ -19,7 +19,7 @@ __all__ = ["ALGORITHMS", "SumProduct"]
 Array = Any
 
 
-class SumProduct(Product):
+class SumProduct(QueuedProduct):
     """``D = alpha op(A) + beta C``. Making and running one is collective over the ranks.
 
     A part of op(A) is read where D needs it: in the rank's own A, in the copy of its A that another rank of the node
@@ -81,8 +81,8 @@ class SumProduct(Product):
             side = Side(side.rows, side.cols, tuple(cells), side.order)
         return transport.exchange(side, Side.of(self._p.d), self._p.d.dtype)
 
-    def run(self, operands: Operands) -> None:
-        """Compute D, which may be C. Collective over the ranks."""
+    def _queue(self, operands: Operands) -> None:
+        """Compute D, which may be C."""
         a, c, d = operands.a, operands.c, operands.d
         x = a.T if self._flip else a
         known = self._copies(x) if self._shared else {self._rank: x}

@@ -95,7 +95,7 @@ class LeftPart:
         xp = operations.xp
         masked = xp.where(mask, factors, factors.dtype.type(0))
         if self._diagonal == "ones":
-            masked[on_diagonal] = 1
+            masked = xp.where(on_diagonal, factors.dtype.type(1), masked)
         elif self._diagonal == "real":
             masked = xp.where(on_diagonal, masked.real, masked).astype(factors.dtype, copy=False)
         return masked

@@ -22,6 +22,9 @@ class _Session(Protocol):
     @property
     def relaxed(self) -> Any: ...
 
+    @property
+    def capturing(self) -> bool: ...
+
     def follow_stream(self) -> None: ...
 
 
@@ -39,17 +42,24 @@ class Recordings:
         self._last: weakref.ref[Operands] | None = None  # of the run before
         self._own: _Recorded | None = None  # the graph of these
 
-    def run(self, operands: Operands, queue: Callable[[], None]) -> None:
+    def run(self, operands: Operands, queue: Callable[[], None], *, allocates: bool = False) -> None:
         """Queue a product; from the second run on the same operands, by replaying its graph. Local.
 
-        Called where the session follows CuPy's current stream, and no graph records but in a first run.
+        Args:
+            operands: what it is run on.
+            queue: queues it, which is what happens while another graph is recorded, too.
+            allocates: it makes arrays meanwhile, whose memory lasts as long as the graph.
         """
+        if self._session.capturing:
+            queue()
+            return
         if self._last is None or self._last() is not operands:
             self._own, self._last = None, weakref.ref(operands, self._forget)
             queue()
             return
         if self._own is None or self._own.generation != self._generation():
-            self._own = self._graph(queue)
+            self._own = self._graph(queue, allocates=allocates)
+        self._session.follow_stream()
         self._own.graph.launch()
 
     def _forget(self, reference: weakref.ref[Operands]) -> None:

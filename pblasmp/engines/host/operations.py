@@ -37,6 +37,7 @@ class HostOperations:
     xp: Any = np
     tile = 64  # smaller tiles waste less work but slow BLAS down
     panel = 1024  # a panel below 256 costs BLAS its speed
+    lead = 0
     panel_flops = 1.0
 
     def __init__(self, blas: LocalBlas, buffers: Buffers) -> None:

@@ -179,7 +179,10 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     generation = [1]
     session = SimpleNamespace(
-        recording=cupy.cuda.get_current_stream(), relaxed="relaxed", follow_stream=lambda: None
+        recording=cupy.cuda.get_current_stream(),
+        relaxed="relaxed",
+        follow_stream=lambda: None,
+        capturing=False,
     )
     recordings = Recordings(session, lambda: generation[0])
     one, other, queued = Operands(None, None, None, None), Operands(None, None, None, None), []
@@ -196,5 +199,8 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     del one
     assert recordings._own is None  # the graph goes with the arrays whose addresses it holds
     assert [counts(other) for _ in range(2)] == [(7, 4), (8, 5)]
+    session.capturing = True
+    assert counts(other) == (9, 5)  # into the graph that is recorded
+    session.capturing = False
     recordings.close()
-    assert counts(other) == (9, 5)
+    assert counts(other) == (10, 5)
