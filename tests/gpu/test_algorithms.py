@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import faults
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
@@ -29,7 +28,6 @@ from tests.helpers.gpu.algorithms import (
     routine_algorithms,
     small_panels,
 )
-from tests.helpers.gpu.moves import one_move
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "200"))
 BATCH = 50
@@ -100,14 +98,6 @@ def test_routines(ctx, routine, algo):
 def test_tensor_parallel(ctx, form, algo):
     with small_panels(ctx):
         all_right(one_parallel, ctx, form, algo, seeds=range(FEWER))
-
-
-def test_moves_by_messages(ctx, monkeypatch):
-    monkeypatch.setattr(faults, "moves_unseen", lambda *_: True)
-    moved = [one_move(ctx, seed) for seed in range(COUNT)]
-    assert {way for way, _ in moved} <= {"by NCCL", "by a local copy"}
-    found = [fault for _, fault in moved if fault]
-    assert not found, "\n".join(found[:SHOWN])
 
 
 def test_larger_ones(ctx):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import faults, host_exchange
+from pblasmp.engines.cublasmp import faults, host_exchange, redistribution
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.gpu.moves import grids, one_move, say
 from tests.helpers.gpu.products import everywhere, integers, place, wrong
@@ -18,10 +18,12 @@ COUNT = int(os.environ.get("PBLASMP_RANDOM_MOVES", "1000"))
 BATCH = 50
 
 
-@pytest.fixture(params=["library", "messages"])
+@pytest.fixture(params=["by copy engines", "by cublasMpGemr2D"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Moves take this way whatever is known of the version's faults."""
-    monkeypatch.setattr(faults, "moves_unseen", lambda *_: request.param == "messages")
+    monkeypatch.setattr(faults, "moves_unseen", lambda *_: False)
+    if request.param == "by cublasMpGemr2D":
+        monkeypatch.setattr(redistribution, "copies", lambda _: False)
     return str(request.param)
 
 
@@ -44,8 +46,7 @@ def test_lines_of_processes(ctx, way):
 
 
 @pytest.mark.parametrize("batch", range(max(1, COUNT // BATCH)))
-def test_random_moves_are_right(ctx, monkeypatch, batch):
-    monkeypatch.setattr(faults, "moves_unseen", lambda *_: False)
+def test_random_moves_are_right(ctx, way, batch):
     first = 100_000 * ctx.size + batch * BATCH
     wrongs = [fault for seed in range(first, first + BATCH) if (fault := one_move(ctx, seed)[1])]
     assert not wrongs, "\n".join(wrongs[:5])
@@ -86,7 +87,7 @@ def test_products_whose_operands_are_moved(ctx, way):
         for _ in range(2):
             assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
         (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]
-        assert ("by cublasMpGemr2D" if way == "library" else "by NCCL") in line
+        assert way in line
 
 
 @pytest.mark.parametrize("panel", [1000, 64 << 20])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import DataType, Status
-from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.cublasmp import faults, redistribution
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.machine import Multiplying, Witness, machine
@@ -109,6 +110,20 @@ def test_by_messages_where_the_library_has_not_been_seen(ctx, lib, monkeypatch):
         (line,) = plan.report().moved
         assert line.endswith("by NCCL")
     assert "asnumpy" not in lib.gpu.copies
+
+
+def test_by_copy_engines_where_gpus_reach_each_other(ctx, lib, monkeypatch):
+    gpus = [SimpleNamespace(windows=windows) for windows in (object(), None)] + [None]
+    assert [redistribution.copies(SimpleNamespace(gpu=gpu)) for gpu in gpus] == [True, False, False]
+    monkeypatch.setattr(redistribution, "copies", lambda _: True)
+    x = ctx.empty(D)
+    x.local[...] = values = np.arange(48.0).reshape(6, 8)
+    lib.clear()
+    assert np.array_equal(x.redistribute(replace(D, block=(6, 8), order="C", dtype="float64")).local, values)
+    assert not lib.calls
+    with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), algo="default", redistribute=True) as plan:
+        (line,) = plan.report().moved
+        assert line.endswith("by copy engines")
 
 
 def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
