@@ -52,7 +52,9 @@ def measure(
             "scatter": lambda: ctx.scatter(whole, here),
             "gather": a.gather,
             "64 to 128 blocks": lambda: a.redistribute(replace(here, block=(128, 128))),
-            f"{grid.nprow}x{grid.npcol} to {column.nprow}x1": lambda: a.redistribute(replace(here, grid=column)),
+            f"{grid.nprow}x{grid.npcol} to {column.nprow}x1": lambda: a.redistribute(
+                replace(here, grid=column)
+            ),
             "np.save, fsync": lambda: _written(plain, whole),
             "save": lambda: a.save(file),
             "np.load": lambda: np.load(plain),

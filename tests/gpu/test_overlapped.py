@@ -36,7 +36,7 @@ def gpu(ctx: pb.Context) -> Iterator[Gpu]:
     mine = ctx.engine.session
     session = SimpleNamespace(
         rank=ctx.rank, size=ctx.size, device=mine.device.index, nccl=mine.nccl, cupy=cupy,
-        agreement=mine.agreement,
+        agreement=mine.agreement, synchronize=mine.synchronize, wait=mine.wait,
     )  # fmt: skip
     with cupy.cuda.Stream(non_blocking=True):
         gpu = Gpu(session)

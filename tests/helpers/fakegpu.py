@@ -16,6 +16,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -492,6 +493,7 @@ class FakeGpu:
             device=SimpleNamespace(get_cublas_handle=lambda: 77),
             UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
+            MemoryPool=lambda: SimpleNamespace(malloc=None), using_allocator=lambda _: nullcontext(),
         )  # fmt: skip
 
     def _streams(self) -> tuple[Any, Any]:  # noqa: C901 (a table of functions)

@@ -140,6 +140,8 @@ class Multiplying(Witness):
         if beta == 0:
             values.pop("c", None)
         whole = reference.dense(routine, values, flags, alpha, beta)
+        if short == "Tradd" and beta == 0:
+            whole = whole + 0 * self._whole(told, "c", extents["c"])
         self._put(told, result, whole, extents["d"], reference.reads(routine, "d", flags, whole.shape))
 
     def _scalar(self, told: dict[str, int], name: str, like: str, *, narrow: bool = False) -> Any:

@@ -26,6 +26,7 @@ __all__ = [
     "needs_c_in_d",
     "reads_a_transposed",
     "reads_b_transposed",
+    "reads_c_with_beta_0",
     "sums_may_hang",
 ]
 
@@ -119,6 +120,14 @@ def level3_is_wrong(problem: Level3Problem, alpha: complex, version: int) -> str
         f"cublasMpSyr2k of cuBLASMp {version_text(version)} is wrong for a complex alpha: scale A and take alpha = 1,"
         f" or use {version_text(_FIRST_SYR2K)}"
     )
+
+
+def reads_c_with_beta_0(problem: Level3Problem) -> bool:
+    """Return whether cuBLASMp multiplies C by a beta of 0 instead of leaving it alone: NaN there stays NaN.
+
+    Seen of cublasMpTradd with 0.10, for upper triangles in column-major terms.
+    """
+    return problem.routine == "tradd"
 
 
 def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:

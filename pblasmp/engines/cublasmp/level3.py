@@ -13,6 +13,7 @@ from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
 from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatrixDescriptor
 from ..base import Operands, Options, same_memory
+from . import faults
 from .call import PreparedCall, columns
 from .contracts import symbol_of
 from .masked_copy import part_writer, write_all
@@ -53,7 +54,7 @@ class CublasmpLevel3(PreparedCall):
         super().__init__(session, routine, q.d.grid, operands, inside=inside)
         self.sent_bytes = _received_bytes(q, session.rank) if inside else 0
         self._views: dict[str, Array] = {}
-        self._start: Callable[[Array, Array], None] | None = None
+        self._write: Callable[[Array, Any], None] | None = None
         self._prepare()
 
     @property
@@ -109,6 +110,9 @@ class CublasmpLevel3(PreparedCall):
         begins = b if solves else c if self._options.beta != 0 else None
         if begins is not None and (out is not whole or not same_memory(begins, d)):
             self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
+        elif begins is None and faults.reads_c_with_beta_0(p):
+            write = self._writer()
+            self._before.append(lambda: write(out, 0))
         like = p.a.order if p.traits.shape == "updated" else p.d.order
         factors = {"A": columns(a, p.a.order)}
         if b is not None and not solves:
@@ -137,10 +141,14 @@ class CublasmpLevel3(PreparedCall):
     def _start_from(self, name: str, begins: Array, out: Array) -> None:
         """Copy to D, before each run, what the routine updates there."""
         self._copies(name, out.nbytes, "the result is computed in its place")
-        if self._start is None:
-            self._start = part_writer(self._f_ordered.written, self._f_ordered.d, self._session.rank)
-        start = self._start
-        self._before.append(lambda: start(out, begins))
+        write = self._writer()
+        self._before.append(lambda: write(out, begins))
+
+    def _writer(self) -> Callable[[Array, Any], None]:
+        """Return what queues the copy of an array, or of a number, to the part of D that is written; made once."""
+        if self._write is None:
+            self._write = part_writer(self._f_ordered.written, self._f_ordered.d, self._session.rank)
+        return self._write
 
 
 class ScaledPart(LocalProduct):

@@ -53,13 +53,13 @@ class Recordings:
         if self._session.capturing:
             queue()
             return
+        self._session.follow_stream()
         if self._last is None or self._last() is not operands:
             self._own, self._last = None, weakref.ref(operands, self._forget)
             queue()
             return
         if self._own is None or self._own.generation != self._generation():
             self._own = self._graph(queue, allocates=allocates)
-        self._session.follow_stream()
         self._own.graph.launch()
 
     def _forget(self, reference: weakref.ref[Operands]) -> None:

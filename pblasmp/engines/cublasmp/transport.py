@@ -94,6 +94,7 @@ class CublasmpTransport(Room):
         slots: int | None = None,  # noqa: ARG002 - the GPU's queue is the only one
     ) -> Transfer:
         """Queue an exchange: what is sent is packed, messages travel, ``finish`` unpacks them. Local."""
+        self._session.follow_stream()  # all exchanges share boxes and flags
         return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
 
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import Side
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, Witness, machine
 
@@ -70,6 +71,38 @@ def test_products_on_several_streams_take_turns(ctx, lib, algo):
             waited = lib.gpu.did("wait")
             assert (streams[i].ptr, before) in waited, waited
             lib.gpu.events.clear()
+
+
+@pytest.mark.parametrize("algo", ["gathered", "push"])
+def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, algo):
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
+    with pb.plan_matmul(a, b, algo=algo) as plan, pb.plan_matmul(b, a, algo=algo) as between:
+        for run in range(4):  # the first as it is, the second records
+            with other:
+                between(a=b)
+            lib.gpu.events.clear()
+            with stream:
+                plan()
+            begins = [event[0] for event in lib.gpu.events].index("wait")
+            assert lib.gpu.did("wait")[0] == (stream.ptr, other.ptr), run
+            launched = [i for i, event in enumerate(lib.gpu.events) if event[0] == "graph launched"]
+            assert len(launched) == (run > 0), run
+            assert all(begins < i for i in launched)
+
+
+def test_exchanges_on_several_streams_take_turns(ctx, lib):
+    """They share boxes and flags."""
+    transport, side = ctx.engine.transport, Side.of(D)
+    exchange = transport.exchange(side, side, D.dtype)
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
+    for i in (0, 1, 0):
+        lib.gpu.events.clear()
+        with streams[i]:
+            transport.start_exchange(exchange, [a.local], [b.local]).finish()
+        assert i == 0 or lib.gpu.did("wait") == [(streams[i].ptr, streams[1 - i].ptr)]
+    assert lib.gpu.did("wait") == [(streams[0].ptr, streams[1].ptr)]
 
 
 def test_a_graph_is_replayed_behind_what_other_streams_have(ctx, lib):
