@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -19,6 +20,10 @@ from pblasmp.testing import pool as pools
 from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
 
 HERE = "tests.mpi.test_runner"
+
+
+def looks_for_garbage(comm):
+    return gc.isenabled()
 
 
 def identity(comm, offset):
@@ -139,6 +144,11 @@ def launch(request):
 def test_results_come_back_by_rank(nranks, launch):
     results = run_mpi(identity, nranks, offset=5, **launch)
     assert results == [{"rank": r + 5, "total": nranks, "row": [0, 1]} for r in range(nranks)]
+
+
+@starts_ranks
+def test_ranks_that_have_started_look_for_garbage():
+    assert run_mpi(looks_for_garbage, 2) == [True, True]
 
 
 @starts_ranks
