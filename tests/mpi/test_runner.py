@@ -100,7 +100,7 @@ def case_that_raises(comm):
     yield "second", None
 
 
-def failure(function, nranks=4, **options):
+def failure(function, nranks=3, **options):
     kept = _ranks(nranks) if options.get("launch") else []
     start = time.monotonic()
     with pytest.raises(RanksFailedError) as caught:
@@ -153,7 +153,7 @@ def test_ranks_that_have_started_look_for_garbage():
 
 @starts_ranks
 def test_one_rank_raises_while_the_others_wait(launch):
-    message, seconds = failure(one_raises_the_others_wait, **launch)
+    message, seconds = failure(one_raises_the_others_wait, 4, **launch)
     assert "rank 2 FAILED" in message
     assert "ZeroDivisionError: only here" in message
     for rank in (0, 1, 3):
