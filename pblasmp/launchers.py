@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,6 +195,8 @@ def _candidates(directories: Sequence[Path]) -> Iterator[Path]:
 
 def _identify(path: Path, environ: Mapping[str, str]) -> Launcher:
     """Ask the launcher at ``path`` for its version and tell its row by the answer."""
+    import subprocess  # not by ranks, which only ask who has started them
+
     environment = {**environ, "PATH": f"{path.parent}{os.pathsep}{environ.get('PATH', '')}"}
     try:
         answer = subprocess.run(

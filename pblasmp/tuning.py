@@ -7,8 +7,9 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from .comm import Agreement, Communicator, Running, is_agreed
 from .engines.base import Engine, Operands, Options, Problem, Product, same_memory
@@ -152,11 +153,11 @@ def _time(
     least, most = _SAMPLES
     samples(engine, comm, run, 2, restore)  # allocates, and records a graph
     times = samples(engine, comm, run, least, restore)
-    middle = float(median(times))
+    middle = float(np.median(times))
     if best and middle > _HOPELESS * best:
         return middle
     more = min(most, int(_SECONDS / max(middle, 1e-9))) - least
-    return float(median([*times, *samples(engine, comm, run, more, restore)])) if more > 0 else middle
+    return float(np.median([*times, *samples(engine, comm, run, more, restore)])) if more > 0 else middle
 
 
 def _scratch(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], None]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
+import numpy as np
 
 from .. import tensor_parallel
 from ..comm import is_agreed
@@ -202,7 +202,7 @@ def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int)
     for turn in Axis.even(count, min(_TURNS, count)).counts():
         for name, run in contenders.items():
             times[name] += samples(ctx.engine, ctx.comm, run, int(turn))
-    return {name: float(median(each)) * 1e6 for name, each in times.items()}
+    return {name: float(np.median(each)) * 1e6 for name, each in times.items()}
 
 
 def print_bench(result: dict[str, Any]) -> None:

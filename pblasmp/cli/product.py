@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
@@ -283,7 +282,7 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     yield "prepare", f"{seconds['preparing']:.3f} s"
     first, repeated = seconds["multiplying"], result["repeated_seconds"]
     if repeated:
-        steady = median(repeated)
+        steady = float(np.median(repeated))
         rate = _rate(result["flops"], steady)
         calls = "one more call" if len(repeated) == 1 else f"the median of {len(repeated)} more calls"
         yield "multiply", f"{first:.4f} s for the first call, then {steady:.4f} s, {rate} ({calls})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress reports: on the terminal, or to the process that has the terminal."""
+"""Progress reports: discarded, or sent to the process that has the terminal, which shows them with :mod:`.display`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from ..errors import PblasmpError
-from .terminal import console, is_terminal, use_colour
 
-__all__ = ["Channel", "Display", "LogHandler", "Reporter", "describe", "is_bad_input"]
+__all__ = ["Channel", "LogHandler", "Reporter", "describe", "is_bad_input"]
 
 Event = dict[str, Any]
 
@@ -58,43 +56,6 @@ class Reporter:
     def errors(self) -> Iterator[None]:
         """Report the exception that leaves the ``with`` block, before it is handled elsewhere. Local."""
         yield
-
-
-class Display(Reporter):
-    """Progress on the terminal, a line for each step; nothing where stderr is not a terminal. A context manager."""
-
-    def __init__(self) -> None:
-        shown = is_terminal(2)
-        context = click.get_current_context(silent=True)
-        colour = shown and (use_colour("auto") if context is None else bool(context.color))
-        self._progress = Progress(
-            SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=console(colour=colour, stderr=True, terminal=shown),
-            transient=True,
-            disable=not shown,
-        )
-        self._task: TaskID | None = None
-
-    def step(self, name: str) -> None:
-        """Finish the step before and start this one. Local."""
-        if self._task is not None:
-            self._progress.update(self._task, total=1, completed=1)
-        self._task = self._progress.add_task(f"{name:<14}", total=None)
-
-    def progress(self, done: int, total: int) -> None:
-        """Show how far the step is. Local."""
-        if self._task is not None:
-            self._progress.update(self._task, total=total, completed=done)
-
-    def __enter__(self) -> Display:  # noqa: PYI034 (typing.Self is newer than the oldest Python)
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
 
 
 class Channel(Reporter):

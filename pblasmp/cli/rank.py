@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ __all__ = ["main"]
 def main(directory: Path) -> int:
     """Do the work ordered in ``directory`` and report its outcome there. Collective over the job's ranks."""
     work, options, nranks = pickle.loads((directory / "orders").read_bytes())
+    gc.freeze()
+    gc.enable()
     around = surroundings()
     channel = Channel(directory, around.rank if around else 0)
     try:

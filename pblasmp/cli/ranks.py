@@ -17,17 +17,19 @@ from typing import Any
 
 import click
 
-from ..info import launcher_problem
 from ..io.temporary import remove_abandoned
 from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
 from .options import DEFAULT_RANKS
-from .progress import Channel, Display, Reporter
-from .terminal import plain
+from .progress import Channel, Reporter
+from .terminal import is_terminal, plain
 
 __all__ = ["FailureError", "on_ranks"]
 
-_RANK = "import sys; from pathlib import Path; from pblasmp.cli.rank import main; sys.exit(main(Path(sys.argv[1])))"
+_RANK = (  # imports leave no garbage: main() has it looked for from then on
+    "import gc, sys; gc.disable(); from pathlib import Path; from pblasmp.cli.rank import main; "
+    "sys.exit(main(Path(sys.argv[1])))"
+)
 
 Result = dict[str, Any]
 Work = Callable[[Any, Reporter], Result]
@@ -74,7 +76,7 @@ def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
         )
     if around.rank > 0:
         return work(options, Reporter())
-    with Display() as display:
+    with _display() as display:
         return work(options, display)
 
 
@@ -83,7 +85,7 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
     with (
         tempfile.TemporaryDirectory(prefix="pblasmp-") as name,
         contextlib.ExitStack() as leftovers,
-        Display() as display,
+        _display() as display,
     ):
         directory = Path(name)
         (directory / "orders").write_bytes(pickle.dumps((work, options, nranks)))
@@ -101,6 +103,8 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
                     result = event.get("result", result)
                     _show(event, display)
         if status != 0 or result is None:
+            from ..info import launcher_problem
+
             message = f"the ranks ended with status {status} and without a result"
             if problem := launcher_problem(job.launcher.kind) if nranks > 1 else "":
                 message += f": {job.launcher.path}: {problem}. PBLASMP_MPIRUN names another one"
@@ -108,7 +112,16 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
     return result
 
 
-def _show(event: dict[str, Any], display: Display) -> None:
+def _display() -> contextlib.AbstractContextManager[Reporter]:
+    """Return what shows progress; nothing is shown, and rich is not imported, where stderr is not a terminal."""
+    if not is_terminal(2):
+        return contextlib.nullcontext(Reporter())
+    from .display import Display
+
+    return Display()
+
+
+def _show(event: dict[str, Any], display: Reporter) -> None:
     if "step" in event:
         display.step(event["step"])
     elif "done" in event:

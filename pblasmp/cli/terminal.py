@@ -10,12 +10,14 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from ..launchers import surroundings
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["complain", "console", "is_terminal", "leading", "plain", "print_json", "use_colour"]
 
@@ -109,6 +111,8 @@ def _launcher_process() -> int | None:
 
 def console(*, colour: bool, stderr: bool = False, terminal: bool | None = None) -> Console:
     """Return rich's console on standard output or standard error. Local."""
+    from rich.console import Console  # which takes longer to import than the rest of the command line
+
     return Console(
         stderr=stderr,
         force_terminal=colour if terminal is None else terminal,

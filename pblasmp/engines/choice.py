@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..bindings import Library, version_text
 from ..comm import Agreement, Communicator
 from ..errors import LayoutError
 from .base import Engine
 from .host import HostEngine
+
+if TYPE_CHECKING:
+    from ..bindings import Library
 
 __all__ = ["NAMES", "EngineName", "choose_engine"]
 
@@ -44,6 +46,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     why = _without_cupy(comm)
     if why and name == "auto":
         return HostEngine(comm, why)  # no module for GPUs is loaded
+    from ..bindings import version_text
     from .cublasmp import CublasmpEngine, find_device, open_library
 
     device = find_device(comm)

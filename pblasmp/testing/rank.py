@@ -9,6 +9,7 @@ What it prints goes to a file in the directory, and at SIGUSR2 where it is.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -129,6 +130,7 @@ class _Rank:
         self._world: _MpiWorld | _TorchWorld = _MpiWorld() if kind == "mpi" else _TorchWorld()
         rank, size = self._world.rank, self._world.size
         self._stack = (directory / f"stack{rank}").open("w")  # open until the process ends
+        gc.enable()
         faulthandler.register(signal.SIGUSR2, file=self._stack)
         hello: dict[str, Any] = {"rank": rank, "pid": os.getpid()}
         if size != nranks:

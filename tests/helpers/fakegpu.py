@@ -37,6 +37,14 @@ _RELEASES = (
 )  # what fails in these is given back all the same
 _LOCAL = ("as_strided", "get_default_memory_pool", "is_capturing")  # which ask nothing of the GPU
 _KEPT: list[Any] = []  # what MPI may still write to
+_NAN_BYTES = 1 << 20  # larger than any matrix of the tests
+
+
+def nan_bytes(nbytes: int) -> np.ndarray:
+    """New memory that is NaN in every type; zero after the first MiB, so that pages of workspaces are not touched."""
+    memory = np.zeros(nbytes, np.uint8)
+    memory[:_NAN_BYTES] = 0xFF
+    return memory
 
 
 class _Graph:
@@ -75,7 +83,7 @@ class Array(np.ndarray):
             cls.gpu.enter("allocate")
             cls.gpu.allocations.append(nbytes)
             cls.gpu.find_room(nbytes)
-            memptr = np.full(nbytes, 0xFF, np.uint8)  # NaN in every type
+            memptr = nan_bytes(nbytes)
         else:
             held = getattr(getattr(memptr, "mem", None), "size", nbytes)
             memptr = (ctypes.c_char * held).from_address(memptr.ptr)
@@ -369,7 +377,7 @@ class FakeGpu:
     def _buffer(self, kind: str, nbytes: int) -> Any:
         if self.fragmented:
             raise MemoryError(f"fake out of memory: {nbytes} bytes")
-        memory = np.full(nbytes, 0xFF, np.uint8)
+        memory = nan_bytes(nbytes)
         address = self._make(kind, memory, memory.ctypes.data)
         self.events.append((kind, address, nbytes))
         return SimpleNamespace(handle=address, close=lambda: self._release(kind, address))

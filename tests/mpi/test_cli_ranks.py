@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pty
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from pblasmp.cli.options import DEFAULT_RANKS
+from pblasmp.cli.ranks import on_ranks
 from pblasmp.launch import find_launcher
 from tests.helpers.mpi import ROOT, starts_ranks
 
@@ -149,6 +151,15 @@ def test_adding_c_and_converting_integers(pblasmp, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), 2.0 * a @ b - c)
     assert pblasmp(*given, "-o", "E.npy").returncode == 0
     np.testing.assert_array_equal(np.load(tmp_path / "E.npy"), a @ b + c)
+
+
+def looks_for_garbage(options, reporter):
+    return {"enabled": gc.isenabled()}
+
+
+def test_ranks_that_have_started_look_for_garbage(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert on_ranks(looks_for_garbage, None, 1) == {"enabled": True}
 
 
 def test_blocks_along_m_n_and_k(pblasmp):

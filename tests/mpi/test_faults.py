@@ -17,7 +17,7 @@ LIMIT = 60.0
 GRACE = 1.0  # seconds that a rank waits for others before it aborts them
 
 
-def ends(name, tmp_path, nranks=4, options=()):
+def ends(name, tmp_path, nranks=3, options=()):
     """Run a program of faults.py; return its status, what was printed and how long the ranks took to end."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", *options, "-m", "tests.helpers.faults", name]
@@ -33,22 +33,22 @@ def ends(name, tmp_path, nranks=4, options=()):
 
 @starts_ranks
 @pytest.mark.parametrize(
-    "name",
+    ("name", "nranks"),
     [
-        "one_while_others_multiply",
-        "one_while_others_wait_in_mpi",
-        "one_while_others_wait_in_a_library",
-        "one_while_others_close",
-        "one_while_others_run_a_plan",
-        "all_the_same",
-        "two_of_them",
-        "without_with",
-        "in_a_part_of_the_ranks",
-        "in_a_part_on_its_own",
+        ("one_while_others_multiply", 3),
+        ("one_while_others_wait_in_mpi", 3),
+        ("one_while_others_wait_in_a_library", 3),
+        ("one_while_others_close", 3),
+        ("one_while_others_run_a_plan", 3),
+        ("all_the_same", 3),
+        ("two_of_them", 4),
+        ("without_with", 3),
+        ("in_a_part_of_the_ranks", 4),
+        ("in_a_part_on_its_own", 4),
     ],
 )
-def test_an_exception_ends_the_job_and_is_shown_once(name, tmp_path):
-    status, printed, _ = ends(name, tmp_path)
+def test_an_exception_ends_the_job_and_is_shown_once(name, nranks, tmp_path):
+    status, printed, _ = ends(name, tmp_path, nranks)
     # Where ranks are aborted inside MPI, MPICH ends with the status of the first it sees end: 1 of the one that aborts,
     # 9 of one that it killed, 11 of one that crashed over the loss of its peer.
     assert status in ((1, 9, 11) if "others_wait_in" in name else (1,)), printed
@@ -152,7 +152,7 @@ def on_rank(printed, rank):
     ],
 )
 def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call, tmp_path):
-    status, printed, seconds = ends(name, tmp_path, 3)
+    status, printed, seconds = ends(name, tmp_path)
     assert status == 0, printed
     assert seconds < 30, printed
     why = f"{BROKEN}rank 1 left {call} with MemoryError: no room"
@@ -166,7 +166,7 @@ def test_an_exception_that_one_rank_catches_breaks_the_context_on_all(name, call
 @starts_ranks
 def test_who_catches_the_error_of_close_goes_on(tmp_path):
     """The rank that broke the context waits for nobody who knows, and aborts nobody."""
-    status, printed, _ = ends("caught_from_close", tmp_path, 3)
+    status, printed, _ = ends("caught_from_close", tmp_path)
     assert status == 1, printed
     assert printed.count("Traceback") == 1, printed
     assert "\nValueError: my own" in printed, printed
@@ -178,7 +178,7 @@ def test_who_catches_the_error_of_close_goes_on(tmp_path):
 @starts_ranks
 def test_a_signal_handler_may_raise_anywhere(tmp_path):
     for _ in range(10):
-        status, printed, _ = ends("caught_alarm", tmp_path, 3)
+        status, printed, _ = ends("caught_alarm", tmp_path)
         if on_rank(printed, 1) != ["returned"] and "the ranks made different calls" not in printed:
             break  # else it came between two calls, where it breaks nothing: the ranks go on, in step or not
     assert status == 0, printed
@@ -190,7 +190,7 @@ def test_a_signal_handler_may_raise_anywhere(tmp_path):
 @starts_ranks
 @pytest.mark.parametrize("name", ["uncaught_in_a_move", "uncaught_where_others_catch"])
 def test_an_exception_inside_a_call_ends_the_job_and_is_shown_once(name, tmp_path):
-    status, printed, _ = ends(name, tmp_path, 3)
+    status, printed, _ = ends(name, tmp_path)
     assert status == 1, printed
     assert printed.count("Traceback") == 1, printed
     assert "\nValueError: my own" in printed, printed
@@ -198,7 +198,7 @@ def test_an_exception_inside_a_call_ends_the_job_and_is_shown_once(name, tmp_pat
 
 @starts_ranks
 def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
-    status, printed, _ = ends("caught_where_others_do_not", tmp_path, 3)
+    status, printed, _ = ends("caught_where_others_do_not", tmp_path)
     assert status == 1, printed
     assert printed.count("Traceback") == 1, printed
     assert f"{BROKEN}rank 1 left redistribute with ValueError: my own" in printed, printed
@@ -210,7 +210,7 @@ def test_where_one_rank_catches_the_others_say_what_it_was(tmp_path):
 )
 def test_a_broken_context_does_not_close_in_silence(name, status, tmp_path):
     """close() tells those that no other call has told; the rank that caught the error knows."""
-    found, printed, _ = ends(name, tmp_path, 3)
+    found, printed, _ = ends(name, tmp_path)
     assert found == status, printed
     assert printed.count("Traceback") == 1, printed
     assert printed.count(f"{BROKEN}rank 1 left redistribute with ValueError: my own") == 1, printed
@@ -219,7 +219,7 @@ def test_a_broken_context_does_not_close_in_silence(name, status, tmp_path):
 
 @starts_ranks
 def test_what_cannot_be_shown_is_an_error_of_its_rank(tmp_path):
-    status, printed, _ = ends("unprintable", tmp_path, 3)
+    status, printed, _ = ends("unprintable", tmp_path)
     assert status == 0, printed
     for rank in range(3):
         assert on_rank(printed, rank) == [
@@ -231,7 +231,7 @@ def test_what_cannot_be_shown_is_an_error_of_its_rank(tmp_path):
 
 @starts_ranks
 def test_where_one_rank_cannot_map_all_raise(tmp_path):
-    status, printed, _ = ends("no_room_to_map", tmp_path, 3)
+    status, printed, _ = ends("no_room_to_map", tmp_path)
     assert status == 0, printed
     for rank in range(3):
         assert (
@@ -243,7 +243,7 @@ def test_where_one_rank_cannot_map_all_raise(tmp_path):
 @starts_ranks
 @pytest.mark.parametrize(("name", "status"), [("end_without_closing", 0), ("exit_without_closing", 3)])
 def test_the_end_of_a_process_closes_what_is_open(name, status, tmp_path):
-    found, printed, _ = ends(name, tmp_path, 3)
+    found, printed, _ = ends(name, tmp_path)
     assert found == status, printed
     assert sorted(printed.splitlines()) == [f"Context(rank {r} of 3, engine host, closed)" for r in range(3)]
 
@@ -253,7 +253,7 @@ def test_the_end_of_a_process_closes_what_is_open(name, status, tmp_path):
     ("name", "status"), [("one_ends_while_others_multiply", 1), ("one_exits_while_others_multiply", 3)]
 )
 def test_a_rank_that_ends_is_told_to_the_others(name, status, tmp_path):
-    found, printed, _ = ends(name, tmp_path, 3)
+    found, printed, _ = ends(name, tmp_path)
     assert found in (1, status), printed
     assert printed.count("Traceback") == 1, printed
     assert "matmul on ranks 0, 2\n    closing the context on rank 1" in printed, printed
@@ -264,14 +264,14 @@ def test_a_rank_that_ends_is_told_to_the_others(name, status, tmp_path):
     "name", ["one_has_lost_it", "one_has_lost_it_while_others_close", "finalised_before_the_end"]
 )
 def test_however_a_context_is_lost_the_job_ends(name, tmp_path):
-    status, printed, _ = ends(name, tmp_path, 3)
+    status, printed, _ = ends(name, tmp_path)
     assert status == 0, printed
     assert printed.count("ResourceWarning: Context(") == (name != "finalised_before_the_end"), printed
 
 
 @starts_ranks
 def test_a_child_does_not_speak_for_its_rank(tmp_path):
-    status, printed, _ = ends("child_leaves", tmp_path, 3)
+    status, printed, _ = ends("child_leaves", tmp_path)
     assert status == 0, printed
     assert "of which this one is a fork" in on_rank(printed, 1)[0], printed
     assert printed.count("went on 140") == 1, printed
@@ -279,7 +279,7 @@ def test_a_child_does_not_speak_for_its_rank(tmp_path):
 
 @starts_ranks
 def test_two_threads_get_an_error(tmp_path):
-    status, printed, _ = ends("two_threads", tmp_path, 3)
+    status, printed, _ = ends("two_threads", tmp_path)
     assert status == 1, printed
     why = f"{BROKEN}on rank 1 a thread called matmul while another used it"
     assert [on_rank(printed, rank)[:1] for rank in range(3)] == [[why]] * 3, printed
@@ -295,7 +295,7 @@ def test_two_threads_get_an_error(tmp_path):
     ],
 )
 def test_contexts_in_different_orders_are_found_out(name, waits, tmp_path):
-    status, printed, _ = ends(name, tmp_path, 3)
+    status, printed, _ = ends(name, tmp_path)
     assert status not in (0, None), printed
     assert "the ranks use their contexts in different orders: rank" in printed, printed
     assert waits in printed, printed
@@ -311,7 +311,7 @@ def test_a_thousand_open_plans_warn(tmp_path):
 
 @starts_ranks
 def test_a_slow_rank_is_no_fault(tmp_path):
-    status, printed, _ = ends("slow_but_in_order", tmp_path, 3)
+    status, printed, _ = ends("slow_but_in_order", tmp_path)
     assert (status, printed.strip()) == (0, "went on 140")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -19,6 +20,10 @@ from pblasmp.testing import pool as pools
 from tests.helpers.mpi import ROOT, RanksFailedError, run_mpi, starts_ranks
 
 HERE = "tests.mpi.test_runner"
+
+
+def looks_for_garbage(comm):
+    return gc.isenabled()
 
 
 def identity(comm, offset):
@@ -95,7 +100,7 @@ def case_that_raises(comm):
     yield "second", None
 
 
-def failure(function, nranks=4, **options):
+def failure(function, nranks=3, **options):
     kept = _ranks(nranks) if options.get("launch") else []
     start = time.monotonic()
     with pytest.raises(RanksFailedError) as caught:
@@ -142,8 +147,13 @@ def test_results_come_back_by_rank(nranks, launch):
 
 
 @starts_ranks
+def test_ranks_that_have_started_look_for_garbage():
+    assert run_mpi(looks_for_garbage, 2) == [True, True]
+
+
+@starts_ranks
 def test_one_rank_raises_while_the_others_wait(launch):
-    message, seconds = failure(one_raises_the_others_wait, **launch)
+    message, seconds = failure(one_raises_the_others_wait, 4, **launch)
     assert "rank 2 FAILED" in message
     assert "ZeroDivisionError: only here" in message
     for rank in (0, 1, 3):

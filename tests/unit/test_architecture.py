@@ -247,7 +247,7 @@ with pb.Context(engine="{engine}") as ctx:
     pb.trsm(a, a, alpha=0)
     pb.allgather_matmul(a.local, a.local, ctx)
     print(ctx.engine.name, ctx.engine.device)
-heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.cublasmp")
+heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.cublasmp", "pblasmp.bindings")
 print([name for name in sys.modules if name.startswith(heavy)])
 """
     assert run_python(script) == "host None\n[]\n"
@@ -261,6 +261,17 @@ pb.MatrixDescriptor((5, 5), (2, 2), pb.Grid(1, 2)).local_shape(0)
 print("mpi4py" in sys.modules, "scipy" in sys.modules, "pydantic" in sys.modules)
 """
     assert run_python(script) == "False False False\n"
+
+
+def test_ranks_that_multiply_for_the_command_line_are_light():
+    """They draw nothing, start nothing and list no versions."""
+    script = """
+import sys
+import pblasmp.cli.product, pblasmp.cli.rank
+heavy = {"rich", "importlib.metadata", "statistics", "pydantic", "mpi4py", "scipy", "pblasmp.bindings"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+    assert run_python(script) == "[]\n"
 
 
 def test_public_names_are_the_contract():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -83,6 +84,11 @@ def files(tmp_path):
     (tmp_path / "bad.toml").write_text(PROBLEM.replace("block = 2", "blok = 2"))
     (tmp_path / "illegal.toml").write_text(PROBLEM + "[b]\nblock = [3, 2]\n")
     return tmp_path
+
+
+def test_the_search_for_garbage_is_on_after_the_start(pblasmp):
+    assert pblasmp("--version")[0] == 0
+    assert gc.isenabled()
 
 
 BAD = [

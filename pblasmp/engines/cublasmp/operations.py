@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,6 +51,9 @@ class CublasmpOperations:
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._buffers: dict[str, Array] = {}
         self.generation = 0  # of these: a CUDA graph made before one is replaced holds stale addresses
+        self._sums: dict[
+            tuple[bool, bool, bool, str | None, bool], Any
+        ] = {}  # kernels, by what they add where
         self._values: dict[np.dtype, Array] = {}  # of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int) -> Workspace:
@@ -249,13 +251,14 @@ class CublasmpOperations:
             d, x, c, part = d.T, x.T, c.T, part and part.T
         is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo
         hermitian = is_complex and part is not None and part.hermitian
-        kernel = _sum(alpha != 0, beta != 0, conjugate and is_complex, uplo, hermitian)
+        how = alpha != 0, beta != 0, conjugate and is_complex, uplo, hermitian
+        if how not in self._sums:
+            self._sums[how] = _sum(*how)
         numbers = d.dtype.type(alpha), d.dtype.type(beta)
         places: tuple[Any, ...] = () if part is None else (*part.indices(self.xp), part.part.diagonal)
-        kernel(x if alpha != 0 else d, c if beta != 0 else d, *numbers, *places, d)
+        self._sums[how](x if alpha != 0 else d, c if beta != 0 else d, *numbers, *places, d)
 
 
-@cache
 def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
     """Return a kernel that reads and writes what it must, once."""
     import cupy
