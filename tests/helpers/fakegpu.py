@@ -112,6 +112,12 @@ class Array(np.ndarray):
         self.gpu.copies.append("conj")
         return super().conj()
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        mine = getattr(self, "gpu", None)
+        if isinstance(index, Array) and index.dtype == bool and mine is not None:
+            mine.faults.append("CuPy waits for the GPU where an array of booleans is an index")
+        super().__setitem__(index, value)
+
 
 class _Pinned(np.ndarray):
     """Pinned memory on the host."""
