@@ -7,16 +7,29 @@ in test_algorithms.py. Here is what these are made of: events of CUDA, and the h
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 
 import pblasmp as pb
 from pblasmp.comm import Side
+from pblasmp.engines.exchange_move import ExchangeMove
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.stream_order import StreamOrder
 
+SLABS = ["gathered", "panels"]
+CALLS = [
+    ("matmul", "ab", [*SLABS, "push", "default"]),
+    *((routine, operands, [*SLABS, "full", "cublasmp"]) for routine, operands in (("symm", "ab"), ("syr2k", "ab"))),
+    ("syrk", "a", [*SLABS, "full", "summed"]),
+    *((routine, "ab", SLABS) for routine in ("trmm", "trsm")),
+    *((routine, operands, ["moved"]) for routine, operands in (("geadd", "ac"), ("tradd", "bd"))),
+]  # fmt: skip
 D = pb.MatrixDescriptor((6, 6), (6, 6), pb.Grid(1, 1), dtype="float32")
 
 
@@ -89,6 +102,45 @@ def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, li
             launched = [i for i, event in enumerate(lib.gpu.events) if event[0] == "graph launched"]
             assert len(launched) == (run > 0), run
             assert all(begins < i for i in launched)
+
+
+@pytest.mark.parametrize("lt", [True, False])
+def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkeypatch, lt):
+    """Plans of every algorithm, which record graphs and replay them, graphs of their own, and moves."""
+    chance, graphs = random.Random(5), 0
+    with (
+        machine(stand_in(1000), Multiplying, lt=FakeLt() if lt else None) as lib,
+        pb.Context(engine="cublasmp") as ctx,
+        ExitStack() as closing,
+    ):
+        cupy = sys.modules["cupy"]
+        order = StreamOrder(lib.gpu, cupy, monkeypatch)
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+        a, b, c, d = (ctx.eye(replace(D, order=memory)) for memory in "CFCF")
+        plans = []
+        for function, operands, algos in CALLS:
+            for algo in algos:
+                with suppress(pb.UnsupportedError):  # without cuBLASLt
+                    plan = pb.plan(function, *({"a": a, "b": b, "c": c, "d": d}[x] for x in operands),
+                                   algo=algo, out=ctx.zeros(D))  # fmt: skip
+                    plans.append(closing.enter_context(plan))
+        move = ExchangeMove(ctx.engine, a.descriptor, b.descriptor)
+        queue = [*plans, *plans, lambda: move.run(a.local, b.local), lambda: a.redistribute(b.descriptor)]
+        for _ in range(2):
+            chance.shuffle(queue)
+            for run in queue:
+                with chance.choice(streams):
+                    run()
+        for plan in plans:
+            with chance.choice(streams), suppress(pb.UnsupportedError):
+                queue.append(plan.graph().replay)
+                graphs += 1
+        for _ in range(300):
+            with chance.choice(streams):
+                chance.choice(queue)()
+        assert order.faults == []
+        assert order.uses > 300
+        assert graphs > 10 if lt else graphs > 0
 
 
 def test_exchanges_on_several_streams_take_turns(ctx, lib):
