@@ -116,6 +116,43 @@ def one_move(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
     )
 
 
+def one_transpose(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
+    """Copy runs of rows x runs of columns into the other memory order; return what is wrong."""
+    size = rng.choice([1, 2, 4, 8, 16])
+    extents = [rng.randint(1, 4), rng.randint(1, 40), rng.randint(1, 4), rng.randint(1, 40)]
+    conjugate = size >= 8 and rng.random() < 0.5
+
+    def place(inner: int, outer: int) -> dict[int, int]:
+        """Return the bytes from one to the next: of a run of ``inner`` are neighbours, ``outer`` are further apart."""
+        steps = {inner: size, inner - 1: (extents[inner] + rng.randint(0, 3)) * size}
+        steps[outer] = extents[inner - 1] * steps[inner - 1] + rng.randint(0, 3) * size
+        return steps | {outer - 1: extents[outer] * steps[outer] + rng.randint(0, 3) * size}
+
+    there, here = ([steps[i] for i in range(4)] for steps in (place(1, 3), place(3, 1)))
+    kind = np.dtype(f"c{size}") if size >= 8 else np.dtype(f"u{size}")
+
+    def at(steps: list[int]) -> np.ndarray:
+        return sum(
+            index * step // size for index, step in zip(np.indices(extents), steps, strict=True)
+        ).reshape(-1)
+
+    values = numbers(np.random.default_rng(seed), (1, int(at(here).max()) + 1), kind)[0]
+    source = cupy.asarray(values.view(np.uint8))
+    target = cupy.zeros((int(at(there).max()) + 1) * size, np.uint8)
+    kernels.transpose(
+        cupy.cuda.get_current_stream(), int(target.data.ptr), there, int(source.data.ptr), here, extents, size,
+        conjugate=conjugate,
+    )  # fmt: skip
+    expected = np.zeros(target.size // size, kind)
+    expected[at(there)] = values[at(here)].conj() if conjugate else values[at(here)]
+    right = np.array_equal(target.get().view(kind), expected)
+    return (
+        ""
+        if right
+        else f"a transposing copy of {extents}, {size} bytes each, from {here} to {there} is wrong"
+    )
+
+
 def barriers(cupy: Any, kernels: Kernels) -> str:
     """A rank that meets itself, by each barrier a few times."""
     kinds, stream = 2, cupy.cuda.get_current_stream()
@@ -130,7 +167,7 @@ def barriers(cupy: Any, kernels: Kernels) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=100, help="sums, and as many copies")
+    parser.add_argument("--count", type=int, default=100, help="sums, and as many copies of both kinds")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
     import cupy
@@ -141,13 +178,13 @@ def main(argv: list[str] | None = None) -> int:
         rng = random.Random(seed)
         faults += [
             f"seed {seed}: {fault}"
-            for fault in (one_sum(cupy, kernels, rng, seed), one_move(cupy, kernels, rng, seed))
-            if fault
+            for one in (one_sum, one_move, one_transpose)
+            if (fault := one(cupy, kernels, rng, seed))
         ]
     faults += filter(None, [barriers(cupy, kernels)])
     print(
         *faults,
-        f"{arguments.count} sums, {arguments.count} copies and the barriers: {len(faults)} wrong",
+        f"{arguments.count} sums, copies and transposing copies each, and the barriers: {len(faults)} wrong",
         sep="\n",
     )
     return 1 if faults else 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,6 +180,42 @@ def _strides(rng: np.random.Generator, extents: tuple[int, int, int], run: int, 
         found.append(step if n > 1 else int(rng.integers(0, 99)))
         step *= n
     return tuple(reversed(found))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("extents", [(1, 32, 1, 32), (3, 33, 2, 17), (1, 1, 5, 200)])
+def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
+    """The kernel's tiles and index arithmetic, repeated on the host."""
+    row_runs, rows, col_runs, cols = extents
+    there = [rows * size, size, row_runs * rows * (cols + 2) * size, row_runs * rows * size]
+    here = [rows * col_runs * (cols + 3) * size, col_runs * (cols + 3) * size, (cols + 3) * size, size]
+    kernels.transpose(None, 0x1000, there, 0x2000, here, extents, size, conjugate=size >= 8)
+    (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
+    assert (_BYTES[macros["T"]], macros["FLIP"], threads) == (size, "flipped" if size >= 8 else "", 256)
+    to, there_, of, here_, all_rows, rows_run, all_cols, cols_run = arguments
+    assert (int(to), int(of)) == (0x1000, 0x2000)
+
+    def at(steps: Any, r: int, c: int) -> int:
+        numbers = (r // int(rows_run), r % int(rows_run), c // int(cols_run), c % int(cols_run))
+        return sum(number * int(step) for number, step in zip(numbers, steps["p"], strict=True))
+
+    across = -(-int(all_cols) // 32)
+    tiles = -(-int(all_rows) // 32) * across
+    assert 0 < blocks <= tiles
+    moved: dict[int, int] = {}
+    for tile, x, y in itertools.product(range(tiles), range(32), range(32)):
+        r, c = tile // across * 32 + x, tile % across * 32 + y
+        if r < all_rows and c < all_cols:
+            assert moved.setdefault(at(there_, r, c), at(here_, r, c)) == at(here_, r, c)
+    expected = {
+        sum(i * step for i, step in zip(index, there, strict=True)): sum(
+            i * step for i, step in zip(index, here, strict=True)
+        )
+        for index in itertools.product(*map(range, extents))
+    }
+    assert moved == expected
+    kernels.transpose(None, 0x1000, there, 0x2000, here, (1, 0, 1, 5), size)
+    assert len(cupy.launches) == 1
 
 
 def test_copies_of_negative_things(kernels):
