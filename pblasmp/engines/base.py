@@ -584,14 +584,10 @@ def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
         return engine.empty(shape, x.dtype, x.order, ld)
 
 
-def along_memory(array: LocalArray) -> LocalArray:
-    """Return a matrix or its transpose: the one whose rows are contiguous, along which CuPy's kernels go. Local."""
-    return array.T if array.strides[0] < array.strides[1] else array
-
-
 def scale(array: LocalArray, beta: complex) -> None:
     """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
-    array = along_memory(array)
+    if array.strides[0] < array.strides[1]:  # CuPy's kernels go along rows
+        array = array.T
     if beta == 0:
         array[...] = 0
     elif beta != 1:

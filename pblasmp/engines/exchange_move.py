@@ -38,7 +38,11 @@ class ExchangeMove:
         path: str = "by MPI",
     ) -> None:
         self.path = path
-        self._engine, self._target, self._part = engine, target, part
+        self._engine, rank = engine, engine.transport.rank
+        self._whole = part is None
+        self._part: LocalPart | None = None  # what of it is this rank's
+        if part is not None and rank < target.grid.size:
+            self._part = LocalPart(part, *target.global_indices(rank))
         self._cells = source.grid.size, target.grid.size
         self._exchange = engine.transport.exchange(Side.of(source), Side.of(target), source.dtype)
         self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
@@ -46,13 +50,12 @@ class ExchangeMove:
     def run(self, source: Array, target: Array) -> None:
         """Move everything, or the part. Collective over the context."""
         engine, rank = self._engine, self._engine.transport.rank
-        arriving = target if self._part is None else engine.xp.empty_like(target)
+        arriving = target if self._whole else engine.xp.empty_like(target)
         arrays = zip((source, arriving), self._cells, strict=True)
         src, dst = ([array if each == rank else None for each in range(size)] for array, size in arrays)
         engine.transport.start_exchange(self._exchange, src, dst, slots=SLOTS).finish()
-        if self._part is not None and rank < self._target.grid.size:
-            part = LocalPart(self._part, *self._target.global_indices(rank))
-            engine.operations.add(target, 1, arriving, 0, target, part, conjugate=False)
+        if self._part is not None:
+            engine.operations.add(target, 1, arriving, 0, target, self._part, conjugate=False)
 
     def misfit(self, source: Array) -> str:  # noqa: ARG002
         """Any array of the planned layout will do."""

@@ -301,7 +301,7 @@ class Kernels:
         kernel = self._compiled(what, _SYNC % {"ranks": self._size})
         ints = (np.int32(self._size), np.int32(rank), np.int32(kind), np.int32(kinds))
         threads = -(-self._size // 32) * 32
-        self._launch(kernel, 1, threads, stream, _pointers(flags), *ints)
+        self._launch(kernel, 1, threads, stream, _struct(flags), *ints)
 
     def add(
         self,
@@ -368,8 +368,8 @@ class Kernels:
         u64 = np.uint64
         self._launch(
             kernel, grid, _THREADS, stream,
-            _pointers([part.address for part in parts]), u64(first.ld),
-            _pointers([view.address for view in outs]), u64(out.ld), u64(outs[-1].ld),
+            _struct([part.address for part in parts]), u64(first.ld),
+            _struct([view.address for view in outs]), u64(out.ld), u64(outs[-1].ld),
             u64(first.rows), u64(lines),
             u64(c.address if c else 0), u64(c.ld if c else 0), _scalar(beta, exact),
             u64(bias.address if bias else 0), np.int32(_ACTIVATIONS[activation]), u64(scale), u64(amax),
@@ -422,10 +422,9 @@ class Kernels:
         kernel = self._compiled("move", _MOVE, T=_WORDS[word], INDEX=_index(total))
         grid = min(blocks or 4 * self.multiprocessors, -(-total // _THREADS))
         u64 = np.uint64
-        strides = [np.array(x, u64).view(np.dtype([("p", u64, 3)]))[0] for x in (there, here)]
         self._launch(
             kernel, grid, _THREADS, stream,
-            u64(to), strides[0], u64(of), strides[1], u64(total), u64(b), u64(c), u64(run // word),
+            u64(to), _struct(there), u64(of), _struct(here), u64(total), u64(b), u64(c), u64(run // word),
         )  # fmt: skip
 
     def transpose(
@@ -456,11 +455,10 @@ class Kernels:
         flip = "flipped" if conjugate else ""
         kernel = self._compiled("transpose", _TRANSPOSE, T=_WORDS[itemsize], FLIP=flip)
         tiles = -(-row_runs * rows // _TILE) * -(-col_runs * cols // _TILE)
-        steps = [np.array(x, np.uint64).view(np.dtype([("p", np.uint64, 4)]))[0] for x in (there, here)]
         u32, u64 = np.uint32, np.uint64
         self._launch(
             kernel, min(8 * self.multiprocessors, tiles), 8 * _TILE, stream,
-            u64(to), steps[0], u64(of), steps[1],
+            u64(to), _struct(there), u64(of), _struct(here),
             u32(row_runs * rows), u32(rows), u32(col_runs * cols), u32(cols),
         )  # fmt: skip
 
@@ -470,9 +468,9 @@ def _index(total: int) -> str:
     return "unsigned" if total < _U32 else "u64"
 
 
-def _pointers(addresses: Sequence[int]) -> Any:
-    """Return a struct of addresses, as kernels take it."""
-    return np.array(addresses, np.uint64).view(np.dtype([("p", np.uint64, len(addresses))]))[0]
+def _struct(values: Sequence[int]) -> Any:
+    """Return a struct of addresses or strides, as kernels take it."""
+    return np.array(values, np.uint64).view(np.dtype([("p", np.uint64, len(values))]))[0]
 
 
 def _scalar(value: complex, dtype: np.dtype) -> Any:

@@ -22,7 +22,6 @@ __all__ = ["HostOperations"]
 
 Array = NDArray[Any]
 
-_FINEST = 64  # columns of a tile on a diagonal
 _CHUNK = 1 << 16  # elements added at a time: they stay in the caches
 
 
@@ -131,7 +130,7 @@ class HostOperations:
         if part is None:
             _add(d, alpha, x, beta, c, None, conjugate)
             return
-        for down, across, mask, real in part.tiles(np, _FINEST):
+        for down, across, mask, real in part.tiles(np, self.tile):
             to, of, old = (y[down, across] for y in (d, x, c))
             if real is None:
                 _add(to, alpha, of, beta, old, mask, conjugate)

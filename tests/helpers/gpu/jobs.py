@@ -27,7 +27,7 @@ class Job:
         loads: arrays of this rank, and by turn what they hold before a run: operands, and where the result goes.
         expected: by turn, what this rank must have of the result.
         differs: ``differs(found, expected)`` says what is wrong with a result on the host, or nothing.
-        around: says what is wrong beside the result, or nothing.
+        around: says what was written around the result, or nothing.
         plan: what ``queue`` runs; None for a plain function.
     """
 

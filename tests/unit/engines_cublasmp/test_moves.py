@@ -98,9 +98,13 @@ def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
     assert not lib.calls
 
 
-def test_by_messages_where_the_library_has_not_been_seen(ctx, lib, monkeypatch):
-    """Which versions have not, one function says; the report says so too."""
-    monkeypatch.setattr(faults, "moves_unseen", lambda *_: True)
+@pytest.mark.parametrize(
+    ("where", "name", "way"),
+    [(faults, "moves_unseen", "by NCCL"), (redistribution, "copies", "by copy engines")],
+)
+def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
+    """Where cuBLASMp has not been seen to move, and where GPUs reach each other; the report says so, too."""
+    monkeypatch.setattr(where, name, lambda *_: True)
     x = ctx.empty(D)
     x.local[...] = values = np.arange(48.0).reshape(6, 8)
     lib.clear()
@@ -108,22 +112,13 @@ def test_by_messages_where_the_library_has_not_been_seen(ctx, lib, monkeypatch):
     assert not lib.calls
     with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), algo="default", redistribute=True) as plan:
         (line,) = plan.report().moved
-        assert line.endswith("by NCCL")
+        assert line.endswith(way)
     assert "asnumpy" not in lib.gpu.copies
 
 
-def test_by_copy_engines_where_gpus_reach_each_other(ctx, lib, monkeypatch):
+def test_which_gpus_reach_each_other():
     gpus = [SimpleNamespace(windows=windows) for windows in (object(), None)] + [None]
     assert [redistribution.copies(SimpleNamespace(gpu=gpu)) for gpu in gpus] == [True, False, False]
-    monkeypatch.setattr(redistribution, "copies", lambda _: True)
-    x = ctx.empty(D)
-    x.local[...] = values = np.arange(48.0).reshape(6, 8)
-    lib.clear()
-    assert np.array_equal(x.redistribute(replace(D, block=(6, 8), order="C", dtype="float64")).local, values)
-    assert not lib.calls
-    with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), algo="default", redistribute=True) as plan:
-        (line,) = plan.report().moved
-        assert line.endswith("by copy engines")
 
 
 def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
