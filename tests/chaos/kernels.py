@@ -10,13 +10,17 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.cublasmp.kernels import Kernels
+from pblasmp.engines.cublasmp.operations import CublasmpOperations
 from pblasmp.engines.cublasmp.views import View
+from pblasmp.engines.local_part import LocalPart
+from pblasmp.layout import Trapezoid
 
 TYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 WIDE = {"float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64}
@@ -132,9 +136,8 @@ def one_transpose(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) ->
     kind = np.dtype(f"c{size}") if size >= 8 else np.dtype(f"u{size}")
 
     def at(steps: list[int]) -> np.ndarray:
-        return sum(
-            index * step // size for index, step in zip(np.indices(extents), steps, strict=True)
-        ).reshape(-1)
+        along = [index * step // size for index, step in zip(np.indices(extents), steps, strict=True)]
+        return np.sum(along, axis=0).reshape(-1)
 
     values = numbers(np.random.default_rng(seed), (1, int(at(here).max()) + 1), kind)[0]
     source = cupy.asarray(values.view(np.uint8))
@@ -153,6 +156,29 @@ def one_transpose(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) ->
     )
 
 
+def one_part(cupy: Any, operations: Any, rng: random.Random, seed: int) -> str:
+    """Write a sum of two matrices into a part of one of them or of a third; return what is wrong."""
+    draw, shape = np.random.default_rng(seed), (rng.randint(1, 70), rng.randint(1, 70))
+    name = rng.choice(("float32", "float64", "complex64", "complex128"))
+    x, c, d = (np.array(numbers(draw, shape, DTYPES[name]), order=rng.choice(("C", "F"))) for _ in range(3))
+    alpha, beta = rng.choice([0, 1, 2]), rng.choice([0, 1, -1])
+    conjugate, hermitian = rng.random() < 0.5, rng.random() < 0.5
+    rows, cols = (np.sort(draw.choice(80, length, replace=False)) for length in shape)
+    part = None
+    if rng.random() < 0.7:
+        part = Trapezoid(rng.choice("LU"), 0 if hermitian else rng.randint(-30, 30))
+    real = (rows[:, None] == cols) & (hermitian and part is not None)
+    terms = [np.where(real, term.real, term) for term in (x.conj() if conjugate else x, c)]
+    inside = np.ones(shape, bool) if part is None else part.mask(rows, cols)
+    on_gpu = {key: cupy.asarray(value, order="A") for key, value in (("x", x), ("c", c), ("d", d))}
+    out = on_gpu[rng.choice("dc")]
+    expected = np.where(inside, alpha * terms[0] + beta * terms[1], out.get())
+    place = None if part is None else LocalPart(part, rows, cols, hermitian=hermitian)
+    operations.add(out, alpha, on_gpu["x"], beta, on_gpu["c"], place, conjugate=conjugate)
+    right = np.array_equal(out.get(), expected)
+    return "" if right else f"{alpha} x + {beta} c of {shape}, {name}, in {part} is wrong"
+
+
 def barriers(cupy: Any, kernels: Kernels) -> str:
     """A rank that meets itself, by each barrier a few times."""
     kinds, stream = 2, cupy.cuda.get_current_stream()
@@ -167,24 +193,30 @@ def barriers(cupy: Any, kernels: Kernels) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=100, help="sums, and as many copies of both kinds")
+    parser.add_argument("--count", type=int, default=100, help="sums and copies of each kind")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
     import cupy
 
     cupy.cuda.set_allocator(None)  # one allocation for each array
     kernels, faults = Kernels(cupy, 1), []
+    operations = CublasmpOperations(SimpleNamespace(gpu=None, follow_stream=lambda: None))  # type: ignore[arg-type]
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         rng = random.Random(seed)
         faults += [
             f"seed {seed}: {fault}"
-            for one in (one_sum, one_move, one_transpose)
-            if (fault := one(cupy, kernels, rng, seed))
+            for fault in (
+                one_sum(cupy, kernels, rng, seed),
+                one_part(cupy, operations, rng, seed),
+                one_move(cupy, kernels, rng, seed),
+                one_transpose(cupy, kernels, rng, seed),
+            )
+            if fault
         ]
     faults += filter(None, [barriers(cupy, kernels)])
     print(
         *faults,
-        f"{arguments.count} sums, copies and transposing copies each, and the barriers: {len(faults)} wrong",
+        f"{arguments.count} sums, sums in a part, copies and transposing ones each, and barriers: {len(faults)} wrong",
         sep="\n",
     )
     return 1 if faults else 0
