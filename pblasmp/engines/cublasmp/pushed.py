@@ -375,8 +375,8 @@ class PushedProduct(Product):
             target = self._copy("target", d.shape, kind, p.d.order)
         turned = p.d.order == "F"
         c = operands.c if options.beta != 0 else None
-        if c is not None and target.size and not _alike(c, target):
-            target[...] = c
+        if c is not None and target.size and (c.dtype != target.dtype or not _contiguous(c, turned)):
+            target[...] = c  # cuBLASLt reads C as it writes D
             c = target
         views = [self._view(which, x) for which, x in enumerate((operands.a, operands.b))]
         self._pushed.run(
@@ -467,11 +467,9 @@ def _padded(shape: tuple[int, int], dtype: np.dtype, order: str) -> tuple[int, i
     return rows, -(-cols // unit) * unit
 
 
-def _alike(c: Array, d: Array) -> bool:
-    """Return whether cuBLASLt can read C as it writes D: the same type, and the same dimension contiguous."""
-    if c.dtype != d.dtype:
-        return False
-    return min(d.shape) <= 1 or bool((c.strides[0] < c.strides[1]) == (d.strides[0] < d.strides[1]))
+def _contiguous(array: Array, turned: bool) -> bool:
+    """Return whether the entries of a row, ``turned`` of a column, are neighbours."""
+    return bool(array.shape[not turned] == 1 or array.strides[not turned] == array.itemsize)
 
 
 def _starts_well(array: Array) -> bool:

@@ -66,6 +66,24 @@ def test_bias_and_relu_are_one_kernel_that_a_graph_records(ctx, lib, gpu, monkey
         plan.graph().replay()
 
 
+@pytest.mark.parametrize("orders", ["CF", "FC", "CC", "FF"])
+@pytest.mark.parametrize(
+    "index", [np.s_[:, 1:2], np.s_[1:2, :], np.s_[1:2, 2:3]], ids=["column", "row", "entry"]
+)
+def test_c_is_in_another_order(ctx, lib, gpu, orders, index):
+    """A row in F order, or a column in C order, is not what cuBLASLt reads of the other order."""
+    rng = np.random.default_rng(1)
+    c, d = (ctx.empty(pb.MatrixDescriptor((7, 5), (7, 5), GRID, dtype="float64", order=x)) for x in orders)
+    c.local[...] = rng.integers(-3, 4, c.local.shape)
+    d.local[...] = 9
+    (c, d), (m, n) = (c[index], d[index]), d[index].shape
+    a, b = (ctx.zeros(pb.MatrixDescriptor(shape, 4, GRID, dtype="float64")) for shape in ((m, 3), (3, n)))
+    a.local[...], b.local[...] = 2, rng.integers(-3, 4, b.local.shape)
+    expected = a.gather() @ b.gather() - 2 * c.gather()
+    pb.matmul(a, b, c, out=d, beta=-2, algo="push", redistribute=True)
+    np.testing.assert_array_equal(d.gather(), expected)
+
+
 class _NoSteps:
     """What follows is not computed in steps."""
 
