@@ -337,6 +337,12 @@ class Operations(Protocol):
         With ``beta == 0``, ``d`` is never read. ``compute`` is what products are summed in, as in ``Options``.
         """
 
+    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Run tasks that call ``gemm`` and the array library, none of which needs or overwrites another's results.
+
+        Where they are only queued, small ones run at the same time.
+        """
+
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x`` for a triangular ``a``."""
 

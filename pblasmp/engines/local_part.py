@@ -39,7 +39,7 @@ class LocalPart:
         return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
 
     def tiles(self, xp: Any, finest: int) -> list[Tile]:
-        """Return the tiles that make it up, made once. Local.
+        """Return the tiles that make it up, the largest first, made once. Local.
 
         Args:
             xp: whose arrays the masks are.
@@ -54,6 +54,7 @@ class LocalPart:
                     if self.hermitian:
                         real = xp.asarray(self.rows[down][:, None] == self.cols[across])
                 tiles.append((down, across, mask, real))
+            tiles.sort(key=lambda tile: (tile[0].start - tile[0].stop) * (tile[1].stop - tile[1].start))
         return self._tiles[finest]
 
     def indices(self, xp: Any) -> tuple[Array, Array]:

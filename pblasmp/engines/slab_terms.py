@@ -41,6 +41,7 @@ class Slabs:
         part: what is written; None for all of D.
         turned: the terms are those of D's transpose, which ``d`` describes.
         in_place: D may be an operand.
+        backwards: the last indices of k come first where it is taken in panels.
     """
 
     d: MatrixDescriptor
@@ -50,6 +51,7 @@ class Slabs:
     part: Trapezoid | None = None
     turned: bool = False
     in_place: bool = False
+    backwards: bool = False
 
 
 def matmul_slabs(p: MatmulProblem, alpha: complex, engine: Engine) -> Slabs:
@@ -99,9 +101,11 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
 
     triangular = p.traits.triangular
     right = Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b", stays=not triangular)
+    backwards = False
     if triangular:  # D may be B: its slabs are always copies
         flip, conjugate, uplo = triangle_of(p)
         parts = [(left(flip, conjugate), Trapezoid(uplo), "ones" if p.diag == "U" else "stored")]
+        backwards = uplo == "U"  # most is multiplied by the first panel, while the rest arrives
     else:
         stored, other = Trapezoid(p.uplo), Trapezoid(p.uplo, -1 if p.uplo == "L" else 1).T
         hermitian = p.is_hermitian
@@ -116,8 +120,9 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     )
     operands = (*(x for x, _, _ in parts), right)
     return Slabs(
-        d, d.shape[0], operands, terms or (Term(alpha, 0, len(parts)),), turned=turned, in_place=triangular
-    )
+        d, d.shape[0], operands, terms or (Term(alpha, 0, len(parts)),),
+        turned=turned, in_place=triangular, backwards=backwards,
+    )  # fmt: skip
 
 
 def _updated(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:

@@ -19,7 +19,7 @@ from typing import Any
 from ..dtypes import accumulation_dtype
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, QueuedProduct
+from .base import Engine, Operands, Options, Problem, QueuedProduct, same_memory
 from .finish import Finish, number
 from .local_part import LocalPart
 from .operand import Operand, Staging
@@ -39,13 +39,14 @@ def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
     return tuple((rank,) for rank in range(engine.transport.size))
 
 
-def cut(k: int, width: int, lead: int = 0) -> list[tuple[int, int]]:
-    """Return the panels of k of at most ``width`` indices, one after the other. Local.
+def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[tuple[int, int]]:
+    """Return the panels of k of at most ``width`` indices, one after the other from either end. Local.
 
     The first one, while which arrives nothing is multiplied, has ``lead`` where that is given and much more follows.
     """
     begun = [(0, lead)] if 0 < _FOLLOWS * lead <= k else []
-    return begun + [(at, min(at + width, k)) for at in range(lead if begun else 0, k, width)]
+    panels = begun + [(at, min(at + width, k)) for at in range(lead if begun else 0, k, width)]
+    return [(k - stop, k - start) for start, stop in panels] if backwards else panels
 
 
 def memory_refusal(
@@ -114,9 +115,8 @@ class Panels:
     ) -> None:
         self._engine, self._operands, self._shared = engine, operands, way == "shared"
         in_panels = way == "panels"
-        self.panels = cut(k, engine.operations.panel if in_panels else max(1, k), lead if in_panels else 0)
-        if backwards:
-            self.panels.reverse()
+        width = engine.operations.panel if in_panels else max(1, k)
+        self.panels = cut(k, width, lead if in_panels else 0, backwards=backwards)
         groups = domains(engine, way)
         domain = next(ranks for ranks in groups if engine.transport.rank in ranks)
         in_place = [x.in_place() for x in operands]
@@ -205,11 +205,18 @@ class SlabProduct(QueuedProduct):
         slabs: D as a sum of products of slabs.
         options: beta and what products are summed in.
         way: "shared", "gathered" or "panels".
+        operands: those that it is prepared for.
         finish: what follows, or None.
     """
 
     def __init__(
-        self, engine: Engine, slabs: Slabs, options: Options, way: str, finish: Finish | None = None
+        self,
+        engine: Engine,
+        slabs: Slabs,
+        options: Options,
+        way: str,
+        operands: Operands,
+        finish: Finish | None = None,
     ) -> None:
         self.path, self._way = way, way
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
@@ -219,21 +226,28 @@ class SlabProduct(QueuedProduct):
         if slabs.part is not None and self._coords is not None:
             self._written = LocalPart(slabs.part, *d.global_indices(rank))
         active = any(term.alpha != 0 for term in slabs.terms)
-        lead = 0 if slabs.in_place else operations.lead
-        self._panels = Panels(engine, way, slabs.operands, slabs.k if active else 0, lead=lead)
+        self._panels = Panels(
+            engine,
+            way,
+            slabs.operands,
+            slabs.k if active else 0,
+            backwards=slabs.backwards,
+            lead=operations.lead,
+        )
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
         if all(x.in_place() for x in slabs.operands):
             self.notes += ("all operands are multiplied in place",)
         if len(self._panels.panels) > 1:
             self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
-        # Whether the sum is made in a temporary: in another type, or because D may be read until the last panel.
+        # The sum is made in a temporary: in another type, or because D is B, which is read until the last panel.
         exact = accumulation_dtype(d.dtype)
         several = len(self._panels.panels) * len(slabs.terms) > 1
-        rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
-        self._temporary = rounds or (slabs.in_place and len(self._panels.panels) > 1)
-        self._replays = not self._temporary and finish is None
+        self._rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
+        self._late = slabs.in_place and len(self._panels.panels) > 1
+        temporary = self._temporary(operands)
+        self._replays = not temporary and finish is None
         scratch = 0
-        if self._temporary and self._coords is not None:
+        if temporary and self._coords is not None:
             scratch = math.prod(d.local_shape(rank)) * exact.itemsize
         self.workspace = operations.workspace(scratch + self._panels.nbytes)
 
@@ -278,11 +292,16 @@ class SlabProduct(QueuedProduct):
         found = slab[process] if isinstance(slab, dict) else slab
         return self._engine.operations.operand(found, self._slabs.operands[which].dtype, f"slab{which}")
 
+    def _temporary(self, operands: Operands) -> bool:
+        """Return whether the sum is made in a temporary. Local."""
+        b, d = operands.b, operands.d
+        return self._rounds or (self._late and b is not None and same_memory(b, d))
+
     def _target(self, operands: Operands) -> Array:
         """Return the array that the product is summed in, holding C where beta is not 0."""
         slabs, c, d = self._slabs, operands.c, operands.d
         target = d
-        if self._temporary:
+        if self._temporary(operands):
             order: Any = "C" if (slabs.d.order == "C") != slabs.turned else "F"
             target = self._engine.xp.empty(d.shape, accumulation_dtype(slabs.d.dtype), order=order)
         if self._options.beta != 0 and c is not None and c is not target:
@@ -322,9 +341,9 @@ def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
 
 def _panels_cost(engine: Engine, p: Problem, options: Options) -> float:  # noqa: ARG001
     """Return more than gathering costs, or a little less where the rest of a long k arrives behind a first panel."""
-    lead = engine.operations.lead
-    update = isinstance(p, Level3Problem) and p.traits.shape == "updated" and p.k >= _FOLLOWS * lead
-    return 2.9 if update and lead > 0 else 4.0
+    if isinstance(p, Level3Problem) and (p.traits.shape == "updated" or p.traits.triangular):
+        return 2.9 if 0 < _FOLLOWS * engine.operations.lead <= p.k else 4.0
+    return 4.0
 
 
 def _row(way: str, cost: Callable[[Engine, Any, Options], float]) -> Algorithm:
@@ -339,7 +358,7 @@ def _row(way: str, cost: Callable[[Engine, Any, Options], float]) -> Algorithm:
         finish = None
         if isinstance(problem, MatmulProblem) and Finish.needed(problem, operands):
             finish = Finish(engine, problem)
-        return SlabProduct(engine, _slabs(engine, problem, options), options, way, finish)
+        return SlabProduct(engine, _slabs(engine, problem, options), options, way, operands, finish)
 
     return Algorithm(way, prepare, _serves, _view, refusal, cost)
 

@@ -8,6 +8,7 @@ NaN; what may not be written keeps its values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -125,14 +126,18 @@ class ResultPart:
         compute: str | None = None,
     ) -> None:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
-        for down, across, mask, real in self._local.tiles(operations.xp, operations.tile):
+
+        def multiply(down: slice, across: slice, mask: Array, real: Array) -> None:
             view = target[down, across]
             if mask is None:
                 operations.gemm(alpha, left[down], right[:, across], beta, view, compute)
-                continue
+                return
             product = operations.xp.empty(view.shape, view.dtype, order="F")
             operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
             update(operations, view, product, beta, mask, real)
+
+        tiles = self._local.tiles(operations.xp, operations.tile)
+        operations.concurrently([partial(multiply, *tile) for tile in tiles])
 
     def write(
         self,

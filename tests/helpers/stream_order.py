@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pblasmp.engines.cublasmp.call import PreparedCall
+from pblasmp.engines.cublasmp.lt import LocalProducts
 from pblasmp.engines.cublasmp.operations import CublasmpOperations
 from pblasmp.engines.cublasmp.overlapped import Gpu
 from pblasmp.engines.cublasmp.recordings import Recordings
@@ -43,11 +44,12 @@ class StreamOrder:
         watched: list[tuple[type, str, Callable[..., Any]]] = [
             (cupy.cuda.Event, "record", self._record),
             (cupy.cuda.Stream, "wait_event", self._wait),
-            (CublasmpTransport, "start_exchange", lambda *_: self._use("boxes")),
-            (CublasmpOperations, "bytes", lambda _, name, *__: self._use(name)),
-            (CublasmpOperations, "add", lambda _, d, *__: self._use(int(d.data.ptr))),
-            (Gpu, "begin", lambda *_: self._use("flags")),
-            (PreparedCall, "_make_results", lambda *_: self._use("workspace")),
+            (CublasmpTransport, "start_exchange", lambda *_, **__: self._use("boxes")),
+            (CublasmpOperations, "bytes", lambda _, name, *__, **___: self._use(name)),
+            (CublasmpOperations, "add", lambda _, d, *__, **___: self._use(int(d.data.ptr))),
+            (Gpu, "begin", lambda *_, **__: self._use("flags")),
+            (PreparedCall, "_make_results", lambda *_, **__: self._use("workspace")),
+            (LocalProducts, "multiply", self._multiplied),
         ]
         for kind, name, then in watched:
             patch.setattr(kind, name, self._followed(getattr(kind, name), then))
@@ -57,7 +59,7 @@ class StreamOrder:
     def _followed(real: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
         def both(*arguments: Any, **named: Any) -> Any:
             found = real(*arguments, **named)
-            then(*arguments)
+            then(*arguments, **named)
             return found
 
         return both
@@ -78,6 +80,9 @@ class StreamOrder:
 
         return graph
 
+    def _multiplied(self, _: Any, stream: int, *__: Any, lane: str = "main", **___: Any) -> None:
+        self._use(f"workspace of {lane}", stream)
+
     def _record(self, event: Any, stream: Any) -> None:
         event.clock = dict(self._clocks[stream.ptr])
 
@@ -86,9 +91,9 @@ class StreamOrder:
         for other, count in getattr(event, "clock", {}).items():
             clock[other] = max(clock[other], count)
 
-    def _use(self, what: Any) -> None:
-        here = self._gpu.stream
-        if here in self._gpu.capturing:
+    def _use(self, what: Any, stream: int | None = None) -> None:
+        here = self._gpu.stream if stream is None else stream
+        if self._gpu.capturing:  # all streams that take part
             self._recorded.add(what)
             return
         self.uses += 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..local_part import LocalPart
 from .float8 import to_bits
 from .lt import Op
 from .session import Session, stored_dtype
+from .streams import current
 from .types import DATA_TYPES, compute_type
 from .views import View
 
@@ -26,6 +28,7 @@ __all__ = ["CublasmpOperations"]
 Array = Any
 
 _INT_MAX = 2**31 - 1
+_LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
 _DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
 
 
@@ -49,6 +52,7 @@ class CublasmpOperations:
         self._session, self._cublas = session, cublas
         self._products = None if session.gpu is None else session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
+        self._lane = _LANES[0]
         self._buffers: dict[str, Array] = {}
         self.generation = 0  # of these: a CUDA graph made before one is replaced holds stale addresses
         self._sums: dict[
@@ -131,7 +135,8 @@ class CublasmpOperations:
         """Queue ``d = alpha a b + beta d``. Local."""
         if d.size == 0:
             return
-        self._session.follow_stream()  # products share a workspace
+        if self._lane == _LANES[0]:
+            self._session.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # nothing of a and b tells how they are stored
             scale(d, beta)
             return
@@ -161,8 +166,9 @@ class CublasmpOperations:
         if self._products is not None:
             try:
                 self._products.multiply(
-                    stream.ptr, x, w, d, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute
-                )
+                    stream.ptr, x, w, d,
+                    op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, lane=self._lane,
+                )  # fmt: skip
             except UnsupportedError:
                 if is_float8(x.dtype):
                     raise
@@ -196,6 +202,25 @@ class CublasmpOperations:
             at + scalars.itemsize, d.address, int(result), d.ld,
             int(compute_type(x.dtype, compute)), _DEFAULT_ALGO,
         )  # fmt: skip
+
+    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Queue tasks on a few streams: products too small for all multiprocessors run at the same time. Local."""
+        gpu = self._session.gpu
+        lanes = _LANES[: len(tasks)] if gpu is not None else ()
+        if len(lanes) < 2:
+            for task in tasks:
+                task()
+            return
+        assert gpu is not None
+        self._session.follow_stream()
+        with gpu.forked(*lanes[1:]):
+            try:
+                for i, task in enumerate(tasks):
+                    self._lane = lanes[i % len(lanes)]
+                    with current(gpu.stream(self._lane)):
+                        task()
+            finally:
+                self._lane = _LANES[0]
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -104,6 +105,11 @@ class HostOperations:
         with self._blas.seated():
             self._blas.gemm(alpha, a, b, beta, target)
         d[...] = target
+
+    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Run tasks one after the other: each of them has all threads. Local."""
+        for task in tasks:
+            task()
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x``. Local."""

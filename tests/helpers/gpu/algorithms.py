@@ -76,6 +76,7 @@ def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
     """Within, there are several panels of k, and of a gathered output's columns, also where matrices are small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(ctx.engine.operations), "panel", width)
+        patch.setattr(type(ctx.engine.operations), "lead", 3)
         patch.setattr(type(ctx.engine.operations), "panel_flops", 100.0)
         patch.setattr(overlapped, "_PANEL", 2)
         yield

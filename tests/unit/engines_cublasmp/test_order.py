@@ -17,6 +17,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm import Side
+from pblasmp.engines.cublasmp.operations import CublasmpOperations
 from pblasmp.engines.exchange_move import ExchangeMove
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, Witness, machine
@@ -104,6 +105,24 @@ def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, li
             assert all(begins < i for i in launched)
 
 
+def test_products_of_a_triangle_run_at_the_same_time(ctx, lib, monkeypatch):
+    """On streams that are forked from the current one and joined to it, each with a workspace."""
+    monkeypatch.setattr(CublasmpOperations, "tile", 1)
+    a, stream = ctx.zeros(D), sys.modules["cupy"].cuda.Stream(non_blocking=True)
+    with pb.plan(pb.syrk, a, algo="gathered") as plan, stream:
+        plan(a=a)
+        for clear in (lib.gpu.events, lib.gpu.lt.calls):
+            clear.clear()
+        plan(a=ctx.zeros(D))
+    streams = [call["stream"] for call in lib.gpu.lt.calls]
+    beside = sorted(set(streams) - {stream.ptr})
+    assert len(beside) == 3 < len(streams)
+    assert len({call["workspace"] for call in lib.gpu.lt.calls}) == len(set(streams))
+    waited = lib.gpu.did("wait")
+    assert sorted(waited[:3]) == [(each, stream.ptr) for each in beside]
+    assert sorted(waited[3:]) == [(stream.ptr, each) for each in beside]
+
+
 @pytest.mark.parametrize("lt", [True, False])
 def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkeypatch, lt):
     """Plans of every algorithm, which record graphs and replay them, graphs of their own, and moves."""
@@ -114,6 +133,7 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
         ExitStack() as closing,
     ):
         cupy = sys.modules["cupy"]
+        monkeypatch.setattr(CublasmpOperations, "tile", 2)  # a triangle of several products, at the same time
         order = StreamOrder(lib.gpu, cupy, monkeypatch)
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
         a, b, c, d = (ctx.eye(replace(D, order=memory)) for memory in "CFCF")

@@ -7,8 +7,8 @@ and are forked from it and joined to it by events, so that a CUDA graph that rec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -152,25 +152,38 @@ class Gpu:
         assert self.windows is not None
         self.windows.meet(self._streams["main"])
 
+    @contextmanager
+    def forked(self, *names: str) -> Iterator[None]:
+        """Fork streams of these names from CuPy's current one, and join them to it at the end of the block. Local."""
+        self.use_current_stream()
+        for name in names:
+            self.follow(name, "main")
+        try:
+            yield
+        finally:
+            for name in names:
+                self.follow("main", name)
+
     def follow(self, later: str, earlier: str) -> None:
         """Let what comes on ``later`` wait for what ``earlier`` has so far. Local."""
         event = self._events.get(earlier)
         if event is None:
             self._events[earlier] = event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(self._stream(earlier))
-        self._stream(later).wait_event(event)
+        event.record(self.stream(earlier))
+        self.stream(later).wait_event(event)
 
     def raise_flag(self, stream: str, rank: int, number: int) -> None:
         """Tell ``rank`` that all before in this stream is done. Local."""
         assert self.windows is not None
-        self.windows.raise_flag(self._stream(stream), rank, number)
+        self.windows.raise_flag(self.stream(stream), rank, number)
 
     def await_flag(self, stream: str, rank: int, number: int) -> None:
         """Wait for ``rank``'s flag. Local."""
         assert self.windows is not None
-        self.windows.await_flag(self._stream(stream), rank, number)
+        self.windows.await_flag(self.stream(stream), rank, number)
 
-    def _stream(self, name: str) -> Any:
+    def stream(self, name: str) -> Any:
+        """Return CuPy's stream of that name, made the first time. Local."""
         stream = self._streams.get(name)
         if stream is None:
             priority = _URGENT if name.startswith("sum") else 0
@@ -201,14 +214,14 @@ class Gpu:
         if not x.cols:
             if beta != 0 or finish != PLAIN:
                 raise UnsupportedError("a product over no inputs, with C or an epilogue")
-            size, at = d.dtype.itemsize, self._stream(stream).ptr
+            size, at = d.dtype.itemsize, self.stream(stream).ptr
             whole = d.ld == d.cols
             for row in range(1 if whole else d.rows):
                 nbytes = d.cols * size * (d.rows if whole else 1)
                 self._runtime.memsetAsync(d.address + row * d.ld * size, 0, nbytes, at)
             return
         self.products.multiply(
-            self._stream(stream).ptr, x, w, d,
+            self.stream(stream).ptr, x, w, d,
             op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
 
@@ -216,7 +229,7 @@ class Gpu:
         """Copy a matrix from or to a peer, by a copy engine. Local."""
         if not of.rows * of.cols:
             return
-        size, at = of.dtype.itemsize, self._stream(stream).ptr
+        size, at = of.dtype.itemsize, self.stream(stream).ptr
         kind = self._runtime.memcpyDefault
         if to.contiguous and of.contiguous:
             self._runtime.memcpyAsync(to.address, of.address, of.nbytes, kind, at)
@@ -228,24 +241,24 @@ class Gpu:
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         """Copy a matrix by a kernel. Local."""
         if of.rows * of.cols:
-            self.kernels.copy(self._stream(stream), to, of, blocks)
+            self.kernels.copy(self.stream(stream), to, of, blocks)
 
     def move(
         self, stream: str, to: int, there: Sequence[int], of: int, here: Sequence[int], extents: Sequence[int]
     ) -> None:
         """Copy blocks by a kernel; see ``Kernels.move``. Local."""
-        self.kernels.move(self._stream(stream), to, there, of, here, extents)
+        self.kernels.move(self.stream(stream), to, there, of, here, extents)
 
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
         """Add matrices and finish them; see ``Kernels.add``. Local."""
-        self.kernels.add(self._stream(stream), parts, outs, **how)
+        self.kernels.add(self.stream(stream), parts, outs, **how)
 
     # -- NCCL's collectives, on contiguous matrices; the main stream
 
     def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
         """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run."""
         count = _words(of.dtype) * of.cols
-        main, comm, kind = self._stream("main").ptr, self._comm, _NCCL_TYPES[of.dtype.name]
+        main, comm, kind = self.stream("main").ptr, self._comm, _NCCL_TYPES[of.dtype.name]
         if len(set(rows)) == 1:
             self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, _SUM, comm, main)
             return
@@ -260,12 +273,12 @@ class Gpu:
     def all_reduce(self, matrix: View) -> None:
         """Add the ranks' matrices, in place. Local to queue, collective to run."""
         count = matrix.rows * matrix.cols * _words(matrix.dtype)
-        kind, main = _NCCL_TYPES[matrix.dtype.name], self._stream("main").ptr
+        kind, main = _NCCL_TYPES[matrix.dtype.name], self.stream("main").ptr
         self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._comm, main)
 
     def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
         """Put every rank's ``of`` one behind another at ``to``. Local to queue, collective to run."""
-        main, comm, kind = self._stream("main").ptr, self._comm, 1
+        main, comm, kind = self.stream("main").ptr, self._comm, 1
         if len(set(nbytes)) == 1:
             self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, main)
             return
