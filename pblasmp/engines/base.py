@@ -282,6 +282,7 @@ class Operations(Protocol):
         panel: indices of k in a panel of the algorithm "panels".
         lead: indices of k in its first panel, 0 for as many as in the others.
         panel_flops: operations of a product that hide the cost of starting its messages.
+        update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
     """
 
     xp: Any
@@ -289,6 +290,7 @@ class Operations(Protocol):
     panel: int
     lead: int
     panel_flops: float
+    update_order: str
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` of scratch as a plan reports it."""
@@ -331,10 +333,12 @@ class Operations(Protocol):
         beta: complex,
         d: LocalArray,
         compute: str | None = None,
+        c: LocalArray | None = None,
     ) -> None:
-        """Compute ``d = alpha a b + beta d`` on 2D arrays with one contiguous dimension each.
+        """Compute ``d = alpha a b + beta c`` on 2D arrays with one contiguous dimension each.
 
-        With ``beta == 0``, ``d`` is never read. ``compute`` is what products are summed in, as in ``Options``.
+        ``c`` is ``d`` by default, and may have another type and memory order. With ``beta == 0`` it is never read.
+        ``compute`` is what products are summed in, as in ``Options``.
         """
 
     def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:

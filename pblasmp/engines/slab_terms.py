@@ -132,10 +132,12 @@ def _updated(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     assert part is not None
     flip, conjugate = p.op_a != "N", p.op_a == "C" and hermitian
     x = [("a", p.a)] if p.b is None else [("a", p.a), ("b", p.b)]
-    # k contiguous, on both sides: BLAS is faster by a tenth then, with products as small as those of a triangle.
-    lefts = [Operand(m, flip, conjugate, needs(d, size, 0), d.rows, dtype, name, order="C") for name, m in x]
+    order = engine.operations.update_order
+    lefts = [
+        Operand(m, flip, conjugate, needs(d, size, 0), d.rows, dtype, name, order=order) for name, m in x
+    ]
     rights = [
-        Operand(m, flip, conjugate != hermitian, needs(d, size, 1), d.cols, dtype, name, order="C")
+        Operand(m, flip, conjugate != hermitian, needs(d, size, 1), d.cols, dtype, name, order=order)
         for name, m in x
     ]
     multiply: Kernel = whole

@@ -21,7 +21,6 @@ from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from .algorithms import Algorithm
 from .base import Engine, Operands, Options, Problem, QueuedProduct, same_memory
 from .finish import Finish, number
-from .local_part import LocalPart
 from .operand import Operand, Staging
 from .slab_terms import Slabs, matmul_slabs, routine_slabs
 
@@ -138,8 +137,8 @@ class Panels:
             for half in range(2)
         ]
         self.nbytes = sum(map(sum, self._bytes)) if made else 0
-        self.nbytes += sum(
-            max((s.message_bytes for s in stagings if s is not None), default=0)
+        self.nbytes += sum(  # of two panels, which are on their way at once
+            sum(sorted(s.message_bytes for s in stagings if s is not None)[-2:])
             for stagings in self._stagings
         )
         if not engine.agrees:  # here the ranks agree, in a run they do not
@@ -161,10 +160,11 @@ class Panels:
         """
         coming = self._start(0, arrays) if self.panels else []
         for i, (start, stop) in enumerate(self.panels):
+            following = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
             slabs = [self._arrived(part) for part in coming]
+            coming = following
             if self.fenced:
                 self._engine.transport.fence()  # every slab of the node is written
-            coming = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
             yield (
                 start,
                 stop,
@@ -222,9 +222,6 @@ class SlabProduct(QueuedProduct):
         operations, rank, d = engine.operations, engine.transport.rank, slabs.d
         self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
         self._coords = d.grid.coords(rank) if rank < d.grid.size else None
-        self._written: LocalPart | None = None  # what is written of this rank's D, None for all
-        if slabs.part is not None and self._coords is not None:
-            self._written = LocalPart(slabs.part, *d.global_indices(rank))
         active = any(term.alpha != 0 for term in slabs.terms)
         self._panels = Panels(
             engine,
@@ -254,26 +251,31 @@ class SlabProduct(QueuedProduct):
     def _queue(self, operands: Operands) -> None:
         target = self._target(operands)
         seen = target.T if self._slabs.turned else target
+        c = None if self._options.beta == 0 or operands.c is target else operands.c
+        if c is not None and self._slabs.turned:
+            c = c.T
         first = True
         unit = 1.0
         if self._finish is not None and operands.scales is not None:
             unit = number(operands.scales.a) * number(operands.scales.b)
         for start, _, slabs in self._panels.arrive({"a": operands.a, "b": operands.b}):
             if self._coords is not None:
-                self._multiply(slabs, unit, first, seen, start)
+                self._multiply(slabs, unit, first, seen, start, c if first else None)
             first = False
         if first and self._coords is not None:
             xp = self._engine.xp
             nothing = [xp.empty((extent, 0), seen.dtype) for extent in seen.shape]
             self._slabs.terms[0].multiply(
-                self._engine.operations, 0, nothing[0], nothing[1].T, self._options.beta, seen, 0, None
+                self._engine.operations, 0, nothing[0], nothing[1].T, self._options.beta, seen, 0, None, c
             )
         if self._finish is not None:
             self._finish(target, operands)
         if target is not operands.d:
             self._engine.operations.store(operands.d, target, self._slabs.d.dtype)
 
-    def _multiply(self, slabs: Sequence[Any], unit: float, first: bool, target: Array, start: int) -> None:
+    def _multiply(
+        self, slabs: Sequence[Any], unit: float, first: bool, target: Array, start: int, c: Array | None
+    ) -> None:
         assert self._coords is not None
         operations, options = self._engine.operations, self._options
         with operations.computing():
@@ -283,8 +285,9 @@ class SlabProduct(QueuedProduct):
                     for which, process in zip((term.left, term.right), self._coords, strict=True)
                 )
                 beta = options.beta if first and i == 0 else 1
+                old = c if i == 0 else None
                 term.multiply(
-                    operations, unit * term.alpha, left, right.T, beta, target, start, options.compute
+                    operations, unit * term.alpha, left, right.T, beta, target, start, options.compute, old
                 )
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:
@@ -298,22 +301,12 @@ class SlabProduct(QueuedProduct):
         return self._rounds or (self._late and b is not None and same_memory(b, d))
 
     def _target(self, operands: Operands) -> Array:
-        """Return the array that the product is summed in, holding C where beta is not 0."""
-        slabs, c, d = self._slabs, operands.c, operands.d
-        target = d
-        if self._temporary(operands):
-            order: Any = "C" if (slabs.d.order == "C") != slabs.turned else "F"
-            target = self._engine.xp.empty(d.shape, accumulation_dtype(slabs.d.dtype), order=order)
-        if self._options.beta != 0 and c is not None and c is not target:
-            self._copy_c(target, c)
-        return target
-
-    def _copy_c(self, target: Array, c: Array) -> None:
-        operations = self._engine.operations
-        if self._slabs.part is None:
-            operations.copy_where(target, c, None)
-        elif self._written is not None:
-            operations.add(target, 0, c, 1, c, self._written, conjugate=False)
+        """Return the array that the product is summed in."""
+        if not self._temporary(operands):
+            return operands.d
+        slabs = self._slabs
+        order: Any = "C" if (slabs.d.order == "C") != slabs.turned else "F"
+        return self._engine.xp.empty(operands.d.shape, accumulation_dtype(slabs.d.dtype), order=order)
 
 
 # -- the rows of the registry

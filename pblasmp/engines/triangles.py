@@ -8,8 +8,9 @@ NaN; what may not be written keeps its values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,34 @@ __all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
-Kernel = Callable[[Operations, complex, Array, Array, complex, Array, int, "str | None"], None]
-"""``kernel(operations, alpha, left, right, beta, target, start, compute)``: k begins at global index ``start``."""
+
+
+class Kernel(Protocol):
+    """``target = alpha left right + beta c``, where it applies."""
+
+    def __call__(
+        self,
+        operations: Operations,
+        alpha: complex,
+        left: Array,
+        right: Array,
+        beta: complex,
+        target: Array,
+        start: int,
+        compute: str | None = None,
+        c: Array | None = None,
+    ) -> None:
+        """Multiply.
+
+        Args:
+            operations: the engine's.
+            alpha, beta: scalars.
+            left, right: slabs: rows × k and k × columns.
+            target: what is written.
+            start: global index where k begins.
+            compute: what products are summed in.
+            c: like ``target``, which it is by default.
+        """
 
 
 def whole(
@@ -35,9 +62,10 @@ def whole(
     target: Array,
     start: int,  # noqa: ARG001
     compute: str | None = None,
+    c: Array | None = None,
 ) -> None:
     """Multiply everything."""
-    operations.gemm(alpha, left, right, beta, target, compute)
+    operations.gemm(alpha, left, right, beta, target, compute, c)
 
 
 class LeftPart:
@@ -53,7 +81,7 @@ class LeftPart:
         self, part: Trapezoid, rows: Indices, diagonal: Literal["stored", "ones", "real"] = "stored"
     ) -> None:
         self._part, self._rows, self._diagonal = part, rows, diagonal
-        self._cuts: dict[tuple[int, int], list[tuple[slice, slice, Array, Array]]] = {}
+        self._cuts: dict[tuple[int, int], tuple[list[_Cut], list[slice]]] = {}
 
     def __call__(
         self,
@@ -65,31 +93,38 @@ class LeftPart:
         target: Array,
         start: int,
         compute: str | None = None,
+        c: Array | None = None,
     ) -> None:
         """Multiply what counts for all of some rows, and the tiles on the diagonal."""
-        for along, across, mask, on_diagonal in self._cut(operations, start, left.shape[1]):
-            if beta != 1 and across.stop - across.start < len(self._rows):
-                scale(target, beta)  # the parts that follow have some of the rows each
-                beta = 1
-            factors = left[across, along]
-            if mask is not None:
-                factors = self._masked(operations, factors, mask, on_diagonal)
-            operations.gemm(alpha, factors, right[along], beta, target[across], compute)
-            beta = 1
-        if beta != 1:
-            scale(target, beta)
+        cuts, rest = self._cut(operations, start, left.shape[1])
+        for cut in cuts:
+            factors = left[cut.across, cut.along]
+            if cut.mask is not None:
+                factors = self._masked(operations, factors, cut.mask, cut.diagonal)
+            old = c[cut.across] if c is not None and cut.first else None
+            operations.gemm(
+                alpha, factors, right[cut.along], beta if cut.first else 1, target[cut.across], compute, old
+            )
+        for across in rest:
+            if beta != 0 and c is not None:
+                operations.copy_where(target[across], c[across], None)
+            if beta != 1:
+                scale(target[across], beta)
 
-    def _cut(self, operations: Operations, start: int, width: int) -> list[tuple[slice, slice, Array, Array]]:
-        """Return the parts for some indices of k: (along k, across rows, mask, main diagonal), made once."""
+    def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[_Cut], list[slice]]:
+        """Return the parts for some indices of k, and the rows that have none, made once."""
         if (start, width) not in self._cuts:
             ks, xp = np.arange(start, start + width), operations.xp
-            cuts = self._cuts[start, width] = []
+            cuts: list[_Cut] = []
+            begun = np.zeros(len(self._rows), bool)  # all rows of a part have begun, or none has
             for along, across, mask in self._part.T.parts(ks, self._rows, operations.tile):
                 on_diagonal = None
                 if mask is not None:
                     mask = xp.asarray(np.ascontiguousarray(mask.T))
                     on_diagonal = xp.asarray(self._rows[across, None] == ks[along])
-                cuts.append((along, across, mask, on_diagonal))
+                cuts.append(_Cut(along, across, mask, on_diagonal, first=not begun[across.start]))
+                begun[across] = True
+            self._cuts[start, width] = cuts, _runs(~begun)
         return self._cuts[start, width]
 
     def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
@@ -100,6 +135,26 @@ class LeftPart:
         elif self._diagonal == "real":
             masked = xp.where(on_diagonal, masked.real, masked).astype(factors.dtype, copy=False)
         return masked
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A part of the left slab: indices of k, rows, which elements count, which are on the main diagonal.
+
+    ``first``: nothing has been added to these rows before.
+    """
+
+    along: slice
+    across: slice
+    mask: Array
+    diagonal: Array
+    first: bool
+
+
+def _runs(where: NDArray[np.bool_]) -> list[slice]:
+    """Return the runs of true elements."""
+    edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
+    return [slice(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
 class ResultPart:
@@ -124,16 +179,19 @@ class ResultPart:
         target: Array,
         start: int,  # noqa: ARG002
         compute: str | None = None,
+        c: Array | None = None,
     ) -> None:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
 
         def multiply(down: slice, across: slice, mask: Array, real: Array) -> None:
-            view = target[down, across]
+            view, old = target[down, across], None if c is None or beta == 0 else c[down, across]
             if mask is None:
-                operations.gemm(alpha, left[down], right[:, across], beta, view, compute)
+                operations.gemm(alpha, left[down], right[:, across], beta, view, compute, old)
                 return
             product = operations.xp.empty(view.shape, view.dtype, order="F")
             operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
+            if old is not None:
+                operations.copy_where(view, old, mask)
             update(operations, view, product, beta, mask, real)
 
         tiles = self._local.tiles(operations.xp, operations.tile)

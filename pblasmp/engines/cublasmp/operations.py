@@ -42,6 +42,7 @@ class CublasmpOperations:
     tile = 512  # smaller tiles waste less work but slow cuBLAS down
     panel = 8192
     lead = 1024  # the rest arrives while this much is multiplied
+    update_order = ""
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
 
     def __init__(self, session: Session) -> None:
@@ -130,11 +131,21 @@ class CublasmpOperations:
         return nullcontext()
 
     def gemm(
-        self, alpha: complex, a: Array, b: Array, beta: complex, d: Array, compute: str | None = None
+        self,
+        alpha: complex,
+        a: Array,
+        b: Array,
+        beta: complex,
+        d: Array,
+        compute: str | None = None,
+        c: Array | None = None,
     ) -> None:
-        """Queue ``d = alpha a b + beta d``. Local."""
+        """Queue ``d = alpha a b + beta c``. Local."""
         if d.size == 0:
             return
+        if c is not None and beta != 0 and (a.shape[1] == 0 or self._products is None or not _alike(c, d)):
+            self.copy_where(d, c, None)
+            c = None
         if self._lane == _LANES[0]:
             self._session.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # nothing of a and b tells how they are stored
@@ -142,11 +153,12 @@ class CublasmpOperations:
             return
         flag, ldd = blas_operand(d)
         if flag == "N":  # d is in F order: compute its transpose
-            a, b, d = b.T, a.T, d.T
+            a, b, d, c = b.T, a.T, d.T, c if c is None else c.T
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
         rows, cols = d.shape
         target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
-        self.multiply(x, w, target, None, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
+        read = None if c is None or beta == 0 else View.of(c)
+        self.multiply(x, w, target, read, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
 
     def multiply(
         self,
@@ -303,6 +315,14 @@ def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: 
         ["pblasmp_sum", "ax" * adds, "bc" * keeps, "conj" * conjugate, uplo or "", "real" * hermitian]
     )
     return cupy.ElementwiseKernel(arguments, "T d", code, name)
+
+
+def _alike(c: Array, d: Array) -> bool:
+    """Return whether cuBLAS can read C as it writes D: its rows, or its columns, are neighbours as D's are. Local."""
+    if c.dtype != d.dtype:
+        return False
+    minor = int(blas_operand(d)[0] == "T")  # rows
+    return bool(c.shape[minor] == 1 or c.strides[minor] == c.itemsize)
 
 
 def _row_major(array: Array) -> tuple[View, Op]:

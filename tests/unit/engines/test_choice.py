@@ -45,7 +45,9 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=()):
     transport = SimpleNamespace(
         nodes=nodes, rank=0, size=sum(map(len, nodes)), fits=fits, why_not_shared=why_not_shared
     )
-    operations = SimpleNamespace(lead=0, slab_dtype=accumulation_dtype, refusal=lambda dtype, compute: "")
+    operations = SimpleNamespace(
+        lead=0, update_order="C", slab_dtype=accumulation_dtype, refusal=lambda dtype, compute: ""
+    )
     return SimpleNamespace(
         name="host", transport=transport, operations=operations, algorithms=rows, measured=None
     )
