@@ -42,7 +42,6 @@ class Operand:
         outer: the dimension it shares with D, as D deals it out.
         dtype: the type of its slabs.
         source: "a" or "b": whose local arrays these are.
-        stays: whether it may be multiplied in place; not where the result may overwrite it.
         order: memory order of its slabs as outer × k; empty: that of the matrix.
     """
 
@@ -53,7 +52,6 @@ class Operand:
     outer: Axis
     dtype: np.dtype
     source: str = "a"
-    stays: bool = True
     order: str = ""
 
     @property
@@ -71,8 +69,7 @@ class Operand:
         side = self.side
         held = {cell.ranks[0]: cell.coords[0] for cell in side.cells}
         return (
-            self.stays
-            and side.cols.nprocs == 1
+            side.cols.nprocs == 1
             and (side.rows == self.outer or side.rows.nprocs == self.outer.nprocs == 1)
             and self.dtype == self.matrix.dtype
             and not self.conjugate

@@ -40,7 +40,7 @@ class Slabs:
         terms: what is added up.
         part: what is written; None for all of D.
         turned: the terms are those of D's transpose, which ``d`` describes.
-        in_place: D may be an operand.
+        in_place: D may be B.
         backwards: the last indices of k come first where it is taken in panels.
     """
 
@@ -100,9 +100,9 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
         return LeftPart(part, outer_rows, diagonal)
 
     triangular = p.traits.triangular
-    right = Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b", stays=not triangular)
+    right = Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b")
     backwards = False
-    if triangular:  # D may be B: its slabs are always copies
+    if triangular:
         flip, conjugate, uplo = triangle_of(p)
         parts = [(left(flip, conjugate), Trapezoid(uplo), "ones" if p.diag == "U" else "stored")]
         backwards = uplo == "U"  # most is multiplied by the first panel, while the rest arrives

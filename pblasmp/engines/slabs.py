@@ -236,13 +236,13 @@ class SlabProduct(QueuedProduct):
             self.notes += ("all operands are multiplied in place",)
         if len(self._panels.panels) > 1:
             self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
-        # The sum is made in a temporary: in another type, or because D is B, which is read until the last panel.
+        # The sum is made in a temporary: in another type, or because D is B, which is read to the end.
         exact = accumulation_dtype(d.dtype)
         several = len(self._panels.panels) * len(slabs.terms) > 1
         self._rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
-        self._late = slabs.in_place and len(self._panels.panels) > 1
+        self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place())
         temporary = self._temporary(operands)
-        self._replays = not temporary and finish is None
+        self._replays = finish is None
         scratch = 0
         if temporary and self._coords is not None:
             scratch = math.prod(d.local_shape(rank)) * exact.itemsize
@@ -306,7 +306,8 @@ class SlabProduct(QueuedProduct):
             return operands.d
         slabs = self._slabs
         order: Any = "C" if (slabs.d.order == "C") != slabs.turned else "F"
-        return self._engine.xp.empty(operands.d.shape, accumulation_dtype(slabs.d.dtype), order=order)
+        exact = accumulation_dtype(slabs.d.dtype)
+        return self._engine.operations.scratch("sum", operands.d.shape, exact, order)
 
 
 # -- the rows of the registry

@@ -219,6 +219,7 @@ class FakePeer:
         self._symmetric: dict[str, list[int]] = {}
         self._scratch: dict[str, tuple[int, int]] = {}
         self._awaited = 0
+        self._marks: dict[str, list[np.ndarray]] = {}
         self._met = 0
 
     # -- memory
@@ -288,19 +289,29 @@ class FakePeer:
         self._follow(later, earlier, synchronises=True)
 
     def _follow(self, later: str, earlier: str, *, synchronises: bool) -> None:
-        seen: list[np.ndarray] = []
-        joined = self.peers.joined
+        self.mark(earlier, earlier)
+        self._await_mark(later, earlier, synchronises=synchronises)
+
+    def mark(self, name: str, stream: str) -> None:
+        seen = self._marks[name] = []
 
         def record(clock: np.ndarray) -> None:
-            seen.extend((clock.copy(), joined[self.rank, earlier].copy()))
+            seen.extend((clock.copy(), self.peers.joined[self.rank, stream].copy()))
+
+        self._queue("record", stream, record)
+
+    def await_mark(self, stream: str, name: str) -> None:
+        self._await_mark(stream, name, synchronises=True)
+
+    def _await_mark(self, stream: str, name: str, *, synchronises: bool) -> None:
+        seen = self._marks[name]
 
         def wait(clock: np.ndarray) -> None:
             join(clock, seen[0])
-            join(joined[self.rank, later], seen[1])
+            join(self.peers.joined[self.rank, stream], seen[1])
 
-        self._queue("record", earlier, record)
         self._queue(
-            f"{later} follows {earlier}", later, wait,
+            f"{stream} follows {name}", stream, wait,
             ready=lambda: bool(seen), synchronises=synchronises,
         )  # fmt: skip
 

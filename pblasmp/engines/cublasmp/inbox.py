@@ -82,6 +82,8 @@ class Inbox:
                 gpu.push("copy", _line(there, packs[to][0]), _line(packed + to * slot, packs[to][0]))
                 gpu.raise_flag("copy", to, _CAME + box)
                 self._pushed.add((box, to))
+        if packs:
+            gpu.mark(f"box {box}", "copy")
 
         def finish(unpacks: Mapping[int, Queue]) -> None:
             gpu.use_current_stream()
@@ -90,8 +92,8 @@ class Inbox:
                 unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
             for source in unpacks:
                 gpu.raise_flag("main", source, _FREE + box)
-            if packs:
-                gpu.follow("main", "copy")  # a CUDA graph ends where all streams have come together
+            if packs:  # a CUDA graph ends where all streams have come together
+                gpu.await_mark("main", f"box {box}")
             self._free.append(box)
 
         return finish

@@ -191,19 +191,12 @@ struct alignas(16) quad { u32 v[4]; };
 extern "C" __global__ void __launch_bounds__(512) move(
     char* to, Strides there, const char* from, Strides here, u64 total, u64 nb, u64 nc, u64 run) {
   u64 step = (u64)gridDim.x * blockDim.x;
-  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += 4 * step) {
-    T words[4];
-    char* places[4];
-    #pragma unroll
-    for (int j = 0; j < 4; j++) if (at + j * step < total) {  // four reads are under way before the first write
-      INDEX i = at + j * step, x = i % (INDEX)run; i /= (INDEX)run;
-      INDEX c = i % (INDEX)nc; i /= (INDEX)nc;
-      INDEX b = i % (INDEX)nb, a = i / (INDEX)nb;
-      words[j] = *(const T*)(from + a * here.a + b * here.b + c * here.c + x * sizeof(T));
-      places[j] = to + a * there.a + b * there.b + c * there.c + x * sizeof(T);
-    }
-    #pragma unroll
-    for (int j = 0; j < 4; j++) if (at + j * step < total) *(T*)places[j] = words[j];
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += step) {
+    INDEX i = at, x = i % (INDEX)run; i /= (INDEX)run;
+    INDEX c = i % (INDEX)nc; i /= (INDEX)nc;
+    INDEX b = i % (INDEX)nb, a = i / (INDEX)nb;
+    *(T*)(to + a * there.a + b * there.b + c * there.c + x * sizeof(T)) =
+        *(const T*)(from + a * here.a + b * here.b + c * here.c + x * sizeof(T));
   }
 }
 """

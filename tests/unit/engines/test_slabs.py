@@ -69,6 +69,8 @@ def test_a_triangular_product_begins_where_most_is_multiplied(side, uplo, monkey
             with pb.plan(pb.trmm, a, b, side=side, uplo=uplo, out=out, algo="panels") as plan:
                 assert np.array_equal(plan().gather(), expected)
                 memory.append(plan.workspace.host_bytes)
+                out.local[...] = y  # the same plan, into B from now on
+                assert np.array_equal(plan(b=out).gather(), expected)
             assert begun[0] == ((0, 2) if (side == "L") == (uplo == "L") else (15, 17))
             begun.clear()
     assert memory[1] - memory[0] == 17 * 17 * 8  # B is read to the end: the sum is made elsewhere

@@ -116,6 +116,15 @@ def test_no_signal_can_be_left_out():
     assert all(name in [f"raise {flag} of 0" for flag in FREE] for name in missed)
 
 
+def test_an_exchange_does_not_wait_for_one_that_began_later():
+    """Not for all that the copy engines have: a large panel may be on its way behind a short one."""
+    peers = Peers(2)
+    Messages(peers, 0, count=3, ahead=2)
+    for gpu in peers.gpus:
+        assert any(name.startswith("main follows box") for name in gpu.names)
+        assert "main follows copy" not in gpu.names
+
+
 def test_boxes_are_used_again():
     peers = Peers(2)
     inboxes = [Inbox(gpu) for gpu in peers.gpus]

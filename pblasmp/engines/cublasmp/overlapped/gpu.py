@@ -166,11 +166,19 @@ class Gpu:
 
     def follow(self, later: str, earlier: str) -> None:
         """Let what comes on ``later`` wait for what ``earlier`` has so far. Local."""
-        event = self._events.get(earlier)
+        self.mark(earlier, earlier)
+        self.await_mark(later, earlier)
+
+    def mark(self, name: str, stream: str) -> None:
+        """Let a mark stand for what a stream has so far. Local."""
+        event = self._events.get(name)
         if event is None:
-            self._events[earlier] = event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(self.stream(earlier))
-        self.stream(later).wait_event(event)
+            self._events[name] = event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self.stream(stream))
+
+    def await_mark(self, stream: str, name: str) -> None:
+        """Let what comes on a stream wait for what a mark stands for. Local."""
+        self.stream(stream).wait_event(self._events[name])
 
     def raise_flag(self, stream: str, rank: int, number: int) -> None:
         """Tell ``rank`` that all before in this stream is done. Local."""
