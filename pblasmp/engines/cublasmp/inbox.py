@@ -9,6 +9,7 @@ what was in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,7 @@ class Inbox:
         self._slots = [0] * _BOXES  # bytes of a slot, by box
         self._free = list(range(_BOXES))
         self._pushed: set[tuple[int, int]] = set()  # (box, receiver) of slots that have been written
+        self._telling = False  # flags may still be on their way
 
     def takes(self, largest: int) -> bool:
         """Return whether there is room for messages of up to ``largest`` bytes between any two ranks. Local."""
@@ -85,18 +87,28 @@ class Inbox:
         if packs:
             gpu.mark(f"box {box}", "copy")
 
-        def finish(unpacks: Mapping[int, Queue]) -> None:
-            gpu.use_current_stream()
-            for source, unpack in unpacks.items():
-                gpu.await_flag("main", source, _CAME + box)
-                unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
-            for source in unpacks:
-                gpu.raise_flag("main", source, _FREE + box)
-            if packs:  # a CUDA graph ends where all streams have come together
-                gpu.await_mark("main", f"box {box}")
-            self._free.append(box)
+        return partial(self._finish, box, slot, bool(packs))
 
-        return finish
+    def _finish(self, box: int, slot: int, pushed: bool, unpacks: Mapping[int, Queue]) -> None:
+        """Queue the reading of what has come. Local."""
+        gpu = self._gpu
+        gpu.use_current_stream()
+        for source, unpack in unpacks.items():
+            gpu.await_flag("main", source, _CAME + box)
+            unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
+        if (
+            unpacks
+        ):  # on a stream of their own: copy engines take flags behind the messages that are under way
+            gpu.follow("tell", "main")
+            self._telling = True
+        for source in unpacks:
+            gpu.raise_flag("tell", source, _FREE + box)
+        if pushed:
+            gpu.await_mark("main", f"box {box}")
+        self._free.append(box)
+        if self._telling and len(self._free) == _BOXES:  # where a CUDA graph ends all streams come together
+            gpu.follow("main", "tell")
+            self._telling = False
 
 
 def _line(at: int, nbytes: int) -> View:
