@@ -31,8 +31,14 @@ __all__ = [
 
 def is_torch(array: Any) -> bool:
     """Return whether ``array`` is a PyTorch tensor; loads nothing. Local."""
-    return type(array).__module__.partition(".")[0] == "torch" or any(
-        base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__
+    kind: Any = type(array)
+    return _is_tensor(kind)
+
+
+@lru_cache(maxsize=64)
+def _is_tensor(kind: Any) -> bool:
+    return kind.__module__.partition(".")[0] == "torch" or any(
+        base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__
     )
 
 

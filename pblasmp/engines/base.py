@@ -179,7 +179,11 @@ class Product:
     workspace = Workspace(0, 0)
     sent_bytes: int = 0
     copied_bytes: int = 0
-    queues: bool = False
+
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work."""
+        return False
 
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context."""
@@ -211,6 +215,11 @@ class QueuedProduct(Product):
     _engine: Engine
     _replays = True
     _graphs: Any = None
+
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: on GPUs, where it reads nothing on the host."""
+        return self._replays and not self._engine.agrees
 
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the ranks."""
@@ -282,6 +291,7 @@ class Operations(Protocol):
         panel: indices of k in a panel of the algorithm "panels".
         lead: indices of k in its first panel, 0 for as many as in the others.
         panel_flops: operations of a product that hide the cost of starting its messages.
+        stripes: parts in which a large matrix is moved and added.
         update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
     """
 
@@ -290,6 +300,7 @@ class Operations(Protocol):
     panel: int
     lead: int
     panel_flops: float
+    stripes: int
     update_order: str
 
     def workspace(self, nbytes: int) -> Workspace:

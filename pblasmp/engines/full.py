@@ -155,6 +155,11 @@ class FullProduct(QueuedProduct):
 
     _replays = False  # as a whole: its products do
 
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: on GPUs."""
+        return not self._engine.agrees
+
     def _queue(self, operands: Operands) -> None:
         for step in self._steps:
             step(operands)

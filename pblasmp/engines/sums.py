@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ..comm import Cell, Exchange, Side
 from ..comm.exchange import SLOTS
@@ -16,14 +20,27 @@ from .slabs import type_refusal
 
 __all__ = ["ALGORITHMS", "SumProduct"]
 
+_LEAST = 32 << 20  # bytes of a rank's part of D that are moved in stripes
+
 Array = Any
+
+
+@dataclass(frozen=True)
+class _Stripe:
+    """Some columns of D: how op(A) gets there, where they are in op(A) and D here, and what of them is written."""
+
+    exchange: Exchange
+    source: slice
+    columns: slice
+    written: LocalPart | None
 
 
 class SumProduct(QueuedProduct):
     """``D = alpha op(A) + beta C``. Making and running one is collective over the ranks.
 
     A part of op(A) is read where D needs it: in the rank's own A, in the copy of its A that another rank of the node
-    shares, where that is distributed like D, or else in a buffer that it is moved to.
+    shares, where that is distributed like D, or else in a buffer that it is moved to. Where transfers are queued, it is
+    moved in stripes: the rest is on its way while one is added.
     """
 
     def __init__(self, engine: Engine, p: Level3Problem, options: Options) -> None:
@@ -32,7 +49,7 @@ class SumProduct(QueuedProduct):
         self._node = next(node for node in transport.nodes if self._rank in node)
         self._flip = p.op_a != "N"
         self._conjugate = p.op_a == "C" and p.d.dtype.kind == "c"
-        self._exchange: Exchange | None = None
+        self._stripes: list[_Stripe] = []
         self._shared = 0
         self._peer = self._rank  # the rank that has what this one needs, unless it is moved
         self._inside = self._rank < p.d.grid.size
@@ -44,16 +61,25 @@ class SumProduct(QueuedProduct):
                     self._peer = source.grid.rank(*p.d.grid.coords(self._rank))
                 self.copied_bytes = self._shared if self._peer != self._rank else 0
             else:
-                self._exchange = self._moves()
-                self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
-        self.path = "shared" if self._shared else "in place" if self._exchange is None else "moved"
+                self._stripes = list(self._moves())
+        exchanges = [stripe.exchange for stripe in self._stripes]
+        if exchanges:
+            self.sent_bytes = sum(each.sent_bytes for each in exchanges)
+            self.copied_bytes = sum(each.copied_bytes for each in exchanges)
+        self.path = "shared" if self._shared else "moved" if exchanges else "in place"
         self._straight = p.written is None and options.alpha == 1 and options.beta == 0
         shape = p.d.local_shape(self._rank) if self._inside else (0, 0)
-        room = 0 if self._exchange is None or self._straight else shape[0] * shape[1] * p.d.dtype.itemsize
+        room = 0 if not exchanges or self._straight else shape[0] * shape[1] * p.d.dtype.itemsize
+        room += sum(map(transport.message_bytes, exchanges))
         self.workspace = engine.operations.workspace(room + self._shared * len(self._node))
-        self._written: LocalPart | None = None  # what is written of this rank's D, None for all
-        if p.written is not None and self._inside:
-            self._written = LocalPart(p.written, *p.d.global_indices(self._rank))
+        self._written = self._part(slice(None))  # what is written of this rank's D, None for all
+
+    def _part(self, columns: slice) -> LocalPart | None:
+        """Return what is written of some columns of this rank's D, None for all of them."""
+        if self._p.written is None or not self._inside:
+            return None
+        rows, cols = self._p.d.global_indices(self._rank)
+        return LocalPart(self._p.written, rows, cols[columns])
 
     def _share(self) -> None:
         """Find out whether each node has room for its ranks' parts of A: ``_shared`` bytes a rank. Collective."""
@@ -72,29 +98,49 @@ class SumProduct(QueuedProduct):
         node = {rank: i for i, ranks in enumerate(self._engine.transport.nodes) for rank in ranks}
         return all(node[source.grid.rank(*d.grid.coords(rank))] == node[rank] for rank in range(d.grid.size))
 
-    def _moves(self) -> Exchange:
-        """Return the exchange that brings op(A) to where D is."""
-        transport, side = self._engine.transport, Side.of(self._source)
+    def _moves(self) -> Iterator[_Stripe]:
+        """Yield the exchanges that bring op(A) to where D is."""
+        transport, of, to = self._engine.transport, Side.of(self._source), Side.of(self._p.d)
         if self._shared:
             nodes = {rank: node for node in transport.nodes for rank in node}
-            cells = (Cell(c.coords, (*c.ranks, *nodes[c.ranks[0]])) for c in side.cells)
-            side = Side(side.rows, side.cols, tuple(cells), side.order)
-        return transport.exchange(side, Side.of(self._p.d), self._p.d.dtype)
+            cells = (Cell(c.coords, (*c.ranks, *nodes[c.ranks[0]])) for c in of.cells)
+            of = replace(of, cells=tuple(cells))
+        for start, stop in self._cuts():
+            here, there = (replace(side, cols=side.cols.window(start, stop)) for side in (of, to))
+            source, columns = (
+                slice(0)
+                if self._rank >= x.grid.size
+                else x.cols.local_window(x.grid.coords(self._rank)[1], start, stop)
+                for x in (self._source, self._p.d)
+            )
+            exchange = transport.exchange(here, there, self._p.d.dtype)
+            yield _Stripe(exchange, source, columns, self._part(columns))
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """Return where the stripes begin and end: every process column has a part of each. The same on every rank."""
+        d, count = self._p.d, self._engine.operations.stripes
+        extent, unit = d.cols.extent, d.cols.block * d.cols.nprocs
+        largest = max(rows * cols for rows, cols in map(d.local_shape, range(d.grid.size)))
+        if self._shared or largest * d.dtype.itemsize < _LEAST:
+            count = 1  # what ranks share is read at once
+        width = max(1, -(-extent // (count * unit)) * unit)
+        return [(start, min(start + width, extent)) for start in range(0, max(1, extent), width)]
 
     def _queue(self, operands: Operands) -> None:
         """Compute D, which may be C."""
         a, c, d = operands.a, operands.c, operands.d
         x = a.T if self._flip else a
         known = self._copies(x) if self._shared else {self._rank: x}
-        if self._exchange is not None:
-            x = self._moved(known, d)
-        elif self._peer != self._rank:
-            x = known[self._peer]
-        if not self._inside or x is d:
-            return
         c = d if c is None else c
-        options, conjugate = self._options, self._conjugate and self._exchange is None
-        self._engine.operations.add(d, options.alpha, x, options.beta, c, self._written, conjugate=conjugate)
+        if self._stripes:
+            self._move_and_add(known, c, d)
+        elif self._inside:
+            x = x if self._peer == self._rank else known[self._peer]
+            self._add(d, x, c, self._written, conjugate=self._conjugate)
+
+    def _add(self, d: Array, x: Array, c: Array, written: LocalPart | None, *, conjugate: bool) -> None:
+        alpha, beta = self._options.alpha, self._options.beta
+        self._engine.operations.add(d, alpha, x, beta, c, written, conjugate=conjugate)
 
     def _copies(self, mine: Array) -> dict[int, Array]:
         """Return what the ranks of this node share of op(A), by rank. Collective over the ranks."""
@@ -105,7 +151,7 @@ class SumProduct(QueuedProduct):
             for i, rank in enumerate(self._node)
             if rank < x.grid.size
         }
-        if self._rank in known and (self._exchange is not None or self._peer != self._rank):
+        if self._rank in known and (self._stripes or self._peer != self._rank):
             copy, part = known[self._rank], self._p.written
             rows, cols = x.global_indices(self._rank)
             if x.order == "C":
@@ -116,18 +162,30 @@ class SumProduct(QueuedProduct):
         transport.fence()  # every rank's part is there
         return known
 
-    def _moved(self, known: dict[int, Array], d: Array) -> Array:
-        """Return op(A) as D is laid out: D itself where that is all there is to do. Collective over the ranks."""
-        assert self._exchange is not None
-        transport = self._engine.transport
+    def _move_and_add(self, known: dict[int, Array], c: Array, d: Array) -> None:
+        """Move op(A) to where D is, or into D where that is all there is to do. Collective over the ranks."""
+        transport, conjugate = self._engine.transport, self._conjugate
         there: Array = d
         if not self._straight:
             memory = transport.buffer("sum", d.size * d.itemsize, shared=False)
             there = carve(memory, 0, d.shape, d.dtype, self._p.d.order)
-        of = [known.get(i) for i in range(self._p.a.grid.size)]
-        to = [there if i == self._rank else None for i in range(self._p.d.grid.size)]
-        transport.start_exchange(self._exchange, of, to, conjugate=self._conjugate, slots=SLOTS).finish()
-        return there
+        slots = SLOTS if len(self._stripes) == 1 else None
+        transfers = []
+        for stripe in self._stripes:
+            of = [
+                x if x is None or self._shared else x[:, stripe.source]
+                for x in map(known.get, range(self._p.a.grid.size))
+            ]
+            mine = there[:, stripe.columns]
+            to = [mine if i == self._rank else None for i in range(self._p.d.grid.size)]
+            transfers.append(
+                transport.start_exchange(stripe.exchange, of, to, conjugate=conjugate, slots=slots)
+            )
+        for stripe, transfer in zip(self._stripes, transfers, strict=True):
+            transfer.finish()
+            if self._inside and there is not d:
+                part = np.s_[:, stripe.columns]
+                self._add(d[part], there[part], c[part], stripe.written, conjugate=False)
 
 
 def _serves(problem: Problem) -> bool:

@@ -39,9 +39,10 @@ class CublasmpOperations:
         session: whose streams are followed.
     """
 
-    tile = 512  # smaller tiles waste less work but slow cuBLAS down
+    tile = 256  # smaller tiles waste less work but slow cuBLAS down
     panel = 8192
     lead = 1024  # the rest arrives while this much is multiplied
+    stripes = 4
     update_order = ""
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
 

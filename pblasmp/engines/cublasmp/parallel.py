@@ -96,13 +96,12 @@ class OverlappedProduct(Product):
 
     def run(self, operands: Operands) -> None:
         """Queue the product on CuPy's current stream. Collective over the context; the first run may allocate."""
-        session = self._session
-        session.follow_stream()
         if not self._ran:
-            with session.queueing(f"{self._p.form}: the first run"):
+            with self._session.queueing(f"{self._p.form}: the first run"):
                 self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
-        elif session.capturing or self._p.conjugated:
+        elif self._p.conjugated:
+            self._session.follow_stream()
             self._queue(operands)
         else:
             self._recordings.run(operands, lambda: self._queue(operands))

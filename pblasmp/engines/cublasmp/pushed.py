@@ -330,7 +330,6 @@ class PushedProduct(Product):
         self._pushed = Pushed(session.gpu, plan, p, self._multiply)
         self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
         self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(), 0)
-        self.queues = not self._why_no_graph
         self._recordings = session.recordings()
         self._ran = False
         self._copies: dict[str, Array] = {}  # kept, as graphs hold their addresses
@@ -353,16 +352,20 @@ class PushedProduct(Product):
 
     def run(self, operands: Operands) -> None:
         """Compute D from the local arrays. Collective over the context; the first run is agreed on."""
-        session = self._session
-        session.follow_stream()
         if not self._ran:
-            with session.queueing("push: the first run"):
+            with self._session.queueing("push: the first run"):
                 self._recordings.run(operands, lambda: self._queue(operands))
             self._ran = True
-        elif self.queues and not session.capturing:
+        elif self.queues:
             self._recordings.run(operands, lambda: self._queue(operands))
         else:
+            self._session.follow_stream()
             self._queue(operands)
+
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work."""
+        return not self._why_no_graph
 
     def _queue(self, operands: Operands) -> None:
         p, options, d = self._p, self._options, operands.d

@@ -50,10 +50,10 @@ class Recordings:
             queue: queues it, which is what happens while another graph is recorded, too.
             allocates: it makes arrays meanwhile, whose memory lasts as long as the graph.
         """
+        self._session.follow_stream()
         if self._session.capturing:
             queue()
             return
-        self._session.follow_stream()
         if self._last is None or self._last() is not operands:
             self._own, self._last = None, weakref.ref(operands, self._forget)
             queue()

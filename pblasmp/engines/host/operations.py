@@ -39,9 +39,8 @@ class HostOperations:
     panel = 1024  # a panel below 256 costs BLAS its speed
     lead = 0
     panel_flops = 1.0
-    update_order = (
-        "C"  # k contiguous: BLAS is faster by a tenth, with products as small as those of a triangle
-    )
+    stripes = 1  # messages are short anyway
+    update_order = "C"  # k contiguous: BLAS is faster by a tenth where a product is a part of a triangle
 
     def __init__(self, blas: LocalBlas, buffers: Buffers) -> None:
         self._blas, self._buffers = blas, buffers

@@ -10,6 +10,8 @@ import pytest
 import scipy.linalg.cython_blas  # noqa: F401 - threads cannot import it at the same time
 
 import pblasmp as pb
+from pblasmp.engines import sums
+from pblasmp.engines.host.operations import HostOperations
 from tests.helpers.cases import OPS, misplaced, numbers, scattered
 from tests.helpers.threads import on_ranks
 
@@ -22,10 +24,12 @@ def like(d, dtype, order):
     return pb.MatrixDescriptor(d.shape, d.block, d.grid, d.source, dtype, order)
 
 
-@pytest.mark.parametrize("per_node", ["", "1", "3"])
+@pytest.mark.parametrize(("per_node", "stripes"), [("", 1), ("1", 1), ("1", 3), ("3", 1), ("3", 3)])
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_sums_of_any_two_layouts(per_node, dtype, monkeypatch):
+def test_sums_of_any_two_layouts(per_node, stripes, dtype, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", per_node)
+    monkeypatch.setattr(HostOperations, "stripes", stripes)
+    monkeypatch.setattr(sums, "_LEAST", 0)
 
     def work(comm):
         rng = np.random.default_rng(1)
@@ -58,3 +62,22 @@ def test_who_needs_a_part_of_another_copies_its_own():
 
     kept, shared = ("shared", 0, 0), ("shared", 0, 4096)  # a page holds a rank's 36 numbers
     assert on_ranks(4, work) == [kept, shared, shared, kept]
+
+
+def test_large_sums_are_moved_in_stripes_of_which_every_process_has_a_part(monkeypatch):
+    """The first one is added while the others are on their way."""
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
+    monkeypatch.setattr(HostOperations, "stripes", 3)
+    monkeypatch.setattr(sums, "_LEAST", 12 * 12 * 8 // 4)
+    told = []
+
+    def work(comm):
+        with pb.Context(comm, engine="host") as ctx:
+            for d in (SQUARE, SQUARE[:6, :6]):
+                with pb.plan("geadd", ctx.zeros(d), ctx.zeros(d), op_a="T") as plan:
+                    stripes = plan._product._stripes
+                    if comm.rank == 0:
+                        told.append([stripe.columns for stripe in stripes])
+
+    on_ranks(4, work)
+    assert told == [[slice(0, 3), slice(3, 6)], [slice(0, 3)]]
