@@ -126,6 +126,18 @@ class Plan(Generic[Result]):
         if not self._open:
             raise ClosedError("this plan is closed")
 
+    def _queue(self, operands: Operands) -> None:
+        """Run what only queues work, on which the ranks need not agree. Collective over the context."""
+        channel = self._ctx._control.channel
+        channel.runs += 1
+        try:
+            self._product.run(operands)
+        except BaseException:
+            if channel.cause:  # they have heard of it
+                raise
+            with self._ctx._running(self._call):  # the other ranks hear of it
+                raise
+
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""
         engine, product = self._ctx.engine, self._product
@@ -219,14 +231,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
-            self._ctx._control.channel.runs += 1
-            try:
-                self._product.run(self._operands)
-            except BaseException:
-                if self._ctx._control.channel.cause:  # they have heard of it
-                    raise
-                with self._ctx._running(self._call):  # the other ranks hear of it
-                    raise
+            self._queue(self._operands)
             return self._result
         given = {"a": a, "b": b, "c": c}
         with self._ctx._agreement("plan") as facts:

@@ -24,6 +24,7 @@ __all__ = ["algorithms"]
 
 _STRIPES = 4  # that a triangle is computed in: 10/16 of its square
 _FAST, _SLOW = 2.5, 8.0  # gathering costs 3
+_THIN = 8  # times as many rows as columns: filling A takes longer then than multiplying it
 
 Array = Any
 Prepare = Callable[[Engine, Problem, Options, Operands], Product]
@@ -211,8 +212,10 @@ def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
         return FullProduct(engine, prepare, p, options, operands)
 
     def cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
-        """Return less than other algorithms cost on GPUs, where no operation is wasted."""
-        wasteless = p.traits.shape == "sided" or p.traits.swept_twice
+        """Return less than other algorithms cost on GPUs, where no operation is wasted and B is not a few vectors."""
+        wasteless = p.traits.swept_twice
+        if p.traits.shape == "sided":
+            wasteless = min(p.d.shape) * _THIN >= p.a.shape[0]
         return _FAST if wasteless and engine.device is not None else _SLOW
 
     def refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from .slabs import type_refusal
 
 __all__ = ["ALGORITHMS", "SumProduct"]
 
-_LEAST = 32 << 20  # bytes of a rank's part of D that are moved in stripes
+_LEAST, _MOST = 32 << 20, 128 << 20  # bytes of a rank's part of D that is moved in stripes, and of one stripe
 
 Array = Any
 
@@ -68,10 +70,13 @@ class SumProduct(QueuedProduct):
             self.copied_bytes = sum(each.copied_bytes for each in exchanges)
         self.path = "shared" if self._shared else "moved" if exchanges else "in place"
         self._straight = p.written is None and options.alpha == 1 and options.beta == 0
-        shape = p.d.local_shape(self._rank) if self._inside else (0, 0)
-        room = 0 if not exchanges or self._straight else shape[0] * shape[1] * p.d.dtype.itemsize
-        room += sum(map(transport.message_bytes, exchanges))
-        self.workspace = engine.operations.workspace(room + self._shared * len(self._node))
+        self._ahead = min(len(exchanges), engine.operations.stripes)  # how many are under way
+        rows = p.d.local_shape(self._rank)[0] if self._inside else 0
+        widths = [stripe.columns.stop - (stripe.columns.start or 0) for stripe in self._stripes]
+        self._room = 0 if self._straight else aligned(rows * max(widths, default=0) * p.d.dtype.itemsize)
+        messages = max(map(transport.message_bytes, exchanges), default=0)
+        nbytes = self._ahead * (self._room + messages) + self._shared * len(self._node)
+        self.workspace = engine.operations.workspace(nbytes)
         self._written = self._part(slice(None))  # what is written of this rank's D, None for all
 
     def _part(self, columns: slice) -> LocalPart | None:
@@ -118,13 +123,13 @@ class SumProduct(QueuedProduct):
 
     def _cuts(self) -> list[tuple[int, int]]:
         """Return where the stripes begin and end: every process column has a part of each. The same on every rank."""
-        d, count = self._p.d, self._engine.operations.stripes
-        extent, unit = d.cols.extent, d.cols.block * d.cols.nprocs
-        largest = max(rows * cols for rows, cols in map(d.local_shape, range(d.grid.size)))
-        if self._shared or largest * d.dtype.itemsize < _LEAST:
-            count = 1  # what ranks share is read at once
-        width = max(1, -(-extent // (count * unit)) * unit)
-        return [(start, min(start + width, extent)) for start in range(0, max(1, extent), width)]
+        d, count = self._p.d, 1
+        nbytes = max(rows * cols for rows, cols in map(d.local_shape, range(d.grid.size))) * d.dtype.itemsize
+        if self._engine.operations.stripes > 1 and not self._shared and nbytes >= _LEAST:
+            count = max(self._engine.operations.stripes, -(-nbytes // _MOST))
+        unit = d.cols.block * d.cols.nprocs
+        width = max(1, -(-d.cols.extent // (count * unit)) * unit)
+        return [(at, min(at + width, d.cols.extent)) for at in range(0, max(1, d.cols.extent), width)]
 
     def _queue(self, operands: Operands) -> None:
         """Compute D, which may be C."""
@@ -164,28 +169,41 @@ class SumProduct(QueuedProduct):
 
     def _move_and_add(self, known: dict[int, Array], c: Array, d: Array) -> None:
         """Move op(A) to where D is, or into D where that is all there is to do. Collective over the ranks."""
-        transport, conjugate = self._engine.transport, self._conjugate
-        there: Array = d
-        if not self._straight:
-            memory = transport.buffer("sum", d.size * d.itemsize, shared=False)
-            there = carve(memory, 0, d.shape, d.dtype, self._p.d.order)
-        slots = SLOTS if len(self._stripes) == 1 else None
-        transfers = []
-        for stripe in self._stripes:
-            of = [
-                x if x is None or self._shared else x[:, stripe.source]
-                for x in map(known.get, range(self._p.a.grid.size))
-            ]
-            mine = there[:, stripe.columns]
-            to = [mine if i == self._rank else None for i in range(self._p.d.grid.size)]
-            transfers.append(
-                transport.start_exchange(stripe.exchange, of, to, conjugate=conjugate, slots=slots)
-            )
-        for stripe, transfer in zip(self._stripes, transfers, strict=True):
+        under_way: deque[tuple[_Stripe, Array, Any]] = deque()
+
+        def end() -> None:
+            stripe, there, transfer = under_way.popleft()
             transfer.finish()
-            if self._inside and there is not d:
+            if self._inside and not self._straight:
                 part = np.s_[:, stripe.columns]
-                self._add(d[part], there[part], c[part], stripe.written, conjugate=False)
+                self._add(d[part], there, c[part], stripe.written, conjugate=False)
+
+        rooms = None if self._straight else self._rooms()
+        for stripe in self._stripes:
+            if len(under_way) == self._ahead:
+                end()
+            there = d[:, stripe.columns]
+            if rooms is not None:
+                there = carve(next(rooms), 0, there.shape, d.dtype, self._p.d.order)
+            under_way.append((stripe, there, self._start(stripe, known, there)))
+        while under_way:
+            end()
+
+    def _start(self, stripe: _Stripe, known: dict[int, Array], there: Array) -> Any:
+        """Start moving a stripe to an array of this rank."""
+        of = [
+            x if x is None or self._shared else x[:, stripe.source]
+            for x in map(known.get, range(self._p.a.grid.size))
+        ]
+        to = [there if i == self._rank else None for i in range(self._p.d.grid.size)]
+        return self._engine.transport.start_exchange(
+            stripe.exchange, of, to, conjugate=self._conjugate, slots=SLOTS if self._ahead == 1 else None
+        )
+
+    def _rooms(self) -> Iterator[Array]:
+        """Yield the memory of one stripe after the other, as many as are under way in turn."""
+        memory = self._engine.transport.buffer("sum", self._ahead * self._room, shared=False)
+        return cycle(memory[i * self._room : (i + 1) * self._room] for i in range(self._ahead))
 
 
 def _serves(problem: Problem) -> bool:

@@ -155,6 +155,11 @@ class RankArrays:
     gathered_result: Any = None
 
     @property
+    def results(self) -> Any:
+        """What a call returns: the result, and the gathered X where it is asked for."""
+        return self.result if self.gathered is None else (self.result, self.gathered_result)
+
+    @property
     def local(self) -> Local:
         """The sizes that other ranks must know."""
         first = self.lead[0] if self.lead else 1

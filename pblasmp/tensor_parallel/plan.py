@@ -69,9 +69,11 @@ class ParallelPlan(Plan[Any]):
         """
         last = self._last
         again = x is None and w is None and c is None and out is None and bias is None and scales is None
-        if last is not None and again and self._product.queues:
+        if last is not None and again and self._open and self._product.queues:
+            assert self._operands is not None
             with self._stream(last.given):
-                return self._run(last)
+                self._queue(self._operands)
+            return last.results
         new = Arrays(x, w, c, out, bias, scales)
         with self._stream(new if last is None else last.given):
             with self._ctx._agreement("plan") as facts:
@@ -122,14 +124,14 @@ class ParallelPlan(Plan[Any]):
         with self._ctx._running(self._call):
             self._ctx._control.channel.runs += 1
             self._product.run(self._operands)
-        return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
+        return arrays.results
 
     def run_with(self, arrays: RankArrays) -> Any:
         """Multiply arrays on which the ranks have agreed, and hold none of them. Collective over the context."""
         with self._ctx._running(self._call):
             self._ctx._control.channel.runs += 1
             self._product.run(arrays.operands(self._spec))
-        return arrays.result if arrays.gathered is None else (arrays.result, arrays.gathered_result)
+        return arrays.results
 
     def input_buffer(self) -> Any:
         """Return the plan's own array for x, which it then reads: fill it, and call ``plan()``. Collective.

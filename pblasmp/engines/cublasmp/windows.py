@@ -144,6 +144,10 @@ class Windows:
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
+        """Return new memory; where little is free, what CuPy keeps for its next arrays is given back first."""
+        free, _ = self._runtime.memGetInfo()
+        if free < 2 * nbytes:
+            self._cupy.get_default_memory_pool().free_all_blocks()
         try:
             return self._core.mem_alloc(nbytes, self._session.device)
         except Exception as error:

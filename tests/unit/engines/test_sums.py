@@ -24,12 +24,13 @@ def like(d, dtype, order):
     return pb.MatrixDescriptor(d.shape, d.block, d.grid, d.source, dtype, order)
 
 
-@pytest.mark.parametrize(("per_node", "stripes"), [("", 1), ("1", 1), ("1", 3), ("3", 1), ("3", 3)])
+@pytest.mark.parametrize(("per_node", "stripes"), [("", 1), ("1", 1), ("1", 2), ("3", 1), ("3", 2)])
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_sums_of_any_two_layouts(per_node, stripes, dtype, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", per_node)
     monkeypatch.setattr(HostOperations, "stripes", stripes)
     monkeypatch.setattr(sums, "_LEAST", 0)
+    monkeypatch.setattr(sums, "_MOST", 100)  # as many as there can be, of which as many are under way
 
     def work(comm):
         rng = np.random.default_rng(1)
@@ -65,7 +66,7 @@ def test_who_needs_a_part_of_another_copies_its_own():
 
 
 def test_large_sums_are_moved_in_stripes_of_which_every_process_has_a_part(monkeypatch):
-    """The first one is added while the others are on their way."""
+    """The first one is added while the others are on their way; those that are under way are in memory."""
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")
     monkeypatch.setattr(HostOperations, "stripes", 3)
     monkeypatch.setattr(sums, "_LEAST", 12 * 12 * 8 // 4)
@@ -77,7 +78,8 @@ def test_large_sums_are_moved_in_stripes_of_which_every_process_has_a_part(monke
                 with pb.plan("geadd", ctx.zeros(d), ctx.zeros(d), op_a="T") as plan:
                     stripes = plan._product._stripes
                     if comm.rank == 0:
-                        told.append([stripe.columns for stripe in stripes])
+                        told.append(([stripe.columns for stripe in stripes], plan.workspace.host_bytes))
 
     on_ranks(4, work)
-    assert told == [[slice(0, 3), slice(3, 6)], [slice(0, 3)]]
+    page = 4096
+    assert told == [([slice(0, 3), slice(3, 6)], 2 * page), ([slice(0, 3)], page)]

@@ -423,6 +423,18 @@ def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
             assert plan.report().algorithm == "full"
 
 
+@pytest.mark.parametrize("side", "LR")
+@pytest.mark.parametrize(("columns", "expected"), [(31, "gathered"), (32, "full"), (300, "full")])
+def test_a_matrix_is_not_filled_for_a_few_vectors(ctx, columns, expected, side):
+    square, *shape = (256, 256), *((256, columns) if side == "L" else (columns, 256))
+    a, b = (
+        ctx.zeros(pb.MatrixDescriptor(x, (64, 64), pb.Grid(1, 1), dtype="float32"))
+        for x in (square, tuple(shape))
+    )
+    with pb.plan(pb.symm, a, b, side=side) as plan:
+        assert plan.report().algorithm == expected
+
+
 @pytest.mark.parametrize("order", "CF")
 def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
     d = replace(SQUARE, order=order)

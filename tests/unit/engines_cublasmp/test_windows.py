@@ -28,6 +28,7 @@ class Machine:
         self.full = self.unreachable = False
         self.status = 0
         self.signals: list[str] = []
+        self.free = 1 << 30
 
     def session(self) -> SimpleNamespace:
         nccl = SimpleNamespace(ptr=77, register_window=self.register)
@@ -84,7 +85,7 @@ class Machine:
 
         runtime = SimpleNamespace(
             deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
-            memset=ctypes.memset,
+            memset=ctypes.memset, memGetInfo=lambda: (self.free, 1 << 40),
             memsetAsync=lambda at, value, n, stream: self.log.append(("set", at, value, n, stream)),
             memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
         )  # fmt: skip
@@ -92,6 +93,9 @@ class Machine:
             cuda=SimpleNamespace(
                 runtime=runtime, Stream=lambda **_: SimpleNamespace(ptr=5, synchronize=lambda: None),
                 UnownedMemory=lambda *a: a, MemoryPointer=lambda memory, offset: memory,
+            ),
+            get_default_memory_pool=lambda: SimpleNamespace(
+                free_all_blocks=lambda: self.log.append(("pool emptied",))
             ),
             zeros=lambda n, dtype: array(n, 0, dtype), full=array, ndarray=lambda n, dtype, memory: memory,
         )  # fmt: skip
@@ -169,6 +173,13 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
         windows.reserve("parts", 2000)
     assert windows.buffer("parts").peers == old  # it can continue with what it has
     assert (("freed", 2000) in machine.log) != here
+
+
+def test_what_cupy_keeps_is_given_back_where_little_is_free(machine):
+    windows = opened(machine)
+    machine.free = 1500
+    windows.reserve("parts", 1000)
+    assert machine.log.index(("pool emptied",)) < machine.log.index(("allocated", 1000))
 
 
 def test_peers_that_cannot_be_reached(machine):
