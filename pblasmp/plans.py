@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .engines.algorithms import Verdict
@@ -210,6 +211,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
         super().__init__(ctx, call, problem, options, self._operands, nearest, reasons)
         self._only_queues = self._product.queues and not seeded
 
+    @cached_property
+    def _words(self) -> str:
+        """What it computes, in messages: made once, as every run of CPU ranks agrees on it."""
+        return repr(self._asked)
+
     @property
     def _result(self) -> DistributedMatrix:
         result = self._matrices["d"]
@@ -238,8 +244,9 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self._check_open()
             matrices = {name: self._replaced(name, x) for name, x in given.items()} | {"d": self._result}
             replaced = [x is not None for x in given.values()]
-            facts.update(plan=self._number, product=self._asked, replaced=replaced)
-            check_overlap(self._ctx, matrices, self._in_place)
+            facts.update(plan=self._number, product=self._words, replaced=replaced)
+            if any(replaced):
+                check_overlap(self._ctx, matrices, self._in_place)
         operands = self._operands
         if any(replaced):
             operands = Operands(**_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales)
