@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
-from .engines.base import same_memory
+from .engines.arrays import same_memory
 from .errors import LayoutError
 
 if TYPE_CHECKING:

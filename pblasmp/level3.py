@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .engines.base import Options
+from .engines.options import Options
 from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
 from .engines.algorithms import Verdict, survey
-from .engines.base import Options, Problem
 from .engines.catalogue import ALGORITHMS
+from .engines.options import Options, Problem
 from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES

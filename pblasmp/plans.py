@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .engines.algorithms import Verdict
-from .engines.base import Operands, Options, Problem, Product, Workspace
+from .engines.base import Product, Workspace
 from .engines.catalogue import prepare
+from .engines.options import Operands, Options, Problem
 from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem
 from .logs import logger

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .dtypes import result_dtype
-from .engines.base import Options
+from .engines.options import Options
 from .epilogue import Epilogue
 from .errors import LayoutError
 from .interop import as_local

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from .comm import Agreement, Communicator, Running, is_agreed
-from .engines.base import Engine, Operands, Options, Problem, Product, same_memory
+from .engines.arrays import same_memory
+from .engines.base import Engine, Product
 from .engines.catalogue import names, prepare
 from .engines.measured import save, tuning_file
+from .engines.options import Operands, Options, Problem
 from .errors import PblasmpError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem
 from .timing import samples

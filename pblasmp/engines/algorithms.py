@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UnsupportedError
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Product
+from .options import Operands, Options, Problem
 
 __all__ = ["Algorithm", "Verdict", "choose", "known_for", "survey"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine supplies, what it prepares, and the values they exchange.
+"""What an engine supplies, and what it prepares.
 
 An engine supplies *local operations* (``Operations``), a *transport* between ranks (``Transport``), and algorithms that
 only it has. Algorithms that every engine can run are written once, over the first two.
@@ -10,45 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comm import Agreement, Communicator, Exchange, Side
-from ..dtypes import as_dtype, scalar
-from ..epilogue import Epilogue
-from ..errors import LayoutError, UnsupportedError
-from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
-from ..layout.grid import integer
+from ..comm import Communicator, Exchange, Side
+from ..errors import UnsupportedError
+from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
-from ..scales import Scales
 from .local_part import LocalPart
+from .options import LocalArray, Operands
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+__all__ = ["Engine", "Move", "Operations", "Product", "QueuedProduct", "Transfer", "Transport", "Workspace"]
 
-__all__ = [
-    "Engine",
-    "Move",
-    "Operands",
-    "Operations",
-    "Options",
-    "Problem",
-    "Product",
-    "Transfer",
-    "Transport",
-    "Workspace",
-    "blas_operand",
-    "new_part",
-    "overlap",
-    "same_memory",
-    "scale",
-]
-
-LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
-Problem = MatmulProblem | Level3Problem | ParallelProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,107 +33,6 @@ class Workspace:
 
     device_bytes: int
     host_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a product is to be computed. ``Options.of`` checks what users give.
-
-    Attributes:
-        alpha, beta: scalars, float or complex as D's type.
-        algo: "auto" or the name of an algorithm.
-        compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
-        comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
-        comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
-        redistribute: operands may be moved to other layouts first.
-        repeated: it is a plan, which computes on the same arrays again and again.
-    """
-
-    alpha: complex = 1
-    beta: complex = 0
-    algo: str = "auto"
-    compute: str | None = None
-    comm_dtype: np.dtype | None = None
-    comm_sms: int | None = None
-    redistribute: bool = False
-    repeated: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        dtype: np.dtype,
-        *,
-        alpha: complex = 1,
-        beta: complex = 0,
-        real: str = "",
-        algo: str = "auto",
-        compute: str | None = None,
-        comm_dtype: DTypeLike | None = None,
-        comm_sms: int | None = None,
-        redistribute: bool = False,
-    ) -> Options:
-        """Return the options that a user asks for. Local.
-
-        Args:
-            dtype: the result's element type.
-            real: names of the scalars, of "alpha" and "beta", that must be real whatever the type is.
-            alpha, beta, algo, compute, comm_dtype, comm_sms, redistribute: see the attributes.
-
-        Raises:
-            LayoutError: an option has the wrong type or is out of range.
-        """
-        scalars: dict[str, Any] = {}
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            number = scalar(value, dtype, name)
-            if name in real.split():
-                if complex(number).imag != 0:
-                    raise LayoutError(f"{name}: {value!r} is complex, but it must be real here")
-                number = complex(number).real
-            scalars[name] = number
-        _check_type("algo", algo, str, "a string")
-        if compute is not None:
-            _check_type("compute", compute, str, "None or a string")
-        _check_type("redistribute", redistribute, bool, "True or False")
-        return cls(
-            **scalars,
-            algo=algo,
-            compute=compute,
-            comm_dtype=None if comm_dtype is None else as_dtype(comm_dtype),
-            comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1),
-            redistribute=redistribute,
-        )
-
-    def facts(self) -> dict[str, Any]:
-        """Return by name what must be the same on every rank. Local."""
-        return {
-            "alpha": self.alpha, "beta": self.beta, "algo": self.algo, "compute": self.compute,
-            "comm_dtype": self.comm_dtype, "comm_sms": self.comm_sms, "redistribute": self.redistribute,
-        }  # fmt: skip
-
-
-def _check_type(name: str, value: object, kind: type, expected: str) -> None:
-    if not isinstance(value, kind):
-        raise LayoutError(f"{name}: expected {expected}, got {value!r}")
-
-
-@dataclass(eq=False)
-class Operands:
-    """The arrays of one run on this rank, and what follows the product. Nothing prepared outlives them.
-
-    Attributes:
-        a, b, c, d: local arrays; None where there is no such operand.
-        epilogue: what follows the product, over this engine's arrays.
-        scales: of 8-bit operands and results, over this engine's arrays.
-        gathered: where AllGather + GEMM leaves all of X; None: nowhere.
-    """
-
-    a: LocalArray
-    b: LocalArray | None
-    c: LocalArray | None
-    d: LocalArray
-    epilogue: Epilogue | None = None
-    scales: Scales | None = None
-    gathered: LocalArray | None = None
 
 
 class Product:
@@ -574,52 +449,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything. Collective over the context."""
-
-
-def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return whether two NumPy arrays have an element in common; True where that takes too long to tell. Local."""
-    try:
-        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
-
-
-def same_memory(a: LocalArray, b: LocalArray) -> bool:
-    """Return whether two local arrays have the same elements at the same addresses. Local."""
-    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
-        return False
-    return a is b or bool(a.size > 0 and _address(a) == _address(b))
-
-
-def _address(array: LocalArray) -> int:
-    at = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
-    return int(at)
-
-
-def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
-    """Return this rank's part of a new matrix, empty outside its grid. Collective: where one rank fails, all do."""
-    rank = engine.transport.rank
-    inside = rank < x.grid.size
-    shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
-    with Agreement(engine.transport.comm, "making a matrix"):
-        return engine.empty(shape, x.dtype, x.order, ld)
-
-
-def scale(array: LocalArray, beta: complex) -> None:
-    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
-    if array.strides[0] < array.strides[1]:  # CuPy's kernels go along rows
-        array = array.T
-    if beta == 0:
-        array[...] = 0
-    elif beta != 1:
-        array *= beta
-
-
-def blas_operand(array: LocalArray) -> tuple[str, int]:
-    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local."""
-    rows, cols = array.shape
-    item = array.itemsize
-    if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
-        return "N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
-    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
-    return "T", max(1, cols, array.strides[0] // item if rows > 1 else 1)

@@ -11,8 +11,9 @@ import numpy as np
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from . import dealt, full, overlapped, reduced, shared, slabs, solve, sums
 from .algorithms import Verdict, choose, known_for
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Product
 from .moved import MovedProduct
+from .options import Operands, Options, Problem
 
 if TYPE_CHECKING:
     from ..layout.parallel import Form

@@ -13,7 +13,8 @@ from ..comm.exchange import SLOTS
 from ..layout import Level3Problem, MatrixDescriptor
 from ..layout.axis import Axis
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Product
+from .options import Operands, Options, Problem
 from .slabs import type_refusal
 from .triangles import ResultPart
 

@@ -15,7 +15,8 @@ from ..dtypes import accumulation_dtype, element_type, is_float8
 from ..epilogue import Epilogue, along, vector_axis
 from ..layout import MatmulProblem, MatrixDescriptor
 from ..scales import Scales
-from .base import Engine, Operands
+from .base import Engine
+from .options import Operands
 
 __all__ = ["Finish", "activate", "number", "store"]
 

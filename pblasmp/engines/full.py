@@ -16,8 +16,10 @@ from typing import Any, Literal
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ..layout.product import Op
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product, QueuedProduct, Workspace, new_part
+from .arrays import new_part
+from .base import Engine, Product, QueuedProduct, Workspace
 from .local_part import LocalPart
+from .options import Operands, Options, Problem
 from .slabs import type_refusal
 
 __all__ = ["algorithms"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..comm import Communicator
 from ..layout import MatmulProblem, ParallelProblem
-from .base import Options, Problem
+from .options import Options, Problem
 
 __all__ = ["Entry", "Measured", "machine_of", "read_file", "save", "tuning_file"]
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..layout import Level3Problem, MatmulProblem
-from .base import Engine, Move, Operands, Options, Product, Workspace, new_part
+from .arrays import new_part
+from .base import Engine, Move, Product, Workspace
+from .options import Operands, Options
 
 __all__ = ["MovedProduct"]
 

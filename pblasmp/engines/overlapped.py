@@ -20,8 +20,9 @@ from ..layout import MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
 from ..scales import Scales
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product, Transfer
+from .base import Engine, Product, Transfer
 from .finish import activate, store
+from .options import Operands, Options, Problem
 
 __all__ = [
     "ALGORITHMS",

@@ -8,8 +8,9 @@ from typing import Any
 from ..dtypes import accumulation_dtype
 from ..layout import MatmulProblem, ParallelProblem
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product
+from .base import Engine, Product
 from .finish import Finish, number
+from .options import Operands, Options, Problem
 from .slabs import type_refusal
 
 __all__ = ["ALGORITHMS", "ReducedProduct"]

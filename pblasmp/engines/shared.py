@@ -19,7 +19,8 @@ from ..layout import ParallelProblem
 from ..layout.axis import Axis
 from . import overlapped
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Product
+from .base import Engine, Product
+from .options import Operands, Options
 from .overlapped import ParallelProduct, parts_of
 
 __all__ = ["ALGORITHMS"]

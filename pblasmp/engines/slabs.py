@@ -19,9 +19,11 @@ from typing import Any
 from ..dtypes import accumulation_dtype
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, QueuedProduct, same_memory
+from .arrays import same_memory
+from .base import Engine, QueuedProduct
 from .finish import Finish, number
 from .operand import Operand, Staging
+from .options import Operands, Options, Problem
 from .slab_terms import Slabs, matmul_slabs, routine_slabs
 
 __all__ = ["ALGORITHMS", "Panels", "SlabProduct", "domains", "memory_refusal"]

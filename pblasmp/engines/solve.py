@@ -15,8 +15,10 @@ from ..comm.shared import aligned, carve
 from ..layout import Level3Problem
 from ..layout.axis import Axis
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, Product, same_memory
+from .arrays import same_memory
+from .base import Engine, Product
 from .operand import Operand
+from .options import Operands, Options, Problem
 from .slab_terms import triangle_of
 from .slabs import Panels, domains, memory_refusal, type_refusal
 

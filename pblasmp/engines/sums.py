@@ -16,8 +16,9 @@ from ..comm.exchange import SLOTS
 from ..comm.shared import aligned, carve
 from ..layout import Level3Problem
 from .algorithms import Algorithm
-from .base import Engine, Operands, Options, Problem, QueuedProduct
+from .base import Engine, QueuedProduct
 from .local_part import LocalPart
+from .options import Operands, Options, Problem
 from .slabs import type_refusal
 
 __all__ = ["ALGORITHMS", "SumProduct"]

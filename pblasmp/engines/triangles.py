@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import Trapezoid
-from .base import Operations, scale
+from .arrays import scale
+from .base import Operations
 from .local_part import LocalPart
 
 __all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engines.base import overlap
+from ..engines.arrays import overlap
 from ..errors import PblasmpError
 from ..layout import Grid, MatrixDescriptor
 from ..matrix import DistributedMatrix

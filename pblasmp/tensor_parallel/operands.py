@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype
-from ..engines.base import Operands, Options, same_memory
+from ..engines.arrays import same_memory
+from ..engines.options import Operands, Options
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import LayoutError, UnsupportedError
 from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like

@@ -10,8 +10,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.base import Operands, Options
 from pblasmp.engines.catalogue import prepare
+from pblasmp.engines.options import Operands, Options
 from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part
 from tests.helpers.layouts import random_product
 

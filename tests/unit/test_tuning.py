@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pblasmp import tuning
-from pblasmp.engines.base import Operands
+from pblasmp.engines.options import Operands
 
 ENGINE = SimpleNamespace(
     xp=np,

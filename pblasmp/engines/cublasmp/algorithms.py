@@ -12,8 +12,9 @@ from ...errors import PblasmpError, UnsupportedError
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ...layout.redistribution import nearest_legal
 from ..algorithms import Algorithm
-from ..base import Engine, Operands, Options, Problem, Product
+from ..base import Engine, Product
 from ..moved import MovedProduct
+from ..options import Operands, Options, Problem
 from . import epilogues, faults, parallel, pushed, scales
 from .contracts import nearest_level3, symbol_of
 from .level3 import CublasmpLevel3, ScaledPart

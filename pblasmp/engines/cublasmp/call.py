@@ -12,7 +12,8 @@ from typing import Any
 
 from ...layout import Grid, MatrixDescriptor
 from ...layout.axis import Axis
-from ..base import Operands, Product, Workspace
+from ..base import Product, Workspace
+from ..options import Operands
 from .log import Listening
 from .recordings import Recordings
 from .session import Session

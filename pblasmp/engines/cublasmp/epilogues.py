@@ -18,8 +18,9 @@ from ...epilogue import Epilogue, along, aux_layout, bias_dtype
 from ...errors import LayoutError, UnsupportedError
 from ...layout import MatmulProblem
 from ...scales import Scales
-from ..base import Engine, Operands, Product
+from ..base import Engine, Product
 from ..finish import Finish
+from ..options import Operands
 from .types import DATA_TYPES
 
 __all__ = ["FinishedProduct", "attributes", "why_not_fused"]

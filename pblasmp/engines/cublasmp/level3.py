@@ -12,7 +12,8 @@ import numpy as np
 from ...bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
 from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatrixDescriptor
-from ..base import Operands, Options, same_memory
+from ..arrays import same_memory
+from ..options import Operands, Options
 from . import faults
 from .call import PreparedCall, columns
 from .contracts import symbol_of

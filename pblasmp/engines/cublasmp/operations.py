@@ -14,7 +14,8 @@ from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
 from ...errors import LayoutError, UnsupportedError
 from ...logs import logger
-from ..base import Workspace, blas_operand, scale
+from ..arrays import blas_operand, scale
+from ..base import Workspace
 from ..local_part import LocalPart
 from .float8 import to_bits
 from .lt import Op

@@ -15,7 +15,8 @@ from ...errors import PblasmpError, UnsupportedError
 from ...layout import MatmulProblem, ParallelProblem
 from .. import overlapped as messages
 from ..algorithms import Algorithm
-from ..base import Engine, Operands, Options, Problem, Product, Workspace
+from ..base import Engine, Product, Workspace
+from ..options import Operands, Options, Problem
 from .lt import fuses
 from .overlapped import ALGORITHMS as KINDS
 from .overlapped import Spec

@@ -15,7 +15,8 @@ from ...dtypes import accumulation_dtype, is_float8
 from ...epilogue import bias_dtype
 from ...errors import UnsupportedError
 from ...layout import ColumnMajorProduct, MatmulProblem
-from ..base import Operands, Options, Product
+from ..base import Product
+from ..options import Operands, Options
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
 from .lt import SCALE_ALIGNED

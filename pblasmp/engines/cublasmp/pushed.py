@@ -20,8 +20,9 @@ from ...errors import UnsupportedError
 from ...layout import MatmulProblem
 from ...layout.intersection import Stretches, packed, unpacked
 from ..algorithms import Algorithm
-from ..base import Engine, Operands, Options, Problem, Product, Workspace
+from ..base import Engine, Product, Workspace
 from ..finish import Finish, number
+from ..options import Operands, Options, Problem
 from ..sections import Part, PushPlan, Slab, push_plan
 from ..slabs import type_refusal
 from .lt import Op

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ...errors import ClosedError
-from ..base import Operands
+from ..options import Operands
 from .streams import current
 
 __all__ = ["Recordings"]

@@ -13,8 +13,9 @@ from ...comm import Communicator, Exchange, Side
 from ...dtypes import is_float8
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid, copy_part
-from ..base import Engine, Move, Operands, Workspace
+from ..base import Engine, Move, Workspace
 from ..exchange_move import ExchangeMove
+from ..options import Operands
 from . import faults
 from .call import PreparedCall, columns
 from .masked_copy import part_writer, write_all

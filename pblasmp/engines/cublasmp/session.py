@@ -21,7 +21,8 @@ from ...errors import LibraryNotFoundError, PblasmpError, UnsupportedError
 from ...extras import install
 from ...layout import Grid
 from ...memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap, nvshmem_core
-from ..base import Engine, overlap
+from ..arrays import overlap
+from ..base import Engine
 from . import faults
 from .device import Device
 from .health import Health

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_info
 
 from ...dtypes import element_type
 from ...errors import LayoutError, LibraryNotFoundError
-from ..base import blas_operand, scale
+from ..arrays import blas_operand, scale
 
 __all__ = ["LocalBlas", "gemm", "library_name", "load", "trsm"]
 

@@ -11,7 +11,8 @@ from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from .. import overlapped
 from ..algorithms import Algorithm
-from ..base import Engine, Operands, Options, Product
+from ..base import Engine, Product
+from ..options import Operands, Options
 from ..overlapped import ParallelProduct
 
 __all__ = ["ALGORITHMS"]

@@ -21,7 +21,8 @@ from ...errors import LayoutError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..algorithms import Algorithm
-from ..base import Operations, Transport, overlap
+from ..arrays import overlap
+from ..base import Operations, Transport
 from ..exchange_move import ExchangeMove
 from . import blas, collective
 from .blas import LocalBlas

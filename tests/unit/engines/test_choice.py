@@ -12,8 +12,8 @@ import pblasmp as pb
 from pblasmp.comm.communicator import _Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
-from pblasmp.engines.base import Operands, Options
 from pblasmp.engines.catalogue import ALGORITHMS
+from pblasmp.engines.options import Operands, Options
 from pblasmp.engines.slab_terms import matmul_slabs, routine_slabs
 from pblasmp.errors import UnsupportedError
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.base import Options
 from pblasmp.engines.measured import Entry, Measured, machine_of, read_file, save, tuning_file
+from pblasmp.engines.options import Options
 from pblasmp.layout import ParallelProblem
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.engines import sections
-from pblasmp.engines.base import Operands
 from pblasmp.engines.cublasmp.pushed import Pushed, conjugated_first
 from pblasmp.engines.cublasmp.recordings import Recordings
 from pblasmp.engines.cublasmp.views import View
+from pblasmp.engines.options import Operands
 from pblasmp.engines.sections import PushPlan
 from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.layouts import random_product

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.base import Options
 from pblasmp.engines.cublasmp import parallel
 from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
+from pblasmp.engines.options import Options
 from pblasmp.layout import ParallelProblem
 
 HALF = DTYPES["bfloat16"]

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local arrays, NumPy's or CuPy's: where they are, how BLAS takes them, new ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comm import Agreement
+from ..layout import MatrixDescriptor
+from .base import Engine
+from .options import LocalArray
+
+__all__ = ["blas_operand", "new_part", "overlap", "same_memory", "scale"]
+
+
+def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return whether two NumPy arrays have an element in common; True where that takes too long to tell. Local."""
+    try:
+        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def same_memory(a: LocalArray, b: LocalArray) -> bool:
+    """Return whether two local arrays have the same elements at the same addresses. Local."""
+    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype:
+        return False
+    return a is b or bool(a.size > 0 and _address(a) == _address(b))
+
+
+def _address(array: LocalArray) -> int:
+    at = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+    return int(at)
+
+
+def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
+    """Return this rank's part of a new matrix, empty outside its grid. Collective: where one rank fails, all do."""
+    rank = engine.transport.rank
+    inside = rank < x.grid.size
+    shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
+    with Agreement(engine.transport.comm, "making a matrix"):
+        return engine.empty(shape, x.dtype, x.order, ld)
+
+
+def scale(array: LocalArray, beta: complex) -> None:
+    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
+    if array.strides[0] < array.strides[1]:  # CuPy's kernels go along rows
+        array = array.T
+    if beta == 0:
+        array[...] = 0
+    elif beta != 1:
+        array *= beta
+
+
+def blas_operand(array: LocalArray) -> tuple[str, int]:
+    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local."""
+    rows, cols = array.shape
+    item = array.itemsize
+    if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
+        return "N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
+    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
+    return "T", max(1, cols, array.strides[0] // item if rows > 1 else 1)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine is asked for: a problem, how it is to be computed, and the arrays of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..dtypes import as_dtype, scalar
+from ..epilogue import Epilogue
+from ..errors import LayoutError
+from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..layout.grid import integer
+from ..scales import Scales
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+__all__ = ["LocalArray", "Operands", "Options", "Problem"]
+
+LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
+Problem = MatmulProblem | Level3Problem | ParallelProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a product is to be computed. ``Options.of`` checks what users give.
+
+    Attributes:
+        alpha, beta: scalars, float or complex as D's type.
+        algo: "auto" or the name of an algorithm.
+        compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
+        comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
+        comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
+        redistribute: operands may be moved to other layouts first.
+        repeated: it is a plan, which computes on the same arrays again and again.
+    """
+
+    alpha: complex = 1
+    beta: complex = 0
+    algo: str = "auto"
+    compute: str | None = None
+    comm_dtype: np.dtype | None = None
+    comm_sms: int | None = None
+    redistribute: bool = False
+    repeated: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        dtype: np.dtype,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        real: str = "",
+        algo: str = "auto",
+        compute: str | None = None,
+        comm_dtype: DTypeLike | None = None,
+        comm_sms: int | None = None,
+        redistribute: bool = False,
+    ) -> Options:
+        """Return the options that a user asks for. Local.
+
+        Args:
+            dtype: the result's element type.
+            real: names of the scalars, of "alpha" and "beta", that must be real whatever the type is.
+            alpha, beta, algo, compute, comm_dtype, comm_sms, redistribute: see the attributes.
+
+        Raises:
+            LayoutError: an option has the wrong type or is out of range.
+        """
+        scalars: dict[str, Any] = {}
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            number = scalar(value, dtype, name)
+            if name in real.split():
+                if complex(number).imag != 0:
+                    raise LayoutError(f"{name}: {value!r} is complex, but it must be real here")
+                number = complex(number).real
+            scalars[name] = number
+        _check_type("algo", algo, str, "a string")
+        if compute is not None:
+            _check_type("compute", compute, str, "None or a string")
+        _check_type("redistribute", redistribute, bool, "True or False")
+        return cls(
+            **scalars,
+            algo=algo,
+            compute=compute,
+            comm_dtype=None if comm_dtype is None else as_dtype(comm_dtype),
+            comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1),
+            redistribute=redistribute,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return by name what must be the same on every rank. Local."""
+        return {
+            "alpha": self.alpha, "beta": self.beta, "algo": self.algo, "compute": self.compute,
+            "comm_dtype": self.comm_dtype, "comm_sms": self.comm_sms, "redistribute": self.redistribute,
+        }  # fmt: skip
+
+
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise LayoutError(f"{name}: expected {expected}, got {value!r}")
+
+
+@dataclass(eq=False)
+class Operands:
+    """The arrays of one run on this rank, and what follows the product. Nothing prepared outlives them.
+
+    Attributes:
+        a, b, c, d: local arrays; None where there is no such operand.
+        epilogue: what follows the product, over this engine's arrays.
+        scales: of 8-bit operands and results, over this engine's arrays.
+        gathered: where AllGather + GEMM leaves all of X; None: nowhere.
+    """
+
+    a: LocalArray
+    b: LocalArray | None
+    c: LocalArray | None
+    d: LocalArray
+    epilogue: Epilogue | None = None
+    scales: Scales | None = None
+    gathered: LocalArray | None = None
