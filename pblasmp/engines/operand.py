@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,10 @@ class Operand:
 
     def in_place(self) -> bool:
         """Return whether every rank already holds the slab that it multiplies, ready for BLAS."""
+        return self._in_place
+
+    @cached_property
+    def _in_place(self) -> bool:
         side = self.side
         held = {cell.ranks[0]: cell.coords[0] for cell in side.cells}
         return (

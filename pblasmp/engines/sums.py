@@ -124,10 +124,11 @@ class SumProduct(QueuedProduct):
 
     def _cuts(self) -> list[tuple[int, int]]:
         """Return where the stripes begin and end: every process column has a part of each. The same on every rank."""
-        d, count = self._p.d, 1
+        d, count = self._p.d, self._engine.operations.stripes
+        if count == 1 or self._shared:
+            return [(0, d.cols.extent)]
         nbytes = max(rows * cols for rows, cols in map(d.local_shape, range(d.grid.size))) * d.dtype.itemsize
-        if self._engine.operations.stripes > 1 and not self._shared and nbytes >= _LEAST:
-            count = max(self._engine.operations.stripes, -(-nbytes // _MOST))
+        count = 1 if nbytes < _LEAST else max(count, -(-nbytes // _MOST))
         unit = d.cols.block * d.cols.nprocs
         width = max(1, -(-d.cols.extent // (count * unit)) * unit)
         return [(at, min(at + width, d.cols.extent)) for at in range(0, max(1, d.cols.extent), width)]

@@ -7,10 +7,9 @@ NaN; what may not be written keeps its values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,15 +116,15 @@ class LeftPart:
         if (start, width) not in self._cuts:
             ks, xp = np.arange(start, start + width), operations.xp
             cuts: list[_Cut] = []
-            begun = np.zeros(len(self._rows), bool)  # all rows of a part have begun, or none has
+            begun = bytearray(len(self._rows))  # all rows of a part have begun, or none has
             for along, across, mask in self._part.T.parts(ks, self._rows, operations.tile):
                 on_diagonal = None
                 if mask is not None:
                     mask = xp.asarray(np.ascontiguousarray(mask.T))
                     on_diagonal = xp.asarray(self._rows[across, None] == ks[along])
                 cuts.append(_Cut(along, across, mask, on_diagonal, first=not begun[across.start]))
-                begun[across] = True
-            self._cuts[start, width] = cuts, _runs(~begun)
+                begun[across] = b"\1" * (across.stop - across.start)
+            self._cuts[start, width] = cuts, _gaps((cut.across for cut in cuts if cut.first), len(begun))
         return self._cuts[start, width]
 
     def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
@@ -138,8 +137,7 @@ class LeftPart:
         return masked
 
 
-@dataclass(frozen=True)
-class _Cut:
+class _Cut(NamedTuple):
     """A part of the left slab: indices of k, rows, which elements count, which are on the main diagonal.
 
     ``first``: nothing has been added to these rows before.
@@ -152,10 +150,14 @@ class _Cut:
     first: bool
 
 
-def _runs(where: NDArray[np.bool_]) -> list[slice]:
-    """Return the runs of true elements."""
-    edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
-    return [slice(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+def _gaps(parts: Iterable[slice], extent: int) -> list[slice]:
+    """Return what disjoint parts leave of ``extent`` indices."""
+    gaps, at = [], 0
+    for start, stop in sorted((part.start, part.stop) for part in parts):
+        if at < start:
+            gaps.append(slice(at, start))
+        at = stop
+    return [*gaps, slice(at, extent)] if at < extent else gaps
 
 
 class ResultPart:
