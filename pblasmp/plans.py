@@ -131,14 +131,17 @@ class Plan(Generic[Result]):
     def _queue(self, operands: Operands) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
         channel = self._ctx._control.channel
-        channel.runs += 1
+        channel.take_turn(self._call)
         try:
+            channel.runs += 1
             self._product.run(operands)
         except BaseException:
             if channel.cause:  # they have heard of it
                 raise
             with self._ctx._running(self._call):  # the other ranks hear of it
                 raise
+        finally:
+            channel.end_turn()
 
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""

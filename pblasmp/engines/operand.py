@@ -65,12 +65,9 @@ class Operand:
         """Return a local array as outer × k."""
         return array.T if self.flip else array
 
-    def in_place(self) -> bool:
-        """Return whether every rank already holds the slab that it multiplies, ready for BLAS."""
-        return self._in_place
-
     @cached_property
-    def _in_place(self) -> bool:
+    def in_place(self) -> bool:
+        """Whether every rank already holds the slab that it multiplies, ready for BLAS."""
         side = self.side
         held = {cell.ranks[0]: cell.coords[0] for cell in side.cells}
         return (

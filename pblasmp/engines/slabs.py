@@ -66,7 +66,7 @@ def memory_refusal(
     transport = engine.transport
     if way == "shared" and transport.why_not_shared:
         return transport.why_not_shared
-    moved = [x for x in operands if not x.in_place()]
+    moved = [x for x in operands if not x.in_place]
     if options.algo != "auto" or way == "panels":
         return ""
     if not moved and not extra:
@@ -120,7 +120,7 @@ class Panels:
         self.panels = cut(k, width, lead if in_panels else 0, backwards=backwards)
         groups = domains(engine, way)
         domain = next(ranks for ranks in groups if engine.transport.rank in ranks)
-        in_place = [x.in_place() for x in operands]
+        in_place = [x.in_place for x in operands]
         self._stagings: list[list[Staging | None]] = [
             [None if still else Staging(engine, x, groups, *panel) for panel in self.panels]
             for x, still in zip(operands, in_place, strict=True)
@@ -234,7 +234,7 @@ class SlabProduct(QueuedProduct):
             lead=operations.lead,
         )
         self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
-        if all(x.in_place() for x in slabs.operands):
+        if all(x.in_place for x in slabs.operands):
             self.notes += ("all operands are multiplied in place",)
         if len(self._panels.panels) > 1:
             self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
@@ -242,7 +242,7 @@ class SlabProduct(QueuedProduct):
         exact = accumulation_dtype(d.dtype)
         several = len(self._panels.panels) * len(slabs.terms) > 1
         self._rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
-        self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place())
+        self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place)
         temporary = self._temporary(operands)
         self._replays = finish is None
         scratch = 0

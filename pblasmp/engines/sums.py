@@ -78,7 +78,7 @@ class SumProduct(QueuedProduct):
         messages = max(map(transport.message_bytes, exchanges), default=0)
         nbytes = self._ahead * (self._room + messages) + self._shared * len(self._node)
         self.workspace = engine.operations.workspace(nbytes)
-        self._written = self._part(slice(None))  # what is written of this rank's D, None for all
+        self._written = None if exchanges else self._part(slice(None))  # of this rank's D, None for all
 
     def _part(self, columns: slice) -> LocalPart | None:
         """Return what is written of some columns of this rank's D, None for all of them."""

@@ -96,9 +96,7 @@ class Inbox:
         for source, unpack in unpacks.items():
             gpu.await_flag("main", source, _CAME + box)
             unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
-        if (
-            unpacks
-        ):  # on a stream of their own: copy engines take flags behind the messages that are under way
+        if unpacks:  # copy engines take flags behind the messages that are under way: "main" does not wait
             gpu.follow("tell", "main")
             self._telling = True
         for source in unpacks:

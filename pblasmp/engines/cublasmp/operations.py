@@ -22,7 +22,7 @@ from .lt import Op
 from .session import Session, stored_dtype
 from .streams import current
 from .types import DATA_TYPES, compute_type
-from .views import View
+from .views import View, contiguous
 
 __all__ = ["CublasmpOperations"]
 
@@ -145,22 +145,26 @@ class CublasmpOperations:
         """Queue ``d = alpha a b + beta c``. Local."""
         if d.size == 0:
             return
-        if c is not None and beta != 0 and (a.shape[1] == 0 or self._products is None or not _alike(c, d)):
-            self.copy_where(d, c, None)
-            c = None
+        flag, ldd = blas_operand(d)
+        turned = flag == "N"  # d is in F order: compute its transpose
+        c = None if beta == 0 else c
+        if c is not None:
+            read = self._products is not None and c.dtype == d.dtype and contiguous(c, turned=turned)
+            if not read or a.shape[1] == 0:
+                self.copy_where(d, c, None)
+                c = None
         if self._lane == _LANES[0]:
             self._session.follow_stream()  # products share a workspace
         if a.shape[1] == 0:  # nothing of a and b tells how they are stored
             scale(d, beta)
             return
-        flag, ldd = blas_operand(d)
-        if flag == "N":  # d is in F order: compute its transpose
+        if turned:
             a, b, d, c = b.T, a.T, d.T, c if c is None else c.T
         (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
         rows, cols = d.shape
         target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
-        read = None if c is None or beta == 0 else View.of(c)
-        self.multiply(x, w, target, read, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
+        old = None if c is None else View.of(c)
+        self.multiply(x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
 
     def multiply(
         self,
@@ -317,14 +321,6 @@ def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: 
         ["pblasmp_sum", "ax" * adds, "bc" * keeps, "conj" * conjugate, uplo or "", "real" * hermitian]
     )
     return cupy.ElementwiseKernel(arguments, "T d", code, name)
-
-
-def _alike(c: Array, d: Array) -> bool:
-    """Return whether cuBLAS can read C as it writes D: its rows, or its columns, are neighbours as D's are. Local."""
-    if c.dtype != d.dtype:
-        return False
-    minor = int(blas_operand(d)[0] == "T")  # rows
-    return bool(c.shape[minor] == 1 or c.strides[minor] == c.itemsize)
 
 
 def _row_major(array: Array) -> tuple[View, Op]:

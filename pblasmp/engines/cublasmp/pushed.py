@@ -28,7 +28,7 @@ from ..slabs import type_refusal
 from .lt import Op
 from .overlapped import Gpu
 from .session import Session, session_of
-from .views import View, moves
+from .views import View, contiguous, moves
 
 __all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
 
@@ -379,7 +379,7 @@ class PushedProduct(Product):
             target = self._copy("target", d.shape, kind, p.d.order)
         turned = p.d.order == "F"
         c = operands.c if options.beta != 0 else None
-        if c is not None and target.size and (c.dtype != target.dtype or not _contiguous(c, turned)):
+        if c is not None and target.size and (c.dtype != target.dtype or not contiguous(c, turned=turned)):
             target[...] = c  # cuBLASLt reads C as it writes D
             c = target
         views = [self._view(which, x) for which, x in enumerate((operands.a, operands.b))]
@@ -469,11 +469,6 @@ def _padded(shape: tuple[int, int], dtype: np.dtype, order: str) -> tuple[int, i
     unit = max(1, _FLOAT8 // dtype.itemsize)
     rows, cols = shape if order == "C" else shape[::-1]
     return rows, -(-cols // unit) * unit
-
-
-def _contiguous(array: Array, turned: bool) -> bool:
-    """Return whether the entries of a row, ``turned`` of a column, are neighbours."""
-    return bool(array.shape[not turned] == 1 or array.strides[not turned] == array.itemsize)
 
 
 def _starts_well(array: Array) -> bool:

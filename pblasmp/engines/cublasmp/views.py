@@ -12,10 +12,15 @@ import numpy as np
 from ...errors import LayoutError
 from ...layout.intersection import Piece, Stretches
 
-__all__ = ["View", "moves", "transposing_moves"]
+__all__ = ["View", "contiguous", "moves", "transposing_moves"]
 
 Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
 Four = tuple[int, int, int, int]
+
+
+def contiguous(array: Any, *, turned: bool) -> bool:
+    """Return whether the entries of a row, ``turned`` of a column, are neighbours. Local."""
+    return bool(array.shape[not turned] == 1 or array.strides[not turned] == array.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,7 +351,8 @@ def parallel_job(
         exact = expected.astype(np.complex128)
         scale = max(1.0, float(np.abs(exact).max(initial=0)))
         worst = float(np.abs(found.astype(np.complex128) - exact).max(initial=0))
-        limit = _rounding(cases[0].out_dtype) * scale * (ctx.size + 1) / 2  # each rank's part, then the sum
+        roundings = 1 + (ctx.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 1)
+        limit = _rounding(cases[0].out_dtype) / 2 * roundings * scale  # of each rank's part, then of the sum
         return "" if worst <= limit else f"largest difference {worst} (scale {scale})"
 
     def expected(turn: int) -> np.ndarray:

@@ -251,7 +251,7 @@ def operands(problem, size):
 
 
 def moves(problem, size=4):
-    return [not operand.in_place() for operand in operands(problem, size)]
+    return [not operand.in_place for operand in operands(problem, size)]
 
 
 @pytest.mark.parametrize(

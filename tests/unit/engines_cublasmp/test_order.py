@@ -105,6 +105,22 @@ def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, li
             assert all(begins < i for i in launched)
 
 
+@pytest.mark.parametrize("algo", ["push", "gathered", "panels", "default"])
+def test_a_plan_queues_nothing_in_a_broken_context(ctx, lib, monkeypatch, algo):
+    """Also where its runs are not agreed on."""
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    with pb.plan_matmul(a, b, algo=algo) as plan:
+        plan()
+        lib.gpu.events.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(ctx._control.channel, "cause", "rank 1 left")
+            broken.setattr(ctx._control.channel, "raised", False)  # so that the fixture can close it
+            with pytest.raises(pb.ClosedError, match="rank 1 left"):
+                plan()
+        assert lib.gpu.events == []
+        plan()
+
+
 def test_products_of_a_triangle_run_at_the_same_time(ctx, lib, monkeypatch):
     """On streams that are forked from the current one and joined to it, each with a workspace."""
     monkeypatch.setattr(CublasmpOperations, "tile", 1)
