@@ -23,6 +23,7 @@ from .comm import (
     Communicator,
     RepeatedCalls,
     Running,
+    break_off,
     closing,
     is_agreed,
     leave,
@@ -251,6 +252,14 @@ class Context:
         """
         self._check_open()
         return Running(self._control, call)
+
+    def _break_off(self, error: BaseException, call: str) -> None:
+        """Break the context on every rank where this one alone leaves ``call`` with ``error``. Local.
+
+        Raises:
+            PblasmpError: what is behind ``error``, see ``comm.break_off``.
+        """
+        break_off(self._control, error, call)
 
     def _check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""

@@ -135,11 +135,9 @@ class Plan(Generic[Result]):
         try:
             channel.runs += 1
             self._product.run(operands)
-        except BaseException:
-            if channel.cause:  # they have heard of it
-                raise
-            with self._ctx._running(self._call):  # the other ranks hear of it
-                raise
+        except BaseException as error:
+            self._ctx._break_off(error, self._call)
+            raise
         finally:
             channel.end_turn()
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, closing, is_agreed, leave
+from .agreement import Agreement, Running, break_off, closing, is_agreed, leave
 from .board import make_boards
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .repeated import RepeatedCalls
 from .shared import SharedMemory
+from .side_channel import SideChannel
 
 __all__ = [
     "Agreement",
@@ -20,6 +21,8 @@ __all__ = [
     "Running",
     "SharedMemory",
     "Side",
+    "SideChannel",
+    "break_off",
     "closing",
     "cores_of",
     "is_agreed",

@@ -21,7 +21,7 @@ from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator
 from .side_channel import SideChannel, text_of
 
-__all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_only_in", "is_agreed", "leave"]
+__all__ = ["CLOSING", "Agreement", "Running", "break_off", "closing", "differs_only_in", "is_agreed", "leave"]
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -148,16 +148,33 @@ class Running:
             if error is None:
                 channel.check()  # what came from a rank that has left may be wrong
                 channel.forget()
-                return
-            try:
-                _raise_device_fault(channel, error)
-            except Exception as lost:
-                channel.break_(lost, self._call)
-                raise
-            if not is_agreed(error, self._comm):
-                channel.break_(error, self._call)
+            else:
+                break_off(self._comm, error, self._call)
         finally:
             channel.end_turn()
+
+
+def break_off(comm: Communicator, error: BaseException, call: str) -> None:
+    """Break the context of ``comm`` on every rank where this one alone leaves ``call`` with ``error``. Local.
+
+    Raises:
+        StatusError: the device is lost, whatever a library has made of that.
+        ClosedError: another rank has broken the context before, and a library has ended its wait with ``error``.
+    """
+    channel = comm.channel
+    try:
+        _raise_device_fault(channel, error)
+    except Exception as lost:
+        channel.break_(lost, call)
+        raise
+    if is_agreed(error, comm):
+        return
+    own = (
+        not isinstance(error, Exception) or isinstance(error, ClosedError) or text_of(error) in channel.cause
+    )
+    if channel.cause and not own:
+        raise channel.error() from error
+    channel.break_(error, call)
 
 
 def _raise_device_fault(channel: SideChannel, error: BaseException | None) -> None:

@@ -214,6 +214,7 @@ class _Notes:
         from mpi4py import MPI
 
         self._comm, self._gone = comm, MPI.Is_finalized
+        self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._sent: list[Request] = []
 
     def send(self, note: bytes) -> None:

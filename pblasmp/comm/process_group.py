@@ -93,6 +93,8 @@ class _Collective:
 class _Notes:
     """Notes by way of the store through which the ranks found each other. A look at it is a message to its server."""
 
+    any_thread = True
+
     def __init__(self, store: Any) -> None:
         self._store = store
         self._read = 0

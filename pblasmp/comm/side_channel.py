@@ -29,6 +29,7 @@ _PAUSE_SECONDS = 2e-5
 _POLLS = 64  # between two looks for notes
 _STALL_SECONDS = 1.0  # after which a rank says where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context are given to end
+_BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is taken to wait inside a library
 _LONGEST_TEXT = (
     2000  # characters of a cause: notes stay small enough to be sent without anyone waiting for them
 )
@@ -48,7 +49,13 @@ _threads: set[int] = set()  # that have used a context
 
 
 class Transport(Protocol):
-    """How notes travel. Local."""
+    """How notes travel. Local.
+
+    Attributes:
+        any_thread: notes may be read by another thread than the one that the ranks' calls are made by.
+    """
+
+    any_thread: bool
 
     def send(self, note: bytes) -> None:
         """Send a note to every other rank without waiting for any."""
@@ -63,8 +70,12 @@ class Device(Protocol):
     def fault(self) -> Exception | None:
         """Return why it cannot be used any more, None while it can."""
 
-    def abort(self) -> None:
-        """End what waits for other ranks, or keep what it uses for good. Never raises, nor waits for long."""
+    def abort(self, *, blocked: bool = False) -> None:
+        """End what waits for other ranks, or keep what it uses for good. Never raises, nor waits for long.
+
+        Args:
+            blocked: the rank's own thread may be waiting in the device's libraries.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,10 @@ class SideChannel:
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
         self._turn = threading.RLock()
+        self._reading = threading.Lock()
+        self._looks = 0
+        self._gives_up = False
+        self._heard_at: tuple[int, float] | None = None  # number of looks by then, and when
 
     def connect(self, transport: Transport) -> None:
         """Let notes travel."""
@@ -243,9 +258,42 @@ class SideChannel:
         if self._transport is None or self.closed or not self._turn.acquire(blocking=False):
             return
         try:
+            self._looks += 1
             if self.cause and not self._told:
                 self._tell_cause()
-            for note in self._transport.arrived():
+            self._read(self._transport)
+            if self._gives_up:
+                self._gives_up = False
+                self._give_up()
+        finally:
+            self._turn.release()
+
+    def rescue(self) -> bool:
+        """Let another thread look for notes while this rank's own may wait in a library; return whether it is needed.
+
+        It is once the context has been broken for a second and this rank has not looked for notes meanwhile: then the
+        device is aborted, with which the library's wait ends.
+        """
+        transport = self._transport
+        if transport is None or self.closed or not transport.any_thread:
+            return False
+        self._read(transport)
+        if not self.cause:
+            return False
+        now = time.monotonic()
+        if self._heard_at is None or self._heard_at[0] != self._looks:
+            self._heard_at = self._looks, now
+        if now < self._heard_at[1] + _BLOCKED_SECONDS:
+            return False
+        self._abort_device(blocked=True)
+        return True
+
+    def _read(self, transport: Transport) -> None:
+        """Read the notes that have arrived, unless another thread is doing so."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            for note in transport.arrived():
                 index, kind, rank, value = pickle.loads(note)
                 if index != self._index or rank == self.rank:
                     continue  # for another context, which had this one's place, or this rank's own
@@ -256,10 +304,10 @@ class SideChannel:
                 elif kind == _LEFT:
                     self._left[rank] = value
                 elif not self.cause:
+                    self._gives_up = True
                     self.cause, self._conflict = value
-                    self._give_up()
         finally:
-            self._turn.release()
+            self._reading.release()
 
     def break_(self, error: BaseException, call: str) -> None:
         """Tell all ranks that this one has left ``call`` with ``error``; end its transfers or keep what they use."""
@@ -279,10 +327,10 @@ class SideChannel:
         """Return why this rank's device is lost, None while it is not, or if the context is broken already."""
         return None if self.device is None or self.cause else self.device.fault()
 
-    def _abort_device(self) -> None:
+    def _abort_device(self, *, blocked: bool = False) -> None:
         device, self.device = self.device, None
         if device is not None:
-            device.abort()
+            device.abort(blocked=blocked)
 
     def _tell_cause(self) -> None:
         self._send(_BROKEN, (self.cause[:_LONGEST_TEXT], self._conflict))

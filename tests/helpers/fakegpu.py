@@ -167,6 +167,7 @@ class FakeGpu:
         called: every call of a module's function, with where in the package it was made.
         fails: which of them raises, the first time.
         patience: seconds that messages are waited for; then they are ``stuck``, and so is what the host waits for.
+        connecting: a first message waits for its peer until NCCL is aborted.
         lost: the CUDA error that every call returns from now on; 0: none.
         nccl_error: what ncclCommGetAsyncError finds.
         aborted: the communicators that were aborted, in order, and how.
@@ -210,7 +211,7 @@ class FakeGpu:
         )  # (stream, other): waits for the other since its last messages
         self.called: list[tuple[str, str]] = []
         self.fails: tuple[str, str] | None = None
-        self.patience, self.stuck = 3600.0, False
+        self.patience, self.stuck, self.connecting = 3600.0, False, False
         self.lost, self.nccl_error, self.aborted = 0, 0, []
         self.refuses: Any = None
 
@@ -707,6 +708,10 @@ class FakeGpu:
 
         def group_end() -> None:
             messages = group.pop()
+            while gpu.connecting:  # as NCCL waits for the peer of a first message
+                if any(how == "comm_abort" for _, how in gpu.aborted):
+                    raise RuntimeError("ncclInternalError")
+                time.sleep(0.001)
             for stream in {stream for stream, _ in messages} - {gpu.stream}:
                 if (stream, gpu.stream) not in gpu.behind:
                     gpu.faults.append("messages that do not wait for what they send")

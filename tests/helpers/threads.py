@@ -54,6 +54,8 @@ class Group:
 class Notes:
     """Notes by way of the group's board."""
 
+    any_thread = True
+
     def __init__(self, group: Group, rank: int) -> None:
         self.group, self.rank, self.read = group, rank, 0
 

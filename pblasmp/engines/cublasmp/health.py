@@ -11,10 +11,12 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ...comm import Communicator
+from ...comm import Communicator, SideChannel
 from ...errors import StatusError
 from .device import Device
 from .windows import nccl_handle
@@ -28,6 +30,7 @@ _NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
 _FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
 _DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
 _ABORT_SECONDS = 10.0
+_LOOK_SECONDS = 0.5  # between two looks of the thread that looks for notes while this rank waits in a library
 _EXIT_SECONDS = 20  # that a process whose GPU may never be done may take to end
 _FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
@@ -62,6 +65,7 @@ class Health:
         self._aborted = False
         self.nccls: list[Any] = []
         self.own: list[Any] = []
+        self._over = threading.Event()
 
     @property
     def is_lost(self) -> bool:
@@ -107,23 +111,39 @@ class Health:
                 return StatusError(f"NCCL on rank {self._comm.rank}: {error}")
         return None
 
-    def abort(self) -> None:
+    def abort(self, *, blocked: bool = False) -> None:
         """End what this GPU waits for from other ranks; keep for good what it may still use. Local.
 
         Flags that would come from other ranks are raised here, and NCCL's communicators aborted. What has been queued
         runs on what happens to be in its buffers. A communicator of the caller's is left alone.
+
+        Args:
+            blocked: this rank's own thread may be waiting in NCCL.
         """
         if self._aborted:
             return
         self._aborted = True
+        self._over.set()
         self.nccls.clear()
         _keep_for_good(self)
         atexit.register(_end_in_time)
         if self._lost is None:
             ended = threading.Event()
-            for work in (self._let_go, self._abort_nccl):
+            abort_nccl = partial(self._abort_nccl, blocked=blocked)
+            for work in (self._let_go, abort_nccl):
                 threading.Thread(target=work, args=[ended], daemon=True).start()
             ended.wait(_DRAIN_SECONDS)
+
+    def begin(self) -> None:
+        """The session has been made: from now on another thread looks for notes, too, until the end. Local."""
+        if self._comm.size > 1:
+            channel = weakref.ref(self._comm.channel)
+            threading.Thread(target=_rescue, args=[channel, self._over], name="pblasmp", daemon=True).start()
+
+    def end(self) -> None:
+        """The session is over. Local."""
+        self._over.set()
+        self.nccls.clear()
 
     def _let_go(self, ended: threading.Event) -> None:
         """Raise this rank's own flags until the queued work has ended."""
@@ -136,13 +156,13 @@ class Health:
             if self._is_idle():
                 ended.set()
 
-    def _abort_nccl(self, ended: threading.Event) -> None:
+    def _abort_nccl(self, ended: threading.Event, *, blocked: bool) -> None:
         """Abort the communicators: while windows are in use, without closing these first."""
         from nccl.bindings import nccl as bindings
 
         with contextlib.suppress(Exception):
             self._cupy.cuda.Device(self._device.index).use()
-            idle = ended.wait(_FLAGS_SECONDS)
+            idle = ended.wait(_FLAGS_SECONDS) and not blocked
             for nccl in reversed(self.own):
                 with contextlib.suppress(Exception):
                     if idle:
@@ -152,6 +172,17 @@ class Health:
 
     def _is_idle(self) -> bool:
         return all(queue.done for queue in self._queues())
+
+
+def _rescue(channel: weakref.ref[SideChannel], over: threading.Event) -> None:
+    """Look for notes where this rank's own thread waits in NCCL or cuBLASMp for a rank that has broken the context.
+
+    NCCL connects two ranks when the first message is queued, and waits there for the other one's.
+    """
+    while not over.wait(_LOOK_SECONDS):
+        found = channel()
+        if found is None or found.rescue():
+            return
 
 
 def _nccl_error(nccl: Any) -> str:

@@ -110,6 +110,7 @@ class Session:
         assert handle.value is not None
         self.handle = handle.value
         comm.channel.device = self.health
+        self.health.begin()
 
     # -- what is made once
 
@@ -437,7 +438,7 @@ class Session:
             self.health.abort()
             return
         channel.device = None
-        self.health.nccls.clear()
+        self.health.end()
         self._closing.close()
 
 

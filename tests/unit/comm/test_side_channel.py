@@ -292,6 +292,8 @@ def test_other_calls_while_one_closes():
 class Told:
     """Notes of another rank, which the test writes; and those that this one has sent."""
 
+    any_thread = True
+
     def __init__(self):
         self.coming, self.sent = [], []
 
@@ -414,3 +416,67 @@ def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeyp
         pauses.clear()
         looks.clear()
         yields.clear()
+
+
+class Device:
+    """A device that says how it was aborted."""
+
+    def __init__(self):
+        self.aborted = []
+
+    def fault(self):
+        return None
+
+    def abort(self, *, blocked=False):
+        self.aborted.append(blocked)
+
+
+def test_another_thread_aborts_the_device_of_a_rank_that_does_not_look(channels, monkeypatch):
+    monkeypatch.setattr(side_channel, "_BLOCKED_SECONDS", 0.05)
+    a, device = channels[0], Device()
+    a.device = device
+    assert not a.rescue()
+    a._transport.coming.append((0, "broken", 1, ("a cause", None)))
+    assert not a.rescue()  # it may look in a moment
+    time.sleep(0.06)
+    a._looks += 1
+    assert not a.rescue()  # it has
+    assert device.aborted == []
+    time.sleep(0.06)
+    assert a.rescue()
+    assert device.aborted == [True]
+    assert str(raised(a.check)) == f"{BROKEN}a cause"
+
+
+def test_what_another_thread_has_read_this_rank_acts_on(channels):
+    a, device = channels[0], Device()
+    transfer = Kept()
+    a.watch(transfer, receives=True)
+    a.device = device
+    a._transport.coming.append((0, "broken", 1, ("a cause", None)))
+    a.rescue()
+    assert (transfer.cancelled, device.aborted) == (False, [])  # MPI's requests are the rank's own thread's
+    assert str(raised(a.check)) == f"{BROKEN}a cause"
+    assert (transfer.cancelled, device.aborted) == (True, [False])
+
+
+class Kept:
+    """A receive that ends when it is cancelled."""
+
+    cancelled = False
+
+    def Test(self):  # noqa: N802 - mpi4py's name
+        return self.cancelled
+
+    def Cancel(self):  # noqa: N802
+        self.cancelled = True
+
+
+def test_notes_that_only_the_ranks_thread_may_read_are_left_to_it(channels, monkeypatch):
+    monkeypatch.setattr(side_channel, "_BLOCKED_SECONDS", 0.0)
+    a = channels[0]
+    a._transport.any_thread = False
+    a._transport.coming.append((0, "broken", 1, ("a cause", None)))
+    assert not a.rescue()
+    assert not a.rescue()
+    assert a._transport.coming

@@ -140,6 +140,38 @@ def test_a_rank_that_leaves_ends_the_waits_of_others(stand_in):
     run_mpi(rank_that_leaves, 2, timeout=60, path=stand_in(1000))
 
 
+def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
+    """A rank whose thread waits inside NCCL for one that has left a run is let go, and hears why."""
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        a = ctx.zeros((64, 64), block=8, dtype="float32")
+        plan = pb.plan(pb.matmul, a, a, algo="gathered")
+        plan()  # now there is memory for messages, on which the ranks agree
+        cause = ZeroDivisionError("injected")
+
+        def leave(operands: Any) -> None:
+            raise cause
+
+        if comm.rank == 1:
+            plan._product.run = leave  # type: ignore[method-assign]
+        lib.gpu.connecting = comm.rank == 0
+        error = raised(plan)
+        lib.gpu.connecting = False
+        if comm.rank == 1:
+            yield "error", None if error is cause else f"raised {error!r}"
+        else:
+            yield "error", wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
+        again = raised(ctx.zeros, (4, 4))
+        yield "afterwards", wrong(again, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError")
+        ctx.close()
+
+
+@starts_ranks
+def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_let_go(stand_in, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")  # messages by NCCL
+    run_mpi(rank_that_waits_in_nccl, 2, timeout=60, path=stand_in(1000))
+
+
 def errors_of_nccl(comm: Any, path: str) -> Any:
     """What NCCL finds on one rank, every rank raises: also where that rank's own work has ended."""
     for stuck in (False, True):
