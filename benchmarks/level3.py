@@ -248,7 +248,7 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]
 
                 plans["auto"] = planned("auto")
                 report = plans["auto"].report()
-                for algo in report.algorithms:
+                for algo in report.algorithms if options.algo is None else options.algo:
                     with suppress(pb.UnsupportedError):  # on every rank
                         plans[algo] = planned(algo)
                 runs = {name: _finished(ctx, plan) for name, plan in plans.items()}
@@ -293,6 +293,7 @@ def main() -> None:
     parser.add_argument(
         "--gpu", action="store_true", help="on GPUs, next to cuBLASMp's, on ranks already running"
     )
+    parser.add_argument("--algo", nargs="*", help="on GPUs: algorithms besides auto (default: all)")
     parser.add_argument("--json", type=Path, default=HERE / "level3.json", help="where the results go")
     parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()
