@@ -34,7 +34,7 @@ def residual(lower: pb.DistributedMatrix, a: pb.DistributedMatrix) -> float:
     Few blocks, since all of A besides A and L needs not fit into memory; the last ones depend on all the others.
     """
     block = a.descriptor.block[0]
-    count = a.shape[0] // block
+    count = -(-a.shape[0] // block)
     worst = 0.0
     for i, j in {
         (count - 1, count - 2),
@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2, help="factorisations by each; the fastest counts")
     options = parser.parse_args()
+    if options.n <= options.block:
+        parser.error(f"-n: {options.n}, expected more than a block of {options.block}")
     with pb.Context() as ctx:
         d = pb.MatrixDescriptor(
             (options.n, options.n), (options.block, options.block), pb.Grid.squarest(ctx.size), order="F"
