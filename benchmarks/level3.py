@@ -29,6 +29,7 @@ from reference.scalapack import Flavour, ScaLAPACK
 
 HERE = Path(__file__).resolve().parent
 NRANKS = 4
+_FILLED = 1 << 26  # elements at a time: their temporaries take some bytes each
 LAUNCHES = ("debian", "mkl")
 
 
@@ -103,9 +104,11 @@ def _filled(ctx: Any, d: Any, seed: int, *, solvable: bool = False) -> Any:
     """Return a matrix of small integers; where it is to be solved, nearly the identity. Collective."""
     out, xp = ctx.empty(d), ctx.engine.xp
     rows, cols = (xp.asarray(each) for each in d.global_indices(ctx.rank))
-    i, j = rows[:, None], cols[None, :]
-    values = (i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4
-    out.local[...] = values / (8 * d.shape[0]) + (i == j) if solvable else values
+    step = max(1, _FILLED // max(1, len(rows)))
+    for at in range(0, len(cols), step):
+        i, j = rows[:, None], cols[None, at : at + step]
+        values = (i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4
+        out.local[:, at : at + step] = values / (8 * d.shape[0]) + (i == j) if solvable else values
     return out
 
 

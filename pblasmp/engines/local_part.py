@@ -15,8 +15,6 @@ __all__ = ["LocalPart", "Tile"]
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
-Tile = tuple[slice, slice, Array, Array]
-"""Rows, columns, which elements of them are inside (None: all), and which are on a main diagonal that is real."""
 
 
 class LocalPart:
@@ -26,39 +24,70 @@ class LocalPart:
         part: the trapezoid.
         rows, cols: global index of each row and column of the array, ascending.
         hermitian: the main diagonal is real: imaginary parts there are not read, and written as 0.
+        within: the part that this one is a tile of, and which rows and columns of it.
     """
 
-    def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
+    def __init__(
+        self,
+        part: Trapezoid,
+        rows: Indices,
+        cols: Indices,
+        *,
+        hermitian: bool = False,
+        within: tuple[LocalPart, slice, slice] | None = None,
+    ) -> None:
         self.part, self.rows, self.cols, self.hermitian = part, rows, cols, hermitian
+        self._within = within
         self._tiles: dict[int, list[Tile]] = {}
         self._indices: tuple[Array, Array] | None = None
 
     @cached_property
     def T(self) -> LocalPart:  # noqa: N802
         """The same elements of the transposed array."""
-        return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
+        within = None
+        if self._within is not None:
+            whole, down, across = self._within
+            within = whole.T, across, down
+        return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian, within=within)
 
-    def tiles(self, xp: Any, finest: int) -> list[Tile]:
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which elements of the array are inside."""
+        return self.part.mask(self.rows, self.cols)
+
+    @cached_property
+    def real(self) -> NDArray[np.bool_] | None:
+        """Which elements of the array are on a main diagonal that is real, None if it is not."""
+        return self.rows[:, None] == self.cols if self.hermitian else None
+
+    def tiles(self, finest: int) -> list[Tile]:
         """Return the tiles that make it up, the largest first, made once. Local.
 
         Args:
-            xp: whose arrays the masks are.
             finest: columns of a tile of which only some elements are inside.
         """
         if finest not in self._tiles:
             tiles = self._tiles[finest] = []
-            for down, across, mask in self.part.parts(self.rows, self.cols, finest):
-                real = None
-                if mask is not None:
-                    mask = xp.asarray(mask)
-                    if self.hermitian:
-                        real = xp.asarray(self.rows[down][:, None] == self.cols[across])
-                tiles.append((down, across, mask, real))
+            for down, across, cut in self.part.parts(self.rows, self.cols, finest):
+                tile = None
+                if cut:
+                    rows, cols, within = self.rows[down], self.cols[across], (self, down, across)
+                    tile = LocalPart(self.part, rows, cols, hermitian=self.hermitian, within=within)
+                tiles.append((down, across, tile))
             tiles.sort(key=lambda tile: (tile[0].start - tile[0].stop) * (tile[1].stop - tile[1].start))
         return self._tiles[finest]
 
     def indices(self, xp: Any) -> tuple[Array, Array]:
         """Return the global indices of rows (as a column) and columns (as a row), made once. Local."""
         if self._indices is None:
-            self._indices = xp.asarray(self.rows[:, None]), xp.asarray(self.cols[None, :])
+            if self._within is None:
+                self._indices = xp.asarray(self.rows[:, None]), xp.asarray(self.cols[None, :])
+            else:
+                whole, down, across = self._within
+                rows, cols = whole.indices(xp)
+                self._indices = rows[down], cols[:, across]
         return self._indices
+
+
+Tile = tuple[slice, slice, "LocalPart | None"]
+"""Rows, columns, and which elements of them are inside (None: all)."""

@@ -163,7 +163,7 @@ class SumProduct(QueuedProduct):
             rows, cols = x.global_indices(self._rank)
             if x.order == "C":
                 copy, mine, part, rows, cols = copy.T, mine.T, part and part.T, cols, rows
-            everything = [(slice(None), slice(None), None)]
+            everything = [(slice(None), slice(None), False)]
             for down, across, _ in everything if part is None else part.parts(rows, cols):
                 copy[down, across] = mine[down, across]
         transport.fence()  # every rank's part is there

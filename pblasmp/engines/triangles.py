@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from ..layout import Trapezoid
 from .arrays import scale
 from .base import Operations
-from .local_part import LocalPart
+from .local_part import LocalPart, Tile
 
-__all__ = ["Kernel", "LeftPart", "ResultPart", "update", "whole"]
+__all__ = ["Kernel", "LeftPart", "ResultPart", "whole"]
+
+_TILES = 64  # of a diagonal, at most: more would be queued for longer than they compute
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
@@ -66,6 +68,11 @@ def whole(
 ) -> None:
     """Multiply everything."""
     operations.gemm(alpha, left, right, beta, target, compute, c)
+
+
+def _finest(operations: Operations, extent: int) -> int:
+    """Return the columns of the tiles on a diagonal that is ``extent`` long here. Local."""
+    return max(operations.tile, -(-extent // _TILES))
 
 
 class LeftPart:
@@ -117,11 +124,13 @@ class LeftPart:
             ks, xp = np.arange(start, start + width), operations.xp
             cuts: list[_Cut] = []
             begun = bytearray(len(self._rows))  # all rows of a part have begun, or none has
-            for along, across, mask in self._part.T.parts(ks, self._rows, operations.tile):
-                on_diagonal = None
-                if mask is not None:
-                    mask = xp.asarray(np.ascontiguousarray(mask.T))
-                    on_diagonal = xp.asarray(self._rows[across, None] == ks[along])
+            places = xp.asarray(self._rows), xp.asarray(ks)
+            for along, across, cut in self._part.T.parts(ks, self._rows, _finest(operations, width)):
+                mask = on_diagonal = None
+                if cut:
+                    rows, cols = places[0][across], places[1][along]
+                    mask = self._part.T.mask(cols, rows).T  # in C order
+                    on_diagonal = None if self._diagonal == "stored" else rows[:, None] == cols
                 cuts.append(_Cut(along, across, mask, on_diagonal, first=not begun[across.start]))
                 begun[across] = b"\1" * (across.stop - across.start)
             self._cuts[start, width] = cuts, _gaps((cut.across for cut in cuts if cut.first), len(begun))
@@ -186,19 +195,20 @@ class ResultPart:
     ) -> None:
         """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
 
-        def multiply(down: slice, across: slice, mask: Array, real: Array) -> None:
+        def multiply(down: slice, across: slice, part: LocalPart | None) -> None:
             view, old = target[down, across], None if c is None or beta == 0 else c[down, across]
-            if mask is None:
+            if part is None:
                 operations.gemm(alpha, left[down], right[:, across], beta, view, compute, old)
                 return
-            product = operations.xp.empty(view.shape, view.dtype, order="F")
+            order = "F" if view.strides[0] < view.strides[1] else "C"
+            product = operations.xp.empty(view.shape, view.dtype, order=order)
             operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
-            if old is not None:
-                operations.copy_where(view, old, mask)
-            update(operations, view, product, beta, mask, real)
+            operations.add(view, 1, product, beta, view if old is None else old, part, conjugate=False)
 
-        tiles = self._local.tiles(operations.xp, operations.tile)
-        operations.concurrently([partial(multiply, *tile) for tile in tiles])
+        operations.concurrently([partial(multiply, *tile) for tile in self._tiles(operations)])
+
+    def _tiles(self, operations: Operations) -> list[Tile]:
+        return self._local.tiles(_finest(operations, len(self._local.cols)))
 
     def write(
         self,
@@ -215,42 +225,9 @@ class ResultPart:
             beta: scales C.
             c: like ``d``; may be ``d``, or None for that.
             d: the local result.
-            of: what is added, which is used up.
+            of: what is added.
         """
-        for down, across, mask, real in self._local.tiles(operations.xp, operations.tile):
-            view = d[down, across]
-            if beta != 0 and c is not None and c is not d:
-                operations.copy_where(view, c[down, across], mask)
-            update(operations, view, of(down, across), beta, mask, real)
-
-
-def update(
-    operations: Operations,
-    view: Array,
-    product: Array,
-    beta: complex,
-    mask: Array | None,
-    real: Array | None = None,
-) -> None:
-    """Write ``product + beta view`` into ``view`` where ``mask`` is true; ``product`` is used up. Local.
-
-    Args:
-        operations: the engine's.
-        view: read only where ``beta`` is not 0.
-        product: what is added.
-        beta: scales ``view``.
-        mask: None for all of it.
-        real: elements whose imaginary parts are not read, and written as 0.
-    """
-    xp = operations.xp
-    if view.strides[0] < view.strides[1]:  # CuPy's kernels go along rows
-        view, product = view.T, product.T
-        mask, real = (None if each is None else each.T for each in (mask, real))
-    if beta != 0:
-        there = view if mask is None else xp.where(mask, view, view.dtype.type(0))
-        if real is not None:
-            there = xp.where(real, there.real, there)
-        product += there if beta == 1 else view.dtype.type(beta) * there
-    if real is not None:
-        product = xp.where(real, product.real, product)
-    operations.copy_where(view, product, mask)
+        c = d if c is None else c
+        for down, across, part in self._tiles(operations):
+            added = of(down, across)
+            operations.add(d[down, across], 1, added, beta, c[down, across], part, conjugate=False)

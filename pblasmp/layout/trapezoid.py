@@ -14,7 +14,7 @@ __all__ = ["Trapezoid", "copy_part"]
 _FINEST = 64  # columns at the diagonal: smaller tiles waste less work but slow BLAS down
 
 Indices = NDArray[np.int64]
-Part = tuple[slice, slice, "NDArray[np.bool_] | None"]
+Part = tuple[slice, slice, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ class Trapezoid:
         return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
 
     def parts(self, rows: Indices, cols: Indices, finest: int = _FINEST) -> Iterator[Part]:
-        """Return what a local array has of it: ``(row slice, column slice, mask)``, as large parts as can be.
+        """Return what a local array has of it: ``(row slice, column slice, cut)``, as large parts as can be.
 
-        A mask of None means that all of it belongs. Masked parts hold all of the diagonal, and are ``finest`` columns
-        wide at most. Of some columns what is not masked comes first. Columns are halved until nothing of them is cut
-        or they are that narrow.
+        All of a part belongs to it, unless it is cut: these parts hold all of the diagonal, and are ``finest`` columns
+        wide at most. Of some columns what is not cut comes first. Columns are halved until nothing of them is cut or
+        they are that narrow.
 
         Args:
             rows: global index of each local row, ascending.
             cols: global index of each local column, ascending.
-            finest: columns of the parts that are masked.
+            finest: columns of the parts that are cut.
         """
         edges = cols - self.diagonal
         first, after = (np.searchsorted(rows, edges, side) for side in ("left", "right"))
@@ -83,10 +83,10 @@ class Trapezoid:
             low, high = int(first[across.start]), int(after[across.stop - 1])  # the diagonal is between them
             whole = slice(high, down.stop) if self.uplo == "L" else slice(down.start, low)
             if whole.stop > whole.start:
-                yield whole, across, None
+                yield whole, across, False
             crossed = slice(low, high)
             if low < high and across.stop - across.start <= finest:
-                yield crossed, across, self.mask(rows[crossed], cols[across])
+                yield crossed, across, True
             elif low < high:
                 middle = (across.start + across.stop + 1) // 2
                 yield from cut(crossed, slice(across.start, middle))
@@ -105,5 +105,6 @@ def copy_part(
         part: what to copy; everything else of ``dst`` keeps its values.
         rows, cols: global indices of their rows and columns, ascending.
     """
-    for down, across, mask in part.parts(rows, cols):
-        np.copyto(dst[down, across], src[down, across], where=True if mask is None else mask)
+    for down, across, cut in part.parts(rows, cols):
+        where = part.mask(rows[down], cols[across]) if cut else True
+        np.copyto(dst[down, across], src[down, across], where=where)

@@ -289,7 +289,8 @@ class CublasmpOperations:
         """Queue ``alpha x + beta c`` into a part of ``d``, by one kernel. Local."""
         if d.size == 0:
             return
-        self._session.follow_stream()  # a product's own buffer may be among these
+        if self._lane == _LANES[0]:
+            self._session.follow_stream()  # a product's own buffer may be among these
         if d.strides[0] < d.strides[1]:
             d, x, c, part = d.T, x.T, c.T, part and part.T
         is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo

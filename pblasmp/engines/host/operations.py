@@ -15,7 +15,6 @@ from ...dtypes import accumulation_dtype
 from ...layout.intersection import copy_all
 from ..base import Workspace
 from ..local_part import LocalPart
-from ..triangles import update
 from .blas import LocalBlas
 from .buffers import Buffers
 
@@ -141,9 +140,10 @@ class HostOperations:
         if part is None:
             _add(d, alpha, x, beta, c, None, conjugate)
             return
-        for down, across, mask, real in part.tiles(np, self.tile):
+        for down, across, tile in part.tiles(self.tile):
             to, of, old = (y[down, across] for y in (d, x, c))
-            if real is None:
+            mask, real = (None, None) if tile is None else (tile.mask, tile.real)
+            if mask is None or real is None:
                 _add(to, alpha, of, beta, old, mask, conjugate)
                 continue
             product = (
@@ -152,8 +152,9 @@ class HostOperations:
             if alpha != 1:
                 product *= to.dtype.type(alpha)
             if beta != 0:
-                self.copy_where(to, old, mask)
-            update(self, to, product, beta, mask, real)
+                old = np.where(real, old.real, np.where(mask, old, 0))
+                product += old if beta == 1 else to.dtype.type(beta) * old
+            self.copy_where(to, np.where(real, product.real, product), mask)
 
 
 def _add(

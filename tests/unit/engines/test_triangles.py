@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triangles of local results: what is multiplied for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pblasmp.engines import triangles
+from pblasmp.engines.triangles import ResultPart
+from pblasmp.layout import Trapezoid
+
+
+class Counting:
+    """Operations that add up what they multiply, and count the tiles that they cut."""
+
+    xp = np
+
+    def __init__(self, tile):
+        self.tile, self.whole, self.cut, self.elements = tile, 0, 0, 0
+
+    def gemm(self, alpha, a, b, beta, d, compute=None, c=None):
+        d[...] = alpha * (a @ b) + (beta * d if beta else 0)
+        self.whole += 1
+        self.elements += d.size
+
+    def add(self, d, alpha, x, beta, c, part, *, conjugate):
+        np.copyto(d, alpha * x + (beta * c if beta else 0), where=part.mask)
+        self.cut += 1
+
+    def concurrently(self, tasks):
+        for task in tasks:
+            task()
+
+
+@pytest.mark.parametrize("uplo", "LU")
+@pytest.mark.parametrize(("n", "tile"), [(100, 8), (100, 1), (3000, 8)])
+def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile):
+    operations, k = Counting(tile), 2
+    rng = np.random.default_rng(3)
+    left, right = rng.integers(-3, 4, (n, k)).astype(float), rng.integers(-3, 4, (k, n)).astype(float)
+    target = np.full((n, n), np.nan, order="F")
+    part = ResultPart(Trapezoid(uplo), np.arange(n), np.arange(n), hermitian=False)
+    part(operations, 1, left, right, 0, target, 0)
+    inside = np.tril(np.ones((n, n))) if uplo == "L" else np.triu(np.ones((n, n)))
+    assert np.array_equal(np.where(inside, target, 0), np.where(inside, left @ right, 0))
+    assert np.isnan(target[inside == 0]).all()
+    assert operations.cut <= 2 * triangles._TILES
+    assert operations.whole <= 4 * triangles._TILES
+    assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, triangles._TILES))
+
+
+def test_tiles_are_as_narrow_as_the_engine_asks_for():
+    assert triangles._finest(SimpleNamespace(tile=256), 100) == 256
+    assert triangles._finest(SimpleNamespace(tile=256), 256 * triangles._TILES + 1) == 257
