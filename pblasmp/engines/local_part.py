@@ -44,11 +44,7 @@ class LocalPart:
     @cached_property
     def T(self) -> LocalPart:  # noqa: N802
         """The same elements of the transposed array."""
-        within = None
-        if self._within is not None:
-            whole, down, across = self._within
-            within = whole.T, across, down
-        return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian, within=within)
+        return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:

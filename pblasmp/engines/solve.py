@@ -16,7 +16,7 @@ from ..layout import Level3Problem
 from ..layout.axis import Axis
 from .algorithms import Algorithm
 from .arrays import same_memory
-from .base import Engine, Product
+from .base import Engine, QueuedProduct
 from .operand import Operand
 from .options import Operands, Options, Problem
 from .slab_terms import triangle_of
@@ -29,7 +29,7 @@ _EVEN = 1.25  # columns of the rank that has most of them, by the average, that 
 Array = Any
 
 
-class SolveProduct(Product):
+class SolveProduct(QueuedProduct):
     """X of ``op(A) X = alpha B``. Making and running one is collective over the ranks."""
 
     def __init__(self, engine: Engine, p: Level3Problem, options: Options, way: str) -> None:
@@ -73,8 +73,8 @@ class SolveProduct(Product):
             nbytes = self._panels.nbytes + self._bytes
         self.workspace = engine.operations.workspace(nbytes)
 
-    def run(self, operands: Operands) -> None:
-        """Solve for D, which may be B. Collective over the ranks."""
+    def _queue(self, operands: Operands) -> None:
+        """Solve for D, which may be B."""
         b, d = operands.b, operands.d
         if not self._panels.panels:
             d[...] = 0

@@ -102,6 +102,26 @@ def test_a_plan_is_run_again_on_another_stream_and_as_a_graph(ctx, algo):
         assert "cublasMpSyrk" in str(plan.report()) or algo != "cublasmp" or "sing" in plan.report().path
 
 
+@pytest.mark.parametrize("algo", ["gathered", "panels"])
+@pytest.mark.parametrize(("side", "order"), [("L", "F"), ("R", "C")])
+def test_a_solve_is_run_again_and_as_a_graph(ctx, algo, side, order):
+    n, grid = 256, pb.Grid.squarest(ctx.size)
+    d = pb.MatrixDescriptor((n, n), (32, 32), grid, dtype="float64", order=order)
+    triangle = np.tril(integers((n, n), d.dtype, 9), -1) / n + 2 * np.eye(n)
+    a, b, out = place(ctx, triangle, d), place(ctx, np.zeros((n, n)), d), poisoned(ctx, d)
+    with pb.plan(pb.trsm, a, b, side=side, uplo="L", out=out, algo=algo) as plan:
+        graph = plan.graph()
+        for turn, run in enumerate((plan, plan, plan, graph.replay, plan)):
+            x = integers(d.shape, d.dtype, turn)
+            part = part_of(ctx, triangle @ x if side == "L" else x @ triangle, d)
+            if part is not None:
+                ctx.engine.from_host(b.local, part)
+            run()
+            got, part = ctx.engine.to_host(out.local), part_of(ctx, x, d)
+            close = part is None or np.allclose(got, part, rtol=0, atol=1e-9)
+            assert everywhere(ctx, "" if close else f"run {turn}") == ""
+
+
 def test_a_factorisation_by_blocks(ctx):
     """Cholesky of an SPD matrix from sub-matrices, syrk, gemm and trsm, checked by its residual."""
     n, nb, grid = 320, 32, pb.Grid.squarest(ctx.size)

@@ -291,16 +291,17 @@ class CublasmpOperations:
             return
         if self._lane == _LANES[0]:
             self._session.follow_stream()  # a product's own buffer may be among these
-        if d.strides[0] < d.strides[1]:
-            d, x, c, part = d.T, x.T, c.T, part and part.T
+        places: Any = () if part is None else part.indices(self.xp)
+        if d.strides[0] < d.strides[1]:  # kernels go along rows
+            d, x, c, *places = (each.T for each in (d, x, c, *places))
         is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo
         hermitian = is_complex and part is not None and part.hermitian
         how = alpha != 0, beta != 0, conjugate and is_complex, uplo, hermitian
         if how not in self._sums:
             self._sums[how] = _sum(*how)
         numbers = d.dtype.type(alpha), d.dtype.type(beta)
-        places: tuple[Any, ...] = () if part is None else (*part.indices(self.xp), part.part.diagonal)
-        self._sums[how](x if alpha != 0 else d, c if beta != 0 else d, *numbers, *places, d)
+        where = () if part is None else (*places, part.part.diagonal)
+        self._sums[how](x if alpha != 0 else d, c if beta != 0 else d, *numbers, *where, d)
 
 
 def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
