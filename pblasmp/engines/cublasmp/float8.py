@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit floats as bytes, which is how CuPy has them: rounding float32 to them.
+"""8-bit floats as bytes, which is how CuPy has them: their values, and rounding float32 to them.
 
 Source: OCP 8-bit Floating Point Specification (OFP8) 1.0.
 """
@@ -10,22 +10,45 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["to_bits"]
+from ...dtypes import is_float8
+
+__all__ = ["convert", "to_bits"]
 
 _MANTISSA, _BIAS = 23, 127  # of float32
-_FORMATS = {"float8_e4m3fn": (3, 7, 0x7E), "float8_e5m2": (2, 15, 0x7B)}  # mantissa, bias, the largest number
+_FORMATS = {  # mantissa, bias, the largest number, what larger ones are to NumPy
+    "float8_e4m3fn": (3, 7, 0x7E, 0x7F),
+    "float8_e5m2": (2, 15, 0x7B, 0x7C),
+}
 _NAN = 0x7F
 
 
-def to_bits(xp: Any, x: Any, dtype: np.dtype) -> Any:
-    """Return the bytes of float32 numbers rounded to 8-bit floats: ties to even, too large ones to the largest. Local.
+def convert(xp: Any, x: Any, of: np.dtype, to: np.dtype) -> Any:
+    """Return an array of another type, as NumPy's ``astype`` with ml_dtypes rounds. Local.
+
+    Args:
+        xp: numpy or cupy.
+        x: an array of type ``of``, of bytes where that is an 8-bit float.
+        of, to: element types, of which at least one is an 8-bit float. The result is bytes where ``to`` is one, float32
+            otherwise.
+    """
+    if is_float8(of):
+        values = np.arange(256, dtype=np.uint8).view(of).astype(np.float32)
+        x = xp.take(xp.asarray(values), x)
+    elif x.dtype.kind == "c":
+        x = x.real
+    return to_bits(xp, x.astype(np.float32), to, saturates=False) if is_float8(to) else x
+
+
+def to_bits(xp: Any, x: Any, dtype: np.dtype, *, saturates: bool = True) -> Any:
+    """Return the bytes of float32 numbers rounded to 8-bit floats, ties to even. Local.
 
     Args:
         xp: numpy or cupy.
         x: an array of float32.
         dtype: the 8-bit type.
+        saturates: numbers that are too large become the largest one; otherwise NaN, or infinity where there is one.
     """
-    mantissa, bias, largest = _FORMATS[dtype.name]
+    mantissa, bias, largest, beyond = _FORMATS[dtype.name]
     bits, size = x.view(np.uint32), abs(x)
     dropped = _MANTISSA - mantissa
     whole = bits & 0x7FFFFFFF
@@ -33,6 +56,7 @@ def to_bits(xp: Any, x: Any, dtype: np.dtype) -> Any:
     normal = ((whole + ((whole >> dropped) & 1) + half) >> dropped) - ((_BIAS - bias) << mantissa)
     smallest = 2.0 ** (1 - bias)  # that is normal
     steps = xp.rint(xp.where(size < smallest, size, 0) * (2.0**mantissa / smallest)).astype(np.uint32)
-    found = xp.minimum(xp.where(size < smallest, steps, normal), largest)
+    found = xp.where(size < smallest, steps, normal)
+    found = xp.where(found > largest, largest if saturates else beyond, found)
     found = xp.where(size == size, found, _NAN)
     return (found | ((bits >> 24) & 0x80)).astype(np.uint8)

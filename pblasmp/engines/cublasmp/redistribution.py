@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from ...comm import Communicator, Exchange, Side
+from ...comm import Side
 from ...dtypes import is_float8
 from ...layout import MatrixDescriptor
-from ...layout.trapezoid import Trapezoid, copy_part
+from ...layout.trapezoid import Trapezoid
+from ..arrays import new_part
 from ..base import Engine, Move, Workspace
 from ..exchange_move import ExchangeMove
 from ..options import Operands
 from . import faults
 from .call import PreparedCall, columns
+from .float8 import convert
 from .masked_copy import part_writer, write_all
 from .session import Session
 
@@ -37,10 +37,10 @@ def prepare_move(
     """Prepare a move between local arrays, of everything or of ``part``. Collective over the context."""
     float8 = is_float8(source.dtype) or is_float8(target.dtype)
     alike = source.dtype == target.dtype or not float8
-    if (source.same_places(target) and alike) or 0 in source.shape:
+    if 0 in source.shape or (alike and source.same_places(target)):
         return _Copy(part_writer(part, target, session.rank))
     if not alike:
-        return _ThroughHost(engine, session.comm, source, target, part)
+        return _Converted(engine, session, source, target, arrays, part)
     if copies(session):
         return ExchangeMove(engine, source, target, part, "by copy engines")
     if faults.moves_unseen(session.version, source.dtype):
@@ -75,44 +75,59 @@ class _Copy:
         """Nothing is held."""
 
 
-class _ThroughHost:
-    """A move that converts 8-bit floats, which CuPy does not know: through MPI and the host's memory."""
+class _Converted:
+    """A move that converts 8-bit floats, which no library and no kernel of ours does on the way: bytes travel.
 
-    workspace = Workspace(0, 0)
-    path = "through the host, which converts 8-bit floats"
+    Elements are converted before they travel where they become 8-bit floats, otherwise when they have arrived.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        comm: Communicator,
+        session: Session,
         source: MatrixDescriptor,
         target: MatrixDescriptor,
+        arrays: tuple[Array, Array],
         part: Trapezoid | None,
     ) -> None:
-        self._engine, self._source, self._target, self._part = engine, source, target, part
-        self._exchange = Exchange(comm, Side.of(source), Side.of(target), source.dtype)
-        self._rank = comm.rank
-        self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
+        self._xp, self._of, self._to = engine.xp, source.dtype, target.dtype
+        self._late = not is_float8(target.dtype)
+        between = (
+            replace(target, dtype=source.dtype, ld=None)
+            if self._late
+            else replace(source, dtype=target.dtype, ld=None)
+        )
+        self._between = new_part(engine, between)
+        moved = arrays[0] if self._late else self._between, self._between if self._late else arrays[1]
+        layouts = (source, between) if self._late else (between, target)
+        self._move = prepare_move(engine, session, *layouts, moved, part)
+        self._write = part_writer(part, target, session.rank)
+        self.path = f"{self._move.path}, converting 8-bit floats"
+        self.workspace = self._move.workspace
+        self.sent_bytes, self.copied_bytes = (
+            self._move.sent_bytes,
+            self._move.copied_bytes + self._between.nbytes,
+        )
 
     def run(self, source: Array, target: Array) -> None:
-        """Move everything, or the part. Collective over the context."""
-        there = self._engine.to_host(target).view(self._target.dtype)
-        arriving = there if self._part is None else np.empty_like(there)
-        mine = self._engine.to_host(source).view(self._source.dtype)
-        self._exchange.run(
-            [mine if rank == self._rank else None for rank in range(self._source.grid.size)],
-            [arriving if rank == self._rank else None for rank in range(self._target.grid.size)],
-        )
-        if self._part is not None and self._rank < self._target.grid.size:
-            copy_part(there, arriving, self._part, *self._target.global_indices(self._rank))
-        self._engine.from_host(target, there)
+        """Queue the move of everything, or of the part. Collective over the context."""
+        between = self._between
+        if self._late:
+            self._move.run(source, between)
+            if target.size:
+                self._write(target, convert(self._xp, between, self._of, self._to))
+        else:
+            if source.size:
+                between[...] = convert(self._xp, source, self._of, self._to)
+            self._move.run(between, target)
 
-    def misfit(self, source: Array) -> str:  # noqa: ARG002
-        """Any array of the planned layout will do."""
-        return ""
+    def misfit(self, source: Array) -> str:
+        """Return why ``source`` cannot take the place of the planned array, or an empty string. Local."""
+        return self._move.misfit(source) if self._late else ""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free what only this move holds. Collective over the context."""
+        self._move.close()
 
 
 class _Gemr2D(PreparedCall):

@@ -23,7 +23,8 @@ CONVERTS = {
     "complex128": ("complex128", "complex64"),
     "complex64": ("complex64", "complex128"),
     "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
+    "bfloat16": ("bfloat16", "float32", "float8_e5m2"),
+    "float8_e4m3fn": ("float8_e4m3fn", "float32", "complex128", "float8_e5m2"),
 }
 AROUND = 7  # the values around a sub-matrix that is written
 
@@ -101,7 +102,7 @@ def around(ctx: pb.Context, parent: pb.DistributedMatrix, end: End) -> str:
     untouched = part_of(ctx, mask, parent.descriptor)
     if untouched is None:
         return ""
-    values = ctx.engine.to_host(parent.local)[untouched == 1].astype(np.complex128)
+    values = parent.on_host()[untouched == 1].astype(np.complex128)
     return "" if (values == AROUND).all() else "wrote outside the sub-matrix"
 
 

@@ -72,6 +72,7 @@ def wrong_part(ctx: pb.Context, got: pb.DistributedMatrix, part: np.ndarray, tol
 
 def unequal(local: np.ndarray, part: np.ndarray, dtype: np.dtype, tolerance: float = 0) -> str:
     """Return how an array of elements of ``dtype`` differs from ``part``, or an empty string."""
+    local = local if local.dtype == dtype or local.dtype != np.uint8 else local.view(dtype)  # 8-bit floats
     value = local.astype(np.complex128 if dtype.kind == "c" else np.float64)
     error = np.abs(value - part.astype(dtype).astype(value.dtype))
     scale = max(1.0, float(np.abs(part).max(initial=0)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAttribute, MatrixScale
-from pblasmp.dtypes import as_dtype
-from pblasmp.engines.cublasmp.float8 import to_bits
+from pblasmp.dtypes import DTYPES, FLOAT8, as_dtype
+from pblasmp.engines.cublasmp.float8 import convert, to_bits
 from pblasmp.engines.cublasmp.scales import check
 from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
@@ -264,3 +265,33 @@ def test_tensors_of_pytorch_are_taken_as_bytes(ctx, lib, monkeypatch):
     other = pb.MatrixDescriptor((4, 6), (4, 6), pb.Grid(1, 1), dtype=E5)
     with pytest.raises(pb.LayoutError, match="local array: dtype is float8_e4m3fn, expected float8_e5m2"):
         ctx.from_local(Tensor(), other)
+
+
+@pytest.mark.parametrize(
+    ("of", "to"),
+    [*itertools.product(
+        ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64"), FLOAT8
+     ), *((name, "float32") for name in FLOAT8)],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_types_are_converted_as_by_numpy(of, to):
+    """Of every number of 8 or 16 bits; of random ones of all sizes, and of those between and beyond all 8-bit ones."""
+    of, to = ((DTYPES | FLOAT8)[name] for name in (of, to))
+    if of.itemsize <= 2:
+        x = np.arange(256**of.itemsize, dtype=f"u{of.itemsize}").view(of)
+    else:
+        numbers = np.arange(128, dtype=np.uint8).view(to)
+        numbers = np.sort(numbers.astype(np.float64)[np.isfinite(numbers.astype(np.float64))])
+        between = (numbers[1:] + numbers[:-1]) / 2
+        spread = np.random.default_rng(1).standard_normal(5000) * 10.0 ** np.arange(-9, 11).repeat(250)
+        x = np.concatenate(
+            [numbers, between, between * (1 + 1e-6), between * (1 - 1e-6), spread, [np.inf, 1e30]]
+        )
+        x = np.concatenate([x, -x, [np.nan]]).astype(of)
+    expected = (x.real if of.kind == "c" else x).astype(to)
+    stored = x.view(np.uint8) if of.itemsize == 1 else x
+    found = convert(np, stored, of, to)
+    found = found.view(to) if to.itemsize == 1 else found
+    wide = [each.astype(np.float32) for each in (found, expected)]
+    assert np.array_equal(*wide, equal_nan=True)
+    assert np.array_equal(*(np.signbit(each[~np.isnan(each)]) for each in wide))
