@@ -212,6 +212,7 @@ class FakeGpu:
         self.called: list[tuple[str, str]] = []
         self.fails: tuple[str, str] | None = None
         self.patience, self.stuck, self.connecting = 3600.0, False, False
+        self.solvers: dict[int, list[int]] = {}  # stream and workspace of cuBLAS, by handle
         self.lost, self.nccl_error, self.aborted = 0, 0, []
         self.refuses: Any = None
 
@@ -317,6 +318,7 @@ class FakeGpu:
         if self.lt is not None:
             members = {name: getattr(self.lt, name) for name in dir(self.lt) if not name.startswith("_")}
             modules["nvmath.bindings.cublasLt"] = SimpleNamespace(**members)
+            modules["nvmath.bindings.cublas"] = self._solver()
             modules["cuda.bindings"] = SimpleNamespace(driver=self._driver())
         parents: dict[str, ModuleType] = {}
         for name, given in modules.items():
@@ -579,6 +581,35 @@ class FakeGpu:
 
         return Stream, Event
 
+    def _solver(self) -> SimpleNamespace:
+        """nvmath.bindings.cublas: its handles lose their workspace where they change their stream."""
+
+        def create() -> int:
+            handle = self._make("cuBLAS", None)
+            self.solvers[handle] = [0, 0]
+            return handle
+
+        def set_stream(handle: int, stream: int) -> None:
+            self.solvers[handle] = [stream, 0]
+
+        def set_workspace(handle: int, address: int, nbytes: int) -> None:
+            assert address
+            self.solvers[handle][1] = nbytes
+
+        def checked(solve: Any) -> Any:
+            def call(handle: int, *arguments: Any) -> None:
+                stream, nbytes = self.solvers[handle]
+                assert (stream, bool(nbytes)) == (self.stream, True)
+                solve(handle, *arguments)
+
+            return call
+
+        solves = {name: checked(call) for name, call in vars(self._cublas()).items() if "trsm" in name}
+        return SimpleNamespace(
+            create=create, destroy=lambda handle: self._release("cuBLAS", handle),
+            set_stream=set_stream, set_workspace=set_workspace, **solves,
+        )  # fmt: skip
+
     def _cublas(self) -> SimpleNamespace:
         def matrix(at: int, rows: int, cols: int, ld: int, kind: np.dtype, op: int) -> Any:
             rows, cols = (cols, rows) if op else (rows, cols)
@@ -588,12 +619,17 @@ class FakeGpu:
             x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
             return x.T if op else x
 
+        def recorded(handle: int) -> None:
+            if handle == 77 and self.stream in self.capturing:  # CuPy's
+                raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
         def gemm_ex(
             handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
             alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
             beta: int, d: int, type_d: int, ldd: int, compute: int, algo: int,
         ) -> None:  # fmt: skip
             assert (handle, algo) == (77, -1)
+            recorded(handle)
             self.events.append(("gemm", self.stream, (m, n, k)))
             names = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
             kinds = [np.dtype(names.get(t, bfloat16)) for t in (type_a, type_b, type_d)]
@@ -619,7 +655,8 @@ class FakeGpu:
                 handle: int, side: int, fill: int, op: int, diag: int, m: int, n: int,
                 alpha: int, a: int, lda: int, x: int, ldx: int,
             ) -> None:  # fmt: skip
-                assert handle == 77
+                assert handle in self.solvers or handle == 77
+                recorded(handle)
                 self.events.append(("trsm", self.stream, (m, n)))
                 order = n if side else m
                 stored = matrix(a, order, order, lda, kind, 0).astype(wide)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every lane; CUDA graphs may record them.
 
-The binding is nvmath-python's: its calls cost a microsecond, ctypes' with 16 arguments several.
+Triangular solves, too, which are cuBLAS's. The bindings are nvmath-python's: their calls cost a microsecond, ctypes'
+with 16 arguments several, and CuPy's cuBLAS refuses to be recorded.
+
 Matrices are row-major. cuBLASLt's are column-major, so it is asked for the transpose: D^T = op(W)^T op(X)^T; what is
 row-major in memory is the transpose already, and the letters of op stay as they are.
 
@@ -106,25 +108,28 @@ def why_not_float8(x: View, w: View, d: View, op_x: Op = "N", op_w: Op = "T") ->
 
 
 class LocalProducts:
-    """cuBLASLt on one GPU. Local; ``close`` gives everything back.
+    """cuBLASLt on one GPU, and cuBLAS's trsm. Local; ``close`` gives everything back.
 
     Args:
         cupy: the module; its current device is the GPU.
         binding: ``nvmath.bindings.cublasLt``, by default imported.
+        cublas: ``nvmath.bindings.cublas``, likewise; None with another ``binding``: there is no ``trsm``.
 
     Raises:
         LibraryNotFoundError: nvmath-python is not installed.
     """
 
-    def __init__(self, cupy: Any, binding: Any = None) -> None:
+    def __init__(self, cupy: Any, binding: Any = None, cublas: Any = None) -> None:
         if binding is None:
             try:
+                import nvmath.bindings.cublas
                 import nvmath.bindings.cublasLt
             except ImportError as error:
                 raise LibraryNotFoundError(
                     f"nvmath-python is not installed ({error}): pip install 'pblasmp[cu13]'"
                 ) from None
-            binding = nvmath.bindings.cublasLt
+            binding, cublas = nvmath.bindings.cublasLt, nvmath.bindings.cublas
+        self._cublas = cublas
         self._cupy, self._lt = cupy, binding
         self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the one used last is the last one
         self._workspaces: dict[str, Any] = {}
@@ -133,6 +138,9 @@ class LocalProducts:
         self._closing = ExitStack()
         self._handle = binding.create()
         self._closing.callback(binding.destroy, self._handle)
+        if cublas is not None:
+            self._solver = cublas.create()
+            self._closing.callback(cublas.destroy, self._solver)
 
     def reserve(self) -> None:
         """Make the workspace of "main" now: in a run, other ranks may be waiting already. Local."""
@@ -203,6 +211,19 @@ class LocalProducts:
             d.address, product.layouts[3],
             product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
         )  # fmt: skip
+
+    def trsm(self, stream: int, letter: str, *arguments: int) -> None:
+        """Queue cuBLAS's trsm, in the lane "main". Local.
+
+        Args:
+            stream: address of the CUDA stream.
+            letter: "s", "d", "c" or "z".
+            arguments: what follows the handle in C; alpha is on the host.
+        """
+        self._cublas.set_stream(self._solver, stream)
+        workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has taken it away
+        self._cublas.set_workspace(self._solver, *workspace)
+        getattr(self._cublas, f"{letter}trsm")(self._solver, *arguments)
 
     def _with_aligned_scales(self, finish: Finish, stream: int, lane: str) -> Finish:
         """Queue copies of the scales whose addresses cuBLASLt does not take. Return where all of them are."""

@@ -250,14 +250,18 @@ class CublasmpOperations:
         self._check(f"solving {x.shape[0]} equations for {x.shape[1]} right-hand sides", m, n, lda, ldx)
         stored_lower = lower == (trans_a == "N")
         transposes = turned == (trans_a == "N")
-        scalar = np.array(alpha, dtype=x.dtype)
-        routine = getattr(self._cublas, f"{element_type(x.dtype).blas}trsm")
-        routine(
-            self._handle, int(SideMode.RIGHT if turned else SideMode.LEFT),
+        scalar, letter = np.array(alpha, dtype=x.dtype), element_type(x.dtype).blas
+        arguments = (
+            int(SideMode.RIGHT if turned else SideMode.LEFT),
             int(FillMode.LOWER if stored_lower else FillMode.UPPER),
             int(Operation.T if transposes else Operation.N), int(DiagType.UNIT if unit else DiagType.NON_UNIT),
-            m, n, scalar.ctypes.data, a.data.ptr, lda, x.data.ptr, ldx,
+            m, n, scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
         )  # fmt: skip
+        if self._products is None:
+            getattr(self._cublas, f"{letter}trsm")(self._handle, *arguments)
+        else:
+            self._session.follow_stream()  # it shares a workspace with products
+            self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments)
 
     @staticmethod
     def _check(what: str, *numbers: int) -> None:

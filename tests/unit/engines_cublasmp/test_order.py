@@ -87,11 +87,14 @@ def test_products_on_several_streams_take_turns(ctx, lib, algo):
             lib.gpu.events.clear()
 
 
-@pytest.mark.parametrize("algo", ["gathered", "push"])
-def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, algo):
-    a, b = ctx.zeros(D), ctx.zeros(D)
+@pytest.mark.parametrize(
+    ("call", "algo"),
+    [(pb.matmul, "gathered"), (pb.matmul, "push"), (pb.trsm, "gathered"), (pb.trsm, "panels")],
+)
+def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, call, algo):
+    a, b = ctx.eye(D), ctx.zeros(D)
     stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
-    with pb.plan_matmul(a, b, algo=algo) as plan, pb.plan_matmul(b, a, algo=algo) as between:
+    with pb.plan(call, a, b, algo=algo) as plan, pb.plan_matmul(b, a, algo="gathered") as between:
         for run in range(4):  # the first as it is, the second records
             with other:
                 between(a=b)
