@@ -619,17 +619,12 @@ class FakeGpu:
             x = np.ndarray((rows, cols), kind, memory, strides=(kind.itemsize, ld * kind.itemsize))
             return x.T if op else x
 
-        def recorded(handle: int) -> None:
-            if handle == 77 and self.stream in self.capturing:  # CuPy's
-                raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
-
         def gemm_ex(
             handle: int, op_a: int, op_b: int, m: int, n: int, k: int,
             alpha: int, a: int, type_a: int, lda: int, b: int, type_b: int, ldb: int,
             beta: int, d: int, type_d: int, ldd: int, compute: int, algo: int,
         ) -> None:  # fmt: skip
             assert (handle, algo) == (77, -1)
-            recorded(handle)
             self.events.append(("gemm", self.stream, (m, n, k)))
             names = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16"}
             kinds = [np.dtype(names.get(t, bfloat16)) for t in (type_a, type_b, type_d)]
@@ -656,7 +651,8 @@ class FakeGpu:
                 alpha: int, a: int, lda: int, x: int, ldx: int,
             ) -> None:  # fmt: skip
                 assert handle in self.solvers or handle == 77
-                recorded(handle)
+                if handle == 77 and self.stream in self.capturing:  # CuPy's
+                    raise NotImplementedError("calling cuBLAS API during stream capture is unsupported")
                 self.events.append(("trsm", self.stream, (m, n)))
                 order = n if side else m
                 stored = matrix(a, order, order, lda, kind, 0).astype(wide)
