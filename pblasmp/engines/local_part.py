@@ -24,20 +24,10 @@ class LocalPart:
         part: the trapezoid.
         rows, cols: global index of each row and column of the array, ascending.
         hermitian: the main diagonal is real: imaginary parts there are not read, and written as 0.
-        within: the part that this one is a tile of, and which rows and columns of it.
     """
 
-    def __init__(
-        self,
-        part: Trapezoid,
-        rows: Indices,
-        cols: Indices,
-        *,
-        hermitian: bool = False,
-        within: tuple[LocalPart, slice, slice] | None = None,
-    ) -> None:
+    def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
         self.part, self.rows, self.cols, self.hermitian = part, rows, cols, hermitian
-        self._within = within
         self._tiles: dict[int, list[Tile]] = {}
         self._indices: tuple[Array, Array] | None = None
 
@@ -57,7 +47,7 @@ class LocalPart:
         return self.rows[:, None] == self.cols if self.hermitian else None
 
     def tiles(self, finest: int) -> list[Tile]:
-        """Return the tiles that make it up, the largest first, made once. Local.
+        """Return the tiles that make it up, the largest first, made once, with ``indices`` that have been made. Local.
 
         Args:
             finest: columns of a tile of which only some elements are inside.
@@ -67,8 +57,10 @@ class LocalPart:
             for down, across, cut in self.part.parts(self.rows, self.cols, finest):
                 tile = None
                 if cut:
-                    rows, cols, within = self.rows[down], self.cols[across], (self, down, across)
-                    tile = LocalPart(self.part, rows, cols, hermitian=self.hermitian, within=within)
+                    rows, cols = self.rows[down], self.cols[across]
+                    tile = LocalPart(self.part, rows, cols, hermitian=self.hermitian)
+                    if self._indices is not None:
+                        tile._indices = self._indices[0][down], self._indices[1][:, across]
                 tiles.append((down, across, tile))
             tiles.sort(key=lambda tile: (tile[0].start - tile[0].stop) * (tile[1].stop - tile[1].start))
         return self._tiles[finest]
@@ -76,12 +68,7 @@ class LocalPart:
     def indices(self, xp: Any) -> tuple[Array, Array]:
         """Return the global indices of rows (as a column) and columns (as a row), made once. Local."""
         if self._indices is None:
-            if self._within is None:
-                self._indices = xp.asarray(self.rows[:, None]), xp.asarray(self.cols[None, :])
-            else:
-                whole, down, across = self._within
-                rows, cols = whole.indices(xp)
-                self._indices = rows[down], cols[:, across]
+            self._indices = xp.asarray(self.rows[:, None]), xp.asarray(self.cols[None, :])
         return self._indices
 
 

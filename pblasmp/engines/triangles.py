@@ -205,10 +205,10 @@ class ResultPart:
             operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
             operations.add(view, 1, product, beta, view if old is None else old, part, conjugate=False)
 
-        self._local.indices(operations.xp)  # before tasks on several streams need them
         operations.concurrently([partial(multiply, *tile) for tile in self._tiles(operations)])
 
     def _tiles(self, operations: Operations) -> list[Tile]:
+        self._local.indices(operations.xp)  # now: tasks on several streams read them
         return self._local.tiles(_finest(operations, len(self._local.cols)))
 
     def write(

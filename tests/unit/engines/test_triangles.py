@@ -16,10 +16,15 @@ from pblasmp.layout import Trapezoid
 class Counting:
     """Operations that add up what they multiply, and count the tiles that they cut."""
 
-    xp = np
-
     def __init__(self, tile):
         self.tile, self.whole, self.cut, self.elements = tile, 0, 0, 0
+        self.forked, self.uploads = False, 0
+        self.xp = SimpleNamespace(empty=np.empty, asarray=self.upload)
+
+    def upload(self, array):
+        assert not self.forked, "another stream may read it before it is there"
+        self.uploads += 1
+        return np.asarray(array)
 
     def gemm(self, alpha, a, b, beta, d, compute=None, c=None):
         d[...] = alpha * (a @ b) + (beta * d if beta else 0)
@@ -27,12 +32,16 @@ class Counting:
         self.elements += d.size
 
     def add(self, d, alpha, x, beta, c, part, *, conjugate):
+        rows, cols = part.indices(self.xp)
+        assert np.array_equal(cols - rows <= 0 if part.part.uplo == "L" else cols - rows >= 0, part.mask)
         np.copyto(d, alpha * x + (beta * c if beta else 0), where=part.mask)
         self.cut += 1
 
     def concurrently(self, tasks):
+        self.forked = True
         for task in tasks:
             task()
+        self.forked = False
 
 
 @pytest.mark.parametrize("uplo", "LU")
@@ -47,6 +56,7 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile):
     inside = np.tril(np.ones((n, n))) if uplo == "L" else np.triu(np.ones((n, n)))
     assert np.array_equal(np.where(inside, target, 0), np.where(inside, left @ right, 0))
     assert np.isnan(target[inside == 0]).all()
+    assert operations.uploads == 2  # indices of all rows and columns
     assert operations.cut <= 2 * triangles._TILES
     assert operations.whole <= 4 * triangles._TILES
     assert operations.elements < inside.sum() * (1 + 2 / min(n // tile, triangles._TILES))
