@@ -28,13 +28,16 @@ class LocalPart:
 
     def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
         self.part, self.rows, self.cols, self.hermitian = part, rows, cols, hermitian
+        self._is_tile = False
         self._tiles: dict[int, list[Tile]] = {}
         self._indices: tuple[Array, Array] | None = None
 
     @cached_property
     def T(self) -> LocalPart:  # noqa: N802
         """The same elements of the transposed array."""
-        return LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
+        turned = LocalPart(self.part.T, self.cols, self.rows, hermitian=self.hermitian)
+        turned._is_tile = self._is_tile
+        return turned
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:
@@ -50,8 +53,10 @@ class LocalPart:
         """Return the tiles that make it up, the largest first, made once, with ``indices`` that have been made. Local.
 
         Args:
-            finest: columns of a tile of which only some elements are inside.
+            finest: columns of a tile of which only some elements are inside; a tile is not divided again.
         """
+        if self._is_tile:
+            return [(slice(None), slice(None), self)]
         if finest not in self._tiles:
             tiles = self._tiles[finest] = []
             for down, across, cut in self.part.parts(self.rows, self.cols, finest):
@@ -59,6 +64,7 @@ class LocalPart:
                 if cut:
                     rows, cols = self.rows[down], self.cols[across]
                     tile = LocalPart(self.part, rows, cols, hermitian=self.hermitian)
+                    tile._is_tile = True
                     if self._indices is not None:
                         tile._indices = self._indices[0][down], self._indices[1][:, across]
                 tiles.append((down, across, tile))
