@@ -103,11 +103,9 @@ class _Converted:
         self._move = prepare_move(engine, session, *layouts, moved, part)
         self._write = part_writer(part, target, session.rank)
         self.path = f"{self._move.path}, converting 8-bit floats"
-        self.workspace = self._move.workspace
-        self.sent_bytes, self.copied_bytes = (
-            self._move.sent_bytes,
-            self._move.copied_bytes + self._between.nbytes,
-        )
+        more, needs = self._between.nbytes, self._move.workspace
+        self.workspace = Workspace(needs.device_bytes + more, needs.host_bytes)
+        self.sent_bytes, self.copied_bytes = self._move.sent_bytes, self._move.copied_bytes + more
 
     def run(self, source: Array, target: Array) -> None:
         """Queue the move of everything, or of the part. Collective over the context."""

@@ -170,3 +170,14 @@ def test_every_call_failing(alone, stand_in):
             found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
         wrongs += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
     assert not wrongs, "\n".join(wrongs)
+
+
+@pytest.mark.parametrize(("of", "to"), [("float8_e4m3fn", "float32"), ("float64", "float8_e5m2")])
+def test_a_copy_of_what_is_converted_is_in_the_workspace(ctx, of, to):
+    """In bytes, which travel."""
+    x = ctx.empty(replace(D, dtype=of))
+    d = replace(D, dtype=to, block=(5, 8))
+    move = ctx.engine.prepare_move(x.descriptor, d, (x.local, ctx.empty(d).local), None)
+    assert move.path.endswith(", converting 8-bit floats")
+    assert move.workspace.device_bytes == 6 * 8
+    move.close()
