@@ -29,19 +29,15 @@ def fill(ctx: pb.Context, a: pb.DistributedMatrix) -> None:
 
 
 def residual(lower: pb.DistributedMatrix, a: pb.DistributedMatrix) -> float:
-    """Return the largest entry of A - L L^T, in some blocks below the diagonal, over A's largest. Collective.
+    """Return the largest entry of A - L L^T, in some blocks, over A's largest. Collective.
 
     Few blocks, since all of A besides A and L needs not fit into memory; the last ones depend on all the others.
     """
     block = a.descriptor.block[0]
     count = -(-a.shape[0] // block)
     worst = 0.0
-    for i, j in {
-        (count - 1, count - 2),
-        (count - 1, 0),
-        (count - 1, count // 2),
-        (count // 2, count // 2 - 1),
-    }:
+    half, last = count // 2, count - 1
+    for i, j in sorted({(last, last - 1), (last, 0), (last, half), (half, half - 1)}):
         rows, columns = (slice(x * block, (x + 1) * block) for x in (i, j))
         before = slice(0, j * block)
         found = pb.trmm(lower[columns, columns], lower[rows, columns], side="R", uplo="L", op_a="T")

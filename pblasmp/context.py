@@ -23,7 +23,6 @@ from .comm import (
     Communicator,
     RepeatedCalls,
     Running,
-    break_off,
     closing,
     is_agreed,
     leave,
@@ -241,7 +240,7 @@ class Context:
         self._check_open()
         return Agreement(self._control, call)
 
-    def _running(self, call: str) -> Running:
+    def _running(self, call: str, *, checks: bool = True) -> Running:
         """Return what goes around every collective call, its agreements included. Local.
 
         ``with ctx._running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
@@ -251,15 +250,7 @@ class Context:
             ClosedError: the context is closed.
         """
         self._check_open()
-        return Running(self._control, call)
-
-    def _break_off(self, error: BaseException, call: str) -> None:
-        """Break the context on every rank where this one alone leaves ``call`` with ``error``. Local.
-
-        Raises:
-            PblasmpError: what is behind ``error``, see ``comm.break_off``.
-        """
-        break_off(self._control, error, call)
+        return Running(self._control, call, checks=checks)
 
     def _check_open(self) -> None:
         """Raise ClosedError if the context is closed. Local."""

@@ -115,13 +115,15 @@ def full(ctx: Context, layout: Layout, value: Any) -> DistributedMatrix:
 
 def eye(ctx: Context, layout: Layout) -> DistributedMatrix:
     """Return the identity. Collective over the context; see ``Context.eye``."""
-    out = new(ctx, "eye", layout)
-    out.local[...] = 0
-    coords = ctx._coords(out.descriptor)
-    if coords is not None:
-        i, j = diagonal_places(out.descriptor, coords)
-        xp = ctx.engine.xp
-        out.local[xp.asarray(i), xp.asarray(j)] = as_element(out, 1)
+    with ctx._agreement("eye") as facts:
+        facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
+        out = ctx._allocate(descriptor)
+        out.local[...] = 0
+        coords = ctx._coords(descriptor)
+        if coords is not None:
+            i, j = diagonal_places(descriptor, coords)
+            xp = ctx.engine.xp
+            out.local[xp.asarray(i), xp.asarray(j)] = as_element(out, 1)
     return out
 
 

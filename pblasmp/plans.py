@@ -130,16 +130,9 @@ class Plan(Generic[Result]):
 
     def _queue(self, operands: Operands) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
-        channel = self._ctx._control.channel
-        channel.take_turn(self._call)
-        try:
-            channel.runs += 1
+        with self._ctx._running(self._call, checks=False):
+            self._ctx._control.channel.runs += 1
             self._product.run(operands)
-        except BaseException as error:
-            self._ctx._break_off(error, self._call)
-            raise
-        finally:
-            channel.end_turn()
 
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .agreement import Agreement, Running, break_off, closing, is_agreed, leave
+from .agreement import Agreement, Running, closing, is_agreed, leave
 from .board import make_boards
 from .communicator import Communicator, cores_of, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
@@ -22,7 +22,6 @@ __all__ = [
     "SharedMemory",
     "Side",
     "SideChannel",
-    "break_off",
     "closing",
     "cores_of",
     "is_agreed",

@@ -21,7 +21,7 @@ from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator
 from .side_channel import SideChannel, text_of
 
-__all__ = ["CLOSING", "Agreement", "Running", "break_off", "closing", "differs_only_in", "is_agreed", "leave"]
+__all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_only_in", "is_agreed", "leave"]
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -129,13 +129,14 @@ class Running:
     Args:
         comm: the ranks, those of the whole context.
         call: what it is called in messages.
+        checks: look for ranks that have left once it is done; not needed where it only queues work.
 
     Raises:
         ClosedError: the context is broken, or another thread is using it.
     """
 
-    def __init__(self, comm: Communicator, call: str) -> None:
-        self._comm, self._call = comm, call
+    def __init__(self, comm: Communicator, call: str, *, checks: bool = True) -> None:
+        self._comm, self._call, self._checks = comm, call, checks
 
     def __enter__(self) -> None:
         self._comm.channel.take_turn(self._call)
@@ -145,16 +146,16 @@ class Running:
     ) -> None:
         channel = self._comm.channel
         try:
-            if error is None:
+            if error is not None:
+                _break_off(self._comm, error, self._call)
+            elif self._checks:
                 channel.check()  # what came from a rank that has left may be wrong
                 channel.forget()
-            else:
-                break_off(self._comm, error, self._call)
         finally:
             channel.end_turn()
 
 
-def break_off(comm: Communicator, error: BaseException, call: str) -> None:
+def _break_off(comm: Communicator, error: BaseException, call: str) -> None:
     """Break the context of ``comm`` on every rank where this one alone leaves ``call`` with ``error``. Local.
 
     Raises:

@@ -71,6 +71,8 @@ class SolveProduct(QueuedProduct):
             self.sent_bytes = sum(move.sent_bytes for move in moves)
             self.copied_bytes = sum(move.copied_bytes for move in moves)
             nbytes = self._panels.nbytes + self._bytes
+            if not (self._in_d or engine.agrees):
+                self._carved()  # here the ranks agree, in a run they do not
         self.workspace = engine.operations.workspace(nbytes)
 
     def _queue(self, operands: Operands) -> None:

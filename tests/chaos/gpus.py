@@ -63,7 +63,12 @@ WORKS = "matmul gathered", "ar push", "ar one_shot", "ar nccl", "matmul default"
 TRIALS: list[dict[str, Any]] = [
     {"fault": "memory", "work": "", "cases": CASES[:5]},
     {"fault": "memory", "work": "", "cases": CASES[5:]},
-    {"fault": "memory", "work": "", "cases": ["matmul gathered", "matmul panels"], "ranks_per_node": "1"},
+    {
+        "fault": "memory",
+        "work": "by messages",
+        "cases": CASES[1:3],
+        "environ": {"PBLASMP_RANKS_PER_NODE": "1"},
+    },
     *({"fault": "kill", "work": work} for work in WORKS),
     *({"fault": "trap", "work": work} for work in WORKS),
     *({"fault": "raise", "work": work} for work in WORKS[::2]),
@@ -82,7 +87,7 @@ def tried(
         directory = Path(name)
         (directory / "trial.json").write_text(json.dumps(dict(orders)))
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        environ["PBLASMP_RANKS_PER_NODE"] = orders.get("ranks_per_node", "")  # "1": messages go by NCCL
+        environ |= orders.get("environ", {})
         command = [sys.executable, "-m", "tests.chaos.gpu_program", name]
         with Job(command, nranks, directory / "output", environ=environ) as job:
             deadline = time.monotonic() + whole

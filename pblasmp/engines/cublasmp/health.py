@@ -62,7 +62,7 @@ class Health:
         self._queues, self._raise_flags = queues, raise_flags
         self._aside = cupy.cuda.Stream(non_blocking=True)  # on which nothing waits
         self._lost: StatusError | None = None
-        self._aborted = False
+        self._aborting = threading.Lock()  # taken for good by the first thread that aborts
         self.nccls: list[Any] = []
         self.own: list[Any] = []
         self._over = threading.Event()
@@ -120,9 +120,8 @@ class Health:
         Args:
             blocked: this rank's own thread may be waiting in NCCL.
         """
-        if self._aborted:
+        if not self._aborting.acquire(blocking=False):
             return
-        self._aborted = True
         self._over.set()
         self.nccls.clear()
         _keep_for_good(self)

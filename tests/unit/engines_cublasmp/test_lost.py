@@ -219,7 +219,7 @@ def test_a_first_run_that_fails_on_some_ranks_only_breaks_the_context(stand_in):
 
 
 def memory_that_is_short(comm: Any, path: str) -> Any:
-    """One rank lacks memory for messages or slabs: every rank raises MemoryError, and the context stays usable."""
+    """One rank lacks memory for values, messages or slabs: an error of every rank; the context stays usable."""
     with (
         machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib,
         pb.Context(comm, engine="cublasmp") as ctx,
@@ -228,8 +228,19 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
         b = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(comm.size, 1))
         for name, call in {
             "values": lambda: ctx.from_function(lambda i, j: i + j, a.descriptor),
+            "identity": lambda: ctx.eye(a.descriptor),
+            "full": lambda: ctx.full(a.descriptor, 2),
+            "random": lambda: ctx.random(a.descriptor, seed=1),
+            "scatter": lambda: ctx.scatter(np.ones((64, 64)) if ctx.rank == 0 else None, a.descriptor),
+            "allgather": a.allgather,
+            "copy": a.copy,
+            "transposed copy": a.T.copy,
+            "astype": lambda: a.astype("float32"),
+            "trace": a.trace,
+            "diagonal": a.diagonal,
             "messages": lambda: a.redistribute(b),
             "slabs": lambda: pb.matmul(a, a, algo="gathered"),
+            "right-hand sides": lambda: pb.trsm(ctx.eye(a.descriptor), a, side="R", algo="gathered"),
         }.items():
             failed: set[Any] = set()
             while True:
