@@ -25,12 +25,13 @@ if __package__ in (None, ""):
 from benchmarks.gpu_bench import STUCK_SECONDS, Bench, together
 from benchmarks.gpu_devices import Gpu, Rehearsal, machine
 from benchmarks.gpu_host import time_calls
+from benchmarks.gpu_layouts import time_layouts
 from benchmarks.gpu_report import AUTO, GEMM, NCCL, NVMATH, SHAPES, plot, report
 from benchmarks.ranks import on_ranks
 from reference.gpu import Contender
 
 HERE = Path(__file__).resolve().parent
-SECTIONS = ("ag", "rs", "ar", "2d", "host")
+SECTIONS = ("ag", "rs", "ar", "2d", "layouts", "host")
 ALGORITHMS = ("default", "no_overlap", "split_p2p")
 MULTICAST_OFF = {
     "NCCL_NVLS_ENABLE": "0",
@@ -120,6 +121,12 @@ def planned(arguments: argparse.Namespace, ranks: int) -> list[tuple[str, Callab
                     (section, partial(time_block_cyclic, n=size, block=b, dtype=dtype, shape=grid, ops=ops))
                     for b in arguments.block or few
                 ]
+        elif section == "layouts":
+            work += [
+                (section, partial(time_layouts, n=size, block=block, dtype=dtype, shape=grid))
+                for size, dtype, grid in product(arguments.n or [n], ("bfloat16", "float64"), grids)
+                for block in arguments.block or (size // 64,)
+            ]
         elif section == "host":
             work += [(section, partial(time_calls, scheme=s, n=small)) for s in ("ag", "rs", "ar", "2d")]
         else:
@@ -180,10 +187,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--algo", type=without_multicast, nargs="*", default=list(ALGORITHMS), help="besides auto"
     )
-    parser.add_argument("--n", type=int, nargs="*", help="2d: orders of the matrices (default: 16384)")
-    parser.add_argument("--block", type=int, nargs="*", help="2d: block sizes (default: n/64, n/16, n/2)")
     parser.add_argument(
-        "--grid", type=grid_shape, nargs="*", help="2d: grids, as 1x4 (default: the squarest)"
+        "--n", type=int, nargs="*", help="2d, layouts: orders of the matrices (default: 16384)"
+    )
+    parser.add_argument(
+        "--block",
+        type=int,
+        nargs="*",
+        help="2d, layouts: block sizes (default: n/64, for 2d also n/16 and n/2)",
+    )
+    parser.add_argument(
+        "--grid", type=grid_shape, nargs="*", help="2d, layouts: grids, as 1x4 (default: the squarest)"
     )
     parser.add_argument(
         "--ops", nargs="*", choices=("NN", "TN", "NT", "TT"), default=["NN"], help="2d: op of A and of B"

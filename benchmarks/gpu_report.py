@@ -31,6 +31,7 @@ TITLES = {
     "rs": "GEMM + ReduceScatter",
     "ar": "GEMM + AllReduce",
     "2d": "2D block-cyclic GEMM",
+    "layouts": "2D block-cyclic GEMM by op and layout",
     "host": "Host time per call",
 }
 HEADLINE = (AUTO, SYMMETRIC, NCCL, NVMATH, GEMM)
@@ -111,6 +112,23 @@ def host_table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def layouts_table(rows: Sequence[Row]) -> str:
+    """Return the table of ops and layouts: microseconds, and in brackets over those of the plain product."""
+    columns = contenders(rows)
+    lines = [["n, type, grid, nb", *columns], ["---", *(["---:"] * len(columns))]]
+    for row in rows:
+        times = valid(row)
+        plain = times.get("NN")
+        cells = [cell(row["entries"].get(name)) for name in columns]
+        if plain:
+            cells = [
+                f"{text} ({times[name] / plain:.2f})" if name in times else text
+                for name, text in zip(columns, cells, strict=True)
+            ]
+        lines.append([row["case"], *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def failures(sections: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return a line for every contender that failed or was wrong, equal reasons together."""
     where: dict[tuple[str, str, str], list[str]] = {}
@@ -135,6 +153,9 @@ def report(results: Mapping[str, Any]) -> str:
         parts.append(f"### {TITLES[section]}, {results['nranks']} GPUs, µs")
         if section == "host":
             parts.append("In brackets: the same call on the device's clock.\n\n" + host_table(rows))
+            continue
+        if section == "layouts":
+            parts.append("In brackets: over the time of NN.\n\n" + layouts_table(rows))
             continue
         first = "n, type, grid, nb, ops" if section == "2d" else "T, N, K"
         present = [name for name in HEADLINE if name in contenders(rows)]

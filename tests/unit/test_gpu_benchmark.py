@@ -8,7 +8,7 @@ import argparse
 import numpy as np
 import pytest
 
-from benchmarks import gpu_bench, gpu_devices, gpu_matmul, gpu_report
+from benchmarks import gpu_bench, gpu_devices, gpu_layouts, gpu_matmul, gpu_report
 from benchmarks.gpu_report import AUTO, GEMM, NCCL, SYMMETRIC
 from reference.gpu import owner_blocks
 
@@ -34,6 +34,7 @@ RESULTS = {
     "sections": {
         "ag": [ROW],
         "rs": [],
+        "layouts": [row("64, float64, 1x2, 8", NN={"us": 10.0}, TN={"us": 11.0}, TT={"failed": "E: x"})],
         "host": [row("ag 1024", **{"plan()": {"us": 22.0, "device_us": 51}, "C call": {"us": 20.0}})],
     },
 }
@@ -75,6 +76,7 @@ def test_the_report_has_every_section_that_was_measured_and_every_failure():
     assert "### AllGather + GEMM, 4 GPUs" in text
     assert "ReduceScatter" not in text
     assert "| ag 1024 | 22.0 (51) | 20.0 | 1.10 |" in text
+    assert "| 64, float64, 1x2, 8 | 10 (1.00) | 11 (1.10) | failed |" in text
     assert "- ag, split_p2p: failed: StatusError: not supported (1 of 1 cases)" in text
     assert "- ag, default, symmetric: failed: wrong (1 of 1 cases)" in text
 
@@ -151,13 +153,30 @@ def test_multicast_is_switched_off(monkeypatch):
 def test_every_section_is_planned(ranks):
     work = gpu_matmul.planned(gpu_matmul.parse([]), ranks)
     sections = [section for section, _ in work]
-    assert {s: sections.count(s) for s in sections} == {"ag": 10, "rs": 10, "ar": 10, "2d": 6, "host": 4}
+    assert {s: sections.count(s) for s in sections} == {
+        "ag": 10,
+        "rs": 10,
+        "ar": 10,
+        "2d": 6,
+        "layouts": 2,
+        "host": 4,
+    }
     blocks = {step.keywords["block"] for section, step in work if section == "2d"}
     assert blocks == {256, 1024, 8192 if ranks == 4 else 4096}
     assert {step.keywords["n"] for section, step in work if section == "2d"} == {16384}
     assert [s for s, _ in gpu_matmul.planned(gpu_matmul.parse(["--only", "ar", "--quick"]), ranks)] == [
         "ar"
     ] * 2
+
+
+def test_every_layout_is_legal_and_deals_out_shares_as_the_plain_one_does():
+    cases = gpu_layouts.operands(1024, 64, "float64", (1, 2))
+    assert list(cases) == ["plain", "unequal blocks", "sources", "sub-matrices"]
+    assert len({d.block for d in cases["unequal blocks"]}) == 3
+    assert cases["sources"][0].source == (0, 1)
+    for descriptors in cases.values():
+        for d in descriptors:
+            assert max(d.cols.counts()) <= 0.6 * d.shape[1]
 
 
 def test_random_numbers_fill_an_array(monkeypatch):
