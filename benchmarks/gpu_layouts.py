@@ -12,7 +12,7 @@ from benchmarks.gpu_report import GEMM, summary
 from reference.gpu import Contender
 
 OPS = ("NN", "TN", "NT", "TT")
-UNEQUAL = ((1.0, 0.75), (0.375, 1.25), (0.625, 0.875))  # blocks of A, B and D, in those of the plain case
+ANY = ((1.0, 0.75), (0.375, 1.25), (0.625, 0.875))  # blocks of A, B and D, in those of the plain case
 
 
 def operands(n: int, block: int, dtype: str, shape: tuple[int, int]) -> dict[str, tuple[Any, Any, Any]]:
@@ -22,17 +22,18 @@ def operands(n: int, block: int, dtype: str, shape: tuple[int, int]) -> dict[str
     grid = pb.Grid(*shape)
     last = (shape[0] - 1, shape[1] - 1)
 
-    def descriptor(blocks: tuple[int, int], source: tuple[int, int] = (0, 0), order: int = n) -> Any:
+    def descriptor(rows: float, cols: float, source: tuple[int, int] = (0, 0), order: int = n) -> Any:
+        blocks = (max(1, int(rows * block)), max(1, int(cols * block)))
         return pb.MatrixDescriptor((order, order), blocks, grid, source, dtype)
 
-    plain = descriptor((block, block))
-    unequal = [descriptor((max(1, int(x * block)), max(1, int(y * block)))) for x, y in UNEQUAL]
-    whole = descriptor((block, block), order=n + block)
+    plain, whole = descriptor(1, 1), descriptor(1, 1, order=n + block)
     return {
         "plain": (plain, plain, plain),
-        "unequal blocks": (unequal[0], unequal[1], unequal[2]),
-        "sources": (descriptor((block, block), last), plain, descriptor((block, block), last)),
+        "unequal blocks": (descriptor(1, 0.75), descriptor(0.75, 1.25), descriptor(1, 1.25)),
+        "sources": (descriptor(1, 1, last), plain, descriptor(1, 1, last)),
         "sub-matrices": (whole, whole, whole),
+        "any blocks": (descriptor(*ANY[0]), descriptor(*ANY[1]), descriptor(*ANY[2])),
+        "any offsets": (whole, whole, whole),
     }
 
 
@@ -45,8 +46,10 @@ def products(
         if name == "plain":
             for ops in OPS:
                 yield ops, ops, *matrices
-        elif name == "sub-matrices":
-            starts = (block // 3, block // 2), (block // 2 + 1, block // 3), (1, block - 1)
+        elif matrices[0].shape[0] > n:
+            starts = (0, block), (block, 0), (0, 0)
+            if name == "any offsets":
+                starts = (block // 3, block // 2), (block // 2 + 1, block // 3), (1, block - 1)
             parts = (x[i : i + n, j : j + n] for x, (i, j) in zip(matrices, starts, strict=True))
             yield name, "NN", *parts
         else:
@@ -57,7 +60,7 @@ def planned(a: Any, b: Any, d: Any, ops: str) -> Contender:
     """Return our plan of ``op(A) op(B)``. Collective."""
     import pblasmp as pb
 
-    plan = pb.plan_matmul(a, b, out=d, op_a=ops[0], op_b=ops[1])
+    plan = pb.plan_matmul(a, b, out=d, op_a=ops[0], op_b=ops[1], redistribute=True)
     return Contender(plan, None, plan.close, lambda: plan.report().path)
 
 

@@ -4,7 +4,9 @@
 A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
 not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one
 process column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the
-blocks are. Everything here is arithmetic on layouts, the same on every rank. Both operands are seen as outer × k.
+blocks are. Where the owners of a slab's rows take turns in blocks of D, these are in sections, too, those of its own
+rank first: each is multiplied where it is, as a batch of blocks. Everything here is arithmetic on layouts, the same on
+every rank. Both operands are seen as outer × k.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ..comm import Side
+from ..dtypes import is_float8
 from ..layout import MatmulProblem
 from ..layout.axis import Axis
 from ..layout.intersection import Stretch, Stretches, extent, intersect, unpacked
 from .operand import needs
 
-__all__ = ["Part", "PushPlan", "Slab", "common_order", "cuts", "push_plan", "runs"]
+__all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
 
+_OWNERS = 4  # of a slab's rows that are in sections, at most
 _FEW = 16  # copies of rows into which a message is cut before it is packed
 _APART = 128  # bytes of which the leading dimension of a slab is a multiple
 _TILE = (128, 256)  # of D: what a multiprocessor computes at once
@@ -31,6 +35,26 @@ _SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
 """How an operand is cut into chunks that is at least so many times as long as the first one should be."""
 
 _intersect = lru_cache(4096)(intersect)
+
+
+def clip(stretches: Stretches, start: int, stop: int) -> Stretches:
+    """Return what of the stretches comes from ``start`` to before ``stop``. Local."""
+    found: list[Stretch] = []
+    for s in stretches:
+        first = 0  # run that is not returned yet
+        while first < s.repeat:
+            src, dst = s.src + first * s.src_step, s.dst + first * s.dst_step
+            skipped, length = max(0, start - src), min(src + s.length, stop) - src
+            count = 1
+            if skipped == 0 and length == s.length:  # and the whole ones that follow
+                count = min(s.repeat - first, (stop - src - length) // max(1, s.src_step) + 1)
+            if skipped < length:
+                steps = (s.src_step, s.dst_step) if count > 1 else (0, 0)
+                found.append(
+                    Stretch(count, length - skipped, src + skipped, steps[0], dst + skipped, steps[1])
+                )
+            first += count
+    return tuple(found)
 
 
 def runs(stretches: Stretches) -> list[tuple[int, int, int]]:
@@ -142,6 +166,7 @@ class Slab:
         needs: for every rank, the process of ``outer`` whose slab it multiplies, or None.
         outer: the dimension shared with D, as D deals it out.
         inner: for every process of the operand's k, where its local indices are in the slab.
+        batches: whether its rows may be in sections of their owners.
     """
 
     side: Side
@@ -149,6 +174,48 @@ class Slab:
     needs: tuple[int | None, ...]
     outer: Axis
     inner: tuple[Stretches, ...]
+    batches: bool = False
+
+    @cached_property
+    def _sections(self) -> dict[int, dict[int, Stretches]]:
+        return {rank: self._sectioned(rank) for rank in range(len(self.needs))}
+
+    def _sectioned(self, rank: int) -> dict[int, Stretches]:
+        """Return the rows of every owner in ``rank``'s local part of D, its own first; nothing where they are in order.
+
+        They are in order, too, where blocks would be too short, too many or too irregular for a batch.
+        """
+        process = self.needs[rank]
+        if process is None or not self.batches:
+            return {}
+        own = next((cell.coords[0] for cell in self.side.cells if cell.ranks[0] == rank), 0)
+        count = self.side.rows.nprocs
+        order = [(own + step) % count for step in range(count)]
+        found = {row: _intersect(self.side.rows, row, self.outer, process) for row in order}
+        found = {row: stretches for row, stretches in found.items() if stretches}
+        if not 1 < len(found) <= _OWNERS or all(one_range(x, source=False) for x in found.values()):
+            return {}
+        regular = all(
+            len(x) <= 3 and all(s.repeat == 1 or s.length >= _TILE[0] for s in x) for x in found.values()
+        )
+        return found if regular else {}
+
+    @property
+    def in_sections(self) -> bool:
+        """Whether some rank has it in sections of the owners of its rows."""
+        return any(self._sections.values())
+
+    def sections(self, rank: int) -> list[Stretches]:
+        """Return where the rows of ``rank``'s slab are in its local part of D: for every owner, or of all. Local."""
+        at, found = 0, []
+        for stretches in self._sections[rank].values():
+            section = []
+            for s in stretches:
+                section.append(Stretch(s.repeat, s.length, at, s.length, s.dst, s.dst_step))
+                at += s.repeat * s.length
+            found.append(tuple(section))
+        count = self.shape(rank)[self.side.order != "C"]
+        return found or ([(Stretch(1, count, 0, 0, 0, 0),)] if count else [])
 
     def parts(self, rank: int) -> list[Part]:
         """Return what ``rank``'s slab is made of, in the order of the sources. Local."""
@@ -161,8 +228,27 @@ class Slab:
         if process is None:
             return None
         row, col = self.side.cells[cell].coords
-        outer, inner = _intersect(self.side.rows, row, self.outer, process), self.inner[col]
+        outer, inner = self._outer(row, rank, process), self.inner[col]
         return Part(self.side.cells[cell].ranks[0], outer, inner) if outer and inner else None
+
+    def _outer(self, row: int, rank: int, process: int) -> Stretches:
+        """Return where the rows of a process are in ``rank``'s slab."""
+        owners = self._sections[rank]
+        if row not in owners:
+            return () if owners else _intersect(self.side.rows, row, self.outer, process)
+        at = sum(extent(x) for x in list(owners.values())[: list(owners).index(row)])
+        found = []
+        for s in owners[row]:
+            found.append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
+            at += s.repeat * s.length
+        return tuple(found)
+
+    def read_in_place(self, rank: int) -> int | None:
+        """Return at which row of ``rank``'s local array its section begins, if that can be multiplied there. Local."""
+        own = [part for part in self.parts(rank) if part.source == rank]
+        if not self._sections[rank] or len(own) != 1 or not one_range(own[0].outer, source=True):
+            return None
+        return own[0].outer[0].src if runs(own[0].inner) == [(0, 0, self.side.cols.extent)] else None
 
     def in_place(self, rank: int) -> bool:
         """Return whether ``rank``'s own local array is its slab. Local."""
@@ -205,18 +291,18 @@ class PushPlan:
         a, b = a if p.op_a == "N" else a.T, b.T if p.op_b == "N" else b
         of_a, of_b = common_order(a.cols, b.cols)
         shapes = [p.d.local_shape(rank) if rank < p.d.grid.size else (0, 0) for rank in range(size)]
-        sizes = p.a.dtype.itemsize, p.b.dtype.itemsize
-        self.slabs = tuple(
-            Slab(
-                side, itemsize,
-                tuple(
-                    need[0] if need and shapes[rank][0] * shapes[rank][1] else None
-                    for rank, need in enumerate(needs(p.d, size, axis))
-                ),
-                (p.d.rows, p.d.cols)[axis], inner,
+        slabs: list[Slab] = []
+        for axis, (side, dtype, inner) in enumerate(((a, p.a.dtype, of_a), (b, p.b.dtype, of_b))):
+            needed = tuple(
+                need[0] if need and shapes[rank][0] * shapes[rank][1] else None
+                for rank, need in enumerate(needs(p.d, size, axis))
             )
-            for axis, (side, itemsize, inner) in enumerate(zip((a, b), sizes, (of_a, of_b), strict=True))
-        )  # fmt: skip
+            # one batch has one operand whose blocks differ
+            batches = not is_float8(dtype) and not any(slab.in_sections for slab in slabs)
+            slabs.append(
+                Slab(side, dtype.itemsize, needed, (p.d.rows, p.d.cols)[axis], inner, batches=batches)
+            )
+        self.slabs = tuple(slabs)
         self.size = size
         self.shapes = shapes
         self._places: dict[int, tuple[tuple[int, int], dict[tuple[int, int], int], int]] = {}
@@ -267,8 +353,27 @@ class PushPlan:
         if not self.moves(which, rank):
             return [(0, stop)] if stop else []
         first = _SIDE if self.moves(1 - which, rank) else max(1, _SIDE**2 // other)
-        shares = next(shares for least, shares in _SHARES if stop / first >= least)
-        return cuts(0, shares, _TILE[0], stop)
+        slab, found, small = self.slabs[which], [], True
+        awaited = [part for part in slab.parts(rank) if part.source != rank]
+        for section in slab.sections(rank):
+            start, length = section[0].src, extent(section)
+            comes = any(
+                part.outer[0].dst < start + length and part.outer[0].dst + part.shape[0] > start
+                for part in awaited
+            )
+            shares = (
+                next(shares for least, shares in _SHARES if length / first >= least)
+                if small and comes
+                else (1,)
+            )
+            small = small and not comes
+            unit = section[0].length if section[0].repeat > 1 else _TILE[0]
+            found += [(start + i, start + j) for i, j in cuts(0, shares, unit, length)]
+        return found
+
+    def tiles(self, which: int, rank: int, start: int, stop: int) -> Stretches:
+        """Return where these rows of ``rank``'s slab are in its local part of D. Local."""
+        return tuple(x for section in self.slabs[which].sections(rank) for x in clip(section, start, stop))
 
     def sequence(self, rank: int) -> list[tuple[int, int]]:
         """Return the chunks of ``rank``'s slabs in the order in which it gets and multiplies them. Local.

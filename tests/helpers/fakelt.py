@@ -25,6 +25,9 @@ MatmulPreferenceAttribute = IntEnum("MatmulPreferenceAttribute", {
 })  # fmt: skip
 
 
+MatrixLayoutAttribute = IntEnum("MatrixLayoutAttribute", {"BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
+
+
 class CuBLASLtError(Exception):
     pass
 
@@ -34,6 +37,7 @@ class FakeLt:
 
     Epilogue, MatmulDescAttribute = Epilogue, MatmulDescAttribute
     MatmulPreferenceAttribute = MatmulPreferenceAttribute
+    MatrixLayoutAttribute = MatrixLayoutAttribute
     cuBLASLtError = CuBLASLtError  # noqa: N815 - its name
     matmul_heuristic_result_dtype = np.dtype([("algo", "<u8", 8), ("workspace_size", "<u8")])
 
@@ -73,6 +77,9 @@ class FakeLt:
     def get_matmul_preference_attribute_dtype(self, attribute: int) -> type:
         return np.uint64 if attribute == 1 else np.uint32
 
+    def get_matrix_layout_attribute_dtype(self, attribute: int) -> type:
+        return {5: np.int32, 6: np.int64}[attribute]
+
     def _set(self, names: Any, thing: int, attribute: int, at: int, nbytes: int) -> None:
         self.alive[thing][names(attribute).name] = int.from_bytes(ctypes.string_at(at, nbytes), "little")
 
@@ -81,6 +88,10 @@ class FakeLt:
 
     def matmul_preference_set_attribute(self, *arguments: int) -> None:
         self._set(MatmulPreferenceAttribute, *arguments)
+
+    def matrix_layout_set_attribute(self, layout: int, attribute: int, at: int, nbytes: int) -> None:
+        value = int.from_bytes(ctypes.string_at(at, nbytes), "little")
+        self.alive[layout] += ((MatrixLayoutAttribute(attribute).name, value),)
 
     def matmul_algo_get_heuristic(self, handle: int, desc: int, *rest: int) -> None:
         *layouts, preference, wanted, result, count = rest

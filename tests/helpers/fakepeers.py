@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pblasmp.dtypes import accumulation_dtype
-from pblasmp.engines.cublasmp.lt import PLAIN
+from pblasmp.engines.cublasmp.lt import PLAIN, Batch
 from pblasmp.engines.cublasmp.views import View
 
 ROOM = 1 << 16  # bytes of each rank
@@ -339,9 +339,16 @@ class FakePeer:
     def multiply(
         self, stream: str, x: View, w: View, d: View, *, op_w: str, op_x: str = "N", alpha: complex = 1,
         beta: complex = 0, c: View | None = None, finish: Any = PLAIN, compute: Any = None,
+        batch: Batch | None = None,
     ) -> None:  # fmt: skip
         if not d.rows * d.cols:
             return
+        for i in range(1, batch.size if batch else 1):
+            assert batch is not None
+            self.multiply(
+                stream, x.shifted(i * batch.x), w.shifted(i * batch.w), d.shifted(i * batch.d), op_w=op_w, op_x=op_x,
+                alpha=alpha, beta=beta, c=None if c is None else c.shifted(i * batch.c), finish=finish,
+            )  # fmt: skip
         m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
         assert (m, d.cols) == (d.rows, w.cols if op_w == "N" else w.rows)
         assert k == (w.rows if op_w == "N" else w.cols)

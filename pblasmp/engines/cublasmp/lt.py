@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ...errors import LayoutError, LibraryNotFoundError, UnsupportedError
 from .types import DATA_TYPES, compute_type
 from .views import View
 
-__all__ = ["PLAIN", "SCALE_ALIGNED", "Finish", "LocalProducts", "fuses", "why_not_float8"]
+__all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Finish", "LocalProducts", "fuses", "why_not_float8"]
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS takes on Hopper
 _REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find anew
@@ -85,6 +85,16 @@ class Finish:
 
 
 PLAIN = Finish()
+
+
+class Batch(NamedTuple):
+    """Equal products of matrices at equal distances: how many, and entries from one X, W, D and C to the next."""
+
+    size: int
+    x: int
+    w: int
+    d: int
+    c: int
 
 
 def fuses(dtype: np.dtype) -> bool:
@@ -166,6 +176,7 @@ class LocalProducts:
         c: View | None = None,
         finish: Finish = PLAIN,
         compute: str | None = None,
+        batch: Batch | None = None,
         sms: int = 0,
         lane: str = "main",
     ) -> None:
@@ -179,6 +190,7 @@ class LocalProducts:
             c: like ``d``; may be ``d``; by default ``d``.
             finish: bias, activation, scales.
             compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
+            batch: the other products to do; ``x``, ``w``, ``d`` and ``c`` are those of the first one.
             sms: how many multiprocessors to use at most, 0 for all.
             lane: products of one lane run one after another, on whatever stream, and share a workspace.
 
@@ -198,7 +210,7 @@ class LocalProducts:
             raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, sms)
+        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, batch, sms)
         product.point(self._lt, finish.pointers)
         kind = accumulation_dtype(x.dtype)
         scalars = self._scalars_of(alpha, beta, kind)
@@ -256,19 +268,20 @@ class LocalProducts:
         beta: complex,
         finish: Finish,
         compute: str | None,
+        batch: Batch | None,
         sms: int,
     ) -> _Prepared:
         """Return descriptors and algorithm, from the cache where they were made before."""
         key = (
-            extents, ops, beta == 0, compute, sms,
-            tuple((view.dtype, view.ld, _alignment(view)) for view in views),
+            extents, ops, beta == 0, compute, batch, sms,
+            tuple((view.dtype, view.ld, _alignment(view, step)) for view, step in _stepped(views, batch)),
             finish.epilogue, finish.bias_dtype, finish.aux_ld, tuple(finish.pointers),
         )  # fmt: skip
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
             return found
-        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, sms)
+        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, batch, sms)
         if len(self._prepared) > _REMEMBERED:  # what was queued with them is done with them
             self._prepared.popitem(last=False)[1].made.close()
         return found
@@ -281,6 +294,7 @@ class LocalProducts:
         beta: complex,
         finish: Finish,
         compute: str | None,
+        batch: Batch | None,
         sms: int,
     ) -> _Prepared:
         lt = self._lt
@@ -307,22 +321,31 @@ class LocalProducts:
             if finish.aux:
                 attributes["EPILOGUE_AUX_LD"] = finish.aux_ld
             for name, value in attributes.items():
-                _set(lt, description, name, value)
+                _set(lt, "matmul_desc", description, name, value)
             product = _Prepared(description, without_c=float8 and beta == 0 and is_float8(d.dtype))
             product.point(lt, finish.pointers)
-            for view, dtype in ((w, w.dtype), (x, x.dtype), (c if beta else d, c_dtype), (d, d.dtype)):
+            (_, x_step), (_, w_step), (_, c_step), (_, d_step) = _stepped(views, batch)
+            c, c_step = (c, c_step) if beta else (d, d_step)
+            operands = {
+                "A": (w, w.dtype, w_step),
+                "B": (x, x.dtype, x_step),
+                "C": (c, c_dtype, c_step),
+                "D": (d, d.dtype, d_step),
+            }
+            for view, dtype, step in operands.values():
                 layout = lt.matrix_layout_create(int(_data_type(dtype)), view.cols, view.rows, view.ld)
                 made.callback(lt.matrix_layout_destroy, layout)
+                if batch is not None:
+                    _set(lt, "matrix_layout", layout, "BATCH_COUNT", batch.size)
+                    _set(lt, "matrix_layout", layout, "STRIDED_BATCH_OFFSET", step)
                 product.layouts.append(layout)
             preference = lt.matmul_preference_create()
             made.callback(lt.matmul_preference_destroy, preference)
             wanted = {"MAX_WORKSPACE_BYTES": WORKSPACE_BYTES}
-            for letter, view in (("A", w), ("B", x), ("C", c if beta else d), ("D", d)):
-                wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(view)
+            for letter, (view, _, step) in operands.items():
+                wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(view, step)
             for name, value in wanted.items():
-                attribute = int(lt.MatmulPreferenceAttribute[name])
-                number = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
-                lt.matmul_preference_set_attribute(preference, attribute, number.ctypes.data, number.itemsize)
+                _set(lt, "matmul_preference", preference, name, value)
             result = np.zeros(1, lt.matmul_heuristic_result_dtype)
             count = np.zeros(1, np.int32)
             try:
@@ -365,23 +388,40 @@ class _Prepared:
         if pointers == self._pointed:
             return
         for name, address in pointers.items():
-            _set(lt, self.description, name, address)
+            _set(lt, "matmul_desc", self.description, name, address)
         self._pointed = pointers
 
 
-def _set(lt: Any, description: int, name: str, value: int) -> None:
-    attribute = int(lt.MatmulDescAttribute[name])
-    number = np.array([value], lt.get_matmul_desc_attribute_dtype(attribute))
-    lt.matmul_desc_set_attribute(description, attribute, number.ctypes.data, number.itemsize)
+_ATTRIBUTES = {
+    "matmul_desc": "MatmulDescAttribute",
+    "matmul_preference": "MatmulPreferenceAttribute",
+    "matrix_layout": "MatrixLayoutAttribute",
+}
+
+
+def _set(lt: Any, kind: str, thing: int, name: str, value: int) -> None:
+    """Set an attribute of a descriptor, a preference or a layout."""
+    attribute = int(getattr(lt, _ATTRIBUTES[kind])[name])
+    number = np.array([value], getattr(lt, f"get_{kind}_attribute_dtype")(attribute))
+    getattr(lt, f"{kind}_set_attribute")(thing, attribute, number.ctypes.data, number.itemsize)
 
 
 def _data_type(dtype: np.dtype) -> int:
     return DATA_TYPES[dtype.name]
 
 
-def _alignment(view: View) -> int:
+def _stepped(views: tuple[View, ...], batch: Batch | None) -> tuple[tuple[View, int], ...]:
+    """Return X, W, C and D, each with the entries from one of a batch to the next."""
+    return tuple(
+        zip(views, (0, 0, 0, 0) if batch is None else (batch.x, batch.w, batch.c, batch.d), strict=True)
+    )
+
+
+def _alignment(view: View, step: int = 0) -> int:
     """Return the largest power of two, up to 256, that every row's address is a multiple of."""
-    together = view.address | view.ld * view.dtype.itemsize if view.rows > 1 else view.address
+    together = view.address | step * view.dtype.itemsize
+    if view.rows > 1:
+        together |= view.ld * view.dtype.itemsize
     return min(_ALIGNED, together & -together)
 
 

@@ -18,7 +18,7 @@ from ..arrays import blas_operand, scale
 from ..base import Workspace
 from ..local_part import LocalPart
 from .float8 import to_bits
-from .lt import Op
+from .lt import Batch, Op
 from .session import Session, stored_dtype
 from .streams import current
 from .types import DATA_TYPES, compute_type
@@ -178,24 +178,32 @@ class CublasmpOperations:
         alpha: complex = 1,
         beta: complex = 0,
         compute: str | None = None,
+        batch: Batch | None = None,
     ) -> None:
-        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local."""
+        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local.
+
+        With a ``batch`` as many of them.
+        """
         stream = self.xp.cuda.get_current_stream()
         if self._products is not None:
             try:
                 self._products.multiply(
                     stream.ptr, x, w, d,
-                    op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, lane=self._lane,
+                    op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, batch=batch, lane=self._lane,
                 )  # fmt: skip
             except UnsupportedError:
                 if is_float8(x.dtype):
                     raise
             else:
                 return
-        if c is not None and c != d:
-            assert self._session.gpu is not None
-            self._session.gpu.kernels.copy(stream, d, c)
-        self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
+        for i in range(1 if batch is None else batch.size):
+            if i and batch is not None:
+                x, w, d = x.shifted(batch.x), w.shifted(batch.w), d.shifted(batch.d)
+                c = None if c is None else c.shifted(batch.c)
+            if c is not None and c != d:
+                assert self._session.gpu is not None
+                self._session.gpu.kernels.copy(stream, d, c)
+            self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
 
     def _gemm_ex(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..finish import Finish, number
 from ..options import Operands, Options, Problem
 from ..sections import Part, PushPlan, Slab, push_plan
 from ..slabs import type_refusal
-from .lt import Op
+from .lt import Batch, Op
 from .overlapped import Gpu
 from .session import Session, session_of
 from .views import View, contiguous, moves
@@ -58,7 +58,7 @@ class Pushed:
         gpu: this rank's.
         plan: who sends what.
         p: the product.
-        multiply: a local product, by default ``gpu.multiply``.
+        multiply: a local product, see ``DeviceOperations.multiply``, with the lane before all else.
 
     Attributes:
         sent_bytes: what this rank pushes in one run.
@@ -66,10 +66,8 @@ class Pushed:
         packed_bytes: memory for what it packs.
     """
 
-    def __init__(
-        self, gpu: Gpu, plan: PushPlan, p: MatmulProblem, multiply: Callable[..., None] | None = None
-    ) -> None:
-        self._product = multiply or gpu.multiply
+    def __init__(self, gpu: Gpu, plan: PushPlan, p: MatmulProblem, multiply: Callable[..., None]) -> None:
+        self._product = multiply
         self._gpu, self._plan, self._p, self._rank = gpu, plan, p, gpu.rank
         self._dtypes = p.a.dtype, p.b.dtype
         if plan.nbytes and gpu.size > 1:
@@ -77,6 +75,7 @@ class Pushed:
         self._receivers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
         self._parts = [slab.parts(gpu.rank) for slab in plan.slabs]
         self._still = [slab.in_place(gpu.rank) for slab in plan.slabs]
+        self._own = [slab.read_in_place(gpu.rank) for slab in plan.slabs]
         self._chunks = [plan.chunks(which, gpu.rank) for which in (0, 1)]
         self._packs: dict[tuple[int, Stretches, Stretches], int] = {}
         self.packed_bytes = self.sent_bytes = self.copied_bytes = 0
@@ -97,12 +96,16 @@ class Pushed:
                     self.copied_bytes += nbytes
             for part in self._parts[which]:
                 own = part.source == gpu.rank
-                if (own and not self._still[which]) or not (own or part.direct):
+                if (own and not self._stays(which)) or not (own or part.direct):
                     self.copied_bytes += part.shape[0] * part.shape[1] * slab.itemsize
         self._steps = self._in_order()
         gpu.scratch("packed", self.packed_bytes)
         if gpu.size == 1:
             gpu.scratch(_BUFFER, plan.nbytes)
+
+    def _stays(self, which: int) -> bool:
+        """Return whether what this rank has of its slab is multiplied where it is."""
+        return self._still[which] or self._own[which] is not None
 
     @staticmethod
     def _pack(which: int, part: Part) -> tuple[int, Stretches, Stretches]:
@@ -136,7 +139,7 @@ class Pushed:
             rows, cols = (came, there[1]) if which == 0 else (there[0], came)
             there[which] = 0, came[1]
             if rows[1] and cols[1]:
-                self._multiply(slabs, rows, cols, d, c, turned, alpha, beta, compute)
+                self._multiply(views, slabs, rows, cols, d, c, turned, alpha, beta, compute)
                 self._push(views, islice(steps, 1))  # queued behind the product, which begins the sooner
         self._push(views, steps)
         gpu.end(*([_STREAM] if self._steps else []))
@@ -203,7 +206,7 @@ class Pushed:
         gpu, inboxes = self._gpu, self._plan.places(self._rank)[1]
         for which, parts in enumerate(self._parts):
             for part in parts:
-                if part.source == self._rank and not self._still[which]:
+                if part.source == self._rank and not self._stays(which):
                     self._move(which, views[which], slabs[which], part.outer, part.inner)
         for which, parts in enumerate(self._parts):
             for part in parts:
@@ -223,22 +226,39 @@ class Pushed:
             if part.source != self._rank and part.direct and touched:
                 self._gpu.await_flag("main", part.source, _flag(which, chunk))
 
-    def _multiply(self, slabs: list[View], rows: tuple[int, int], cols: tuple[int, int], d: View, c: View | None,
-                  turned: bool, alpha: complex, beta: complex, compute: str | None) -> None:  # fmt: skip
-        """Queue one tile of D."""
+    def _multiply(self, views: tuple[View, View], slabs: list[View], rows: tuple[int, int], cols: tuple[int, int],
+                  d: View, c: View | None, turned: bool, alpha: complex, beta: complex,
+                  compute: str | None) -> None:  # fmt: skip
+        """Queue one tile of D: a batch of products where its rows or columns are blocks at equal distances."""
         everything = 0, self._p.k
-        factors = [
-            (which, self._cut(which, slabs[which], outer, everything))
-            for which, outer in enumerate((rows, cols))
-        ]
-        if turned:
-            factors, rows, cols = factors[::-1], cols, rows
-        (left, x), (right, w) = factors
-        self._product(
-            "main", x, w, _tile(d, rows, cols), c=None if c is None else _tile(c, rows, cols),
-            op_x=self._letter(left, to_the_left=True), op_w=self._letter(right, to_the_left=False),
-            alpha=alpha, beta=beta, compute=compute,
-        )  # fmt: skip
+        tiles = [self._plan.tiles(which, self._rank, *outer) for which, outer in enumerate((rows, cols))]
+        for pair in product(*tiles):
+            factors = []
+            for which, s in enumerate(pair):
+                view, at = self._rows(which, s.src, views, slabs)
+                step = s.src_step * (view.ld if self._plan.slabs[which].side.order == "C" else 1)
+                factors.append((which, self._cut(which, view, (at, at + s.length), everything), s, step))
+            (left, x, down, x_step), (right, w, across, w_step) = factors[::-1] if turned else factors
+            count = max(down.repeat, across.repeat)
+            place = (down.dst, down.dst + down.length), (across.dst, across.dst + across.length)
+            batch = None
+            if count > 1:
+                d_step, c_step = (
+                    down.dst_step * (0 if y is None else y.ld) + across.dst_step for y in (d, c)
+                )
+                batch = Batch(count, x_step, w_step, d_step, d_step if c is None else c_step)
+            self._product(
+                "main", x, w, _tile(d, *place), c=None if c is None else _tile(c, *place),
+                op_x=self._letter(left, to_the_left=True), op_w=self._letter(right, to_the_left=False),
+                alpha=alpha, beta=beta, compute=compute, batch=batch,
+            )  # fmt: skip
+
+    def _rows(self, which: int, at: int, views: tuple[View, View], slabs: list[View]) -> tuple[View, int]:
+        """Return the memory that a row of this rank's slab is in, and at which of its rows."""
+        own = self._own[which]
+        if own is not None and at < self._chunks[which][0][1]:  # its own section is the first chunk
+            return views[which], own + at
+        return slabs[which], at
 
     def _letter(self, which: int, *, to_the_left: bool) -> Op:
         """Return cuBLASLt's letter for a slab: left factors are outer × k, right ones k × outer."""

@@ -72,6 +72,11 @@ class View:
         """Whether nothing is between its rows."""
         return self.ld == self.cols or self.rows <= 1
 
+    def shifted(self, entries: int) -> View:
+        """Return as large a matrix so many entries behind this one. Local."""
+        at = self.address + entries * self.dtype.itemsize
+        return View(at, self.rows, self.cols, self.ld, self.dtype)
+
     def lines(self, start: int, stop: int) -> View:
         """Return the rows from ``start`` to before ``stop``. Local."""
         at = self.address + start * self.ld * self.dtype.itemsize

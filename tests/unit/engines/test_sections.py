@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pblasmp.engines import sections
-from pblasmp.engines.sections import PushPlan, common_order, cuts
+from pblasmp.engines.sections import PushPlan, clip, common_order, cuts
 from pblasmp.layout import Grid, MatmulProblem
 from pblasmp.layout.axis import Axis
-from pblasmp.layout.intersection import Stretches
+from pblasmp.layout.intersection import Stretch, Stretches
 from tests.helpers.layouts import random_product
 
 
@@ -96,6 +96,42 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
             assert end <= plan.nbytes
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_range_of_stretches(seed):
+    rng = np.random.default_rng(seed)
+    s = Stretch(int(rng.integers(1, 6)), 3, 2, 3 + int(rng.integers(3)), 7, 10)
+    for start in range(25):
+        for stop in range(start, 25):
+            found = positions(clip((s,), start, stop))
+            assert found == [(src, dst) for src, dst in positions((s,)) if start <= src < stop]
+            assert len(clip((s,), start, stop)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("grid", "op_a", "op_b"), [((1, 4), "T", "N"), ((4, 1), "N", "T"), ((2, 4), "T", "T")]
+)
+@pytest.mark.parametrize(("m", "block"), [(4096, 256), (4096 + 300, 128), (4096, 64)])
+def test_blocks_of_owners_that_take_turns_are_in_sections_if_they_fill_tiles(grid, op_a, op_b, m, block):
+    p = MatmulProblem.gemm(m, m, m, Grid(*grid), block, op_a=op_a, op_b=op_b)
+    plan = PushPlan(p, p.d.grid.size)
+    which = 0 if op_a == "T" else 1
+    assert plan.slabs[which].in_sections == (block >= 128)
+    assert not plan.slabs[1 - which].in_sections
+    for rank in range(plan.size):
+        slab, count = plan.slabs[which], plan.shapes[rank][which]
+        owners = max(grid) // min(grid) if block >= 128 else 1
+        assert len(slab.sections(rank)) == owners
+        sent = [part for part in slab.parts(rank) if part.source != rank]
+        assert all(part.direct for part in sent) == (block >= 128)
+        found = positions(plan.tiles(which, rank, 0, count))
+        assert [src for src, _ in found] == list(range(count)) == sorted(dst for _, dst in found)
+        if owners > 1 and min(grid) == 1:  # its own section is read where it is, before all others
+            assert slab.read_in_place(rank) == 0
+            own = p.a.cols.count(rank) if which == 0 else p.b.rows.count(rank)
+            assert plan.chunks(which, rank)[0] == (0, own)
+        assert len(plan.chunks(which, rank)) <= 8
+
+
 def test_chunks_begin_small_and_end_at_tiles():
     assert cuts(0, (1, 1, 2, 4), 128, 16384) == [(0, 2048), (2048, 4096), (4096, 8192), (8192, 16384)]
     assert cuts(0, (1, 1), 128, 100) == [(0, 100)]
@@ -152,7 +188,10 @@ def test_the_products_of_what_arrives_are_d(size, monkeypatch):
                 assert plan.chunks(which, rank)[chunk][0] == there[which]
                 came = slice(there[which], plan.chunks(which, rank)[chunk][1])
                 rows, cols = (came, slice(there[1])) if which == 0 else (slice(there[0]), came)
-                times[rows, cols] += 1
+                for down in plan.tiles(0, rank, rows.start or 0, rows.stop):
+                    for across in plan.tiles(1, rank, cols.start or 0, cols.stop):
+                        at = [[dst for _, dst in positions((x,))] for x in (down, across)]
+                        times[np.ix_(*at)] += 1
                 there[which] = came.stop
             assert (times == 1).all()
             longest = max(longest, len(plan.sequence(rank)))

@@ -12,7 +12,7 @@ import pytest
 from pblasmp.bindings import ComputeType, DataType
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.cublasmp import lt as lt_module
-from pblasmp.engines.cublasmp.lt import WORKSPACE_BYTES, Finish, LocalProducts, fuses
+from pblasmp.engines.cublasmp.lt import WORKSPACE_BYTES, Batch, Finish, LocalProducts, fuses
 from pblasmp.engines.cublasmp.views import View
 from pblasmp.errors import LayoutError, UnsupportedError
 from tests.helpers.fakelt import Epilogue, FakeLt
@@ -144,6 +144,19 @@ def test_8_bit_products_that_the_library_lacks(products, how, why):
     usual |= how
     with pytest.raises(UnsupportedError, match=why):
         products.multiply(1, usual["x"], usual["w"], usual["d"], op_w=usual["op_w"])
+
+
+def test_a_batch_says_how_many_and_how_far_apart(lt, products):
+    f8 = np.dtype("f8")
+    x, w, d = View(0x1000, 4, 3, 3, f8), View(0x2000, 3, 5, 5, f8), View(0x3000, 4, 5, 10, f8)
+    products.multiply(1, x, w, d, batch=Batch(7, 12, 0, 80, 80))
+    steps = [dict(layout[4:]) for layout in lt.calls[0]["layouts"]]
+    assert [step["BATCH_COUNT"] for step in steps] == [7] * 4
+    assert [step["STRIDED_BATCH_OFFSET"] for step in steps] == [0, 12, 80, 80]  # W, X, C, D
+    assert lt.wanted["MIN_ALIGNMENT_B_BYTES"] == 8
+    products.multiply(1, x, w, d, batch=Batch(6, 12, 0, 80, 80))
+    products.multiply(1, x, w, d)
+    assert lt.searches == 3
 
 
 def test_a_product_is_looked_up_once(lt, products):

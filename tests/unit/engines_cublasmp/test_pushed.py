@@ -38,7 +38,7 @@ class Case:
         rng = np.random.default_rng(seed)
         self.a, self.b, self.c = (self._numbers(rng, x) for x in (p.a, p.b, p.d))
         self.plan = PushPlan(p, peers.size)
-        self.pushed = [Pushed(gpu, self.plan, p) for gpu in peers.gpus]
+        self.pushed = [Pushed(gpu, self.plan, p, gpu.multiply) for gpu in peers.gpus]
         self.arrays = [self._arrays(rank) for rank in range(peers.size)]
 
     @staticmethod
@@ -110,14 +110,32 @@ UNLIKE = pb.MatmulProblem(  # packed, unpacked, other grids
 )
 
 
-@pytest.mark.parametrize("p", [PLAIN, UNLIKE], ids=["plain", "unlike"])
+TURNS = pb.MatmulProblem.gemm(30, 20, 24, pb.Grid(1, 4), 4, op_a="T", dtype="float32", order="C")  # batches
+
+
+@pytest.mark.parametrize("order", ["CCC", "FFF", "CFC", "FCF"])
+@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "TN"), ((2, 1), "NT"), ((1, 3), "TT"), ((2, 4), "TT")])
+def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(grid, ops, order):
+    p = pb.MatmulProblem.gemm(29, 35, 26, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], order=order)
+    peers, batches = Peers(p.d.grid.size), []
+    for gpu in peers.gpus:
+        multiply = gpu.multiply
+        gpu.multiply = lambda *args, batch=None, multiply=multiply, **how: (
+            batches.append(batch),
+            multiply(*args, batch=batch, **how),
+        )
+    run_all([Case(peers, p, beta=2)], 0, times=2)
+    assert any(batches)
+
+
+@pytest.mark.parametrize("p", [PLAIN, UNLIKE, TURNS], ids=["plain", "unlike", "in turns"])
 @pytest.mark.parametrize("seed", range(4))
 def test_one_after_another_in_any_order_of_events(p, seed):
     peers = Peers(4)
     run_all([Case(peers, p, seed=1), Case(peers, PLAIN, seed=2)], seed, times=3)
 
 
-@pytest.mark.parametrize("p", [PLAIN, UNLIKE], ids=["plain", "unlike"])
+@pytest.mark.parametrize("p", [PLAIN, UNLIKE, TURNS], ids=["plain", "unlike", "in turns"])
 def test_every_signal_is_needed(p):
     counting = Peers(4)
     case = Case(counting, p)
@@ -145,7 +163,8 @@ def test_small_buffers_and_no_traffic_where_everything_is_in_place():
     p = pb.MatmulProblem.gemm(32, 32, 32, pb.Grid(1, 1), 8, dtype="float32", order="C")
     plan = PushPlan(p, 1)
     assert plan.nbytes == 0
-    pushed = Pushed(Peers(1).gpus[0], plan, p)
+    gpu = Peers(1).gpus[0]
+    pushed = Pushed(gpu, plan, p, gpu.multiply)
     assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
 
 

@@ -134,7 +134,7 @@ def eight(ctx, gpu, monkeypatch) -> None:
     """cuBLASLt of the GPU that is played."""
 
     def multiply(stream: int, x: Any, w: Any, d: Any, *, op_x: str, op_w: str, alpha: float, beta: float, c: Any,
-                 compute: Any, lane: str) -> None:  # fmt: skip
+                 compute: Any, batch: None, lane: str) -> None:  # fmt: skip
         left, right = at(x).astype(float), at(w).astype(float)
         y = alpha * ((left if op_x == "N" else left.T) @ (right if op_w == "N" else right.T))
         at(d)[...] = y + beta * at(c or d).astype(float) if beta else y
