@@ -30,7 +30,7 @@ def operands(n: int, block: int, dtype: str, shape: tuple[int, int]) -> dict[str
     return {
         "plain": (plain, plain, plain),
         "unequal blocks": (descriptor(1, 0.75), descriptor(0.75, 1.25), descriptor(1, 1.25)),
-        "sources": (descriptor(1, 1, last), plain, descriptor(1, 1, last)),
+        "sources": (descriptor(1, 1, last),) * 3,
         "sub-matrices": (whole, whole, whole),
         "any blocks": (descriptor(*ANY[0]), descriptor(*ANY[1]), descriptor(*ANY[2])),
         "any offsets": (whole, whole, whole),
