@@ -177,13 +177,17 @@ class Slab:
     batches: bool = False
 
     @cached_property
-    def _sections(self) -> dict[int, dict[int, Stretches]]:
-        return {rank: self._sectioned(rank) for rank in range(len(self.needs))}
+    def _owners(self) -> list[dict[int, tuple[Stretches, Stretches]]]:
+        return [self._sectioned(rank) for rank in range(len(self.needs))]
 
-    def _sectioned(self, rank: int) -> dict[int, Stretches]:
-        """Return the rows of every owner in ``rank``'s local part of D, its own first; nothing where they are in order.
+    def _sectioned(self, rank: int) -> dict[int, tuple[Stretches, Stretches]]:
+        """Return what ``rank``'s slab has of the rows of every owner, its own first; nothing where rows are in order.
 
         They are in order, too, where blocks would be too short, too many or too irregular for a batch.
+
+        Returns:
+            For every process that owns some: where they are in its local array and in the slab; in the slab and in
+            ``rank``'s local part of D.
         """
         process = self.needs[rank]
         if process is None or not self.batches:
@@ -191,31 +195,32 @@ class Slab:
         own = next((cell.coords[0] for cell in self.side.cells if cell.ranks[0] == rank), 0)
         count = self.side.rows.nprocs
         order = [(own + step) % count for step in range(count)]
-        found = {row: _intersect(self.side.rows, row, self.outer, process) for row in order}
-        found = {row: stretches for row, stretches in found.items() if stretches}
-        if not 1 < len(found) <= _OWNERS or all(one_range(x, source=False) for x in found.values()):
+        owned = {row: _intersect(self.side.rows, row, self.outer, process) for row in order}
+        owned = {row: stretches for row, stretches in owned.items() if stretches}
+        if not 1 < len(owned) <= _OWNERS or all(one_range(x, source=False) for x in owned.values()):
             return {}
-        regular = all(
-            len(x) <= 3 and all(s.repeat == 1 or s.length >= _TILE[0] for s in x) for x in found.values()
-        )
-        return found if regular else {}
+        if any(len(x) > 3 or any(s.repeat > 1 and s.length < _TILE[0] for s in x) for x in owned.values()):
+            return {}
+        at, found = 0, {}
+        for row, stretches in owned.items():
+            of, to = [], []
+            for s in stretches:
+                of.append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
+                to.append(Stretch(s.repeat, s.length, at, s.length, s.dst, s.dst_step))
+                at += s.repeat * s.length
+            found[row] = tuple(of), tuple(to)
+        return found
 
     @property
     def in_sections(self) -> bool:
         """Whether some rank has it in sections of the owners of its rows."""
-        return any(self._sections.values())
+        return any(self._owners)
 
     def sections(self, rank: int) -> list[Stretches]:
         """Return where the rows of ``rank``'s slab are in its local part of D: for every owner, or of all. Local."""
-        at, found = 0, []
-        for stretches in self._sections[rank].values():
-            section = []
-            for s in stretches:
-                section.append(Stretch(s.repeat, s.length, at, s.length, s.dst, s.dst_step))
-                at += s.repeat * s.length
-            found.append(tuple(section))
         count = self.shape(rank)[self.side.order != "C"]
-        return found or ([(Stretch(1, count, 0, 0, 0, 0),)] if count else [])
+        whole: list[Stretches] = [(Stretch(1, count, 0, 0, 0, 0),)] if count else []
+        return [places for _, places in self._owners[rank].values()] or whole
 
     def parts(self, rank: int) -> list[Part]:
         """Return what ``rank``'s slab is made of, in the order of the sources. Local."""
@@ -233,20 +238,15 @@ class Slab:
 
     def _outer(self, row: int, rank: int, process: int) -> Stretches:
         """Return where the rows of a process are in ``rank``'s slab."""
-        owners = self._sections[rank]
-        if row not in owners:
-            return () if owners else _intersect(self.side.rows, row, self.outer, process)
-        at = sum(extent(x) for x in list(owners.values())[: list(owners).index(row)])
-        found = []
-        for s in owners[row]:
-            found.append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
-            at += s.repeat * s.length
-        return tuple(found)
+        owners = self._owners[rank]
+        if not owners:
+            return _intersect(self.side.rows, row, self.outer, process)
+        return owners[row][0] if row in owners else ()
 
     def read_in_place(self, rank: int) -> int | None:
         """Return at which row of ``rank``'s local array its section begins, if that can be multiplied there. Local."""
         own = [part for part in self.parts(rank) if part.source == rank]
-        if not self._sections[rank] or len(own) != 1 or not one_range(own[0].outer, source=True):
+        if not self._owners[rank] or len(own) != 1 or not one_range(own[0].outer, source=True):
             return None
         return own[0].outer[0].src if runs(own[0].inner) == [(0, 0, self.side.cols.extent)] else None
 
@@ -353,20 +353,13 @@ class PushPlan:
         if not self.moves(which, rank):
             return [(0, stop)] if stop else []
         first = _SIDE if self.moves(1 - which, rank) else max(1, _SIDE**2 // other)
-        slab, found, small = self.slabs[which], [], True
-        awaited = [part for part in slab.parts(rank) if part.source != rank]
+        slab, found, cut = self.slabs[which], [], False  # only the first section that comes is cut
+        awaited = [part.outer[0].dst for part in slab.parts(rank) if part.source != rank]
         for section in slab.sections(rank):
             start, length = section[0].src, extent(section)
-            comes = any(
-                part.outer[0].dst < start + length and part.outer[0].dst + part.shape[0] > start
-                for part in awaited
-            )
-            shares = (
-                next(shares for least, shares in _SHARES if length / first >= least)
-                if small and comes
-                else (1,)
-            )
-            small = small and not comes
+            shares: tuple[int, ...] = (1,)
+            if any(start <= at < start + length for at in awaited) and not cut:
+                shares, cut = next(shares for least, shares in _SHARES if length / first >= least), True
             unit = section[0].length if section[0].repeat > 1 else _TILE[0]
             found += [(start + i, start + j) for i, j in cuts(0, shares, unit, length)]
         return found

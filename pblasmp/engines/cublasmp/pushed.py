@@ -59,7 +59,7 @@ class Pushed:
         gpu: this rank's.
         plan: who sends what.
         p: the product.
-        multiply: a local product, see ``DeviceOperations.multiply``, with the lane before all else.
+        multiply: a local product: the name of a stream, then as ``operations.multiply``.
 
     Attributes:
         sent_bytes: what this rank pushes in one run.
