@@ -33,9 +33,10 @@ def put(engine: Engine, src: Side, values: OnHost, dst: Side, arrays: OnGpu, dty
         src, dst, values, arrays = src.T, dst.T, _turned(values), _turned(arrays)
     for panel, staged in _panels(engine, src, values, dtype):
         source, given = _lines(src, values, panel)
-        for array, lines in zip(staged, given, strict=True):
-            if array is not None and lines is not None:
-                engine.from_host(array, lines.astype(dtype, copy=False) if is_float8(dtype) else lines)
+        with Agreement(engine.transport.comm, "staging"):  # copies take memory, too
+            for array, lines in zip(staged, given, strict=True):
+                if array is not None and lines is not None:
+                    engine.from_host(array, lines.astype(dtype, copy=False) if is_float8(dtype) else lines)
         _move(engine, source, staged, *_lines(dst, arrays, panel), dtype)
 
 

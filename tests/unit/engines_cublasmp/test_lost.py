@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -226,12 +227,17 @@ def memory_that_is_short(comm: Any, path: str) -> Any:
     ):
         a = ctx.zeros(pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(1, comm.size)))
         b = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(comm.size, 1))
+        file = Path(path).with_suffix(".npy")
+        if comm.rank == 0:
+            np.save(file, np.ones((64, 64)))
+        comm.Barrier()
         for name, call in {
             "values": lambda: ctx.from_function(lambda i, j: i + j, a.descriptor),
             "identity": lambda: ctx.eye(a.descriptor),
             "full": lambda: ctx.full(a.descriptor, 2),
             "random": lambda: ctx.random(a.descriptor, seed=1),
             "scatter": lambda: ctx.scatter(np.ones((64, 64)) if ctx.rank == 0 else None, a.descriptor),
+            "load": lambda: ctx.load(file, descriptor=a.descriptor),
             "allgather": a.allgather,
             "copy": a.copy,
             "transposed copy": a.T.copy,
