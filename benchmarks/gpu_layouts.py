@@ -12,7 +12,6 @@ from benchmarks.gpu_report import GEMM, summary
 from reference.gpu import Contender
 
 OPS = ("NN", "TN", "NT", "TT")
-ANY = ((1.0, 0.75), (0.375, 1.25), (0.625, 0.875))  # blocks of A, B and D, in those of the plain case
 
 
 def operands(n: int, block: int, dtype: str, shape: tuple[int, int]) -> dict[str, tuple[Any, Any, Any]]:
@@ -32,7 +31,7 @@ def operands(n: int, block: int, dtype: str, shape: tuple[int, int]) -> dict[str
         "unequal blocks": (descriptor(1, 0.75), descriptor(0.75, 1.25), descriptor(1, 1.25)),
         "sources": (descriptor(1, 1, last),) * 3,
         "sub-matrices": (whole, whole, whole),
-        "any blocks": (descriptor(*ANY[0]), descriptor(*ANY[1]), descriptor(*ANY[2])),
+        "any blocks": (descriptor(1, 0.75), descriptor(0.375, 1.25), descriptor(0.625, 0.875)),
         "any offsets": (whole, whole, whole),
     }
 

@@ -211,7 +211,7 @@ def _row(form: str, name: str) -> Algorithm:
 _PAIR = 2
 _HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
 _HIDES_PIECES = 1.5e12  # and of one in many pieces
-_HIDES_COPIES = 1e10  # operations that hide what strided copies cost more than NCCL's
+_HIDES_COPIES = 1e10  # operations that hide what copies in pieces cost more than NCCL's
 _HIDES_SENDING = 2000  # inputs for each peer: an output's GEMM takes as long then as sending it to them
 _HIDES_SUMS = 4e11  # operations of a rank that hide, on more than two, most of an AllReduce in pieces
 _PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
@@ -226,8 +226,9 @@ def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> 
         pushes = options.repeated or p.flops >= _HIDES
         return 0.5 if (name == "push") == pushes else 0.6
     if p.gathers:  # cuBLASMp's are ahead where they can be taken, but for graphs on two GPUs
-        ahead = options.repeated and p.size == _PAIR
-        return 1.5 if name == "nccl" else 0.5 if ahead else 1.4
+        if options.repeated and p.size == _PAIR and name == ("push" if p.flops >= _HIDES_COPIES else "nccl"):
+            return 0.5
+        return 1.5 if name == "nccl" else 1.4
     if name == "nccl":
         return 0.6
     return 0.5 if name == _best(p, options, session) else 0.7
