@@ -26,6 +26,7 @@ __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_pla
 
 _OWNERS = 4  # of a slab's rows that are in sections, at most
 _FEW = 16  # copies of rows into which a message is cut before it is packed
+_ALIGNED = 16  # bytes
 _APART = 128  # bytes of which the leading dimension of a slab is a multiple
 _TILE = (128, 256)  # of D: what a multiprocessor computes at once
 _SIDE = 2048  # of a square of D that keeps all multiprocessors of an H200 busy once
@@ -183,7 +184,7 @@ class Slab:
     def _sectioned(self, rank: int) -> dict[int, tuple[Stretches, Stretches]]:
         """Return what ``rank``'s slab has of the rows of every owner, its own first; nothing where rows are in order.
 
-        They are in order, too, where blocks would be too short, too many or too irregular for a batch.
+        They are in order, too, where blocks would be too short, too irregular or not aligned for a batch.
 
         Returns:
             For every process that owns some: where they are in its local array and in the slab; in the slab and in
@@ -201,10 +202,12 @@ class Slab:
             return {}
         if any(len(x) > 3 or any(s.repeat > 1 and s.length < _TILE[0] for s in x) for x in owned.values()):
             return {}
-        at, found = 0, {}
+        at, found, unit = 0, {}, max(1, _ALIGNED // self.itemsize)
         for row, stretches in owned.items():
             of, to = [], []
             for s in stretches:
+                if (at | s.src | s.dst | s.src_step | s.dst_step) % unit:
+                    return {}  # cuBLASLt has no fast kernels for it
                 of.append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
                 to.append(Stretch(s.repeat, s.length, at, s.length, s.dst, s.dst_step))
                 at += s.repeat * s.length

@@ -132,6 +132,13 @@ def test_blocks_of_owners_that_take_turns_are_in_sections_if_they_fill_tiles(gri
         assert len(plan.chunks(which, rank)) <= 8
 
 
+@pytest.mark.parametrize(("n", "ranks"), [(4096, [0, 1]), (4096 + 7, [1]), (4096 + 8, [0, 1])])
+def test_sections_that_would_not_be_aligned_stay_in_order(n, ranks):
+    """Rank 0 has the last rows: the section behind them begins where they end."""
+    plan = PushPlan(MatmulProblem.gemm(n, n, n, Grid(1, 2), 256, op_a="T", dtype="bfloat16"), 2)
+    assert [rank for rank in (0, 1) if len(plan.slabs[0].sections(rank)) == 2] == ranks
+
+
 def test_chunks_begin_small_and_end_at_tiles():
     assert cuts(0, (1, 1, 2, 4), 128, 16384) == [(0, 2048), (2048, 4096), (4096, 8192), (8192, 16384)]
     assert cuts(0, (1, 1), 128, 100) == [(0, 100)]
