@@ -4,9 +4,9 @@
 A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
 not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one
 process column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the
-blocks are. Where the owners of a slab's rows take turns in blocks of D, these are in sections, too, those of its own
-rank first: each is multiplied where it is, as a batch of blocks. Everything here is arithmetic on layouts, the same on
-every rank. Both operands are seen as outer × k.
+blocks are. If several processes own alternating blocks of a slab's rows, the rows are in sections as well, one per
+owner, the rank's own first: each section is multiplied in place, as a batch of blocks. Everything here is arithmetic on
+layouts, the same on every rank. Both operands are seen as outer × k.
 """
 
 from __future__ import annotations
