@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -246,7 +246,7 @@ def leave(comm: Communicator, error: BaseException) -> None:
         time.sleep(0.01)
 
 
-def _abort(comm: Communicator, error: BaseException) -> None:
+def _abort(comm: Communicator, error: BaseException) -> NoReturn:
     traceback.print_exception(error)
     sys.stderr.flush()
     comm.abort(exit_status(error))

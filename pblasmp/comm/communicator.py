@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +110,8 @@ class Communicator(Protocol):
     def duplicate(self) -> Communicator:
         """Return a communicator of the same ranks with a separate channel. Collective."""
 
-    def abort(self, code: int) -> None:
-        """End every rank at once. Local."""
+    def abort(self, code: int) -> NoReturn:
+        """End every rank at once, this one too. Local."""
 
     def gone(self) -> bool:
         """Return whether the ranks can no longer talk, since the user has finalised MPI. Local."""
@@ -185,7 +185,7 @@ class _Serial:  # its arguments matter only where there are several ranks
     def duplicate(self) -> Communicator:
         return _Serial()
 
-    def abort(self, code: int) -> None:
+    def abort(self, code: int) -> NoReturn:
         os._exit(code)
 
     def gone(self) -> bool:
@@ -353,8 +353,9 @@ class _Mpi:
     def duplicate(self) -> Communicator:
         return _duplicate(self._comm)
 
-    def abort(self, code: int) -> None:
+    def abort(self, code: int) -> NoReturn:
         self._comm.Abort(code)
+        os._exit(code)  # MPICH's MPI_Abort may return before the launcher ends the job
 
     def gone(self) -> bool:
         from mpi4py import MPI

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -227,7 +227,7 @@ class _Gloo:
     def duplicate(self) -> Communicator:
         return _Gloo(self._ranks)
 
-    def abort(self, code: int) -> None:
+    def abort(self, code: int) -> NoReturn:
         os._exit(code)  # the others see their connections end
 
     def gone(self) -> bool:

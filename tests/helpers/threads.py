@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -200,7 +200,7 @@ class ThreadComm:
         self.all_of(turn)
         return self.group.part(turn, color, size)
 
-    def abort(self, code: int) -> None:
+    def abort(self, code: int) -> NoReturn:
         self.group.failed = True
         raise Aborted(code)
 

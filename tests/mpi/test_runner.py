@@ -61,6 +61,7 @@ def one_is_killed(comm):
 def one_aborts(comm):
     if comm.rank == 1:
         comm.Abort(7)
+        time.sleep(60)  # MPICH's MPI_Abort may return before the launcher ends the job
     comm.Barrier()
 
 

@@ -111,3 +111,17 @@ def test_messages_are_cut_into_chunks_in_memory_order(monkeypatch):
         assert np.count_nonzero(array == 0) == 3
     assert communicator.chunks(np.empty((0, 3))) == []
     assert len(communicator.chunks(np.ones(5, pb.dtypes.as_dtype("bfloat16")))) == 1
+
+
+def test_abort_ends_this_rank_where_mpi_returns():
+    """MPICH's MPI_Abort may return before the launcher ends the job."""
+    script = (
+        "from mpi4py import MPI; from pblasmp.comm.communicator import wrap\n"
+        "class Comm(MPI.Intracomm):\n"
+        "    def Abort(self, code): print('aborts', flush=True)\n"
+        "comm = wrap(MPI.COMM_SELF); comm._comm = Comm(MPI.COMM_SELF); comm.abort(7); print('returns')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "aborts\n"), done.stderr
