@@ -146,14 +146,11 @@ class HostOperations:
             if mask is None or real is None:
                 _add(to, alpha, of, beta, old, mask, conjugate)
                 continue
-            product = (
-                np.where(real, of.real, of.conj() if conjugate else of) if alpha != 0 else np.zeros_like(to)
-            )
-            if alpha != 1:
-                product *= to.dtype.type(alpha)
-            if beta != 0:
-                old = np.where(real, old.real, np.where(mask, old, 0))
-                product += old if beta == 1 else to.dtype.type(beta) * old
+            product = np.zeros_like(to)
+            for factor, term in ((alpha, of.conj() if conjugate else of), (beta, old)):
+                if factor != 0:
+                    term = np.where(mask, np.where(real, term.real, term), 0)  # the rest may be anything
+                    product += term if factor == 1 else to.dtype.type(factor) * term
             self.copy_where(to, np.where(real, product.real, product), mask)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pblasmp.engines import triangles
+from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.local_part import LocalPart
 from pblasmp.engines.triangles import ResultPart
 from pblasmp.layout import Trapezoid
 
@@ -65,3 +67,21 @@ def test_a_long_diagonal_is_covered_by_a_few_tiles(uplo, n, tile):
 def test_tiles_are_as_narrow_as_the_engine_asks_for():
     assert triangles._finest(SimpleNamespace(tile=256), 100) == 256
     assert triangles._finest(SimpleNamespace(tile=256), 256 * triangles._TILES + 1) == 257
+
+
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize(("alpha", "beta"), [(0, 0), (1, 0), (0, 1), (1, 1), (2, -1)])
+@pytest.mark.parametrize("diagonal", [-1, 0])
+def test_what_is_outside_is_not_added(diagonal, alpha, beta, hermitian):
+    """It may be memory that nobody has written, where a signalling NaN makes NumPy warn."""
+    part = LocalPart(Trapezoid("L", diagonal), np.arange(5), np.arange(5), hermitian=hermitian)
+    rng = np.random.default_rng(4)
+    x, c = (np.asfortranarray(rng.integers(-3, 4, (5, 5)) + 1j, np.complex64) for _ in "xc")
+    d = np.full_like(x, 7)
+    expected = np.where(part.mask, alpha * x + beta * c, d)
+    if hermitian and diagonal == 0:
+        np.fill_diagonal(expected.imag, 0)
+    for y in (x, c):
+        y.T.view(np.uint32)[np.repeat(~part.mask.T, 2, axis=1)] = 0x7FA00000
+    HostOperations(None, None).add(d, alpha, x, beta, c, part, conjugate=False)
+    assert np.array_equal(d, expected)
