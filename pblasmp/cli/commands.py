@@ -19,6 +19,7 @@ from . import options
 from .options import FILE, DescriptorFile, as_json, common, engine, examples
 from .progress import describe, is_bad_input
 from .ranks import FailureError
+from .signals import reraise
 from .terminal import complain, console, leading, plain, print_json
 
 __all__ = ["cli", "run_command_line"]
@@ -36,9 +37,10 @@ def run_command_line() -> NoReturn:
         cli.main(prog_name="pblasmp", standalone_mode=False)
     except click.Abort:
         raise KeyboardInterrupt from None
-    except FailureError as error:
-        _leave(str(error), error.status, error.trace if debug else error.printed)
     except Exception as error:  # noqa: BLE001 (the last that sees it)
+        reraise()
+        if isinstance(error, FailureError):
+            _leave(str(error), error.status, error.trace if debug else error.printed)
         _leave(describe(error), 2 if is_bad_input(error) else 1, traceback.format_exc() if debug else "")
     sys.exit(0)
 

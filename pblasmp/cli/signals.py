@@ -5,7 +5,8 @@ While the command line is being imported they end the process at once: there is 
 raises an exception, which Python drops while it runs its own callbacks: in a ``__del__``, around a fork. So the handler
 sets a timer, which raises again until the exception is on its way up or has arrived. What Python says about a dropped
 one is silenced meanwhile. In the middle of an import nothing is raised, as C code of the imported module may print the
-exception or exit at once (NumPy's does): the timer raises it after the import.
+exception or exit at once (NumPy's does): the timer raises it after the import. A library may also raise an exception of
+its own instead (pydantic does): whoever would report that one calls ``reraise`` first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["INTERRUPTED", "end_on_signals", "let_signals_end", "settle"]
+__all__ = ["INTERRUPTED", "end_on_signals", "let_signals_end", "reraise", "settle"]
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,6 +50,12 @@ def end_on_signals() -> None:
     for number in _NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _end)
+
+
+def reraise() -> None:
+    """Raise the exception of the signal that came, if one did: the one at hand was made of it. Local."""
+    if _ending.error is not None and not _ending.settled:
+        raise _ending.error.with_traceback(None)
 
 
 def settle() -> None:

@@ -85,6 +85,30 @@ def test_a_signal_in_an_import_waits_for_its_end(tmp_path):
         assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{expected} True\n")
 
 
+REPLACED = """
+import os, time
+from pblasmp.cli import commands, main
+def run(**_):
+    try:
+        os.kill(os.getpid(), {number})
+        time.sleep(20)
+    except BaseException:
+        pass
+    raise RuntimeError("a library's own")
+commands.cli.main = run
+main()
+"""
+
+
+def test_a_signal_that_a_library_makes_its_own_error_of_is_a_signal():
+    for number, printed in ((signal.SIGINT, "pblasmp: interrupted\n"), (signal.SIGTERM, "")):
+        done = subprocess.run(
+            [sys.executable, "-c", REPLACED.format(number=int(number))],
+            cwd=ROOT, capture_output=True, text=True, timeout=15, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr, done.stdout) == (128 + number, printed, "")
+
+
 def test_the_alarm_clock_is_given_back():
     before = signal.getsignal(signal.SIGALRM), [signal.getsignal(number) for number in signals._NUMBERS]
     timer = signal.setitimer(signal.ITIMER_REAL, 500)
