@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -21,7 +22,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Threads of OpenBLAS that have nothing to do sleep at once: else every process polls for 50 ms.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
+# Ranks start faster where UCX, below MPICH, does not watch for memory that is unmapped: on one node nothing needs it.
+os.environ.setdefault("UCX_MEM_EVENTS", "n")
+
 # No test reads or writes what this user has measured.
 os.environ["PBLASMP_TUNING"] = str(
     Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
 )
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage search what was imported and collected."""
+    gc.collect()
+    gc.freeze()

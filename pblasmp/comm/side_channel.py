@@ -22,9 +22,7 @@ from ..errors import ClosedError
 
 __all__ = ["Place", "SideChannel", "Transport", "number_open", "text_of"]
 
-_YIELDS = (
-    500  # polls that yield the core to other ready processes, before a wait sleeps: a sleep takes longer
-)
+YIELDS = 500  # polls that yield the core to ready processes, before a wait sleeps: a sleep takes longer
 _PAUSE_SECONDS = 2e-5
 _POLLS = 64  # between two looks for notes
 _STALL_SECONDS = 1.0  # after which a rank says where it waits
@@ -443,7 +441,7 @@ def text_of(error: BaseException) -> str:
 
 def _pause(polls: int) -> None:
     """Leave the core to others for a moment."""
-    if polls < _YIELDS and hasattr(os, "sched_yield"):
+    if polls < YIELDS and hasattr(os, "sched_yield"):
         os.sched_yield()
     else:
         time.sleep(_PAUSE_SECONDS)

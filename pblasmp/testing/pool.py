@@ -47,7 +47,6 @@ class _Link:
     socket: socket.socket
     rank: int = -1
     pid: int = 0
-    case: str = ""
     answer: dict[str, Any] | None = None
     unread: bytes = b""
 
@@ -156,8 +155,8 @@ class World:
         line = json.dumps(order).encode() + b"\n"
         for link in self._links:
             link.answer = None
-            if order:
-                link.case = ""
+        for file in self._directory.glob("case*") if order else ():
+            os.truncate(file, 0)
         for link in self._links:
             with contextlib.suppress(OSError):  # it is gone, as _gather will see
                 link.socket.sendall(line)
@@ -204,10 +203,7 @@ class World:
             if "pid" in said:
                 link.rank, link.pid = said.pop("rank"), said.pop("pid")
                 self._links.sort(key=lambda link: link.rank)
-            if "case" in said:
-                link.case = said["case"]
-            else:
-                link.answer = said
+            link.answer = said
 
     def _ask_for_stacks(self) -> None:
         """Have the ranks that still run write where they are."""
@@ -225,7 +221,9 @@ class World:
         parts = [title]
         for rank in range(self.nranks):
             link = links.get(rank)
-            case = f" (after case {link.case!r})" if link and link.case else ""
+            file = self._directory / f"case{rank}"
+            last = file.read_text().partition("\n")[0] if file.exists() else ""
+            case = f" (after case {last})" if last else ""
             if link is None or link.answer is None:
                 stack = self._directory / f"stack{rank}"
                 stood = stack.read_text().rstrip() if stack.exists() else ""

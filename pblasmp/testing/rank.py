@@ -3,7 +3,7 @@
 
 It connects to the socket in the directory and says who it is. Then it gets orders, one JSON object a line, and answers
 each: a function to run; or to put back what the function changed, once all ranks have run it. Between orders it sleeps.
-What it prints goes to a file in the directory, and at SIGUSR2 where it is.
+What it prints goes to a file in the directory, its last case to another, and at SIGUSR2 where it is.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from ..comm import side_channel
 from .state import State
 
 __all__ = ["run_function"]
+
+_YIELDS = 20  # of a wait on more ranks than cores, before it sleeps: other worlds want the cores
 
 
 def run_function(
@@ -130,12 +133,14 @@ class _Rank:
         self._world: _MpiWorld | _TorchWorld = _MpiWorld() if kind == "mpi" else _TorchWorld()
         rank, size = self._world.rank, self._world.size
         self._stack = (directory / f"stack{rank}").open("w")  # open until the process ends
+        self._last = os.open(directory / f"case{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
         gc.enable()
         faulthandler.register(signal.SIGUSR2, file=self._stack)
         hello: dict[str, Any] = {"rank": rank, "pid": os.getpid()}
         if size != nranks:
             hello["error"] = f"a world of {size} ranks, not {nranks}: mpirun and libmpi do not match"
         self._say(hello)
+        side_channel.YIELDS = _YIELDS
         self._state: State | None = None
 
     def serve(self) -> None:
@@ -146,6 +151,10 @@ class _Rank:
 
     def _say(self, words: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(words).encode() + b"\n")
+
+    def _note(self, case: str) -> None:
+        """Write the name of a case that has ended over that of the last one, for reports."""
+        os.pwrite(self._last, f"{case!r}\n".encode(), 0)
 
     def _run(
         self,
@@ -166,7 +175,7 @@ class _Rank:
                     os.environ.pop(variable, None)
                 else:
                     os.environ[variable] = value
-            return run_function(name, file, self._world.comm, kwargs, lambda case: self._say({"case": case}))
+            return run_function(name, file, self._world.comm, kwargs, self._note)
         except BaseException:  # noqa: BLE001 (whatever ends a function is what the report is about)
             return {"error": traceback.format_exc()}
         finally:

@@ -58,7 +58,7 @@ LAYERS: dict[str, set[str]] = {
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},
-    "testing": {"errors", "launch"},
+    "testing": {"errors", "comm", "launch"},
     "pytest_plugin": {"testing"},
     "info": {"", "errors", "dtypes", "bindings", "launch", "launchers"},
     "cli": BOTTOM
