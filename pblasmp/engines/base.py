@@ -312,9 +312,6 @@ class Transport(Protocol):
     def fence(self) -> None:
         """Wait until every rank's writes to shared buffers are visible to its node. Collective."""
 
-    def alternate(self) -> int:
-        """Return 0 and 1 in turn, the same on every rank: which of two buffers a product uses. Local."""
-
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
         """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel products through memory that the ranks of one node share: partial sums are added where they are.
+"""Tensor-parallel products through memory that the ranks of one node share: what they gather or add is there.
 
-Every rank's GEMM writes into shared memory. Then ranks add, or copy, in pieces that stay in the caches, and write each
-number of the result once. Buffers alternate between two: whoever writes the one has passed the fence of the product
-that used the other, and so has everybody else.
+Every rank writes its part of X, or its GEMM's result, into shared memory. Then ranks multiply what they all wrote; or
+they add, or copy, in pieces that stay in the caches, and write each number of the result once. The ranks have agreed
+since the run before, so that no rank still reads what is overwritten.
 """
 
 from __future__ import annotations
@@ -34,15 +34,32 @@ class _Shared(ParallelProduct):
     def _matrices(self, name: str, shape: tuple[int, int], dtype: np.dtype, count: int = 1) -> Array:
         """Return ``count`` matrices that all ranks share. Collective over the ranks."""
         nbytes = count * shape[0] * shape[1] * dtype.itemsize
-        memory = self._transport.buffer(f"{name} {self._turn}", nbytes, shared=True)
+        memory = self._transport.buffer(name, nbytes, shared=True)
         return memory[:nbytes].view(dtype).reshape(count, *shape)
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
-        self._turn = self._transport.alternate()
-        self._share(self._tokens(x), self._weights(w), c, d)
 
-    def _share(self, x: Array, w: Array, c: Array | None, d: Array) -> None:
-        raise NotImplementedError
+class SharedInput(_Shared):
+    """AllGather + GEMM: every rank copies its tokens to shared memory, and multiplies all of them in one GEMM."""
+
+    path = "every rank's part of X copied to memory that the ranks share, then one product"
+
+    def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
+        super().__init__(engine, p, options)
+        self._multiplied, self._mine = (
+            self._operations.multiplies(p.dtype),
+            p.slices("tokens")[self._transport.rank],
+        )
+        self.copied_bytes = p.tokens[self._transport.rank] * p.inputs[0] * self._multiplied.itemsize
+        self.workspace = self._operations.workspace(self.copied_bytes)
+
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
+        tokens, _, inputs = self._p.sizes
+        everything = self._matrices("x", (tokens, inputs), self._multiplied)[0]
+        everything[self._mine] = x
+        self._transport.fence()
+        if gathered is not None:
+            gathered[...] = everything
+        self._multiply(everything, self._weights(w), c, d, slice(0, d.shape[1]))
 
 
 class SharedSums(_Shared):
@@ -68,11 +85,11 @@ class SharedSums(_Shared):
         self.path = "partial products in memory that the ranks share, added by the rank that owns their rows"
         if everything:
             self.path = "partial products in memory that the ranks share, all added by every rank"
-        parts = 2 * p.size * tokens * outputs * self._exact.itemsize
-        self.workspace = self._operations.workspace(parts // p.size)
+        self.workspace = self._operations.workspace(tokens * outputs * self._exact.itemsize)
         self.copied_bytes = (self._mine[1] - self._mine[0]) * outputs * self._exact.itemsize * (p.size - 1)
 
-    def _share(self, x: Array, w: Array, c: Array | None, d: Array) -> None:
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+        x, w = self._tokens(x), self._weights(w)
         transport, (start, stop) = self._transport, self._mine
         parts = self._matrices("parts", (x.shape[0], d.shape[1]), self._exact, self._p.size)
         self._sum(x, w, None, parts[transport.rank])
@@ -129,10 +146,11 @@ class RingSums(_Shared):
         self._bounds = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
         self.path = "partial products added in turn to a sum that the ranks share"
         nbytes = p.tokens[0] * p.outputs[0] * self._exact.itemsize
-        self.workspace = self._operations.workspace(2 * nbytes)
+        self.workspace = self._operations.workspace(nbytes)
         self.copied_bytes = nbytes if self._everywhere else nbytes // p.size
 
-    def _share(self, x: Array, w: Array, c: Array | None, d: Array) -> None:
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+        x, w = self._tokens(x), self._weights(w)
         transport, beta = self._transport, self._options.beta
         rank, size = transport.rank, self._p.size
         total = self._matrices("total", (x.shape[0], d.shape[1]), self._exact)[0]
@@ -175,10 +193,11 @@ class SharedOutput(_Shared):
         super().__init__(engine, p, options)
         self._columns = p.slices("outputs")
         own = p.tokens[0] * p.outputs[self._transport.rank] * p.out_dtype.itemsize
-        self.workspace = self._operations.workspace(2 * own)
+        self.workspace = self._operations.workspace(own)
         self.copied_bytes = p.tokens[0] * sum(p.outputs) * p.out_dtype.itemsize
 
-    def _share(self, x: Array, w: Array, c: Array | None, d: Array) -> None:
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+        x, w = self._tokens(x), self._weights(w)
         transport, tokens = self._transport, x.shape[0]
         flat = self._matrices("parts", (1, tokens * d.shape[1]), d.dtype)[0, 0]
         panels = [
@@ -198,14 +217,9 @@ class SharedOutput(_Shared):
 
 
 def _refusal(
-    engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None, copies: int
+    name: str, engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
-    """Return why shared memory cannot be used, or an empty string. Collective over the ranks.
-
-    Args:
-        engine, p, options, operands: as for any refusal.
-        copies: how many matrices of all tokens and outputs the ranks share at a time.
-    """
+    """Return why shared memory cannot be used, or an empty string. Collective over the ranks."""
     transport = engine.transport
     if transport.why_not_shared:
         return transport.why_not_shared
@@ -214,37 +228,35 @@ def _refusal(
     why = overlapped.refusal(engine, p, options, operands)
     if why:
         return why
-    tokens, outputs, _ = p.sizes
-    needed = 2 * copies * tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
+    tokens, outputs, inputs = p.sizes
+    elements = tokens * (inputs if p.gathers else outputs)
+    if p.sums and name != "ring":
+        elements *= p.size + (name == "two_shot")
+    needed = elements * accumulation_dtype(p.out_dtype).itemsize
     fits, limit = transport.fits(needed)
     return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
 
-_KINDS: dict[str, Callable[..., Product]] = {
-    "one_shot": partial(SharedSums, everything=True),
-    "two_shot": SharedSums,
-    "ring": RingSums,
+_KINDS: dict[tuple[str, str], Callable[..., Product]] = {
+    ("pull", "allgather_matmul"): SharedInput,
+    ("pull", "matmul_reduce_scatter"): SharedSums,
+    ("ring", "matmul_reduce_scatter"): RingSums,
+    ("one_shot", "matmul_allreduce"): partial(SharedSums, everything=True),
+    ("two_shot", "matmul_allreduce"): SharedSums,
+    ("ring", "matmul_allreduce"): RingSums,
+    ("pull", "matmul_allgather"): SharedOutput,
 }
 
 
 def _row(name: str, form: str, cost: Any) -> Algorithm:
-    gathers = form == "matmul_allgather"
-
-    def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
-        return _refusal(engine, p, options, operands, 2 if gathers or name == "ring" else p.size + 1)
-
     def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
-        if gathers:
-            return SharedOutput(engine, p, options)
-        return _KINDS.get(name, SharedSums)(engine, p, options)
+        return _KINDS[name, form](engine, p, options)
 
-    return Algorithm(name, prepare, overlapped.serves(form), overlapped.view, refusal, cost)
+    return Algorithm(name, prepare, overlapped.serves(form), overlapped.view, partial(_refusal, name), cost)
 
 
 _ALONE = 9.0  # one rank has nothing to share
-_WORTH_A_TURN = (
-    1 << 20
-)  # bytes of a rank's rows of the sum, from which on "ring" is the fastest on 4 ranks, too
+_WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum, from which on "ring" is the fastest
 
 
 def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
@@ -258,14 +270,10 @@ def _one_shot_cost(engine: Engine, p: ParallelProblem, options: Options) -> floa
 def _ring_cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
     tokens, outputs, _ = p.sizes
     turn = tokens * outputs * accumulation_dtype(p.out_dtype).itemsize // p.size
-    return {1: _ALONE, 2: 1.4}.get(p.size, 1.4 if turn >= _WORTH_A_TURN else 1.7)
+    if p.size == 1:
+        return _ALONE
+    return 1.4 if turn >= _WORTH_A_TURN else 1.7
 
 
-ALGORITHMS = (
-    _row("pull", "matmul_reduce_scatter", _cost),
-    _row("ring", "matmul_reduce_scatter", _ring_cost),
-    _row("one_shot", "matmul_allreduce", _one_shot_cost),
-    _row("two_shot", "matmul_allreduce", _cost),
-    _row("ring", "matmul_allreduce", _ring_cost),
-    _row("pull", "matmul_allgather", _cost),
-)
+_COSTS = {"ring": _ring_cost, "one_shot": _one_shot_cost}
+ALGORITHMS = tuple(_row(name, form, _COSTS.get(name, _cost)) for name, form in _KINDS)

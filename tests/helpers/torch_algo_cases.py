@@ -25,12 +25,12 @@ from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.torch_cases import Case, Split, compare, failure, host, integers, local, one_function, own
 
 NAMES = {
-    "allgather_matmul": {"shared", "gathered", "panels", "push", "mpi"},
+    "allgather_matmul": {"shared", "gathered", "panels", "pull", "push", "mpi"},
     "matmul_reduce_scatter": {"shared", "gathered", "panels", "pull", "ring", "push", "mpi"},
     "matmul_allreduce": {"one_shot", "two_shot", "ring", "sum", "push", "mpi"},
     "matmul_allgather": {"pull", "push", "mpi"},
 }
-KEEP_GATHERED = {"push", "mpi"}
+KEEP_GATHERED = {"pull", "push", "mpi"}
 PRODUCTS = {  # by function: what goes forward, and what gives the gradient of x
     pt.allgather_matmul: ("allgather_matmul", "matmul_reduce_scatter"),
     pt.matmul_reduce_scatter: ("matmul_reduce_scatter", "allgather_matmul"),

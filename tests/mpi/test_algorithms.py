@@ -27,7 +27,7 @@ NAMES = {
     **dict.fromkeys(("symm", "hemm"), (*SLABS, "full")),
     **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
-    **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "push")),
+    **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "pull", "push")),
     **dict.fromkeys(("rs", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "ring", "push")),
     **dict.fromkeys(("ar", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "ring", "push")),
     "matmul_allgather": ("mpi", "pull", "push"),

@@ -498,7 +498,7 @@ def test_bench_of_every_algorithm(pblasmp):
     assert done.returncode == 0, done.stderr
     heads = [re.split("  +", line.strip()) for line in done.stdout.splitlines() if "T, N, K" in line]
     of_sums = ["mpi", "sum", "one_shot", "two_shot", "ring", "push"]
-    of_slabs = ["mpi", "shared", "gathered", "panels", "push"]
+    of_slabs = ["mpi", "shared", "gathered", "panels", "pull", "push"]
     assert heads == [
         ["T, N, K", "ours", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
     ]

@@ -21,7 +21,7 @@ from pblasmp.engines.host import collective
 from tests.helpers.mpi import run_mpi
 
 NAMES = [
-    *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "push", "mpi")),
+    *(("allgather_matmul", name) for name in ("shared", "gathered", "panels", "pull", "push", "mpi")),
     *(("matmul_allreduce", name) for name in ("one_shot", "two_shot", "ring", "sum", "push", "mpi")),
     *(("matmul_reduce_scatter", name) for name in ("pull", "ring", "push", "mpi")),
     *(("matmul_allgather", name) for name in ("pull", "push", "mpi")),
@@ -92,13 +92,40 @@ def one_after_another(comm):
     """No rank writes what a slow one still reads."""
     x, w = np.full((200, 8), comm.rank + 1.0), np.ones((100, 8))
     total = 8.0 * sum(range(1, comm.size + 1))
+    of_rank = 8.0 * np.arange(1, comm.size + 1)
+    expected = {
+        "matmul_allreduce": total,
+        "matmul_reduce_scatter": total,
+        "allgather_matmul": of_rank.repeat(200)[:, None],
+        "matmul_allgather": of_rank.repeat(100),
+    }
     with pb.Context(comm, engine="host") as ctx:
-        for i in range(20):
+        for i in range(40):
             if i % comm.size == comm.rank:
                 np.linalg.qr(np.random.default_rng(i).random((150, 150)))  # this one comes late
-            form = ("matmul_allreduce", "matmul_reduce_scatter")[i % 2]
-            y = getattr(pb, form)(x * (i + 1), w, ctx)
-            assert (y == total * (i + 1)).all()
+            form = list(expected)[i % 3 if i < 30 else 3]
+            operands = (
+                (np.ones((200, 8)), x[:100] * (i + 1)) if form == "matmul_allgather" else (x * (i + 1), w)
+            )
+            assert (getattr(pb, form)(*operands, ctx) == expected[form] * (i + 1)).all()
+
+
+def by_rule(comm):
+    """What docs/tensor-parallel.md says that "auto" takes."""
+    small, large = (512, 256), (2048, 512)  # of the sum, 4 bytes each
+    with pb.Context(comm, engine="host") as ctx:
+        for function, (tokens, outputs), how, name in (
+            (pb.allgather_matmul, small, {}, "pull"),
+            (pb.allgather_matmul, (3 + comm.rank, 5), {"return_gathered": True}, "pull"),
+            (pb.matmul_allgather, small, {}, "pull"),
+            (pb.matmul_reduce_scatter, small, {}, "pull"),
+            (pb.matmul_reduce_scatter, large, {}, "pull" if comm.size > 4 else "ring"),
+            (pb.matmul_allreduce, small, {}, "two_shot"),
+            (pb.matmul_allreduce, large, {}, "two_shot" if comm.size > 4 else "ring"),
+        ):
+            x, w = (np.ones((length, 8), np.float32) for length in (tokens, outputs))
+            with pb.plan(function, x, w, ctx, **how) as plan:
+                assert plan.report().algorithm == name, (function.__name__, tokens, how)
 
 
 def several_nodes(comm):
@@ -222,6 +249,11 @@ def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
 
 def test_one_product_after_another_keeps_results_apart():
     run_mpi(one_after_another, 3)
+
+
+@pytest.mark.parametrize("nranks", [2, 4, 5])
+def test_the_choice_by_rule(nranks):
+    run_mpi(by_rule, nranks)
 
 
 def test_ranks_of_several_nodes_share_nothing():

@@ -137,10 +137,6 @@ class CublasmpTransport(Room):
     def fence(self) -> None:
         """Nothing is shared. Local."""
 
-    def alternate(self) -> int:
-        """Return 0: nothing is shared. Local."""
-        return 0
-
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:  # noqa: ARG002 - nothing is shared
         """Return at least ``nbytes`` of the buffer ``name``. Local."""
         return self._operations.bytes(f"slab {name}", nbytes)

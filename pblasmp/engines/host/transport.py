@@ -47,7 +47,6 @@ class HostTransport(Room):
         self.why_not_shared = why_not_shared
         self.collectives: MpiCollectives | None = comm if isinstance(comm, MpiCollectives) else None
         self._comm, self._buffers = comm, buffers
-        self._turn = 0
         self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, comm))
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
@@ -86,11 +85,6 @@ class HostTransport(Room):
             self._comm.barrier()
         else:
             self._comm.wait(self._comm.board.imax(_NOTHING, _NOTHING))
-
-    def alternate(self) -> int:
-        """Return 0 and 1 in turn. Local."""
-        self._turn = 1 - self._turn
-        return self._turn
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
