@@ -52,7 +52,8 @@ class Board:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
         self._count += 1
         lines = self._lines[self._count % 2]
-        lines[self._rank, 1 : 1 + len(values)] = values
+        if values.size:
+            lines[self._rank, 1 : 1 + values.size] = values
         lines[self._rank, 0] = self._count  # last: who sees it sees the values
         return _Posted(lines, self._count, out, self._processes)
 

@@ -213,7 +213,7 @@ class _Notes:
     def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
 
-        self._comm, self._gone = comm, MPI.Is_finalized
+        self._comm, self._mpi, self._gone = comm, MPI, MPI.Is_finalized
         self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._sent: list[Request] = []
 
@@ -225,13 +225,12 @@ class _Notes:
         self._sent += [self._comm.Isend(note, rank, _NOTE) for rank in others]
 
     def arrived(self) -> list[bytes]:
-        from mpi4py import MPI
-
+        mpi = self._mpi
         notes: list[bytes] = []
-        while not self._gone() and self._comm.Iprobe(MPI.ANY_SOURCE, _NOTE):
-            status = MPI.Status()
-            self._comm.Probe(MPI.ANY_SOURCE, _NOTE, status)
-            note = bytearray(status.Get_count(MPI.BYTE))
+        while not self._gone() and self._comm.Iprobe(mpi.ANY_SOURCE, _NOTE):
+            status = mpi.Status()
+            self._comm.Probe(mpi.ANY_SOURCE, _NOTE, status)
+            note = bytearray(status.Get_count(mpi.BYTE))
             self._comm.Recv(note, status.source, _NOTE)
             notes.append(bytes(note))
         return notes

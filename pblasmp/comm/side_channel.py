@@ -15,8 +15,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ClosedError
 
@@ -76,27 +75,26 @@ class Device(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a rank waits for all others: the ``number``-th agreement of a channel, or the making of one.
 
     Attributes:
         members: the processes it needs, by numbers that all channels of a process share.
-        index: which channel of these processes.
+        channel: which channel of these processes.
         number: which of its agreements; -1 is its making.
         call: what it is called in messages.
     """
 
     members: Members
-    index: int
+    channel: int
     number: int
     call: str
 
     def lacks_this_process(self) -> bool:
         """Return whether this process has not come there yet. Local."""
         if self.number == _MAKING:
-            return _made[self.members] <= self.index
-        here = [each for each in _open if (each._members, each._index) == (self.members, self.index)]
+            return _made[self.members] <= self.channel
+        here = [each for each in _open if (each._members, each._index) == (self.members, self.channel)]
         return any(each._agreements < self.number for each in here)
 
 

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -143,13 +144,10 @@ def gemm(
         return
     (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
     _check(f"a local product of {m} x {n} x {k}", m, n, k, lda, ldb, ldd)
-    scalars = np.array([alpha, beta], dtype=d.dtype)
-    ints = np.array([m, n, k, lda, ldb, ldd], dtype=np.int32)
-    at = ints.ctypes.data
     load(library, element_type(d.dtype).blas)(
-        trans_a.encode(), trans_b.encode(), at, at + 4, at + 8,
-        scalars.ctypes.data, a.ctypes.data, at + 12, b.ctypes.data, at + 16,
-        scalars.ctypes.data + scalars.itemsize, d.ctypes.data, at + 20,
+        trans_a.encode(), trans_b.encode(), _integer(m), _integer(n), _integer(k),
+        _number(alpha, d), a.ctypes.data, _integer(lda), b.ctypes.data, _integer(ldb),
+        _number(beta, d), d.ctypes.data, _integer(ldd),
     )  # fmt: skip
 
 
@@ -176,13 +174,20 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
     _check(f"solving {b.shape[0]} equations for {b.shape[1]} right-hand sides", m, n, lda, ldb)
     stored_lower = lower == (trans_a == "N")
     trans = b"T" if turned == (trans_a == "N") else b"N"
-    scalars = np.array([alpha], dtype=b.dtype)
-    ints = np.array([m, n, lda, ldb], dtype=np.int32)
-    at = ints.ctypes.data
     load(library, element_type(b.dtype).blas, "trsm")(
         b"R" if turned else b"L", b"L" if stored_lower else b"U", trans, b"U" if unit else b"N",
-        at, at + 4, scalars.ctypes.data, a.ctypes.data, at + 8, b.ctypes.data, at + 12,
+        _integer(m), _integer(n), _number(alpha, b), a.ctypes.data, _integer(lda), b.ctypes.data, _integer(ldb),
     )  # fmt: skip
+
+
+def _integer(n: int) -> bytes:
+    """Return an INTEGER of Fortran."""
+    return n.to_bytes(4, sys.byteorder)
+
+
+def _number(x: complex, like: NDArray[Any]) -> bytes:
+    """Return a number of an array's type."""
+    return np.array(x, like.dtype).tobytes()
 
 
 def _check(what: str, *numbers: int) -> None:
@@ -204,14 +209,17 @@ class LocalBlas:
     def __init__(self, library: str, core: int | None = None) -> None:
         self.library, self.core = library, core
 
+    def seated(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank runs on its core."""
+        return contextlib.nullcontext() if self.core is None else self._seated(self.core)
+
     @contextlib.contextmanager
-    def seated(self) -> Iterator[None]:
-        """Within, this rank runs on its core."""
-        if self.core is None:
+    def _seated(self, core: int) -> Iterator[None]:
+        before = os.sched_getaffinity(0)
+        if before == {core}:  # it is already
             yield
             return
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {self.core})
+        os.sched_setaffinity(0, {core})
         try:
             yield
         finally:
