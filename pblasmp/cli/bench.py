@@ -194,14 +194,16 @@ def _case(
 def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int) -> dict[str, float]:
     """Return the median of each one's times, in microseconds, each the slowest rank's. Collective over the context.
 
-    They take turns, a few runs at a time, so that what else the machine does is no one's alone.
+    They take turns, a few runs at a time and each time in another order, so that what else the machine does, and what
+    the one before leaves in the caches, is no one's alone.
     """
+    shuffle = np.random.default_rng(0)  # the same on every rank
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         samples(ctx.engine, ctx.comm, run, _WARM_UP)
     for turn in Axis.even(count, min(_TURNS, count)).counts():
-        for name, run in contenders.items():
-            times[name] += samples(ctx.engine, ctx.comm, run, int(turn))
+        for name in shuffle.permutation(list(contenders)):
+            times[name] += samples(ctx.engine, ctx.comm, contenders[name], int(turn))
     return {name: float(np.median(each)) * 1e6 for name, each in times.items()}
 
 
