@@ -304,8 +304,10 @@ class Context:
     def _cached(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what was made for ``key``, a plan say, or make it. Collective over the context, if it is made.
 
-        The last few are kept; those that were used longest ago are closed. Key and order are the same on every rank.
+        The last few are kept, those that were used longest ago are closed; none is used once more has been measured.
+        Key and order are the same on every rank.
         """
+        key = key, self.engine.measured.added
         found: Kept | None = self._kept.pop(key, None)
         if found is None:
             if len(self._kept) >= _KEPT:

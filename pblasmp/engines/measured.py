@@ -79,15 +79,18 @@ class Measured:
         machine: as in the entries.
         planned: whether plans of tensor-parallel products replay CUDA graphs, and are measured apart from single runs.
         entries: by bucket.
+        added: how many measurements have been taken in: what was chosen before may no longer be the fastest.
     """
 
     machine: str
     planned: bool
     entries: dict[tuple[Any, ...], Entry] = field(default_factory=dict)
+    added: int = 0
 
     def add(self, entry: Entry) -> None:
         """Take in a measurement. Local; the same on every rank."""
         self.entries[entry.bucket] = entry
+        self.added += 1
 
     def entry(self, problem: Problem, options: Options, seconds: Mapping[str, float], date: str) -> Entry:
         """Return a measurement as an entry. Local."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
+import re
 import zlib
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import pblasmp as pb
 from pblasmp.engines.algorithms import Algorithm
 from pblasmp.engines.base import Product
 from pblasmp.engines.host import collective
+from pblasmp.engines.options import Options
 from tests.helpers.mpi import run_mpi
 
 NAMES = [
@@ -190,6 +193,37 @@ def tuning(comm, file):
             assert len(json.loads(Path(file).read_text())["measurements"]) == 3
 
 
+def tuned_after_a_call(comm, file):
+    """Plain functions keep their plans, but not when more is known."""
+    x, w = np.ones((64, 8)), np.ones((32, 8))
+    with kept_in(file), pb.Context(comm, engine="host") as ctx, taken() as names:
+        for _ in range(2):
+            pb.matmul_allreduce(x, w, ctx)
+        before = {"two_shot": 2e-6, "push": 1e-6}  # none was measured so far
+        with pb.plan(pb.matmul_allreduce, x, w, ctx) as plan:
+            ctx.engine.measured.add(ctx.engine.measured.entry(plan.problem, Options(), before, "today"))
+        for _ in range(2):
+            pb.matmul_allreduce(x, w, ctx)
+    if comm.rank == 0:  # the one that logs
+        assert names == ["two_shot", "two_shot", "push"]  # one plan each, and that of the block
+
+
+@contextlib.contextmanager
+def taken():
+    """The algorithms of the plans that are made within, by the log."""
+    names, log = [], logging.getLogger("pblasmp")
+    handler = logging.Handler()
+    handler.emit = lambda record: names.extend(re.findall(r": algorithm (\w+) \(", record.getMessage()))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield names
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
 def measured_first(comm, file):
     x, w = np.ones((64, 8)), np.ones((32, 8))
     with kept_in(file), pb.Context(comm, engine="host") as ctx:
@@ -267,6 +301,10 @@ def test_what_is_too_long_for_mpi_is_refused():
 @pytest.mark.parametrize("nranks", [1, 2])
 def test_tuning_writes_no_array_and_auto_goes_by_it(nranks, tmp_path):
     run_mpi(tuning, nranks, file=str(tmp_path / "tuning.json"), timeout=120)
+
+
+def test_plain_functions_go_by_what_is_measured_after_their_first_call(tmp_path):
+    run_mpi(tuned_after_a_call, 2, file=str(tmp_path / "tuning.json"), timeout=120)
 
 
 def test_measuring_inside_the_first_plan(tmp_path):
