@@ -307,14 +307,30 @@ class Context:
         The last few are kept, those that were used longest ago are closed; none is used once more has been measured.
         Key and order are the same on every rank.
         """
-        key = key, self.engine.measured.added
-        found: Kept | None = self._kept.pop(key, None)
+        found: Kept | None = self._find(key)
         if found is None:
-            if len(self._kept) >= _KEPT:
-                self._kept.popitem(last=False)[1].close()
+            self._make_room()
             found = make()
-        self._kept[key] = found
+            self._keep(key, found)
         return found
+
+    def _find(self, key: Hashable) -> Any:
+        """Return what is kept for ``key``, None where there is none. Local; the same on every rank."""
+        key = key, self.engine.measured.added
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def _keep(self, key: Hashable, value: Closable) -> None:
+        """Keep ``value`` for ``key``. Collective over the context, where it takes the place of another."""
+        self._make_room()
+        self._kept[key, self.engine.measured.added] = value
+
+    def _make_room(self) -> None:
+        """Close what was used longest ago, if as much is kept as may be. Collective over the context."""
+        while len(self._kept) >= _KEPT:
+            self._kept.popitem(last=False)[1].close()
 
     def _release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""

@@ -7,7 +7,7 @@ Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ..
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .engines.options import Options
 from .errors import LayoutError
@@ -15,9 +15,10 @@ from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
-from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
+from .plans import MatrixPlan, Reading, Recipe, check_operands, context_of, run_once
 
 if TYPE_CHECKING:
+    from .context import Context
     from .layout.level3 import Diag, Side, Uplo
     from .layout.problem import Op
 
@@ -72,10 +73,10 @@ def trsm(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
         redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def trmm(
@@ -110,10 +111,10 @@ def trmm(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
         redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def symm(
@@ -147,9 +148,9 @@ def symm(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "symm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def hemm(
@@ -184,9 +185,9 @@ def hemm(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "hemm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def syrk(
@@ -222,9 +223,9 @@ def syrk(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "syrk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def herk(
@@ -262,9 +263,9 @@ def herk(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "herk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def syr2k(
@@ -301,9 +302,9 @@ def syr2k(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "syr2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def her2k(
@@ -342,9 +343,9 @@ def her2k(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "her2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def syrkx(
@@ -381,9 +382,9 @@ def syrkx(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "syrkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def herkx(
@@ -422,9 +423,9 @@ def herkx(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "herkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def geadd(
@@ -454,9 +455,9 @@ def geadd(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "geadd", a, c=c, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def tradd(
@@ -491,9 +492,9 @@ def tradd(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
-    return plan_routine(
+    return _run(
         "tradd", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
-    ).once()  # fmt: skip
+    )  # fmt: skip
 
 
 def plan_routine(
@@ -502,45 +503,63 @@ def plan_routine(
     b: Matrix | None = None,
     c: Matrix | None = None,
     *,
+    out: Matrix | None = None,
+    **how: Any,
+) -> MatrixPlan:
+    """Prepare the level-3 routine of that name, given all its arguments. Collective over the context."""
+    ctx = context_of(routine, a, b, c, out)
+    with ctx._agreement(routine) as facts:
+        recipe, matrices, _, _ = _read(ctx, facts, a, b, c, out, routine=routine, **how)
+    return MatrixPlan(ctx, recipe, matrices, out=out is not None)
+
+
+def _run(
+    routine: str,
+    a: Matrix,
+    b: Matrix | None = None,
+    c: Matrix | None = None,
+    *,
+    out: Matrix | None = None,
+    **how: Any,
+) -> Matrix:
+    """Return what the level-3 routine of that name computes. Collective over the context."""
+    return run_once(routine, (a, b, c, out), {"routine": routine, **how}, _read)
+
+
+def _read(
+    ctx: Context,
+    facts: dict[str, Any],
+    a: Matrix,
+    b: Matrix | None,
+    c: Matrix | None,
+    out: Matrix | None,
+    *,
+    routine: str,
     side: Side = "L",
     uplo: Uplo = "L",
     op_a: Op = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
     beta: complex = 0,
-    out: Matrix | None = None,
-    redistribute: bool = False,
-    algo: str = "auto",
-) -> MatrixPlan:
-    """Prepare the level-3 routine of that name, given all its arguments. Collective over the context."""
+    **how: Any,
+) -> Reading:
+    """Check what is given to a routine, and add what must be equal on every rank to ``facts``. Local."""
     traits = ROUTINES[routine]
-    ctx = context_of(routine, a, b, c, out)
-    with ctx._agreement(routine) as facts:
-        required = traits.operands if traits.shape == "added" else traits.operands.replace("c", "")
-        check_operands(ctx, required, {"a": a, "b": b, "c": c, "out": out})
-        d = out.descriptor if out is not None else _result(routine, a, b, c, op_a)
-        of_b, of_c = (None if x is None else x.descriptor for x in (b, c))
-        asked = Level3Problem(routine, a.descriptor, d, of_b, of_c, side, uplo, op_a, diag)
-        options = Options.of(
-            d.dtype, alpha=alpha, beta=beta, real=" ".join(traits.real), algo=algo, redistribute=redistribute
-        )
-        facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
-        asked.validate(_name_of_result(traits, b, c, out))
-        if options.beta != 0 and c is None:
-            raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
-        problem = asked if options.beta != 0 else replace(asked, c=None)
-        nearest = with_c_like_d(problem)
-        reasons = () if nearest == problem else ("c is moved to the layout of the result",)
-        result = ctx._allocate(d) if out is None else out
-        matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
-        check_overlap(ctx, matrices, traits.in_place)
-        seeded = out is None and c is not None and asked.written is not None
-        if out is None and c is None and asked.written is not None:
-            result.local[...] = 0
-    return MatrixPlan(
-        ctx, routine, problem, options, matrices,
-        nearest=nearest, reasons=reasons, in_place=traits.in_place, seeded=seeded,
-    )  # fmt: skip
+    required = traits.operands if traits.shape == "added" else traits.operands.replace("c", "")
+    check_operands(ctx, required, {"a": a, "b": b, "c": c, "out": out})
+    d = out.descriptor if out is not None else _result(routine, a, b, c, op_a)
+    of_b, of_c = (None if x is None else x.descriptor for x in (b, c))
+    asked = Level3Problem(routine, a.descriptor, d, of_b, of_c, side, uplo, op_a, diag)
+    options = Options.of(d.dtype, beta=beta, real=" ".join(traits.real), **how)
+    facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
+    asked.validate(_name_of_result(traits, b, c, out))
+    if options.beta != 0 and c is None:
+        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+    problem = asked if options.beta != 0 else replace(asked, c=None)
+    nearest = with_c_like_d(problem)
+    reasons = () if nearest == problem else ("c is moved to the layout of the result",)
+    partial = asked.written is not None
+    recipe = Recipe(routine, problem, options, nearest, reasons, d, traits.in_place, partial)
+    return recipe, recipe.matrices(ctx, a, b, c, out), None, None
 
 
 def _name_of_result(traits: Routine, b: Matrix | None, c: Matrix | None, out: Matrix | None) -> str:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,7 +14,7 @@ from .engines.base import Product, Workspace
 from .engines.catalogue import prepare
 from .engines.options import Operands, Options, Problem
 from .errors import ClosedError, LayoutError, PblasmpError
-from .layout import Level3Problem, MatmulProblem
+from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 
     from .context import Context
 
-__all__ = ["Graph", "Matrices", "MatrixPlan", "Plan", "check_operands", "check_overlap", "context_of"]
+__all__ = [
+    "Graph",
+    "Matrices",
+    "MatrixPlan",
+    "Plan",
+    "Reading",
+    "Recipe",
+    "check_operands",
+    "check_overlap",
+    "context_of",
+    "run_once",
+]
 
 Matrices = dict[str, "DistributedMatrix | None"]
 Result = TypeVar("Result")
@@ -173,15 +184,56 @@ class Plan(Generic[Result]):
         self.close()
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """A routine on distributed matrices, without these: what the ranks have agreed on.
+
+    Attributes:
+        call, problem, options, nearest, reasons: see ``Plan``.
+        result: D's layout.
+        in_place: the operand that the result may be.
+        partial: only a part of the result is written.
+    """
+
+    call: str
+    problem: MatmulProblem | Level3Problem
+    options: Options
+    nearest: MatmulProblem | Level3Problem
+    reasons: tuple[str, ...]
+    result: MatrixDescriptor
+    in_place: str = "c"
+    partial: bool = False
+
+    def matrices(
+        self,
+        ctx: Context,
+        a: DistributedMatrix | None,
+        b: DistributedMatrix | None,
+        c: DistributedMatrix | None,
+        out: DistributedMatrix | None,
+    ) -> Matrices:
+        """Return the operands, and ``out`` or a new matrix for the result. Local.
+
+        Raises:
+            LayoutError: ``out`` shares memory with an operand that it must not be.
+        """
+        result = ctx._allocate(self.result) if out is None else out
+        matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
+        check_overlap(ctx, matrices, self.in_place)
+        if self.partial and out is None and c is None:
+            result.local[...] = 0
+        return matrices
+
+
 class MatrixPlan(Plan[DistributedMatrix]):
     """A plan of a routine on distributed matrices.
 
     Args:
-        ctx, call, problem, options, nearest, reasons: see ``Plan``.
+        ctx: the context.
+        recipe: what is computed, and how.
         matrices: the caller's "a", "b", "c" and the result "d"; None for those that there are not.
+        out: whether the caller gave the result. A new one begins as a copy of C where not all of it is written.
         epilogue, scales: what follows the product, over the engine's arrays.
-        in_place: the operand that the result may be.
-        seeded: the result begins as a copy of C, for what the routine does not write.
     """
 
     _operands: Operands
@@ -189,22 +241,20 @@ class MatrixPlan(Plan[DistributedMatrix]):
     def __init__(
         self,
         ctx: Context,
-        call: str,
-        problem: Problem,
-        options: Options,
+        recipe: Recipe,
         matrices: Matrices,
         *,
-        nearest: MatmulProblem | Level3Problem | None = None,
-        reasons: tuple[str, ...] = (),
+        out: bool,
         epilogue: Any = None,
         scales: Any = None,
-        in_place: str = "c",
-        seeded: bool = False,
     ) -> None:
-        self._matrices, self._in_place, self._seeded = matrices, in_place, seeded
+        self._matrices, self._in_place = matrices, recipe.in_place
+        self._seeded = recipe.partial and not out and matrices["c"] is not None
         self._operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
-        super().__init__(ctx, call, problem, options, self._operands, nearest, reasons)
-        self._only_queues = self._product.queues and not seeded
+        super().__init__(
+            ctx, recipe.call, recipe.problem, recipe.options, self._operands, recipe.nearest, recipe.reasons
+        )
+        self._only_queues = self._product.queues and not self._seeded
 
     @cached_property
     def _words(self) -> str:
@@ -256,6 +306,17 @@ class MatrixPlan(Plan[DistributedMatrix]):
         finally:
             self.close()
 
+    def release(self) -> None:
+        """Hold no array any more: this plan is run by ``run_with``. Local."""
+        self._matrices, self._operands = {}, None  # type: ignore[assignment]
+
+    def run_with(self, matrices: Matrices) -> DistributedMatrix:
+        """Run on matrices on which the ranks have agreed, and hold none of them. Collective over the context."""
+        self._run(Operands(**_locals_of(matrices)))
+        result = matrices["d"]
+        assert result is not None
+        return result
+
     def _replaced(self, name: str, x: DistributedMatrix | None) -> DistributedMatrix | None:
         planned = self._matrices[name]
         if x is None:
@@ -293,6 +354,63 @@ class MatrixPlan(Plan[DistributedMatrix]):
                 raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
+
+
+Reading = tuple[Recipe, Matrices, Any, Any]  # the last ones: an epilogue and scales, over the engine's arrays
+
+
+def run_once(
+    call: str, given: Sequence[Any], how: Mapping[str, Any], read: Callable[..., Reading]
+) -> DistributedMatrix:
+    """Return what a routine computes, by a plan that the context keeps for the next such call.
+
+    Collective over the context. Kept are plans of CPU ranks that hold no memory.
+
+    Args:
+        call: the function's name.
+        given: A, B, C and ``out``.
+        how: its other arguments.
+        read: ``read(ctx, facts, *given, **how)`` checks them, and returns what they ask for.
+    """
+    ctx = context_of(call, *given)
+
+    def again(recipe: Recipe) -> Reading:
+        return recipe, recipe.matrices(ctx, *given), None, None
+
+    def first(facts: dict[str, Any]) -> Reading:
+        return read(ctx, facts, *given, **how)
+
+    key = _signature(ctx, call, given, how) if ctx.engine.agrees else None
+    number, (recipe, matrices, epilogue, scales) = ctx._calls.agree(
+        lambda: ctx._agreement(call), key, again, first
+    )
+    plan: MatrixPlan | None = None if key is None else ctx._find(number)
+    if plan is None:
+        out = given[3] is not None
+        plan = MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales)
+        if key is None or plan._product.holds_memory:
+            return plan.once()
+        plan.release()
+        ctx._keep(number, plan)
+    return plan.run_with(matrices)
+
+
+def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, Any]) -> Hashable:
+    """Return what decides how a call is computed, whatever its matrices hold; None where more follows. Local.
+
+    A call that has to be read is like no other.
+    """
+    if how.get("epilogue") is not None or how.get("scales") is not None:
+        return None
+    if not all(x is None or (isinstance(x, DistributedMatrix) and x.context is ctx) for x in given):
+        return object()
+    options = tuple((name, type(value), value) for name, value in how.items())  # 1, 1.0 and 1 + 0j are equal
+    key = call, options, *(None if x is None else x.descriptor for x in given)
+    try:
+        hash(key)
+    except Exception:  # noqa: BLE001 - whatever users give as options
+        return object()
+    return key
 
 
 def _layout(x: DistributedMatrix) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .dtypes import result_dtype
 from .engines.options import Options
@@ -16,7 +16,7 @@ from .layout import MatmulProblem, MatrixDescriptor
 from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
-from .plans import Matrices, MatrixPlan, check_operands, check_overlap, context_of
+from .plans import Matrices, MatrixPlan, Reading, Recipe, check_operands, context_of, run_once
 from .scales import Scales
 
 if TYPE_CHECKING:
@@ -74,11 +74,14 @@ def matmul(
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
     """
-    return plan_matmul(
-        a, b, c, out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
-        epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, redistribute=redistribute,
-        compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
-    ).once()  # fmt: skip
+    a, op_a = _untransposed(a, op_a)
+    b, op_b = _untransposed(b, op_b)
+    how = {
+        "alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "epilogue": epilogue, "scales": scales, "algo": algo,
+        "scheme": scheme, "redistribute": redistribute, "compute": compute, "comm_dtype": comm_dtype,
+        "comm_sms": comm_sms,
+    }  # fmt: skip
+    return run_once("matmul", (a, b, c, out), how, _read)
 
 
 def plan_matmul(
@@ -109,49 +112,71 @@ def plan_matmul(
         As ``matmul``.
     """
     ctx = context_of("matmul", a, b, c, out)
+    a, op_a = _untransposed(a, op_a)
+    b, op_b = _untransposed(b, op_b)
     with ctx._agreement("matmul") as facts:
-        check_operands(ctx, "ab", {"a": a, "b": b, "c": c, "out": out})
-        a, op_a = _untransposed(a, op_a)
-        b, op_b = _untransposed(b, op_b)
-        d = (
-            out.descriptor
-            if out is not None
-            else _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme)
-        )
-        asked = MatmulProblem(
-            a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
-        )
-        options = Options.of(
-            d.dtype, alpha=alpha, beta=beta, algo=algo, compute=compute,
-            comm_dtype=comm_dtype, comm_sms=comm_sms, redistribute=redistribute,
+        recipe, matrices, e, s = _read(
+            ctx, facts, a, b, c, out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
+            epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, redistribute=redistribute,
+            compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
         )  # fmt: skip
-        facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
-        if not isinstance(epilogue, (Epilogue, type(None))):
-            raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
-        if not isinstance(scales, (Scales, type(None))):
-            raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
-        facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
-        named = "out" if out is not None else "c" if c is not None else "the result"
-        check(asked, named, redistribute=redistribute)
-        if options.beta != 0 and c is None:
-            raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
-        nearest = with_c_like_d(asked)
-        problem = asked if options.beta != 0 else nearest  # a C that is not read may be anywhere
-        matrices: Matrices = {"a": a, "b": b, "c": c, "d": ctx._allocate(d) if out is None else out}
-        e = _epilogue(ctx, epilogue, problem, matrices)
-        if scales is not None:
-            scales = scales.bind(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
-        check_overlap(ctx, matrices, "c")
+    return MatrixPlan(ctx, recipe, matrices, out=out is not None, epilogue=e, scales=s)
+
+
+def _read(
+    ctx: Context,
+    facts: dict[str, Any],
+    a: DistributedMatrix,
+    b: DistributedMatrix,
+    c: DistributedMatrix | None,
+    out: DistributedMatrix | None,
+    *,
+    alpha: complex,
+    beta: complex,
+    op_a: Op,
+    op_b: Op,
+    epilogue: Epilogue | None,
+    scales: Scales | None,
+    redistribute: bool,
+    scheme: Scheme,
+    **how: Any,
+) -> Reading:
+    """Check what is given to ``matmul``, and add what must be equal on every rank to ``facts``. Local."""
+    check_operands(ctx, "ab", {"a": a, "b": b, "c": c, "out": out})
+    d = (
+        out.descriptor
+        if out is not None
+        else _default_result(a.descriptor, b.descriptor, c, op_a, op_b, scheme)
+    )
+    asked = MatmulProblem(
+        a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
+    )
+    options = Options.of(d.dtype, alpha=alpha, beta=beta, redistribute=redistribute, **how)
+    facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
+    if not isinstance(epilogue, (Epilogue, type(None))):
+        raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
+    if not isinstance(scales, (Scales, type(None))):
+        raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
+    facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
+    named = "out" if out is not None else "c" if c is not None else "the result"
+    check(asked, named, redistribute=redistribute)
+    if options.beta != 0 and c is None:
+        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+    nearest = with_c_like_d(asked)
+    problem = asked if options.beta != 0 else nearest  # a C that is not read may be anywhere
     reasons = () if problem == nearest else ("c is moved to the layout of the result",)
-    return MatrixPlan(
-        ctx, "matmul", problem, options, matrices,
-        nearest=nearest, reasons=reasons, epilogue=e, scales=scales,
-    )  # fmt: skip
+    recipe = Recipe("matmul", problem, options, nearest, reasons, d)
+    matrices = recipe.matrices(ctx, a, b, c, out)
+    e = _epilogue(ctx, epilogue, problem, matrices)
+    if scales is not None:
+        scales = scales.bind(partial(as_local, ctx.engine, name="scales"), problem, ctx.rank)
+    return recipe, matrices, e, scales
 
 
-def _untransposed(x: DistributedMatrix, op: Op) -> tuple[DistributedMatrix, Op]:
+def _untransposed(x: Any, op: Op) -> tuple[Any, Op]:
     """Return ``A, "T"`` for ``A.T, "N"`` and the like, so that the result is laid out as A's user would expect."""
-    if x.transpose_of is None or (op == "C" and x.dtype.kind == "c"):
+    transposed = isinstance(x, DistributedMatrix) and x.transpose_of is not None
+    if not transposed or (op == "C" and x.dtype.kind == "c"):
         return x, op
     return _untransposed(x.transpose_of, "T" if op == "N" else "N")
 

@@ -23,7 +23,7 @@ from ..errors import ClosedError, PblasmpError, RankMismatchError
 from .communicator import Communicator
 from .side_channel import SideChannel, text_of
 
-__all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_only_in", "is_agreed", "leave"]
+__all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_in", "is_agreed", "leave"]
 
 CLOSING = "closing the context"
 _LEAVING = "leaving the context"
@@ -60,9 +60,9 @@ def is_reported_here(error: BaseException) -> bool:
     return _mark(error).shown_here
 
 
-def differs_only_in(error: RankMismatchError, fact: str) -> bool:
-    """Return whether the ranks made the same call, and only this fact was another on some rank. Local."""
-    return _mark(error).differing == [fact]
+def differs_in(error: RankMismatchError, fact: str) -> bool:
+    """Return whether the ranks made the same call, and this fact was another on some rank. Local."""
+    return fact in _mark(error).differing
 
 
 def exit_status(error: BaseException) -> int:

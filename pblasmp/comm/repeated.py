@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from ..errors import RankMismatchError
-from .agreement import Agreement, differs_only_in
+from .agreement import Agreement, differs_in
 
 __all__ = ["RepeatedCalls"]
 
@@ -42,15 +42,49 @@ class RepeatedCalls:
                 facts[_NUMBER] = number
                 return None if known is None else prepare(known)
         except RankMismatchError as error:
-            if differs_only_in(error, _NUMBER):
+            if differs_in(error, _NUMBER):
                 return None
             raise
 
-    def remember(self, key: Hashable, value: Any) -> None:
-        """Keep what the ranks have agreed on for a call. Local; every rank does so after the same calls."""
+    def agree(
+        self,
+        agreement: Callable[[], Agreement],
+        key: Hashable,
+        again: Callable[[Any], T],
+        first: Callable[[dict[str, Any]], T],
+    ) -> tuple[int, T]:
+        """Return the call's number, and what ``again`` or ``first`` makes of it. Collective.
+
+        A call that is new to all ranks takes one vote, as does one that all repeat.
+
+        Args:
+            agreement: makes one of the call.
+            key: as for ``repeat``.
+            again: gets what is remembered; may raise, which is a fault of the call.
+            first: gets the facts of the agreement to fill; likewise. What it returns begins with what to remember.
+        """
+        number, known = self._known.get(key, (0, None))
+        try:
+            with agreement() as facts:
+                facts[_NUMBER] = number
+                found = first(facts) if known is None else again(known)
+        except RankMismatchError as error:
+            if not differs_in(error, _NUMBER):
+                raise
+            number = 0
+            with agreement() as facts:
+                found = first(facts)
+        return number or self.remember(key, found[0]), found  # type: ignore[index]
+
+    def remember(self, key: Hashable, value: Any) -> int:
+        """Keep what the ranks have agreed on for a call; return its number.
+
+        Local; every rank does so after the same calls.
+        """
         self._count += 1
         if key is not None:
             self._known.pop(key, None)
             self._known[key] = self._count, value
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
+        return self._count

@@ -46,6 +46,7 @@ class Product:
         sent_bytes: what this rank sends to other ranks in one run.
         copied_bytes: what this rank copies, in its own memory or the node's, in one run.
         queues: a run only queues work on a GPU, so that the ranks need not agree before it.
+        holds_memory: it has arrays of its own, as large as operands, until it is closed.
     """
 
     path: str = ""
@@ -54,6 +55,7 @@ class Product:
     workspace = Workspace(0, 0)
     sent_bytes: int = 0
     copied_bytes: int = 0
+    holds_memory: bool = False
 
     @property
     def queues(self) -> bool:

@@ -45,6 +45,8 @@ class FullProduct(QueuedProduct):
         operands: the local arrays.
     """
 
+    holds_memory = True
+
     def __init__(
         self, engine: Engine, prepare: Prepare, p: Level3Problem, options: Options, operands: Operands
     ) -> None:

@@ -33,6 +33,8 @@ class MovedProduct(Product):
         reasons: why they are moved.
     """
 
+    holds_memory = True
+
     def __init__(
         self,
         engine: Engine,

@@ -327,7 +327,6 @@ def nothing_is_held(comm):
             result = function(*matrices, **how)
             gone = [weakref.ref(x.local) for x in (*matrices, result)]
             names.append((name, gone))
-            yield f"{name}: plans", None if not ctx._children else f"{len(ctx._children)} plans are open"
         del matrices, result, args, how
         gc.collect()
         held = [name for name, gone in names if any(each() is not None for each in gone)]
@@ -342,6 +341,84 @@ def nothing_is_held(comm):
         yield "arrays are let go", None if not held else f"{held} are held"
 
 
+def counted(ctx, function, *args, **how):
+    """What a function returns, how many votes that took, and how many new plans."""
+    votes, before, made = ctx._control.channel, ctx._control.channel._agreements, ctx._adopted
+    return function(*args, **how), votes._agreements - before, ctx._adopted - made
+
+
+def repeated(comm):
+    """A call that all ranks repeat takes one vote and no new plan."""
+    rng = np.random.default_rng(79)
+    with pb.Context(comm, engine="host") as ctx:
+
+        def planned(function, *args, **how):
+            with pb.plan(function, *args, **how) as plan:
+                return local(plan())
+
+        for name, function, args, how in matrix_calls(ctx, rng):
+            result = function(*args, **how)
+            given = {"plain": {}, "out": {"out": result}}
+            if name not in ("ag", "rs", "ar"):
+                given["other number"] = {"alpha": 3}
+            for turn in range(3):
+                for kind, more in given.items():
+                    expected = planned(function, *args, **{**how, **more})
+                    y, count, made = counted(ctx, function, *args, **{**how, **more})
+                    wrong = unlike(local(y), expected) or (
+                        None if kind != "out" or y is result else "another matrix"
+                    )
+                    if turn and (count, made) != (1, 0):
+                        wrong = wrong or f"{count} votes, {made} new plans"
+                    yield f"{name} {kind}, turn {turn}", wrong
+                    if turn == 0 and kind == "plain":
+                        new = y
+                    elif kind == "plain":
+                        yield f"{name}, turn {turn}: a new matrix", "the same one" if y is new else None
+                for x in args[1:]:
+                    x.local[...] += 1  # not the triangle of trsm, which stays regular
+
+
+def repeated_by_some(comm):
+    """Where one rank's call is another, all are read; no more than the last calls are remembered."""
+    with pb.Context(comm, engine="host") as ctx:
+        last = comm.rank == comm.size - 1
+        a, b = (ctx.full((12, 12), 2.0, block=3) for _ in range(2))
+        twelve = np.full(a.local.shape, 48.0)
+        for turn in range(3):
+            y = pb.matmul(a, b, alpha=1 if last else 1.0)  # equal, but not the same
+            yield f"numbers of several types, turn {turn}", unlike(y.local, twelve)
+        if comm.size > 1:
+            words = ["the ranks gave different arguments", "alpha:"]
+            fault = agreed_error(
+                ctx, pb.RankMismatchError, words, pb.matmul, a, b, alpha=2.0 if last else 1.0
+            )
+            yield "another number on one rank", fault
+            words = [f"on rank {comm.size - 1}", "expected a DistributedMatrix"]
+            yield (
+                "no matrix on one rank",
+                agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, 3 if last else b),
+            )
+        pb.matmul(a, b, out=y)
+        out = b if last else y
+        words = ["out: shares memory with b"]
+        yield (
+            "out is an operand, on one rank",
+            agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, b, out=out),
+        )
+        y, count, made = counted(ctx, pb.matmul, a, b, out=y)
+        yield "afterwards", unlike(y.local, twelve) or (None if (count, made) == (1, 0) else f"{count} votes")
+        for turn in range(2):
+            for i in range(40):
+                y = pb.matmul(a, b, alpha=i)
+                yield f"{i} times, turn {turn}", unlike(y.local, i * twelve)
+        yield "plans that are kept", None if len(ctx._children) <= 32 else f"{len(ctx._children)} are open"
+        pb.symm(a, b, algo="full")
+        before = len(ctx._children)
+        pb.symm(a, b, algo="full", alpha=2)
+        yield "plans that hold memory", None if len(ctx._children) == before else "one is kept"
+
+
 def plans_as_before(comm):
     """``plan_matmul`` and the like are short for ``pb.plan``."""
     rng = np.random.default_rng(78)
@@ -351,6 +428,16 @@ def plans_as_before(comm):
                 wrong = unlike(local(plan()), local(same()))
                 alike = str(plan.report()) == str(same.report()) and type(plan) is type(same)
             yield name, wrong or (None if alike else f"{plan.report()}, {same.report()}")
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_repeated_calls(nranks):
+    run_mpi(repeated, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_calls_that_some_ranks_repeat(nranks):
+    run_mpi(repeated_by_some, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
