@@ -362,7 +362,7 @@ Reading = tuple[Recipe, Matrices, Any, Any]  # the last ones: an epilogue and sc
 def run_once(
     call: str, given: Sequence[Any], how: Mapping[str, Any], read: Callable[..., Reading]
 ) -> DistributedMatrix:
-    """Return what a routine computes, by a plan that the context keeps for the next such call.
+    """Return what a routine computes, by a plan that the context keeps when it is called like this again.
 
     Collective over the context. Kept are plans of CPU ranks that hold no memory.
 
@@ -384,11 +384,11 @@ def run_once(
     number, (recipe, matrices, epilogue, scales) = ctx._calls.agree(
         lambda: ctx._agreement(call), key, again, first
     )
-    plan: MatrixPlan | None = None if key is None else ctx._find(number)
+    plan: MatrixPlan | None = ctx._find(number) if number else None
     if plan is None:
         out = given[3] is not None
         plan = MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales)
-        if key is None or plan._product.holds_memory:
+        if not number or plan._product.holds_memory:
             return plan.once()
         plan.release()
         ctx._keep(number, plan)

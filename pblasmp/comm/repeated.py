@@ -53,7 +53,7 @@ class RepeatedCalls:
         again: Callable[[Any], T],
         first: Callable[[dict[str, Any]], T],
     ) -> tuple[int, T]:
-        """Return the call's number, and what ``again`` or ``first`` makes of it. Collective.
+        """Return the call's number, 0 for a new one, and what ``again`` or ``first`` makes of it. Collective.
 
         A call that is new to all ranks takes one vote, as does one that all repeat.
 
@@ -74,17 +74,15 @@ class RepeatedCalls:
             number = 0
             with agreement() as facts:
                 found = first(facts)
-        return number or self.remember(key, found[0]), found  # type: ignore[index]
+        if not number:
+            self.remember(key, found[0])  # type: ignore[index]
+        return number, found
 
-    def remember(self, key: Hashable, value: Any) -> int:
-        """Keep what the ranks have agreed on for a call; return its number.
-
-        Local; every rank does so after the same calls.
-        """
+    def remember(self, key: Hashable, value: Any) -> None:
+        """Keep what the ranks have agreed on for a call. Local; every rank does so after the same calls."""
         self._count += 1
         if key is not None:
             self._known.pop(key, None)
             self._known[key] = self._count, value
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
-        return self._count
