@@ -7,7 +7,10 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
 
 from .engines.algorithms import Verdict
 from .engines.base import Product, Workspace
@@ -39,6 +42,8 @@ __all__ = [
     "context_of",
     "run_once",
 ]
+
+_CONSTANTS = (Number, str, np.dtype, type, type(None))  # others may change: a tensor of one number, say
 
 Matrices = dict[str, "DistributedMatrix | None"]
 Result = TypeVar("Result")
@@ -404,13 +409,10 @@ def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, 
         return None
     if not all(x is None or (isinstance(x, DistributedMatrix) and x.context is ctx) for x in given):
         return object()
-    options = tuple((name, type(value), value) for name, value in how.items())  # 1, 1.0 and 1 + 0j are equal
-    key = call, options, *(None if x is None else x.descriptor for x in given)
-    try:
-        hash(key)
-    except Exception:  # noqa: BLE001 - whatever users give as options
+    if not all(isinstance(value, _CONSTANTS) for value in how.values()):
         return object()
-    return key
+    options = tuple((name, type(value), value) for name, value in how.items())  # 1, 1.0 and 1 + 0j are equal
+    return call, options, *(None if x is None else x.descriptor for x in given)
 
 
 def _layout(x: DistributedMatrix) -> str:

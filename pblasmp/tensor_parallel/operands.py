@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -372,6 +373,8 @@ def signature(asked: Request, given: Arrays) -> Hashable:
     """Return what decides how arrays are read, whatever is in them; None where they have to be read. Local."""
     try:
         scales = None if given.scales is None else tuple(given.scales.facts())
+        if not (isinstance(asked.alpha, Number) and isinstance(asked.beta, Number)):
+            return None  # a tensor of one number, say, may be another one the next time
         numbers = type(asked.alpha), type(asked.beta)  # 1, 1.0 and 1 + 0j are equal
         key = asked, numbers, scales, *map(_kind, given[:5])
         hash(key)

@@ -379,6 +379,18 @@ def repeated(comm):
                     x.local[...] += 1  # not the triangle of trsm, which stays regular
 
 
+class Changing:
+    """A number as a tensor of one number is: it can be a key, and be changed."""
+
+    value = 0.0
+
+    def __pos__(self):
+        return self
+
+    def __complex__(self):
+        return complex(self.value)
+
+
 def repeated_by_some(comm):
     """Where one rank's call is another, all are read; no more than the last calls are remembered."""
     with pb.Context(comm, engine="host") as ctx:
@@ -399,6 +411,12 @@ def repeated_by_some(comm):
                 "no matrix on one rank",
                 agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, 3 if last else b),
             )
+        alpha, x = Changing(), np.ones((4, 4))
+        for turn in range(4):
+            alpha.value = float(turn)
+            yield f"a number that changes, {turn}", unlike(pb.matmul(a, b, alpha=alpha).local, turn * twelve)
+            total = np.full((4, 4), 4.0 * turn * comm.size)
+            yield f"likewise, of arrays, {turn}", unlike(pb.matmul_allreduce(x, x, ctx, alpha=alpha), total)
         for _ in range(2):
             pb.matmul(a, b, out=y)
         out = b if last else y
