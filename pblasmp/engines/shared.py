@@ -45,12 +45,9 @@ class SharedInput(_Shared):
 
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         super().__init__(engine, p, options)
-        self._multiplied, self._mine = (
-            self._operations.multiplies(p.dtype),
-            p.slices("tokens")[self._transport.rank],
-        )
+        self._multiplied = self._operations.multiplies(p.dtype)
+        self._mine = p.slices("tokens")[self._transport.rank]
         self.copied_bytes = p.tokens[self._transport.rank] * p.inputs[0] * self._multiplied.itemsize
-        self.workspace = self._operations.workspace(self.copied_bytes)
 
     def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
         tokens, _, inputs = self._p.sizes
@@ -85,7 +82,6 @@ class SharedSums(_Shared):
         self.path = "partial products in memory that the ranks share, added by the rank that owns their rows"
         if everything:
             self.path = "partial products in memory that the ranks share, all added by every rank"
-        self.workspace = self._operations.workspace(tokens * outputs * self._exact.itemsize)
         self.copied_bytes = (self._mine[1] - self._mine[0]) * outputs * self._exact.itemsize * (p.size - 1)
 
     def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
@@ -146,7 +142,6 @@ class RingSums(_Shared):
         self._bounds = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
         self.path = "partial products added in turn to a sum that the ranks share"
         nbytes = p.tokens[0] * p.outputs[0] * self._exact.itemsize
-        self.workspace = self._operations.workspace(nbytes)
         self.copied_bytes = nbytes if self._everywhere else nbytes // p.size
 
     def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
@@ -192,8 +187,6 @@ class SharedOutput(_Shared):
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         super().__init__(engine, p, options)
         self._columns = p.slices("outputs")
-        own = p.tokens[0] * p.outputs[self._transport.rank] * p.out_dtype.itemsize
-        self.workspace = self._operations.workspace(own)
         self.copied_bytes = p.tokens[0] * sum(p.outputs) * p.out_dtype.itemsize
 
     def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
@@ -216,6 +209,18 @@ class SharedOutput(_Shared):
 # -- the rows of the registry
 
 
+def _shared_bytes(name: str, p: ParallelProblem) -> int:
+    """Return how much memory the ranks share in an algorithm. Local."""
+    tokens, outputs, inputs = p.sizes
+    if p.gathers:
+        return tokens * inputs * accumulation_dtype(p.dtype).itemsize
+    result = tokens * outputs * p.out_dtype.itemsize
+    if not p.sums:
+        return result
+    partial_sum = tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
+    return {"ring": partial_sum, "two_shot": p.size * partial_sum + result}.get(name, p.size * partial_sum)
+
+
 def _refusal(
     name: str, engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
@@ -228,11 +233,7 @@ def _refusal(
     why = overlapped.refusal(engine, p, options, operands)
     if why:
         return why
-    tokens, outputs, inputs = p.sizes
-    elements = tokens * (inputs if p.gathers else outputs)
-    if p.sums and name != "ring":
-        elements *= p.size + (name == "two_shot")
-    needed = elements * accumulation_dtype(p.out_dtype).itemsize
+    needed = _shared_bytes(name, p)
     fits, limit = transport.fits(needed)
     return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
 
@@ -250,7 +251,9 @@ _KINDS: dict[tuple[str, str], Callable[..., Product]] = {
 
 def _row(name: str, form: str, cost: Any) -> Algorithm:
     def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
-        return _KINDS[name, form](engine, p, options)
+        product = _KINDS[name, form](engine, p, options)
+        product.workspace = engine.operations.workspace(_shared_bytes(name, p))
+        return product
 
     return Algorithm(name, prepare, overlapped.serves(form), overlapped.view, partial(_refusal, name), cost)
 

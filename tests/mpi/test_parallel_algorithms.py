@@ -113,6 +113,22 @@ def one_after_another(comm):
             assert (getattr(pb, form)(*operands, ctx) == expected[form] * (i + 1)).all()
 
 
+def shared_memory(comm):
+    """A plan reports the memory that its ranks share."""
+    for (form, name), dtype in itertools.product(NAMES, (np.float32, bfloat16)):
+        if name in ("pull", "ring", "one_shot", "two_shot"):
+            with pb.Context(comm, engine="host") as ctx:
+                case = Case(ctx, form, dtype, (64, 48, 40))
+                with pb.plan(getattr(pb, form), case.x, case.w, ctx, algo=name) as plan:
+                    plan()
+                    held = sum(memory._size for memory in ctx.engine._buffers._shared.values())
+                    told = plan.workspace.host_bytes
+                    yield (
+                        f"{form} {name} {np.dtype(dtype)}",
+                        None if held == told else f"{told}, held are {held}",
+                    )
+
+
 def by_rule(comm):
     """What docs/tensor-parallel.md says that "auto" takes."""
     small, large = (512, 256), (2048, 512)  # of the sum, 4 bytes each
@@ -283,6 +299,10 @@ def test_allreduce_has_the_same_bits_on_every_rank_and_in_every_run(name):
 
 def test_one_product_after_another_keeps_results_apart():
     run_mpi(one_after_another, 3)
+
+
+def test_the_workspace_is_what_the_ranks_share():
+    run_mpi(shared_memory, 3)
 
 
 @pytest.mark.parametrize("nranks", [2, 4, 5])
