@@ -389,6 +389,8 @@ def run_once(
     number, (recipe, matrices, epilogue, scales) = ctx._calls.agree(
         lambda: ctx._agreement(call), key, again, first
     )
+    if not number:
+        ctx._calls.remember(key, recipe)
     plan: MatrixPlan | None = ctx._find(number) if number else None
     if plan is None:
         out = given[3] is not None

@@ -16,6 +16,7 @@ _KEPT = 512
 _NUMBER = "number of the call"
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class RepeatedCalls:
@@ -28,55 +29,33 @@ class RepeatedCalls:
         self._known: OrderedDict[Hashable, tuple[int, Any]] = OrderedDict()
         self._count = 0
 
-    def repeat(self, agreement: Agreement, key: Hashable, prepare: Callable[[Any], T]) -> T | None:
-        """Return what ``prepare`` makes of what is remembered; None unless all ranks repeat one call. Collective.
-
-        Args:
-            agreement: the call's.
-            key: what this rank was asked for; None stands for calls that are not remembered.
-            prepare: may raise, which is a fault of the call.
-        """
-        number, known = self._known.get(key, (0, None))
-        try:
-            with agreement as facts:
-                facts[_NUMBER] = number
-                return None if known is None else prepare(known)
-        except RankMismatchError as error:
-            if differs_in(error, _NUMBER):
-                return None
-            raise
-
     def agree(
         self,
         agreement: Callable[[], Agreement],
         key: Hashable,
         again: Callable[[Any], T],
-        first: Callable[[dict[str, Any]], T],
-    ) -> tuple[int, T]:
-        """Return the call's number, 0 for a new one, and what ``again`` or ``first`` makes of it. Collective.
+        first: Callable[[dict[str, Any]], U],
+    ) -> tuple[int, T | U]:
+        """Return the call's number and what ``again`` makes of it, or 0 and what ``first`` does. Collective.
 
-        A call that is new to all ranks takes one vote, as does one that all repeat.
+        A call that all ranks repeat takes one vote, as does one that is new to all: which is to be remembered then.
 
         Args:
             agreement: makes one of the call.
-            key: as for ``repeat``.
+            key: what this rank was asked for; None stands for calls that are not remembered.
             again: gets what is remembered; may raise, which is a fault of the call.
-            first: gets the facts of the agreement to fill; likewise. What it returns begins with what to remember.
+            first: gets the facts of the agreement to fill; likewise.
         """
         number, known = self._known.get(key, (0, None))
         try:
             with agreement() as facts:
                 facts[_NUMBER] = number
-                found = first(facts) if known is None else again(known)
+                return number, first(facts) if known is None else again(known)
         except RankMismatchError as error:
             if not differs_in(error, _NUMBER):
                 raise
-            number = 0
-            with agreement() as facts:
-                found = first(facts)
-        if not number:
-            self.remember(key, found[0])  # type: ignore[index]
-        return number, found
+        with agreement() as facts:
+            return 0, first(facts)
 
     def remember(self, key: Hashable, value: Any) -> None:
         """Keep what the ranks have agreed on for a call. Local; every rank does so after the same calls."""

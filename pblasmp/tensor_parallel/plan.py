@@ -27,8 +27,6 @@ from .operands import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from ..layout.parallel import Form
     from ..scales import Scales
 
@@ -237,28 +235,27 @@ def check_algorithm(ctx: Context, form: Form, algo: str, argument: str) -> None:
     check_parallel(ctx.engine, form, algo, argument)
 
 
-def agree(
-    ctx: Context, asked: Request, given: Arrays, *, takes_shape: bool = False
-) -> tuple[Specification, RankArrays]:
-    """Return what the ranks ask for together, and this rank's arrays. Collective over the context."""
-    check_context(ctx, asked.form)
-    with ctx._agreement(asked.form) as facts:
-        if isinstance(given.x, tuple) and not takes_shape:
-            raise LayoutError(f"x: expected an array, got {given.x}: only a plan takes a shape")
-        arrays = read_arrays(ctx, asked, given)
-        options = asked.options(arrays.out_dtype)
-        lead = arrays.lead[1:] if asked.splits_tokens else arrays.lead
-        equal = {"outputs": arrays.outputs}
-        if asked.form in ("allgather_matmul", "matmul_allgather"):
-            equal = {"inputs": arrays.inputs}
-        if asked.form == "matmul_reduce_scatter":
-            equal["tokens"] = arrays.lead[0]
-        facts.update(
-            dtype=arrays.dtype.name, w=arrays.w_dtype.name, c=arrays.c_dtype.name, out=arrays.out_dtype.name,
-            options=options, activation=asked.activation, scales=arrays.scales and arrays.scales.facts(),
-            bias=arrays.bias is not None, return_gathered=asked.return_gathered, **equal,
-            **{"x's other dimensions": lead},
-        )  # fmt: skip
+def _read(ctx: Context, asked: Request, given: Arrays, facts: dict[str, Any]) -> RankArrays:
+    """Return this rank's arrays, and add what must be equal on every rank to ``facts``. Local."""
+    arrays = read_arrays(ctx, asked, given)
+    lead = arrays.lead[1:] if asked.splits_tokens else arrays.lead
+    equal = {"outputs": arrays.outputs}
+    if asked.form in ("allgather_matmul", "matmul_allgather"):
+        equal = {"inputs": arrays.inputs}
+    if asked.form == "matmul_reduce_scatter":
+        equal["tokens"] = arrays.lead[0]
+    facts.update(
+        dtype=arrays.dtype.name, w=arrays.w_dtype.name, c=arrays.c_dtype.name, out=arrays.out_dtype.name,
+        options=asked.options(arrays.out_dtype), activation=asked.activation,
+        scales=arrays.scales and arrays.scales.facts(), bias=arrays.bias is not None,
+        return_gathered=asked.return_gathered, **equal, **{"x's other dimensions": lead},
+    )  # fmt: skip
+    return arrays
+
+
+def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
+    """Return what the ranks ask for together, whose arrays go with each other. Collective over the context."""
+    options = asked.options(arrays.out_dtype)
     mine = np.zeros((ctx.size, len(Local._fields)), np.int64)
     mine[ctx.rank] = arrays.local
     every = np.empty_like(mine)
@@ -286,14 +283,16 @@ def agree(
             spec.check_rule()
         arrays.complete(ctx, spec)
         facts["w's outputs come first in memory"] = arrays.outputs_first
-    return spec, arrays
+    return spec
 
 
 def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
     """Return a plan of the user's own. Collective over the context."""
     check_context(ctx, asked.form)
     with _stream(ctx, given):
-        spec, arrays = agree(ctx, asked, given, takes_shape=True)
+        with ctx._agreement(asked.form) as facts:
+            arrays = _read(ctx, asked, given, facts)
+        spec = _agree(ctx, asked, arrays)
         spec = replace(spec, options=replace(spec.options, repeated=True))
         buffer = memory = None
         if arrays.x is None:
@@ -316,19 +315,19 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
         def again(before: tuple[Specification, RankArrays]) -> tuple[Specification, RankArrays]:
             return before[0], read_again(ctx, before[0], asked, given, before[1])
 
-        spec, arrays = ctx._calls.repeat(ctx._agreement(asked.form), key, again) or _agree_first(
-            ctx, asked, given, key
-        )
+        def first(facts: dict[str, Any]) -> RankArrays:
+            if isinstance(given.x, tuple):
+                raise LayoutError(f"x: expected an array, got {given.x}: only a plan takes a shape")
+            return _read(ctx, asked, given, facts)
+
+        _, found = ctx._calls.agree(lambda: ctx._agreement(asked.form), key, again, first)
+        if isinstance(found, RankArrays):
+            spec, arrays = _agree(ctx, asked, found), found
+            ctx._calls.remember(key, (spec, arrays.without_arrays()))
+        else:
+            spec, arrays = found
         plan = ctx._cached(spec, lambda: ParallelPlan(ctx, spec, arrays))
         return plan.run_with(arrays)
-
-
-def _agree_first(
-    ctx: Context, asked: Request, given: Arrays, key: Hashable
-) -> tuple[Specification, RankArrays]:
-    spec, arrays = agree(ctx, asked, given)
-    ctx._calls.remember(key, (spec, arrays.without_arrays()))
-    return spec, arrays
 
 
 def _stream(ctx: Context, given: Arrays) -> AbstractContextManager[Any]:
