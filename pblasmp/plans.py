@@ -7,15 +7,12 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Number
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import numpy as np
 
 from .engines.algorithms import Verdict
 from .engines.base import Product, Workspace
 from .engines.catalogue import prepare
-from .engines.options import Operands, Options, Problem
+from .engines.options import CONSTANTS, Operands, Options, Problem
 from .errors import ClosedError, LayoutError, PblasmpError
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from .logs import logger
@@ -42,8 +39,6 @@ __all__ = [
     "context_of",
     "run_once",
 ]
-
-_CONSTANTS = (Number, str, np.dtype, type, type(None))  # others may change: a tensor of one number, say
 
 Matrices = dict[str, "DistributedMatrix | None"]
 Result = TypeVar("Result")
@@ -389,13 +384,14 @@ def run_once(
     number, (recipe, matrices, epilogue, scales) = ctx._calls.agree(
         lambda: ctx._agreement(call), key, again, first
     )
+    out = given[3] is not None
     if not number:
         ctx._calls.remember(key, recipe)
-    plan: MatrixPlan | None = ctx._find(number) if number else None
+        return MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales).once()
+    plan: MatrixPlan | None = ctx._find(number)
     if plan is None:
-        out = given[3] is not None
-        plan = MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales)
-        if not number or plan._product.holds_memory:
+        plan = MatrixPlan(ctx, recipe, matrices, out=out)
+        if plan._product.holds_memory:
             return plan.once()
         plan.release()
         ctx._keep(number, plan)
@@ -411,7 +407,7 @@ def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, 
         return None
     if not all(x is None or (isinstance(x, DistributedMatrix) and x.context is ctx) for x in given):
         return object()
-    if not all(isinstance(value, _CONSTANTS) for value in how.values()):
+    if not all(isinstance(value, CONSTANTS) for value in how.values()):
         return object()
     options = tuple((name, type(value), value) for name, value in how.items())  # 1, 1.0 and 1 + 0j are equal
     return call, options, *(None if x is None else x.descriptor for x in given)

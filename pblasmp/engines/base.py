@@ -46,7 +46,7 @@ class Product:
         sent_bytes: what this rank sends to other ranks in one run.
         copied_bytes: what this rank copies, in its own memory or the node's, in one run.
         queues: a run only queues work on a GPU, so that the ranks need not agree before it.
-        holds_memory: it has arrays of its own, as large as operands, until it is closed.
+        holds_memory: it keeps arrays as large as the operands until it is closed.
     """
 
     path: str = ""

@@ -18,7 +18,10 @@ from ..scales import Scales
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["LocalArray", "Operands", "Options", "Problem"]
+__all__ = ["CONSTANTS", "LocalArray", "Operands", "Options", "Problem"]
+
+CONSTANTS = (int, float, complex, np.number, str, np.dtype, type, type(None))
+"""Types of options that stay as they are. Others may change between two calls: a tensor of one number, say."""
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 Problem = MatmulProblem | Level3Problem | ParallelProblem

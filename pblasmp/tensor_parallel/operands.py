@@ -8,14 +8,13 @@ from collections.abc import Hashable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
-from ..engines.options import Operands, Options
+from ..engines.options import CONSTANTS, Operands, Options
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import LayoutError, UnsupportedError
 from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like
@@ -373,8 +372,8 @@ def signature(asked: Request, given: Arrays) -> Hashable:
     """Return what decides how arrays are read, whatever is in them; None where they have to be read. Local."""
     try:
         scales = None if given.scales is None else tuple(given.scales.facts())
-        if not (isinstance(asked.alpha, Number) and isinstance(asked.beta, Number)):
-            return None  # a tensor of one number, say, may be another one the next time
+        if not (isinstance(asked.alpha, CONSTANTS) and isinstance(asked.beta, CONSTANTS)):
+            return None
         numbers = type(asked.alpha), type(asked.beta)  # 1, 1.0 and 1 + 0j are equal
         key = asked, numbers, scales, *map(_kind, given[:5])
         hash(key)
