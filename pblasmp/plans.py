@@ -364,7 +364,7 @@ def run_once(
 ) -> DistributedMatrix:
     """Return what a routine computes, by a plan that the context keeps when it is called like this again.
 
-    Collective over the context. Kept are plans of CPU ranks that hold no memory.
+    Collective over the context. Kept are plans that hold no memory, which run on any arrays.
 
     Args:
         call: the function's name.
@@ -380,7 +380,7 @@ def run_once(
     def first(facts: dict[str, Any]) -> Reading:
         return read(ctx, facts, *given, **how)
 
-    key = _signature(ctx, call, given, how) if ctx.engine.agrees else None
+    key = _signature(ctx, call, given, how)
     number, (recipe, matrices, epilogue, scales) = ctx._calls.agree(
         lambda: ctx._agreement(call), key, again, first
     )

@@ -57,7 +57,8 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
         assert isinstance(library, Exception)
         with Agreement(comm, "Context"):
             raise library
-    why = f"cuBLASMp {version_text(library.version)} on each rank's own GPU, here {device.bus}"
+    place = "each rank's own GPU" if device.ranks == 1 else f"GPUs that {device.ranks} ranks share"
+    why = f"cuBLASMp {version_text(library.version)} on {place}, here {device.bus}"
     engine = None
     try:
         with Agreement(comm, "Context") as facts:

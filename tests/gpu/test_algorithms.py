@@ -17,6 +17,8 @@ import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
+    KEPT,
+    NOT_KEPT,
     PARALLEL,
     PRODUCTS,
     every_epilogue,
@@ -25,6 +27,7 @@ from tests.helpers.gpu.algorithms import (
     one_product,
     one_routine,
     one_scheme,
+    repeated_calls,
     routine_algorithms,
     small_panels,
 )
@@ -63,6 +66,11 @@ def test_products(ctx, algo, batch):
 def test_products_whose_operands_are_moved(ctx, algo):
     with small_panels(ctx):
         all_right(one_product, ctx, algo, seeds=range(FEWER), anywhere=True)
+
+
+@pytest.mark.parametrize(("name", "algo"), KEPT + NOT_KEPT)
+def test_repeated_calls(ctx, name, algo):
+    assert repeated_calls(ctx, name, algo) == ""
 
 
 @pytest.mark.parametrize(

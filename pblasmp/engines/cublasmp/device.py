@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU a rank takes: the one it has chosen, or the one with its number on the node, never another rank's."""
+"""Which GPU a rank takes: the one it has chosen, or the one with its number on the node.
+
+Ranks share GPUs only where NCCL is told to allow it.
+Source: NCCL's user guide, environment variables.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...comm import Communicator, cores_of
 from ...errors import LibraryNotFoundError, UnsupportedError
@@ -12,14 +17,17 @@ from ...extras import install
 
 __all__ = ["Device", "find_device"]
 
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A rank's GPU: its CUDA index here, its PCI address, and the node it is in."""
+    """A rank's GPU: its CUDA index here, its PCI address, the node it is in, and how many ranks have it."""
 
     index: int
     bus: str
     host: str
+    ranks: int = 1
 
 
 def find_device(comm: Communicator) -> Device | Exception:
@@ -27,30 +35,29 @@ def find_device(comm: Communicator) -> Device | Exception:
 
     Where every rank has chosen a different GPU, as with torch.cuda.set_device, these are taken. Otherwise a rank
     takes the GPU whose index is its number among the ranks of its node; where a launcher shows each rank a single GPU,
-    that one.
+    that one. Where NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank, ranks share GPUs: they are dealt out in turn.
     """
     node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
     comm.patient |= len(set().union(*cores_of(comm, node))) < len(node)
-    current = comm.allgather(_current())
+    said = comm.allgather((_current(), os.environ.get(_SHARING) == "1"))
+    current, share = [device for device, _ in said], all(allowed for _, allowed in said)
     chosen = len({(device.bus, device.host) for device in current if device is not None}) == comm.size
     indices = [current[rank].index for rank in node] if chosen else list(range(len(node)))
-    found = comm.allgather(_own(indices, node.index(comm.rank)))
+    found = comm.allgather(_own(indices, node.index(comm.rank), share=share))
     wrong = [(rank, fault) for rank, fault in enumerate(found) if isinstance(fault, Exception)]
     if wrong:
         rank, fault = wrong[0]
         return type(fault)(f"{fault} (on rank {rank})")
-    holders: dict[Device, int] = {}
-    for rank, device in enumerate(found):
-        place = Device(0, device.bus, device.host)
-        if place in holders:
+    devices = [device for device in found if isinstance(device, Device)]
+    places = [(device.bus, device.host) for device in devices]
+    for rank, place in enumerate(places):
+        first = places.index(place)
+        if first != rank and not share:
             return UnsupportedError(
-                f"ranks {holders[place]} and {rank} have the same GPU ({device.bus} of {device.host}): "
-                "start one rank per GPU, or show each rank its own through CUDA_VISIBLE_DEVICES"
+                f"ranks {first} and {rank} have the same GPU ({' of '.join(place)}): start one rank per GPU, "
+                f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1"
             )
-        holders[place] = rank
-    mine = found[comm.rank]
-    assert isinstance(mine, Device)
-    return mine
+    return replace(devices[comm.rank], ranks=places.count(places[comm.rank]))
 
 
 def _current() -> Device | None:
@@ -64,8 +71,11 @@ def _current() -> Device | None:
         return None
 
 
-def _own(indices: list[int], number: int) -> Device | Exception:
-    """Return GPU ``indices[number]``, or why the ranks of this node, which take ``indices``, cannot have them."""
+def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
+    """Return GPU ``indices[number]``, or why the ranks of this node, which take ``indices``, cannot have them.
+
+    Where they may share, the indices begin again behind the last GPU.
+    """
     try:
         import cupy
     except ImportError as error:
@@ -75,9 +85,12 @@ def _own(indices: list[int], number: int) -> Device | Exception:
         count = runtime.getDeviceCount()
         if count == 0:
             return LibraryNotFoundError("no GPU is visible")
-        if 1 < count < len(indices):
+        if share:
+            indices = [index % count for index in indices]
+        if 1 < count < len(indices) and not share:
             return UnsupportedError(
-                f"{len(indices)} ranks on a node with {count} GPUs: start one rank per GPU"
+                f"{len(indices)} ranks on a node with {count} GPUs: start one rank per GPU, "
+                f"or let them share: {_SHARING}=1"
             )
         index = indices[number] if count > 1 else 0
         peers = [peer for peer in indices if peer != index and peer < count]

@@ -76,10 +76,11 @@ class CublasmpEngine:
 
     @property
     def machine(self) -> str:
-        """This rank's GPU and its links. Local."""
+        """This rank's GPU, its links, and how many ranks share it. Local."""
         if self._links is None:
             self._links = links_of(self.device.bus)
-        return ", ".join(word for word in (self.session.gpu_name, self._links) if word)
+        shared = f"{self.device.ranks} ranks on it" if self.device.ranks > 1 else ""
+        return ", ".join(word for word in (self.session.gpu_name, self._links, shared) if word)
 
     @property
     def libraries(self) -> str:

@@ -268,7 +268,7 @@ class Session:
         if nbytes <= held:
             return True, held
         free, _ = self._cupy.cuda.runtime.memGetInfo()
-        limit = int(min(self._comm.allgather(int(free))) * _SHARE_OF_MEMORY)
+        limit = int(min(self._comm.allgather(int(free) // self.device.ranks)) * _SHARE_OF_MEMORY)
         return nbytes <= limit, limit
 
     def recordings(self, buffers: Callable[[], int] = int) -> Recordings:

@@ -206,6 +206,31 @@ def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False
     return f"seed {seed}: {fault}: {job.what}" if fault else ""
 
 
+KEPT = [
+    ("matmul", "gathered"), ("matmul", "panels"), ("syrk", "gathered"), ("trsm", "gathered"), ("symm", "gathered"),
+]  # fmt: skip
+NOT_KEPT = [("matmul", "default"), ("symm", "full")]
+
+
+def repeated_calls(ctx: pb.Context, name: str, algo: str) -> str:
+    """Call a routine on new matrices again and again; return what is wrong: other numbers than a plan's, new plans."""
+    d = pb.MatrixDescriptor((24, 24), (6, 6), pb.Grid.squarest(ctx.size), dtype="float32", order="F")
+    routine, fault = getattr(pb, name), ""
+    for turn in range(4):
+        values = integers(d.shape, d.dtype, turn) + 30 * np.eye(24)
+        given = {"a": ctx.scatter(values, d)}
+        if name != "syrk":
+            given["b"] = ctx.scatter(values.T.copy(), d)
+        before = ctx._adopted
+        found = ctx.engine.to_host(routine(**given, algo=algo).local)
+        made = ctx._adopted - before
+        with pb.plan(routine, **given, algo=algo) as plan:
+            fault = fault or unequal(found, ctx.engine.to_host(plan().local), d.dtype, 0)
+        if (made == 0) != (turn > 1 and (name, algo) in KEPT):
+            fault = fault or f"turn {turn}: {made} new plans"
+    return everywhere(ctx, fault)
+
+
 def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
     """Multiply in the layouts of a scheme, with C where it takes one; return what is wrong."""
     rng = random.Random(f"{scheme} {algo} {seed}")

@@ -21,6 +21,8 @@ from pblasmp.tensor_parallel import plan as parallel_plans
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.gpu.algorithms import (
     EPILOGUES,
+    KEPT,
+    NOT_KEPT,
     PARALLEL,
     PRODUCTS,
     every_epilogue,
@@ -29,6 +31,7 @@ from tests.helpers.gpu.algorithms import (
     one_product,
     one_routine,
     one_scheme,
+    repeated_calls,
     routine_algorithms,
     small_panels,
 )
@@ -190,7 +193,8 @@ def let_go(comm: Any, path: str) -> Any:
     with played(path, comm) as (ctx, _):
         for name, operands, algo in calls:
             given = {x: ctx.eye(d) for x in operands}
-            result = getattr(pb, name)(**given, algo=algo, redistribute=True)
+            for _ in range(3):  # the last one by a plan that is kept
+                result = getattr(pb, name)(**given, algo=algo, redistribute=True)
             gone = [weakref.ref(x.local) for x in (*given.values(), result)]
             with pb.plan(name, **given, algo=algo, redistribute=True) as plan:
                 gone.append(weakref.ref(plan().local))
@@ -198,6 +202,19 @@ def let_go(comm: Any, path: str) -> Any:
             gc.collect()
             held = [ref() is not None for ref in gone]
             yield f"{name} {algo}", f"held: {held}" if any(held) else None
+
+
+def repeated(comm: Any, path: str) -> Any:
+    """Plans of plain calls are kept, but for those that hold memory."""
+    with played(path, comm) as (ctx, _):
+        for name, algo in KEPT + NOT_KEPT:
+            yield f"{name} {algo}", repeated_calls(ctx, name, algo) or None
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_repeated_calls(stand_in, ranks):
+    run_mpi(repeated, ranks, path=stand_in(1000))
 
 
 @starts_ranks

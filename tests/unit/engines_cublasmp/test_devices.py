@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -30,6 +31,10 @@ def choices(comm: Any, path: str, old: str) -> Any:
             unsupported, f"ranks 1 and 2 have the same GPU ({second}",
             {"devices": [first, third, second] if comm.rank == 2 else buses},
         ),
+        "all share one": (None, "", {"devices": [first], "share": True}),
+        "three share two": (None, "", {"devices": [first, second], "share": True}),
+        "not all want to": (unsupported, "or let them share it: NCCL_MULTI_RANK_GPU_ENABLE=1",
+                            {"devices": [first], "share": not on_rank_1}),
         "too few": (unsupported, "3 ranks on a node with 2 GPUs", {"devices": [first, second]}),
         "none": (absent, "no GPU can be used: cudaErrorNoDevice", {"devices": []}),
         "none on a rank": (absent, "(on rank 1)", {"devices": []} if on_rank_1 else {}),
@@ -46,7 +51,8 @@ def choices(comm: Any, path: str, old: str) -> Any:
         "too old a library": (unsupported, "is cuBLASMp 0.4.0", {"library": old}),
     }  # fmt: skip
     for case, (expected, message, how) in cases.items():
-        with machine(path, comm=comm, **how) as lib:
+        share = {"NCCL_MULTI_RANK_GPU_ENABLE": str(int(how.pop("share", False)))}
+        with patch.dict(os.environ, share), machine(path, comm=comm, **how) as lib:
             yield case, choice(comm, lib, expected, message)
             lib.assert_clean()
             lib.gpu.assert_clean()
@@ -58,7 +64,7 @@ def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: s
         with pb.Context(comm, engine="cublasmp") as ctx:
             mine = ctx.engine.device.index
             chosen = len(set(comm.allgather(lib.gpu.callers))) == comm.size
-            taken = lib.gpu.callers if chosen else comm.rank if len(lib.gpu.devices) > 1 else 0
+            taken = lib.gpu.callers if chosen else comm.rank % len(lib.gpu.devices)
             if mine != lib.gpu.current or mine != taken:
                 return f"took GPU {mine}, current is {lib.gpu.current}"
     except pb.PblasmpError as caught:
