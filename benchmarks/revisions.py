@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,21 +22,24 @@ from statistics import median
 import numpy as np
 import pblasmp as pb
 
-n, nb, repeat = (int(each) for each in sys.argv[1:])
+n, nb, repeat = (int(each) for each in sys.argv[1:4])
 found = {}
-with pb.Context(engine="host") as ctx:
+with pb.Context(engine=sys.argv[4]) as ctx:
+    xp, synchronize = ctx.engine.xp, ctx.engine.synchronize
     grid = pb.Grid.squarest(ctx.size)
     d = pb.MatrixDescriptor((n, n), (nb, nb), grid, order="F")
 
     def entries(i, j):
         return ((i * 7 + j * 13 + i * j % 11) % 9 - 4).astype(float)
 
+    def random(seed, *shape):
+        return xp.asarray(np.random.default_rng(seed).random(shape, np.float32))
+
     a, b, c = ctx.from_function(entries, d), ctx.from_function(entries, d), ctx.zeros(d)
     triangle = ctx.from_function(lambda i, j: np.where(i == j, 4.0, 0.001) + 0.0 * (i + j), d)
     t, k = n // 4, n // 8
-    tokens = np.random.default_rng(1).random((t, k), np.float32)
-    weights = np.random.default_rng(2).random((n // 2, k), np.float32)
-    shard = np.ascontiguousarray(tokens[: t // ctx.size])
+    tokens, weights = random(1, t, k), random(2, n // 2, k)
+    shard = xp.ascontiguousarray(tokens[: t // ctx.size])
     cases = {
         "matmul NN": lambda: pb.matmul(a, b, out=c),
         "matmul TN": lambda: pb.matmul(a, b, op_a="T", out=c),
@@ -54,9 +58,11 @@ with pb.Context(engine="host") as ctx:
         run()
         samples = []
         for _ in range(repeat):
+            synchronize()
             ctx.comm.barrier()
             start = time.perf_counter()
             run()
+            synchronize()
             ctx.comm.barrier()
             samples.append(time.perf_counter() - start)
         found[name] = median(samples)
@@ -68,9 +74,16 @@ with pb.Context(engine="host") as ctx:
 def measure(checkout: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """Return by case the seconds that a run takes in ``checkout``."""
     environ = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    mpirun = Path(sys.executable).with_name("mpirun")
-    command = [str(mpirun), "-n", str(arguments.ranks), sys.executable, "-c", WORK]
-    command += [str(arguments.n), str(arguments.block), str(arguments.repeat)]
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [
+        shutil.which("mpirun", path=places) or "mpirun",
+        "-n",
+        str(arguments.ranks),
+        sys.executable,
+        "-c",
+        WORK,
+    ]
+    command += [str(arguments.n), str(arguments.block), str(arguments.repeat), arguments.engine]
     done = subprocess.run(
         command, check=False, env=environ, cwd=checkout, capture_output=True, text=True, timeout=600
     )
@@ -87,6 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often each is started")
     parser.add_argument("--repeat", type=int, default=7, help="runs of each case per start")
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--engine", default="host", help="host or cublasmp")
     parser.add_argument("-n", type=int, default=2048, help="order of the matrices")
     parser.add_argument("--block", type=int, default=128)
     arguments = parser.parse_args()
