@@ -410,7 +410,7 @@ def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, 
     if not all(isinstance(value, CONSTANTS) for value in how.values()):
         return object()
     options = tuple((name, type(value), value) for name, value in how.items())  # 1, 1.0 and 1 + 0j are equal
-    return call, options, *(None if x is None else x.descriptor for x in given)
+    return call, options, *(None if x is None else (x.descriptor, x.local.strides) for x in given)
 
 
 def _layout(x: DistributedMatrix) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``mpirun -n 4 python -m pytest tests/gpu``: every rank runs pytest, one GPU each; a failure ends the job.
 
-Too few GPUs is an error, not a skip: these tests are only collected where they are asked for.
+Too few GPUs is an error, not a skip: these tests are only collected where they are asked for. With
+NCCL_MULTI_RANK_GPU_ENABLE=1 ranks share GPUs.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ def test_products_whose_operands_are_moved(ctx, algo):
         all_right(one_product, ctx, algo, seeds=range(FEWER), anywhere=True)
 
 
-@pytest.mark.parametrize(("name", "algo"), KEPT + NOT_KEPT)
-def test_repeated_calls(ctx, name, algo):
-    assert repeated_calls(ctx, name, algo) == ""
+@pytest.mark.parametrize(("name", "how"), KEPT + NOT_KEPT)
+def test_repeated_calls(ctx, name, how):
+    assert repeated_calls(ctx, name, how) == ""
 
 
 @pytest.mark.parametrize(

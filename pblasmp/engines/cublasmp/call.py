@@ -43,7 +43,7 @@ class PreparedCall(Product, ABC):
     """
 
     queues = True
-    holds_memory = True  # temporaries, on some ranks
+    holds_memory = True  # temporaries, which only some ranks may need
     _listens = True  # whether the first run asks the log what the library does
 
     def __init__(

@@ -73,6 +73,7 @@ class CublasmpProduct(PreparedCall):
         self._epilogue, self._scales = operands.epilogue, operands.scales
         self._copied_scales: dict[str, Any] = {}
         self._form = form = problem.column_major()
+        self.holds_memory = form.conj_a or form.conj_b
         for x in (form.a, form.b, form.d):
             session.grid(x.grid)
         inside = session.rank < form.d.grid.size

@@ -206,27 +206,39 @@ def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False
     return f"seed {seed}: {fault}: {job.what}" if fault else ""
 
 
-KEPT = [
-    ("matmul", "gathered"), ("matmul", "panels"), ("syrk", "gathered"), ("trsm", "gathered"), ("symm", "gathered"),
+KEPT: list[tuple[str, dict[str, str]]] = [
+    ("matmul", {"algo": "gathered"}), ("matmul", {"algo": "panels"}), ("matmul", {"algo": "default"}),
+    ("syrk", {"algo": "gathered"}), ("trsm", {"algo": "gathered"}), ("symm", {"algo": "gathered"}),
+    *(("matmul", {"algo": algo, "scheme": scheme}) for scheme in MAKE for algo in (PRODUCTS[scheme][-1], "default")),
 ]  # fmt: skip
-NOT_KEPT = [("matmul", "default"), ("symm", "full")]
+NOT_KEPT: list[tuple[str, dict[str, str]]] = [
+    ("matmul", {"algo": "default", "op_b": "C"}), ("symm", {"algo": "full"})
+]  # fmt: skip
 
 
-def repeated_calls(ctx: pb.Context, name: str, algo: str) -> str:
+def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
     """Call a routine on new matrices again and again; return what is wrong: other numbers than a plan's, new plans."""
-    d = pb.MatrixDescriptor((24, 24), (6, 6), pb.Grid.squarest(ctx.size), dtype="float32", order="F")
-    routine, fault = getattr(pb, name), ""
+    kept, n, routine = (name, how) in KEPT, 6 * ctx.size, getattr(pb, name)
+    d = pb.MatrixDescriptor((n, n), (6, 6), pb.Grid.squarest(ctx.size), dtype="complex64", order="F")
+    layouts = {"a": d, "b": replace(d, order="C") if "op_b" in how else d}
+    if "scheme" in how:
+        p = MAKE[how["scheme"]](n, n, n, ctx.size, "N", "T", dtype=d.dtype, order="C")
+        layouts, how = {"a": p.a, "b": p.b}, {**how, "op_b": "T"}
+    if name == "syrk":
+        del layouts["b"]
+    fault = ""
     for turn in range(4):
-        values = integers(d.shape, d.dtype, turn) + 30 * np.eye(24)
-        given = {"a": ctx.scatter(values, d)}
-        if name != "syrk":
-            given["b"] = ctx.scatter(values.T.copy(), d)
+        values = integers(d.shape, d.dtype, turn) + 30 * np.eye(n)
+        given = {x: ctx.scatter(values, layout) for x, layout in layouts.items()}
+        if other := turn == 3 and "scheme" not in how:  # the same descriptors, over memory of other strides
+            wider = {x: replace(layout, shape=(2 * n, 2 * n)) for x, layout in layouts.items()}
+            given = {x: ctx.scatter(np.tile(values, (2, 2)), wide)[:n, :n] for x, wide in wider.items()}
         before = ctx._adopted
-        found = ctx.engine.to_host(routine(**given, algo=algo).local)
+        found = ctx.engine.to_host(routine(**given, **how).local)
         made = ctx._adopted - before
-        with pb.plan(routine, **given, algo=algo) as plan:
+        with pb.plan(routine, **given, **how) as plan:
             fault = fault or unequal(found, ctx.engine.to_host(plan().local), d.dtype, 0)
-        if (made == 0) != (turn > 1 and (name, algo) in KEPT):
+        if (made == 0) != (kept and turn > 1 and not other):
             fault = fault or f"turn {turn}: {made} new plans"
     return everywhere(ctx, fault)
 

@@ -207,8 +207,8 @@ def let_go(comm: Any, path: str) -> Any:
 def repeated(comm: Any, path: str) -> Any:
     """Plans of plain calls are kept, but for those that hold memory."""
     with played(path, comm) as (ctx, _):
-        for name, algo in KEPT + NOT_KEPT:
-            yield f"{name} {algo}", repeated_calls(ctx, name, algo) or None
+        for name, how in KEPT + NOT_KEPT:
+            yield f"{name} {how}", repeated_calls(ctx, name, how) or None
 
 
 @starts_ranks
