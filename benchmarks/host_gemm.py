@@ -44,20 +44,25 @@ LAUNCHES = ("debian", "mkl", "memory")
 
 
 class Case(NamedTuple):
-    """One product of n × n float64 matrices."""
+    """One product of float64 matrices: n × n times n × width."""
 
     n: int
+    width: int
     ops: str
     grid: tuple[int, int]
     block: int
 
     def __str__(self) -> str:
-        return f"{self.n:5d}  {self.ops}  {self.grid[0]}x{self.grid[1]}  {self.block:5d}"
+        return f"{self.n:5d} {self.width:5d}  {self.ops}  {self.grid[0]}x{self.grid[1]}  {self.block:5d}"
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
     grids = [tuple(map(int, grid.split("x"))) for grid in arguments.grid]
-    return itertools.starmap(Case, itertools.product(arguments.n, arguments.ops, grids, arguments.block))
+    for n in arguments.n:
+        widths = arguments.width or [n]
+        yield from itertools.starmap(
+            Case, itertools.product([n], widths, arguments.ops, grids, arguments.block)
+        )
 
 
 def entries(i: Any, j: Any, seed: int) -> Any:
@@ -65,22 +70,27 @@ def entries(i: Any, j: Any, seed: int) -> Any:
     return ((i * (7 + seed) + j * 13 + i * j % 11) % 9 - 4).astype(float)
 
 
+def stored(n: int, width: int, ops: str) -> tuple[int, int]:
+    """Return the shape of B."""
+    return (n, width) if ops[1] == "N" else (width, n)
+
+
 class Work:
     """The matrices of one size and one pair of ops, and their product as NumPy makes it. Collective."""
 
-    def __init__(self, comm: Any, n: int, ops: str) -> None:
+    def __init__(self, comm: Any, n: int, width: int, ops: str) -> None:
         import numpy as np
         from threadpoolctl import ThreadpoolController
 
-        self.n, self.ops, self.rank = n, ops, comm.rank
-        i = np.arange(n)
-        self.product = np.empty((n, n))
+        self.ops, self.rank = ops, comm.rank
+        i, (rows, cols) = np.arange(n), stored(n, width, ops)
+        self.product = np.empty((n, width))
         if comm.rank == 0:
-            self.a, self.b = (entries(i[:, None], i, seed) for seed in (0, 1))
+            self.a, self.b = entries(i[:, None], i, 0), entries(i[:rows, None], i[:cols], 1)
             self.op_a, self.op_b = (
                 x.T if op == "T" else x for x, op in zip((self.a, self.b), ops, strict=True)
             )
-            self.out = np.empty((n, n))
+            self.out = np.empty((n, width))
             self.threads = ThreadpoolController()
             self.numpy_gemm()
             self.product[:] = self.out
@@ -102,21 +112,27 @@ def time_case(
 
     import pblasmp as pb
 
-    n, block, (op_a, op_b) = case.n, (case.block, case.block), case.ops
-    ours = pb.MatrixDescriptor((n, n), block, pb.Grid(*case.grid))
-    rows, cols = ours.global_indices(comm.rank)
-    index = np.ix_(rows, cols)
-    a, b = (ctx.from_local(entries(rows[:, None], cols, seed), ours) for seed in (0, 1))
+    n, width, block, (op_a, op_b) = case.n, case.width, (case.block, case.block), case.ops
+    grid, context = pb.Grid(*case.grid), slk.grid(*case.grid)
+    shapes = (n, n), stored(n, width, case.ops), (n, width)
+    of_a, of_b, ours = (pb.MatrixDescriptor(shape, block, grid) for shape in shapes)
+    a, b = (
+        ctx.from_function(lambda i, j, seed=seed: entries(i, j, seed), x)
+        for seed, x in enumerate((of_a, of_b))
+    )
     d = ctx.empty(ours)
-    context = slk.grid(*case.grid)
-    desc = slk.descriptor(context, (n, n), block, (0, 0), max(1, len(rows)))
+    index = np.ix_(*ours.global_indices(comm.rank))
+    desc_a, desc_b, desc_d = (
+        slk.descriptor(context, x.shape, block, (0, 0), max(1, x.local_shape(comm.rank)[0]))
+        for x in (of_a, of_b, ours)
+    )
     x, y = (np.asfortranarray(m.local) for m in (a, b))
-    z = np.empty_like(x)
+    z = np.empty(d.local.shape, order="F")
 
     def pdgemm(logical_block: int | None = None) -> Any:
         if logical_block:
             slk.logical_block = logical_block
-        slk.gemm(op_a, op_b, n, n, n, 1, x, desc, y, desc, 0, z, desc)
+        slk.gemm(op_a, op_b, n, width, n, 1, x, desc_a, y, desc_b, 0, z, desc_d)
         return z
 
     contenders = {"ours": lambda: pb.matmul(a, b, out=d, op_a=op_a, op_b=op_b).local}
@@ -147,8 +163,10 @@ def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list
     slk = ScaLAPACK(flavour, comm)
     blas = {"debian": "OpenBLAS", "mkl": "MKL"}[flavour]
     with pb.Context(comm, engine="host") as ctx:
-        for (n, ops), group in itertools.groupby(cases(arguments), key=lambda case: (case.n, case.ops)):
-            work = Work(comm, n, ops)
+        for (n, width, ops), group in itertools.groupby(
+            cases(arguments), key=lambda case: (case.n, case.width, case.ops)
+        ):
+            work = Work(comm, n, width, ops)
             for case in group:
                 settle = 0 if arguments.quick else SETTLE_SECONDS
                 result = time_case(comm, ctx, slk, work, case, arguments.pairs, settle)
@@ -156,10 +174,10 @@ def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list
                     if not results:
                         rivals = "".join(f"{name:>12}" for name in result["ratios"])
                         print(f"\nlocal BLAS {blas}; rival's time / ours, median of {arguments.pairs} pairs")
-                        print(f"    n  ops  grid block   ours ms  GFLOP/s{rivals}")
+                        print(f"    n width  ops  grid block   ours ms  GFLOP/s{rivals}")
                     ours = median(result["seconds"]["ours"])
                     ratios = "".join(f"{ratio:12.2f}" for ratio in result["ratios"].values())
-                    print(f"{case}  {ours * 1e3:8.1f} {2e-9 * n**3 / ours:8.1f}{ratios}")
+                    print(f"{case}  {ours * 1e3:8.1f} {2e-9 * n * n * width / ours:8.1f}{ratios}")
                 results.append(result)
     if comm.rank == 0:
         for rival in results[0]["ratios"]:
@@ -196,9 +214,9 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
     results: list[dict[str, Any]] = []
     if comm.rank == 0:
         print("\npeak memory of all ranks of the node, beyond that before the matrices were made (MB)")
-        print("    n  ops  grid block      peak    A, B, D + one copy of A and B    ratio")
+        print("    n width  ops  grid block      peak    A, B, D + one copy of A and B    ratio")
     for case in (None, *cases(arguments)):  # the first one is a small product that loads the libraries
-        n, ops, grid, block = case or (1024, "NN", (2, 2), 64)
+        n, width, ops, grid, block = case or (1024, 1024, "NN", (2, 2), 64)
         gc.collect()
         sleeping_barrier(comm)
         memory = PeakMemory(pids)
@@ -207,8 +225,8 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
             memory.start()
         sleeping_barrier(comm)
         with pb.Context(comm, engine="host") as ctx:
-            descriptor = pb.MatrixDescriptor((n, n), (block, block), pb.Grid(*grid))
-            a, b = ctx.empty(descriptor), ctx.empty(descriptor)
+            shapes = (n, n), stored(n, width, ops)
+            a, b = (ctx.empty(shape, block=block, grid=grid, dtype="float64") for shape in shapes)
             a.local[...], b.local[...] = 1, 2
             d = pb.matmul(a, b, op_a=ops[0], op_b=ops[1])
             sleeping_barrier(comm)  # the last sample is taken while everything is alive
@@ -222,7 +240,7 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
             memory.done.set()
             memory.join()
             if case:
-                peak, expected = memory.bytes - before, 5 * 8 * n * n
+                peak, expected = memory.bytes - before, 8 * n * (2 * n + 3 * width)
                 print(f"{case}  {peak / 1e6:8.1f}  {expected / 1e6:25.1f}  {peak / expected:16.2f}")
                 results.append({**case._asdict(), "peak_bytes": peak, "expected_bytes": expected})
     return results
@@ -231,6 +249,7 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, nargs="+", default=[2048, 4096], help="sizes of the matrices")
+    parser.add_argument("--width", type=int, nargs="+", default=[], help="columns of B and D, by default n")
     parser.add_argument("--block", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--grid", nargs="+", default=["2x2", "4x1", "1x4"], help=f"grids of {NRANKS} ranks")
     parser.add_argument("--ops", nargs="+", default=["NN", "TN"])

@@ -16,7 +16,7 @@ from ..errors import UnsupportedError
 from .base import Engine, Product
 from .options import Operands, Options, Problem
 
-__all__ = ["Algorithm", "Verdict", "choose", "known_for", "survey"]
+__all__ = ["Algorithm", "Verdict", "choose", "known_for", "plain_refusal", "survey"]
 
 Planned = Operands | None
 
@@ -25,7 +25,7 @@ def _same(problem: Problem) -> Problem | str:
     return problem
 
 
-def _plain(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
+def plain_refusal(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
     """Return why a row without a ``refusal`` cannot be taken: it computes plain products only. Local."""
     if options.compute is not None:
         return f"compute: it takes only None, got {options.compute!r}"
@@ -53,7 +53,7 @@ class Algorithm:
     prepare: Callable[[Engine, Any, Options, Operands], Product]
     serves: Callable[[Problem], bool]
     view: Callable[[Problem], Any] = _same
-    refusal: Callable[[Engine, Any, Options, Planned], str] = _plain
+    refusal: Callable[[Engine, Any, Options, Planned], str] = plain_refusal
     cost: Callable[[Engine, Any, Options], float] = field(default=lambda *_: 1.0)
 
 

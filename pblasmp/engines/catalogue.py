@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
-from . import dealt, full, overlapped, reduced, shared, slabs, solve, sums
+from . import dealt, full, overlapped, reduced, shared, slabs, solve, stationary, sums
 from .algorithms import Verdict, choose, known_for
 from .base import Engine, Product
 from .moved import MovedProduct
@@ -29,6 +29,7 @@ def _step(engine: Engine, problem: Problem, options: Options, operands: Operands
 ALGORITHMS = (
     *dealt.ALGORITHMS,
     *slabs.ALGORITHMS,
+    *stationary.ALGORITHMS,
     *solve.ALGORITHMS,
     *sums.ALGORITHMS,
     *reduced.ALGORITHMS,

@@ -69,9 +69,10 @@ class Operand:
     def in_place(self) -> bool:
         """Whether every rank already holds the slab that it multiplies, ready for BLAS."""
         side = self.side
-        held = {cell.ranks[0]: cell.coords[0] for cell in side.cells}
+        holders = [process for process, count in enumerate(side.cols.counts()) if count] or [0]
+        held = {cell.ranks[0]: cell.coords[0] for cell in side.cells if cell.coords[1] == holders[0]}
         return (
-            side.cols.nprocs == 1
+            len(holders) == 1
             and (side.rows == self.outer or side.rows.nprocs == self.outer.nprocs == 1)
             and self.dtype == self.matrix.dtype
             and not self.conjugate

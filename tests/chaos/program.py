@@ -121,7 +121,7 @@ class Trial:
             call = self.choose.choice(
                 ["move", "gather", "allgather", "scatter", "product", "plan", "file", "zeros"]
             )
-            algo = self.choose.choice(["auto", "panels", "shared"])
+            algo = self.choose.choice(["auto", "panels", "shared", "stationary"])
             if call == "move":
                 yield lambda d=d: self.check("redistribute", a.redistribute(d).local, local(d, whole))
             elif call == "gather":

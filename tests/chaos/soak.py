@@ -43,7 +43,7 @@ def round_of_calls(ctx: pb.Context, directory: Path, rng: np.random.Generator) -
     check(a.redistribute(layout()), whole)
     check(ctx.scatter(whole if ctx.rank == 0 else None, layout()), whole)
     assert np.array_equal(a.allgather(), whole)
-    for algo in ("auto", "panels", "shared"):
+    for algo in ("auto", "panels", "shared", "stationary"):
         check(pb.matmul(a, a, algo=algo, redistribute=True), whole @ whole)
     with pb.plan_matmul(a, a, redistribute=True) as plan:
         for _ in range(3):

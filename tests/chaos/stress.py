@@ -48,7 +48,7 @@ KINDS = {
     "move": "moves",
 }
 DRAWN = ("product", "product", "routine", "parallel", "parallel", "move")  # the calls of a round
-PRODUCTS = ("auto", "auto", "push", "gathered", "panels", "shared", "default")
+PRODUCTS = ("auto", "auto", "push", "gathered", "panels", "stationary", "shared", "default")
 STREAMS = 2
 RUNS = 20, 60  # of a round, at least and at most
 SLEEPS, LONGEST = 0.2, 2e-3  # how many runs begin with a rank that sleeps, and how many seconds at most

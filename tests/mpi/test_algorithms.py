@@ -23,7 +23,8 @@ SLABS = ("shared", "gathered", "panels")
 UPDATES = ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx")
 ROUTINES = ("trsm", "trmm", "symm", "hemm", *UPDATES, "geadd", "tradd")
 NAMES = {
-    **dict.fromkeys(("matmul", "ag", "rs", "trsm", "trmm"), SLABS),
+    "matmul": (*SLABS, "stationary"),
+    **dict.fromkeys(("ag", "rs", "trsm", "trmm"), SLABS),
     **dict.fromkeys(("symm", "hemm"), (*SLABS, "full")),
     **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),

@@ -25,7 +25,7 @@ from tests.helpers.cases import (
 )
 from tests.helpers.mpi import run_mpi
 
-PATHS = ("shared", "gathered", "panels")
+PATHS = ("shared", "gathered", "panels", "stationary")
 
 
 def _square(ctx, extent, block, dtype="float64", grid=None, **more):
@@ -184,7 +184,9 @@ def choices(comm):
             "shared cannot be had",
             agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="shared"),
         )
-        words = ["algo: the host engine has 'auto', 'shared', 'gathered', 'panels' here, got 'summa'"]
+        words = [
+            "algo: the host engine has 'auto', 'shared', 'gathered', 'panels', 'stationary' here, got 'summa'"
+        ]
         yield "unknown", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, algo="summa")
         ctx.engine.transport.why_not_shared = sharing
         yield "and it still runs", misplaced(a @ b, x @ y)

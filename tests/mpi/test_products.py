@@ -28,7 +28,7 @@ from tests.helpers.cases import (
 )
 from tests.helpers.mpi import run_mpi
 
-PATHS = ("shared", "gathered", "panels")
+PATHS = ("shared", "gathered", "panels", "stationary")
 ORDERS = tuple(map("".join, itertools.product("CF", repeat=3)))
 OP_PAIRS = tuple(map("".join, itertools.product("NTC", repeat=2)))
 SCALARS = (1, 1, 2, -1, 0.5, 0)
@@ -187,7 +187,7 @@ def in_place(comm):
     rng = np.random.default_rng(34)
     with pb.Context(comm, engine="host") as ctx:
         size = comm.size
-        for op_a, op_b, algo in itertools.product("NT", "NT", (*PATHS, "auto")):
+        for op_a, op_b, algo in itertools.product("NT", "NT", ("shared", "gathered", "panels", "auto")):
             column = pb.Grid(size, 1)
             x, y = numbers(rng, (24, 10), "float64"), numbers(rng, (10, 8), "float64")
             if op_a == "T":

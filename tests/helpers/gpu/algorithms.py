@@ -35,7 +35,7 @@ MAKE = {
     "ar": pb.MatmulProblem.allreduce,
 }
 PRODUCTS = {
-    "gemm": ("gathered", "panels"),
+    "gemm": ("gathered", "panels", "stationary"),
     "ag": ("gathered", "panels", "push"),
     "rs": ("gathered", "panels", "push"),
     "ar": ("sum", "push"),
@@ -207,7 +207,8 @@ def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False
 
 
 KEPT: list[tuple[str, dict[str, str]]] = [
-    ("matmul", {"algo": "gathered"}), ("matmul", {"algo": "panels"}), ("matmul", {"algo": "default"}),
+    ("matmul", {"algo": "gathered"}), ("matmul", {"algo": "panels"}), ("matmul", {"algo": "stationary"}),
+    ("matmul", {"algo": "default"}),
     ("syrk", {"algo": "gathered"}), ("trsm", {"algo": "gathered"}), ("symm", {"algo": "gathered"}),
     *(("matmul", {"algo": algo, "scheme": scheme}) for scheme in MAKE for algo in (PRODUCTS[scheme][-1], "default")),
 ]  # fmt: skip

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.communicator import _Serial
 from pblasmp.dtypes import accumulation_dtype
+from pblasmp.engines import stationary
 from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
 from pblasmp.engines.catalogue import ALGORITHMS
 from pblasmp.engines.options import Operands, Options
@@ -40,7 +42,7 @@ class Memory:
         return nbytes <= self.nbytes, self.nbytes
 
 
-def engine(nodes=NODES, fits=None, why_not_shared="", rows=()):
+def engine(nodes=NODES, fits=None, why_not_shared="", rows=(), agrees=True):
     """What algorithms ask of an engine before they prepare anything."""
     transport = SimpleNamespace(
         nodes=nodes, rank=0, size=sum(map(len, nodes)), fits=fits, why_not_shared=why_not_shared
@@ -49,7 +51,7 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=()):
         lead=0, update_order="C", slab_dtype=accumulation_dtype, refusal=lambda dtype, compute: ""
     )
     return SimpleNamespace(
-        name="host", transport=transport, operations=operations, algorithms=rows, measured=None
+        name="host", transport=transport, operations=operations, algorithms=rows, measured=None, agrees=agrees
     )
 
 
@@ -87,6 +89,38 @@ def test_shared_where_one_copy_a_node_fits(nodes, needed):
     assert name != "shared"
     expected = f"a shared copy of the operands would need {needed} bytes a node, only {needed - 1} available"
     assert refused["shared"] == expected
+
+
+def blocks_of_64(m, n, k, grid, **how):
+    return pb.MatmulProblem.gemm(m, n, k, grid, 64, **how)
+
+
+@pytest.mark.parametrize(
+    ("problem", "stays"),
+    [
+        (blocks_of_64(2048, 16, 2048, GRID), True),
+        (blocks_of_64(2048, 16, 2048, GRID, op_a="T", op_b="T"), True),
+        (blocks_of_64(16, 2048, 2048, GRID), True),
+        (blocks_of_64(64, 64, 65536, pb.Grid(4, 1), op_a="T"), True),  # k is dealt out already
+        (blocks_of_64(2048, 1024, 2048, GRID), False),
+        (blocks_of_64(128, 16, 128, GRID), False),  # nothing to save
+        (blocks_of_64(2048, 16, 2048, pb.Grid(4, 1)), False),  # A stays anyway
+        (blocks_of_64(2048, 16, 2048, pb.Grid(1, 1)), False),
+    ],
+)
+def test_a_much_larger_operand_stays(problem, stays):
+    nodes = (tuple(range(problem.d.grid.size)),)
+    assert (taken(problem, nodes, Memory(1 << 40), "")[0] == "stationary") == stays
+    on = engine(nodes, Memory(1 << 40), agrees=False)
+    assert choose(on, ALGORITHMS, problem, Options(), None)[0].name != "stationary"  # GPUs: not measured
+
+
+def test_what_a_process_column_has_alone_is_in_place():
+    """The inner product of columns that are one block: no other process column takes part."""
+    inner = blocks_of_64(64, 64, 65536, GRID, op_a="T")
+    assert stationary._seen(engine(), inner)[1].in_place
+    elsewhere = replace(inner, b=replace(inner.b, source=(0, 1)))
+    assert not stationary._seen(engine(), elsewhere)[1].in_place
 
 
 def test_without_sharing_each_rank_gathers_its_own():

@@ -102,7 +102,7 @@ def test_algorithms_by_name_and_version(alone, stand_in, version):
             expected = {MatmulAttribute.ALGO_TYPE: number} if number else {}
             assert attributes(ctx, lib, scheme, algo=name) == expected
         names = ", ".join(map(repr, ("auto", *ALGORITHMS)))
-        message = f"algo: the cublasmp engine has {names}, .*'panels' here, got 'summa'"
+        message = f"algo: the cublasmp engine has {names}, .*'stationary' here, got 'summa'"
         with pytest.raises(pb.UnsupportedError, match=message):
             attributes(ctx, lib, "gemm", algo="summa")
     lib.assert_clean()
