@@ -9,14 +9,13 @@ transposed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from .base import Engine
 from .operand import Operand, needs
-from .triangles import Kernel, LeftPart, ResultPart, whole
+from .triangles import Diagonal, Kernel, LeftPart, ResultPart, whole
 
-__all__ = ["Slabs", "Term", "matmul_slabs", "routine_slabs", "triangle_of"]
+__all__ = ["SidedPart", "Slabs", "Term", "matmul_slabs", "routine_slabs", "sided_parts", "triangle_of"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,29 @@ def triangle_of(p: Level3Problem) -> tuple[bool, bool, str]:
     return flip, p.op_a == "C" and p.d.dtype.kind == "c", "U" if (p.uplo == "L") == flip else "L"
 
 
+@dataclass(frozen=True)
+class SidedPart:
+    """A part of A to the left of B, or of its transpose: how A is seen, and what of it counts; None: all."""
+
+    flip: bool
+    conjugate: bool
+    part: Trapezoid | None = None
+    diagonal: Diagonal = "stored"
+
+
+def sided_parts(p: Level3Problem) -> tuple[SidedPart, ...]:
+    """Return the parts whose products with B, added up, are those of trmm, symm and hemm. Local."""
+    if p.traits.triangular:
+        flip, conjugate, uplo = triangle_of(p)
+        return (SidedPart(flip, conjugate, Trapezoid(uplo), "ones" if p.diag == "U" else "stored"),)
+    stored, other = Trapezoid(p.uplo), Trapezoid(p.uplo, -1 if p.uplo == "L" else 1).T
+    hermitian, turned = p.is_hermitian, p.side == "R"
+    return (
+        SidedPart(False, hermitian and turned, stored, "real" if hermitian else "stored"),
+        SidedPart(True, hermitian and not turned, other),
+    )
+
+
 def routine_slabs(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     """Return any level-3 routine but solves and sums, as this rank computes it. Local."""
     return (_sided if p.traits.shape == "sided" else _updated)(p, alpha, engine)
@@ -92,36 +114,18 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     d = p.d.T if turned else p.d
     outer_rows = d.global_indices(rank)[0] if rank < d.grid.size else None
 
-    def left(flip: bool, conjugate: bool) -> Operand:
-        return Operand(p.a, flip, conjugate, needs(d, size, 0), d.rows, dtype, "a")
-
-    def triangle(part: Trapezoid, diagonal: Any = "stored") -> Kernel:
-        assert outer_rows is not None
-        return LeftPart(part, outer_rows, diagonal)
-
-    triangular = p.traits.triangular
-    right = Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b")
-    backwards = False
-    if triangular:
-        flip, conjugate, uplo = triangle_of(p)
-        parts = [(left(flip, conjugate), Trapezoid(uplo), "ones" if p.diag == "U" else "stored")]
-        backwards = uplo == "U"  # most is multiplied by the first panel, while the rest arrives
-    else:
-        stored, other = Trapezoid(p.uplo), Trapezoid(p.uplo, -1 if p.uplo == "L" else 1).T
-        hermitian = p.is_hermitian
-        parts = [
-            (left(False, hermitian and turned), stored, "real" if hermitian else "stored"),
-            (left(True, hermitian and not turned), other, "stored"),
-        ]
+    parts = sided_parts(p)
+    lefts = (Operand(p.a, x.flip, x.conjugate, needs(d, size, 0), d.rows, dtype, "a") for x in parts)
+    operands = (*lefts, Operand(p.b, not turned, False, needs(d, size, 1), d.cols, dtype, "b"))
     terms = tuple(
-        Term(alpha, i, len(parts), triangle(part, diagonal))
-        for i, (_, part, diagonal) in enumerate(parts)
-        if outer_rows is not None
+        Term(alpha, i, len(parts), LeftPart(x.part, outer_rows, x.diagonal))
+        for i, x in enumerate(parts)
+        if outer_rows is not None and x.part is not None
     )
-    operands = (*(x for x, _, _ in parts), right)
     return Slabs(
         d, d.shape[0], operands, terms or (Term(alpha, 0, len(parts)),),
-        turned=turned, in_place=triangular, backwards=backwards,
+        turned=turned, in_place=p.traits.triangular,
+        backwards=p.traits.triangular and triangle_of(p)[2] == "U",  # most comes first, while the rest arrives
     )  # fmt: skip
 
 

@@ -2,27 +2,30 @@
 """Products with one operand much larger than the other and the result: the large one stays where it is.
 
 Each rank multiplies its part of the large operand by the rows of the small one that go with it; the partial products
-of a process row are then moved to where D is, and added up there. So a matrix times a few vectors moves the vectors.
+of a process row are then moved to where D is, and added up there. So a matrix times a few vectors moves the vectors. A
+symmetric matrix is its triangle and the rest of the transpose, each of which multiplies.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..comm import Cell, Exchange, Side
 from ..comm.exchange import SLOTS
 from ..comm.shared import aligned, carve
 from ..dtypes import accumulation_dtype, is_float8
-from ..layout import MatmulProblem
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ..layout.axis import Axis
 from .algorithms import Algorithm, plain_refusal
 from .base import Engine, QueuedProduct
 from .operand import Operand
 from .options import Operands, Options, Problem
-from .slab_terms import matmul_slabs
+from .slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
 from .slabs import Panels, type_refusal
+from .triangles import Diagonal, Kernel, LeftPart, whole
 
 __all__ = ["ALGORITHMS", "StationaryProduct"]
 
@@ -32,67 +35,114 @@ _LEAST = (
 )  # elements that would be moved: below, there is one meeting of the ranks more than time saved
 
 Array = Any
+Sided = MatmulProblem | Level3Problem
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A product L S that D is a sum of; L, or a part of it, stays.
+
+    Attributes:
+        large: L, as outer × k.
+        flip, conjugate: how the operand that stays is seen to be L. Where it is conjugated, L conj(S) is computed, and
+            conjugated on its way.
+        small: S, as k × width.
+        part, diagonal: what counts of L, None for all.
+    """
+
+    large: Side
+    flip: bool
+    conjugate: bool
+    small: Operand
+    part: Trapezoid | None = None
+    diagonal: Diagonal = "stored"
+
+    def rows(self, rank: int) -> int:
+        """Return how many rows of L a rank has. Local."""
+        return self.large.rows.count(self.large.cells[rank].coords[0]) if rank < len(self.large.cells) else 0
+
+    def kernel(self, stays: MatrixDescriptor, rank: int) -> Kernel:
+        """Return what multiplies this rank's part of L. Local."""
+        if self.part is None or rank >= stays.grid.size:
+            return whole
+        rows, cols = stays.global_indices(rank)
+        return LeftPart(
+            self.part, *((cols, self.diagonal, rows) if self.flip else (rows, self.diagonal, cols))
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A product, or its transpose where that is ``turned``, as a sum of terms.
+
+    Attributes:
+        stays: the operand that stays, "a" or "b".
+        result: D.
+    """
+
+    turned: bool
+    stays: str
+    result: Side
+    terms: tuple[_Term, ...]
 
 
 class StationaryProduct(QueuedProduct):
-    """``D = alpha op(A) op(B) + beta C`` with A or B in place. Making and running one is collective over the ranks.
-
-    Seen as outer × k times k × width: op(A) op(B), or its transpose where B stays.
-    """
+    """A product with A or B in place. Making and running one is collective over the ranks."""
 
     path = "stationary"
 
-    def __init__(self, engine: Engine, p: MatmulProblem, options: Options) -> None:
+    def __init__(self, engine: Engine, p: Sided, options: Options) -> None:
         transport, operations = engine.transport, engine.operations
         self._engine, self._p, self._options, self._rank = engine, p, options, transport.rank
-        self._turned, (self._flip, self._conjugate) = _turned(p), _flipped(p)
-        self._large, self._small, self._result = _seen(engine, p)
-        self._dtype, self._width = accumulation_dtype(p.d.dtype), self._result.cols.extent
+        self._seen = seen = _see(engine, p)
+        self._dtype, self._width = accumulation_dtype(p.d.dtype), seen.result.cols.extent
+        self._stays = getattr(p, seen.stays)
+        self._kernels = [term.kernel(self._stays, self._rank) for term in seen.terms]
         self._shared = not transport.why_not_shared
-        active = options.alpha != 0 and 0 not in (p.m, p.n, p.k)
+        active = options.alpha != 0 and 0 not in (*p.d.shape, p.k)
         way = "shared" if self._shared else "gathered"
-        self._panels = Panels(engine, way, [self._small], self._width if active else 0)
-        self._node = next(ranks for ranks in transport.nodes if self._rank in ranks)
-        self._room = aligned(max(self._large.rows.counts()) * self._width * self._dtype.itemsize)
-        self._moves = self._find_moves() if active else []
-        exchanges = [exchange for exchange, _ in self._moves]
+        self._panels = Panels(engine, way, [term.small for term in seen.terms], self._width if active else 0)
+        self._sharing = (
+            next(ranks for ranks in transport.nodes if self._rank in ranks) if self._shared else (self._rank,)
+        )
+        outer = max(count for term in seen.terms for count in term.large.rows.counts())
+        self._room = aligned(outer * self._width * self._dtype.itemsize)
+        self._moves = [list(self._find_moves(term)) for term in seen.terms] if active else []
+        exchanges = [exchange for moves in self._moves for exchange, _ in moves]
         self.sent_bytes = self._panels.sent_bytes + sum(each.sent_bytes for each in exchanges)
         self.copied_bytes = self._panels.copied_bytes + sum(each.copied_bytes for each in exchanges)
         rows, cols = p.d.local_shape(self._rank) if self._rank < p.d.grid.size else (0, 0)
-        self._shape = (
-            (cols, rows) if self._turned else (rows, cols)
-        )  # of this rank's part of D, as it is seen
-        partials = self._room * (len(self._node) if self._shared else 1) * active
-        parts = rows * cols * self._dtype.itemsize * max(1, len(exchanges))
+        self._shape = (cols, rows) if seen.turned else (rows, cols)  # of this rank's part of D, as it is seen
+        self._count = max(1, len(exchanges))
+        partials = self._room * len(self._sharing) * len(self._moves)
         messages = max(map(transport.message_bytes, exchanges), default=0)
+        parts = rows * cols * self._dtype.itemsize * self._count
         self.workspace = operations.workspace(self._panels.nbytes + partials + parts + messages)
         if not engine.agrees:  # here the ranks agree, in a run they do not
-            self._partials()
             self._parts()
+            for i in range(len(self._moves)):
+                self._partials(i)
 
-    def _find_moves(self) -> list[tuple[Exchange, list[int]]]:
-        """Return how the partial products of each part of k get to where D is, and which ranks have them."""
-        transport, large, width = self._engine.transport, self._large, self._width
+    def _find_moves(self, term: _Term) -> Iterator[tuple[Exchange, list[int]]]:
+        """Yield how the partial products of each part of k get to where D is, and which ranks have them."""
+        transport, large, width = self._engine.transport, term.large, self._width
         reach = {rank: node for node in transport.nodes for rank in node} if self._shared else {}
-        moves = []
         for part, count in enumerate(large.cols.counts()):
             if count:
                 having = {cell.ranks[0]: cell.coords[0] for cell in large.cells if cell.coords[1] == part}
                 cells = tuple(Cell((row, 0), (rank, *reach.get(rank, ()))) for rank, row in having.items())
                 partial = Side(large.rows, Axis(width, max(1, width)), cells, large.order)
-                moves.append((transport.exchange(partial, self._result, self._dtype), list(having)))
-        return moves
+                yield transport.exchange(partial, self._seen.result, self._dtype), list(having)
 
     def _queue(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the ranks."""
-        p, options, operations = self._p, self._options, self._engine.operations
+        """Compute D, which may be C, or B of trmm, from the local arrays. Collective over the ranks."""
         total = self._sum(operands)
-        if self._rank >= p.d.grid.size:
+        if self._rank >= self._p.d.grid.size:
             return
-        total = total.T if self._turned else total
-        if options.beta != 0 and operands.c is not None:
-            total += options.beta * operands.c.astype(self._dtype)
-        operations.store(operands.d, total, p.d.dtype)
+        total = total.T if self._seen.turned else total
+        if self._options.beta != 0 and operands.c is not None:
+            total += self._options.beta * operands.c.astype(self._dtype)
+        self._engine.operations.store(operands.d, total, self._p.d.dtype)
 
     def _sum(self, operands: Operands) -> Array:
         """Return this rank's part of the product, as it is seen. Collective over the ranks."""
@@ -103,48 +153,48 @@ class StationaryProduct(QueuedProduct):
         partials = self._multiply(operands)
         if self._shared:
             transport.fence()  # every partial product of the node is written
-        for (exchange, ranks), part in zip(self._moves, parts, strict=True):
-            of = [partials.get(rank) for rank in ranks]
-            to = [part if rank == self._rank else None for rank in range(len(self._result.cells))]
-            transport.start_exchange(exchange, of, to, conjugate=self._conjugate, slots=SLOTS).finish()
+        free = iter(parts)
+        for term, of_term, moves in zip(self._seen.terms, partials, self._moves, strict=True):
+            for exchange, ranks in moves:
+                part, of = next(free), [of_term.get(rank) for rank in ranks]
+                to = [part if rank == self._rank else None for rank in range(len(self._seen.result.cells))]
+                transport.start_exchange(exchange, of, to, conjugate=term.conjugate, slots=SLOTS).finish()
         for part in parts[1:]:
             parts[0] += part
         return parts[0]
 
-    def _multiply(self, operands: Operands) -> dict[int, Array]:
-        """Return the partial products that this rank reaches, by rank; its own is computed. Collective."""
-        operations, options, large = self._engine.operations, self._options, self._large
-        partials = self._partials()
-        ((_, _, (slabs,)),) = self._panels.arrive({"a": operands.a, "b": operands.b})
-        mine = partials.get(self._rank)
-        if mine is None or mine.size == 0:
-            return partials
-        stays = self._p.b if self._turned else self._p.a
-        x: Array = operands.b if self._turned else operands.a
-        slab = slabs[large.cells[self._rank].coords[1]] if isinstance(slabs, dict) else slabs
-        left = operations.operand(x.T if self._flip else x, stays.dtype, "x")
-        right = operations.operand(slab, self._small.dtype, "w")
-        alpha = complex(options.alpha).conjugate() if self._conjugate else options.alpha
+    def _multiply(self, operands: Operands) -> list[dict[int, Array]]:
+        """Return each term's partial products that this rank reaches, by rank; its own it computes. Collective."""
+        operations, options, seen = self._engine.operations, self._options, self._seen
+        partials = [self._partials(i) for i in range(len(seen.terms))]
+        ((_, _, smalls),) = self._panels.arrive({"a": operands.a, "b": operands.b})
+        x: Array = getattr(operands, seen.stays)
+        x = operations.operand(x, self._stays.dtype, "x")
         with operations.computing():
-            operations.gemm(alpha, left, right, 0, mine, options.compute)
+            for term, kernel, slabs, of_term in zip(seen.terms, self._kernels, smalls, partials, strict=True):
+                if self._rank not in of_term or of_term[self._rank].size == 0:
+                    continue
+                slab = slabs[term.large.cells[self._rank].coords[1]] if isinstance(slabs, dict) else slabs
+                right = operations.operand(slab, term.small.dtype, "w")
+                alpha = complex(options.alpha).conjugate() if term.conjugate else options.alpha
+                left, mine = x.T if term.flip else x, of_term[self._rank]
+                kernel(operations, alpha, left, right, 0, mine, 0, options.compute)
         return partials
 
-    def _partials(self) -> dict[int, Array]:
-        """Return memory for the partial products of this rank, and of those that share it, by rank."""
-        large, ranks = self._large, self._node if self._shared else (self._rank,)
-        memory = self._engine.transport.buffer("partial", self._room * len(ranks), shared=self._shared)
+    def _partials(self, i: int) -> dict[int, Array]:
+        """Return memory for the partial products of term ``i``, of this rank and those that share it, by rank."""
+        term, room = self._seen.terms[i], self._room
+        memory = self._engine.transport.buffer(f"partial{i}", room * len(self._sharing), shared=self._shared)
+        order = term.large.order  # the one that BLAS multiplies fastest
         return {
-            rank: carve(
-                memory, i * self._room, (large.rows.count(large.cells[rank].coords[0]), self._width), self._dtype,
-                large.order,  # the one that BLAS multiplies fastest
-            )
-            for i, rank in enumerate(ranks)
-            if rank < len(large.cells)
-        }  # fmt: skip
+            rank: carve(memory, at * room, (term.rows(rank), self._width), self._dtype, order)
+            for at, rank in enumerate(self._sharing)
+            if rank < len(term.large.cells)
+        }
 
     def _parts(self) -> list[Array]:
-        """Return memory for what each part of k adds to this rank's part of D."""
-        count, (rows, cols), order = max(1, len(self._moves)), self._shape, self._result.order
+        """Return memory for what each part of k of each term adds to this rank's part of D."""
+        count, (rows, cols), order = self._count, self._shape, self._seen.result.order
         shape = (count * rows, cols) if order == "C" else (rows, count * cols)
         memory = self._engine.operations.scratch("parts", shape, self._dtype, order)
         if order == "C":
@@ -152,30 +202,27 @@ class StationaryProduct(QueuedProduct):
         return [memory[:, i * cols : (i + 1) * cols] for i in range(count)]
 
 
-def _turned(p: MatmulProblem) -> bool:
-    """Return whether B stays in place, and the product is seen transposed: where it is the larger one."""
-    return p.n > p.m
-
-
-def _flipped(p: MatmulProblem) -> tuple[bool, bool]:
-    """Return whether the operand that stays is seen transposed, and whether conjugated."""
-    op = p.op_b if _turned(p) else p.op_a
-    return (op != "N") != _turned(p), op == "C" and p.d.dtype.kind == "c"
-
-
-def _seen(engine: Engine, p: MatmulProblem) -> tuple[Side, Operand, Side]:
-    """Return the operand that stays as outer × k, the one that comes to it as k × width, and the result.
-
-    Where the first one is conjugated it is the others that are.
-    """
-    turned, (flip, conjugate) = _turned(p), _flipped(p)
-    stays, comes, op = (p.b, p.a, p.op_a) if turned else (p.a, p.b, p.op_b)
-    large, result = Side.of(stays), Side.of(p.d)
-    large, result = large.T if flip else large, result.T if turned else result
-    conjugated = (op == "C" and p.d.dtype.kind == "c") != conjugate
-    needs = tuple(_needs(large, rank) for rank in range(engine.transport.size))
-    dtype, source = engine.operations.slab_dtype(comes.dtype), "a" if turned else "b"
-    return large, Operand(comes, (op != "N") != turned, conjugated, needs, large.cols, dtype, source), result
+def _see(engine: Engine, p: Sided) -> _Seen:
+    """Return a problem as it is computed: with the larger one of A and B in place, or A of a routine. Local."""
+    result, is_complex = Side.of(p.d), p.d.dtype.kind == "c"
+    if isinstance(p, MatmulProblem):
+        b_stays = turned = p.n > p.m
+        op, op_of_comes = (p.op_b, p.op_a) if b_stays else (p.op_a, p.op_b)
+        parts: tuple[SidedPart, ...] = (SidedPart((op != "N") != turned, is_complex and op == "C"),)
+        flip, conjugate = (op_of_comes != "N") != turned, is_complex and op_of_comes == "C"
+    else:
+        b_stays, turned, parts = False, p.side == "R", sided_parts(p)
+        flip, conjugate = turned, False
+    assert p.b is not None
+    stays, comes, source = (p.b, p.a, "a") if b_stays else (p.a, p.b, "b")
+    dtype, size = engine.operations.slab_dtype(comes.dtype), engine.transport.size
+    terms = []
+    for x in parts:
+        large = Side.of(stays).T if x.flip else Side.of(stays)
+        needs = tuple(_needs(large, rank) for rank in range(size))
+        small = Operand(comes, flip, conjugate != x.conjugate, needs, large.cols, dtype, source)
+        terms.append(_Term(large, x.flip, x.conjugate, small, x.part, x.diagonal))
+    return _Seen(turned, "b" if b_stays else "a", result.T if turned else result, tuple(terms))
 
 
 def _needs(large: Side, rank: int) -> tuple[int, ...]:
@@ -187,27 +234,31 @@ def _needs(large: Side, rank: int) -> tuple[int, ...]:
 
 
 def _serves(problem: Problem) -> bool:
+    if isinstance(problem, Level3Problem):
+        return problem.traits.shape == "sided" and not problem.traits.solves
     return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
 
 
-def _refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Operands | None) -> str:
+def _refusal(engine: Engine, p: Sided, options: Options, operands: Operands | None) -> str:
     why = type_refusal(engine, p, options, operands)
     if not why and is_float8(p.a.dtype):
         why = "it takes no 8-bit floats"
     return why or plain_refusal(engine, p, replace(options, compute=None), operands)
 
 
-def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> StationaryProduct:  # noqa: ARG001
+def _prepare(engine: Engine, p: Sided, options: Options, operands: Operands) -> StationaryProduct:  # noqa: ARG001
     return StationaryProduct(engine, p, options)
 
 
-def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
+def _cost(engine: Engine, p: Sided, options: Options) -> float:  # noqa: ARG001
     """Return less than slabs cost where these would move much more."""
     if not engine.agrees:  # not measured
         return 9.0
-    large, small, _ = _seen(engine, p)
-    here = p.m * p.n * large.cols.nprocs + (0 if small.in_place else math.prod(small.matrix.shape))
-    there = sum(math.prod(x.matrix.shape) for x in matmul_slabs(p, 1, engine).operands if not x.in_place)
+    terms = _see(engine, p).terms
+    here = sum(math.prod(p.d.shape) * x.large.cols.nprocs for x in terms)
+    here += sum(math.prod(x.small.matrix.shape) for x in terms if not x.small.in_place)
+    slabs = matmul_slabs(p, 1, engine) if isinstance(p, MatmulProblem) else routine_slabs(p, 1, engine)
+    there = sum(math.prod(x.matrix.shape) for x in slabs.operands if not x.in_place)
     return 1.5 if there >= max(_LARGER * here, _LEAST) else 9.0
 
 

@@ -19,12 +19,13 @@ from .arrays import scale
 from .base import Operations
 from .local_part import LocalPart, Tile
 
-__all__ = ["Kernel", "LeftPart", "ResultPart", "whole"]
+__all__ = ["Diagonal", "Kernel", "LeftPart", "ResultPart", "whole"]
 
 _TILES = 64  # of a diagonal, at most: more would be queued for longer than they compute
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
+Diagonal = Literal["stored", "ones", "real"]
 
 
 class Kernel(Protocol):
@@ -82,12 +83,13 @@ class LeftPart:
         part: in terms of the slab's rows and of k.
         rows: global index of each row of the slab, ascending.
         diagonal: what the main diagonal is: as stored, ones, or the real parts of what is stored.
+        ks: global index of each column of the slab, ascending; None: they are contiguous.
     """
 
     def __init__(
-        self, part: Trapezoid, rows: Indices, diagonal: Literal["stored", "ones", "real"] = "stored"
+        self, part: Trapezoid, rows: Indices, diagonal: Diagonal = "stored", ks: Indices | None = None
     ) -> None:
-        self._part, self._rows, self._diagonal = part, rows, diagonal
+        self._part, self._rows, self._diagonal, self._ks = part, rows, diagonal, ks
         self._cuts: dict[tuple[int, int], tuple[list[_Cut], list[slice]]] = {}
 
     def __call__(
@@ -121,7 +123,8 @@ class LeftPart:
     def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[_Cut], list[slice]]:
         """Return the parts for some indices of k, and the rows that have none, made once."""
         if (start, width) not in self._cuts:
-            ks, xp = np.arange(start, start + width), operations.xp
+            ks = np.arange(start, start + width) if self._ks is None else self._ks
+            xp = operations.xp
             cuts: list[_Cut] = []
             begun = bytearray(len(self._rows))  # all rows of a part have begun, or none has
             places = xp.asarray(self._rows), xp.asarray(ks)

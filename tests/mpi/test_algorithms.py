@@ -23,9 +23,9 @@ SLABS = ("shared", "gathered", "panels")
 UPDATES = ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx")
 ROUTINES = ("trsm", "trmm", "symm", "hemm", *UPDATES, "geadd", "tradd")
 NAMES = {
-    "matmul": (*SLABS, "stationary"),
-    **dict.fromkeys(("ag", "rs", "trsm", "trmm"), SLABS),
-    **dict.fromkeys(("symm", "hemm"), (*SLABS, "full")),
+    **dict.fromkeys(("matmul", "trmm"), (*SLABS, "stationary")),
+    **dict.fromkeys(("ag", "rs", "trsm"), SLABS),
+    **dict.fromkeys(("symm", "hemm"), (*SLABS, "stationary", "full")),
     **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
     **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "pull", "push")),

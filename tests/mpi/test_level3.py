@@ -25,7 +25,9 @@ def paths_of(routine):
         return ("auto",)
     if traits.shape == "updated":
         return (*PATHS, "summed", "full")
-    return PATHS if traits.triangular else (*PATHS, "full")
+    if traits.solves or traits.shape != "sided":
+        return PATHS
+    return (*PATHS, "stationary") if traits.triangular else (*PATHS, "stationary", "full")
 
 
 def everything(comm, routines, part, parts):

@@ -67,7 +67,9 @@ def routine_algorithms(routine: str) -> tuple[str, ...]:
     traits = ROUTINES[routine]
     if traits.shape == "added":
         return ("moved",)
-    more = () if traits.triangular else ("full",) if traits.shape == "sided" else ("summed", "full")
+    more: tuple[str, ...] = ("summed", "full")
+    if traits.shape == "sided":
+        more = () if traits.solves else ("stationary",) if traits.triangular else ("stationary", "full")
     return ("gathered", "panels", *more)
 
 

@@ -51,8 +51,9 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=(), agrees=True):
         lead=0, update_order="C", slab_dtype=accumulation_dtype, refusal=lambda dtype, compute: ""
     )
     return SimpleNamespace(
-        name="host", transport=transport, operations=operations, algorithms=rows, measured=None, agrees=agrees
-    )
+        name="host", transport=transport, operations=operations, algorithms=rows, measured=None, agrees=agrees,
+        device=None,
+    )  # fmt: skip
 
 
 def taken(problem, nodes, fits, why_not_shared, algo="auto"):
@@ -95,9 +96,21 @@ def blocks_of_64(m, n, k, grid, **how):
     return pb.MatmulProblem.gemm(m, n, k, grid, 64, **how)
 
 
+def triangle_and_columns(routine, width, grid=GRID, side="L"):
+    a = pb.MatrixDescriptor((2048, 2048), (64, 64), grid)
+    b = pb.MatrixDescriptor((2048, width) if side == "L" else (width, 2048), (64, 64), grid)
+    return pb.Level3Problem(routine, a, b, b, side=side)
+
+
 @pytest.mark.parametrize(
     ("problem", "stays"),
     [
+        (triangle_and_columns("symm", 16), True),
+        (triangle_and_columns("trmm", 64, side="R"), True),
+        (triangle_and_columns("symm", 16, pb.Grid(4, 1)), True),  # one of the two triangles would move
+        (triangle_and_columns("trmm", 16, pb.Grid(4, 1)), False),  # A stays anyway
+        (triangle_and_columns("symm", 1024), False),
+        (triangle_and_columns("trsm", 16), False),  # a solve
         (blocks_of_64(2048, 16, 2048, GRID), True),
         (blocks_of_64(2048, 16, 2048, GRID, op_a="T", op_b="T"), True),
         (blocks_of_64(16, 2048, 2048, GRID), True),
@@ -118,9 +131,9 @@ def test_a_much_larger_operand_stays(problem, stays):
 def test_what_a_process_column_has_alone_is_in_place():
     """The inner product of columns that are one block: no other process column takes part."""
     inner = blocks_of_64(64, 64, 65536, GRID, op_a="T")
-    assert stationary._seen(engine(), inner)[1].in_place
+    assert stationary._see(engine(), inner).terms[0].small.in_place
     elsewhere = replace(inner, b=replace(inner.b, source=(0, 1)))
-    assert not stationary._seen(engine(), elsewhere)[1].in_place
+    assert not stationary._see(engine(), elsewhere).terms[0].small.in_place
 
 
 def test_without_sharing_each_rank_gathers_its_own():
