@@ -65,18 +65,27 @@ CASES = (
 
 
 class Matrices:
-    """The matrices of a case on the ranks of a context, and the call. Collective."""
+    """The matrices of a case on the ranks of a context, and the call. Collective.
 
-    def __init__(self, ctx: Any, case: Case, n: int, block: int, grid: tuple[int, int]) -> None:
+    ``width`` is how many columns B and C have where A is on one side of B, or how many rows; 0: n.
+    """
+
+    def __init__(
+        self, ctx: Any, case: Case, n: int, block: int, grid: tuple[int, int], width: int = 0
+    ) -> None:
         import pblasmp as pb
         from pblasmp.layout.level3 import ROUTINES
 
         traits = ROUTINES[case.routine]
         self.case, self.n, self.k = case, n, 16 * n if case.long else n
         shape = (n, self.k) if case.flags.get("op_a", "N") == "N" else (self.k, n)
+        shapes = {"a": shape, "b": shape, "c": (n, n)}
+        if traits.shape == "sided":
+            of_b = (n, width or n) if case.flags["side"] == "L" else (width or n, n)
+            shapes = {"a": (n, n), "b": of_b, "c": of_b}
 
         def matrix(name: str) -> Any:
-            extents = (n, n) if name == "c" else shape
+            extents = shapes[name]
             d = pb.MatrixDescriptor(extents, (block, block), pb.Grid(*grid), dtype=case.dtype, order="F")
             return _filled(ctx, d, "abc".index(name), solvable=name == "a" and case.routine == "trsm")
 
@@ -133,7 +142,7 @@ def rival(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], Any] | None
         )
     one = np.ones(1, target.dtype)
     real = np.ones(1) if case.routine in ("herk", "her2k") else one
-    sizes = (m.n, m.k) if case.routine[:4] in ("syrk", "herk", "syr2", "her2") else (m.n, m.n)
+    sizes = (m.n, m.k) if case.routine[:4] in ("syrk", "herk", "syr2", "her2") else m.out.shape
     arguments: list[Any] = [
         *case.flags.values(),
         *sizes,
@@ -159,7 +168,7 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
 
     n = options.n // 2 if case.dtype == "complex128" or case.long else options.n
     grid = tuple(map(int, options.grid.split("x")))
-    m = Matrices(ctx, case, n, options.block, grid)
+    m = Matrices(ctx, case, n, options.block, grid, options.width)
     context = slk.grid(*grid)
     contenders = {"ours": m.ours}
     if (theirs := rival(slk, context, m)) is not None:
@@ -284,6 +293,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "-n", type=int, default=2048, help="order of the matrices; half of it for complex ones"
+    )
+    parser.add_argument(
+        "--width", type=int, default=0, help="columns or rows of B next to a triangular or symmetric A"
     )
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--grid", default="2x2", help=f"grid of {NRANKS} ranks")
