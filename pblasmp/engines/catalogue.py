@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
-from . import dealt, full, overlapped, reduced, shared, slabs, solve, stationary, sums
+from . import dealt, full, overlapped, reduced, shared, slabs, solve, stationary, stationary_solve, sums
 from .algorithms import Verdict, choose, known_for
 from .base import Engine, Product
 from .moved import MovedProduct
@@ -36,6 +36,7 @@ ALGORITHMS = (
     *shared.ALGORITHMS,
     *overlapped.ALGORITHMS,
     *full.algorithms(_step),
+    *stationary_solve.algorithms(_step),
 )
 
 

@@ -23,8 +23,8 @@ SLABS = ("shared", "gathered", "panels")
 UPDATES = ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx")
 ROUTINES = ("trsm", "trmm", "symm", "hemm", *UPDATES, "geadd", "tradd")
 NAMES = {
-    **dict.fromkeys(("matmul", "trmm"), (*SLABS, "stationary")),
-    **dict.fromkeys(("ag", "rs", "trsm"), SLABS),
+    **dict.fromkeys(("matmul", "trmm", "trsm"), (*SLABS, "stationary")),
+    **dict.fromkeys(("ag", "rs"), SLABS),
     **dict.fromkeys(("symm", "hemm"), (*SLABS, "stationary", "full")),
     **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),

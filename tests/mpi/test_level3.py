@@ -25,8 +25,6 @@ def paths_of(routine):
         return ("auto",)
     if traits.shape == "updated":
         return (*PATHS, "summed", "full")
-    if traits.solves or traits.shape != "sided":
-        return PATHS
     return (*PATHS, "stationary") if traits.triangular else (*PATHS, "stationary", "full")
 
 

@@ -172,7 +172,7 @@ def refusals(comm):
              lambda: pb.trsm(a[:4, :4], b[:4, :4], out=b[2:6, :4])),
             ("half", pb.UnsupportedError, ["syrk is for float32, float64, complex64 and complex128, got float16"],
              lambda: pb.syrk(half)),
-            ("algo", pb.UnsupportedError, ["has 'auto', 'shared', 'gathered', 'panels' here, got 'summed'"],
+            ("algo", pb.UnsupportedError, ["'shared', 'gathered', 'panels', 'stationary' here, got 'summed'"],
              lambda: pb.trsm(a, b, algo="summed")),
             ("algo of a sum", pb.UnsupportedError, ["has 'auto', 'moved' here, got 'shared'"],
              lambda: pb.geadd(a, c, algo="shared")),

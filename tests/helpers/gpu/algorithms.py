@@ -69,7 +69,7 @@ def routine_algorithms(routine: str) -> tuple[str, ...]:
         return ("moved",)
     more: tuple[str, ...] = ("summed", "full")
     if traits.shape == "sided":
-        more = () if traits.solves else ("stationary",) if traits.triangular else ("stationary", "full")
+        more = ("stationary",) if traits.triangular else ("stationary", "full")
     return ("gathered", "panels", *more)
 
 

@@ -96,9 +96,9 @@ def blocks_of_64(m, n, k, grid, **how):
     return pb.MatmulProblem.gemm(m, n, k, grid, 64, **how)
 
 
-def triangle_and_columns(routine, width, grid=GRID, side="L"):
-    a = pb.MatrixDescriptor((2048, 2048), (64, 64), grid)
-    b = pb.MatrixDescriptor((2048, width) if side == "L" else (width, 2048), (64, 64), grid)
+def triangle_and_columns(routine, width, grid=GRID, side="L", order=2048):
+    a = pb.MatrixDescriptor((order, order), (64, 64), grid)
+    b = pb.MatrixDescriptor((order, width) if side == "L" else (width, order), (64, 64), grid)
     return pb.Level3Problem(routine, a, b, b, side=side)
 
 
@@ -110,7 +110,11 @@ def triangle_and_columns(routine, width, grid=GRID, side="L"):
         (triangle_and_columns("symm", 16, pb.Grid(4, 1)), True),  # one of the two triangles would move
         (triangle_and_columns("trmm", 16, pb.Grid(4, 1)), False),  # A stays anyway
         (triangle_and_columns("symm", 1024), False),
-        (triangle_and_columns("trsm", 16), False),  # a solve
+        (triangle_and_columns("trsm", 128, order=4096), True),
+        (triangle_and_columns("trsm", 1, order=4096, side="R"), True),
+        (triangle_and_columns("trsm", 256, order=4096), False),
+        (triangle_and_columns("trsm", 16, order=4096, grid=pb.Grid(1, 1)), False),
+        (triangle_and_columns("trsm", 16), False),  # the ranks would meet too often
         (blocks_of_64(2048, 16, 2048, GRID), True),
         (blocks_of_64(2048, 16, 2048, GRID, op_a="T", op_b="T"), True),
         (blocks_of_64(16, 2048, 2048, GRID), True),
