@@ -398,7 +398,7 @@ def test_what_is_refused(ctx):
     a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
     with pytest.raises(pb.UnsupportedError, match="algo 'shared': GPUs share no memory"):
         pb.trsm(a, b, algo="shared")
-    names = "'auto', 'cublasmp', 'shared', 'gathered', 'panels'"
+    names = "'auto', 'cublasmp', 'shared', 'gathered', 'panels', 'stationary'"
     with pytest.raises(
         pb.UnsupportedError, match=f"algo: the cublasmp engine has {names} here, got 'default'"
     ):
