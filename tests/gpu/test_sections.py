@@ -20,6 +20,12 @@ BATCH = 50
 TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
 
 
+@pytest.fixture(autouse=True)
+def one_node(ctx):
+    if len(ctx.engine.transport.nodes) > 1:
+        pytest.skip("only GPUs of one node push")
+
+
 def one_product(ctx: pb.Context, seed: int, *, graph: bool = False) -> str:
     """Multiply sub-matrices of random layouts; return what is wrong, the same on every rank."""
     rng = np.random.default_rng(seed)
