@@ -87,9 +87,12 @@ class Host:
         """Let the current stream sleep."""
         time.sleep(seconds)
 
+    def trim(self) -> None:
+        """Give back what is free."""
+        ctypes.CDLL(None).malloc_trim(0)
+
     def held(self) -> dict[str, int]:
         """Return what this process holds of the machine."""
-        ctypes.CDLL(None).malloc_trim(0)  # what is free is not held
         descriptors, threads = held()
         return {"descriptors": descriptors, "threads": threads, "resident KiB": resident_kib()}
 
@@ -121,10 +124,14 @@ class Gpu(Host):
         """Queue the kernel on the current stream."""
         self._spin((1,), (1,), (np.uint64(seconds * 1e9),))
 
+    def trim(self) -> None:
+        """Give back what is free."""
+        super().trim()
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
     def held(self) -> dict[str, int]:
-        """Return what this process holds of the machine, and what is taken of the GPU."""
+        """Return what this process holds of the machine, and what is taken of the GPU, which ranks may share."""
         pool = self._cupy.get_default_memory_pool()
-        pool.free_all_blocks()
         free, total = self._cupy.cuda.runtime.memGetInfo()
         return {**super().held(), "CuPy KiB": pool.used_bytes() >> 10, "GPU KiB": (total - free) >> 10}
 
@@ -334,9 +341,11 @@ class Stress:
         return [f"another context: rank {ctx.rank}: {fault}: {job.what}"] if fault else []
 
     def held(self) -> dict[str, int]:
-        """Return what this process holds when nothing is queued. Local."""
+        """Return what this process holds when nothing is queued on any rank. Collective over the context."""
         gc.collect()
         self.ctx.engine.synchronize()
+        self.device.trim()
+        self.ctx.comm.barrier()
         return self.device.held()
 
     def summary(self) -> str:
