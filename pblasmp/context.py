@@ -7,11 +7,10 @@ import itertools
 import os
 import sys
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -36,6 +35,7 @@ from .engines.choice import EngineName, choose_engine
 from .engines.measured import Measured, machine_of, read_file, tuning_file
 from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
+from .kept import Closable, KeptPlans
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer, one_of
 from .logs import logger
@@ -53,20 +53,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-_KEPT = 32
 _MANY = 1000
 _names = itertools.count(1)
 _by_name: WeakValueDictionary[str, Context] = WeakValueDictionary()
-
-
-class Closable(Protocol):
-    """What a context closes: plans."""
-
-    def close(self) -> None:
-        """Give back what it holds. Collective."""
-
-
-Kept = TypeVar("Kept", bound=Closable)
 
 
 class Context:
@@ -110,12 +99,12 @@ class Context:
         self._control.channel.name = f"the context made at {self._made_at}"
         self.comm = self._control.split([range(self._control.size)])
         self._children: list[Closable] = []
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._adopted = 0
         self._calls = RepeatedCalls()
         watch(self, self._control)
         try:
             self.engine: Engine = choose_engine(engine, self.comm, nccl)
+            self._kept = KeptPlans(self.engine)
             self._control.patient = self.comm.patient
             self.comm.board, self._control.board = make_boards(self.comm, 2)
             self.engine.measured = _measured(self.comm, self.engine)
@@ -300,37 +289,6 @@ class Context:
                 stacklevel=3,
             )
         return self._adopted
-
-    def _cached(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """Return what was made for ``key``, a plan say, or make it. Collective over the context, if it is made.
-
-        The last few are kept, those that were used longest ago are closed; none is used once more has been measured.
-        Key and order are the same on every rank.
-        """
-        found: Kept | None = self._find(key)
-        if found is None:
-            self._make_room()
-            found = make()
-            self._keep(key, found)
-        return found
-
-    def _find(self, key: Hashable) -> Any:
-        """Return what is kept for ``key``, None where there is none. Local; the same on every rank."""
-        key = key, self.engine.measured.added
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found
-
-    def _keep(self, key: Hashable, value: Closable) -> None:
-        """Keep ``value`` for ``key``. Collective over the context, where it takes the place of another."""
-        self._make_room()
-        self._kept[key, self.engine.measured.added] = value
-
-    def _make_room(self) -> None:
-        """Close what was used longest ago, if as much is kept as may be. Collective over the context."""
-        while len(self._kept) >= _KEPT:
-            self._kept.popitem(last=False)[1].close()
 
     def _release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""

@@ -388,13 +388,13 @@ def run_once(
     if not number:
         ctx._calls.remember(key, recipe)
         return MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales).once()
-    plan: MatrixPlan | None = ctx._find(number)
+    plan: MatrixPlan | None = ctx._kept.find(number)
     if plan is None:
         plan = MatrixPlan(ctx, recipe, matrices, out=out)
         if plan._product.holds_memory:
             return plan.once()
         plan.release()
-        ctx._keep(number, plan)
+        ctx._kept.keep(number, plan)
     return plan.run_with(matrices)
 
 

@@ -39,14 +39,8 @@ class StationarySolve(SteppedProduct):
             return
         assert p.b is not None
         if not p.b.same_places(p.d):
-            add(
-                Level3Problem("geadd", p.b, p.d),
-                replace(options, alpha=self._options.alpha),
-                "b",
-                "",
-                "",
-                "d",
-            )
+            scaled = replace(options, alpha=self._options.alpha)
+            add(Level3Problem("geadd", p.b, p.d), scaled, "b", "", "", "d")
         update = replace(options, alpha=-1, beta=1, algo="stationary")
         for these, rest in self._panels():
             a, here, there = (these, these), self._window(these), self._window(rest)
@@ -89,11 +83,8 @@ class StationarySolve(SteppedProduct):
         assert self._p.b is not None
         if alpha == 0:
             d[...] = 0
-        elif self._p.b.same_places(self._p.d):
-            if alpha != 1:
-                d[...] = alpha * b  # type: ignore[operator]
-            elif not same_memory(b, d):
-                d[...] = b
+        elif self._p.b.same_places(self._p.d) and not (alpha == 1 and same_memory(b, d)):
+            self._engine.operations.xp.multiply(b, alpha, out=d)
         super()._queue(operands)
 
 

@@ -33,6 +33,8 @@ class SteppedProduct(QueuedProduct):
         operands: the local arrays.
     """
 
+    _replays = False  # as a whole: its products do
+
     def __init__(
         self, engine: Engine, prepare: Prepare, p: Level3Problem, options: Options, operands: Operands
     ) -> None:
@@ -87,8 +89,6 @@ class SteppedProduct(QueuedProduct):
             return array
         (rows, cols), (p, q) = x.ranges(window), x.grid.coords(self._rank)
         return array[x.rows.local_window(p, *rows), x.cols.local_window(q, *cols)]
-
-    _replays = False  # as a whole: its products do
 
     @property
     def queues(self) -> bool:

@@ -326,7 +326,7 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
             ctx._calls.remember(key, (spec, arrays.without_arrays()))
         else:
             spec, arrays = found
-        plan = ctx._cached(spec, lambda: ParallelPlan(ctx, spec, arrays))
+        plan = ctx._kept.find_or_make(spec, lambda: ParallelPlan(ctx, spec, arrays))
         return plan.run_with(arrays)
 
 
