@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
 from .board import make_boards
-from .communicator import Communicator, cores_of, nodes_of, wrap
+from .communicator import Communicator, count_cores, nodes_of, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .repeated import RepeatedCalls
@@ -23,7 +23,7 @@ __all__ = [
     "Side",
     "SideChannel",
     "closing",
-    "cores_of",
+    "count_cores",
     "is_agreed",
     "leave",
     "make_boards",

@@ -30,7 +30,7 @@ __all__ = [
     "Votes",
     "check_world",
     "chunks",
-    "cores_of",
+    "count_cores",
     "nodes_of",
     "wrap",
 ]
@@ -444,11 +444,11 @@ def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
     return nodes
 
 
-def cores_of(comm: Communicator, ranks: Sequence[int]) -> list[set[int]]:
-    """Return the cores that each of ``ranks`` may run on. Collective over ``comm``."""
+def count_cores(comm: Communicator, ranks: Sequence[int]) -> int:
+    """Return how many cores ``ranks``, which are on one node, may run on. Collective over ``comm``."""
     has_affinity = hasattr(os, "sched_getaffinity")
     everyones = comm.allgather(os.sched_getaffinity(0) if has_affinity else set(range(os.cpu_count() or 1)))
-    return [everyones[rank] for rank in ranks]
+    return len(set().union(*(everyones[rank] for rank in ranks)))
 
 
 def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:

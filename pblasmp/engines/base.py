@@ -210,9 +210,6 @@ class Operations(Protocol):
     def refusal(self, dtype: np.dtype, compute: str | None) -> str:
         """Return why ``gemm`` cannot sum products of ``dtype`` in ``compute``, or an empty string."""
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Return a context for a few products in a row."""
-
     def gemm(
         self,
         alpha: complex,

@@ -114,9 +114,8 @@ class SummedUpdate(Product):
         pairs = [(alpha, x, x if y is None else y)]
         if y is not None and p.traits.swept_twice:
             pairs.append((complex(alpha).conjugate() if p.is_hermitian else alpha, y, x))
-        with operations.computing():
-            for i, (factor, left, right) in enumerate(pairs):
-                self._multiply(operations, factor, left, adjoint(right), min(i, 1), partial, 0)
+        for i, (factor, left, right) in enumerate(pairs):
+            self._multiply(operations, factor, left, adjoint(right), min(i, 1), partial, 0)
 
 
 def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:

@@ -48,8 +48,7 @@ class ReducedProduct(Product):
                 operations.operand(_op(x, op), matrix.dtype, name)
                 for x, op, matrix, name in ((operands.a, p.op_a, p.a, "x"), (operands.b, p.op_b, p.b, "w"))
             )
-            with operations.computing():
-                operations.gemm(alpha, left, right, 0, partial, options.compute)
+            operations.gemm(alpha, left, right, 0, partial, options.compute)
         else:
             partial[...] = 0
         engine.transport.sum_ranks(partial)

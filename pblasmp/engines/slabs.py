@@ -280,17 +280,16 @@ class SlabProduct(QueuedProduct):
     ) -> None:
         assert self._coords is not None
         operations, options = self._engine.operations, self._options
-        with operations.computing():
-            for i, term in enumerate(self._slabs.terms):
-                left, right = (
-                    self._factor(which, slabs[which], process)
-                    for which, process in zip((term.left, term.right), self._coords, strict=True)
-                )
-                beta = options.beta if first and i == 0 else 1
-                old = c if i == 0 else None
-                term.multiply(
-                    operations, unit * term.alpha, left, right.T, beta, target, start, options.compute, old
-                )
+        for i, term in enumerate(self._slabs.terms):
+            left, right = (
+                self._factor(which, slabs[which], process)
+                for which, process in zip((term.left, term.right), self._coords, strict=True)
+            )
+            beta = options.beta if first and i == 0 else 1
+            old = c if i == 0 else None
+            term.multiply(
+                operations, unit * term.alpha, left, right.T, beta, target, start, options.compute, old
+            )
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:
         """Return a slab in a type that is multiplied."""

@@ -108,11 +108,10 @@ class SolveProduct(QueuedProduct):
         """Solve the equations ``start`` to ``stop`` and subtract what they contribute to those that follow."""
         operations = self._engine.operations
         rest = slice(stop, None) if self._lower else slice(0, start)
-        with operations.computing():
-            alpha = self._options.alpha if first else 1
-            operations.trsm(alpha, panel[start:stop], x[start:stop], lower=self._lower, unit=self._unit)
-            if x[rest].size:
-                operations.gemm(-1, panel[rest], x[start:stop], alpha, x[rest])
+        alpha = self._options.alpha if first else 1
+        operations.trsm(alpha, panel[start:stop], x[start:stop], lower=self._lower, unit=self._unit)
+        if x[rest].size:
+            operations.gemm(-1, panel[rest], x[start:stop], alpha, x[rest])
 
     def _carved(self) -> list[Array | None]:
         """Return the slabs of right-hand sides that this rank can write; None for those of other domains."""

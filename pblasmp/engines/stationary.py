@@ -170,15 +170,14 @@ class StationaryProduct(QueuedProduct):
         ((_, _, smalls),) = self._panels.arrive({"a": operands.a, "b": operands.b})
         x: Array = getattr(operands, seen.stays)
         x = operations.operand(x, self._stays.dtype, "x")
-        with operations.computing():
-            for term, kernel, slabs, of_term in zip(seen.terms, self._kernels, smalls, partials, strict=True):
-                if self._rank not in of_term or of_term[self._rank].size == 0:
-                    continue
-                slab = slabs[term.large.cells[self._rank].coords[1]] if isinstance(slabs, dict) else slabs
-                right = operations.operand(slab, term.small.dtype, "w")
-                alpha = complex(options.alpha).conjugate() if term.conjugate else options.alpha
-                left, mine = x.T if term.flip else x, of_term[self._rank]
-                kernel(operations, alpha, left, right, 0, mine, 0, options.compute)
+        for term, kernel, slabs, of_term in zip(seen.terms, self._kernels, smalls, partials, strict=True):
+            if self._rank not in of_term or of_term[self._rank].size == 0:
+                continue
+            slab = slabs[term.large.cells[self._rank].coords[1]] if isinstance(slabs, dict) else slabs
+            right = operations.operand(slab, term.small.dtype, "w")
+            alpha = complex(options.alpha).conjugate() if term.conjugate else options.alpha
+            left, mine = x.T if term.flip else x, of_term[self._rank]
+            kernel(operations, alpha, left, right, 0, mine, 0, options.compute)
         return partials
 
     def _partials(self, i: int) -> dict[int, Array]:

@@ -29,7 +29,7 @@ import pblasmp.comm.agreement
 import pblasmp.comm.board
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
-import pblasmp.engines.host.blas
+import pblasmp.engines.host.operations
 
 # Where an exception is raised, and how often that place is passed in a trial, roughly.
 PLACES: dict[str, tuple[Any, str, int]] = {
@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[Any, str, int]] = {
     "board": (pblasmp.comm.board.Board, "imax", 60),
     "allgather": (pblasmp.comm.communicator._Mpi, "allgather", 6),
     "vote": (pblasmp.comm.agreement._Vote, "outcome", 40),
-    "gemm": (pblasmp.engines.host.blas.LocalBlas, "gemm", 20),
+    "gemm": (pblasmp.engines.host.operations.HostOperations, "gemm", 20),
     "mmap": (mmap, "mmap", 3),
 }
 KINDS = [

@@ -23,8 +23,8 @@ import pblasmp.comm.agreement
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
 import pblasmp.context
-import pblasmp.engines.host.blas
 import pblasmp.engines.host.engine
+import pblasmp.engines.host.operations
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -307,7 +307,9 @@ def caught_in_gather():
 
 
 def caught_in_a_product():
-    caught_in(lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.engines.host.blas.LocalBlas, "gemm")
+    caught_in(
+        lambda _, a: pb.matmul(a, a, algo="panels"), pblasmp.engines.host.operations.HostOperations, "gemm"
+    )
 
 
 def caught_from_close():

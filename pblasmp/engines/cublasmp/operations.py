@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -127,10 +126,6 @@ class CublasmpOperations:
         except UnsupportedError as error:
             return str(error)
         return ""
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is different. Local."""
-        return nullcontext()
 
     def gemm(
         self,

@@ -6,13 +6,11 @@ NumPy's own product cannot add to its output or write into a sub-matrix without 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -28,7 +26,7 @@ from ...dtypes import element_type
 from ...errors import LayoutError, LibraryNotFoundError
 from ..arrays import blas_operand, scale
 
-__all__ = ["LocalBlas", "gemm", "library_name", "load", "trsm"]
+__all__ = ["gemm", "library_name", "load", "trsm"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
@@ -193,42 +191,3 @@ def _number(x: complex, like: NDArray[Any]) -> bytes:
 def _check(what: str, *numbers: int) -> None:
     if max(numbers) > _INT_MAX:
         raise LayoutError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")
-
-
-class LocalBlas:
-    """The local BLAS of a rank, and the core that it runs on. Local.
-
-    Where ranks outnumber cores, those that wake up together may share a core for a whole GEMM while another one idles.
-    So each has its own core, or shares it evenly, while it is ``seated()``.
-
-    Args:
-        library: "scipy" or "mkl".
-        core: the core to run on; None leaves that to the system.
-    """
-
-    def __init__(self, library: str, core: int | None = None) -> None:
-        self.library, self.core = library, core
-
-    def seated(self) -> AbstractContextManager[None]:
-        """Return a context in which this rank runs on its core."""
-        return contextlib.nullcontext() if self.core is None else self._seated(self.core)
-
-    @contextlib.contextmanager
-    def _seated(self, core: int) -> Iterator[None]:
-        before = os.sched_getaffinity(0)
-        if before == {core}:  # it is already
-            yield
-            return
-        os.sched_setaffinity(0, {core})
-        try:
-            yield
-        finally:
-            os.sched_setaffinity(0, before)
-
-    def gemm(self, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, d: NDArray[Any]) -> None:
-        """Compute ``d = alpha a b + beta d`` in place: see the function."""
-        gemm(self.library, alpha, a, b, beta, d)
-
-    def trsm(self, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lower: bool, unit: bool) -> None:
-        """Solve ``a X = alpha b`` in place of ``b``: see the function."""
-        trsm(self.library, alpha, a, b, lower=lower, unit=unit)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ...comm import Agreement, Communicator, Exchange, Side, cores_of, nodes_of
+from ...comm import Agreement, Communicator, Exchange, Side, count_cores, nodes_of
 from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
@@ -25,7 +25,6 @@ from ..arrays import overlap
 from ..base import Operations, Transport
 from ..exchange_move import ExchangeMove
 from . import blas, collective
-from .blas import LocalBlas
 from .buffers import Buffers
 from .operations import HostOperations
 from .transport import HostTransport
@@ -58,16 +57,12 @@ class HostEngine:
             blas.load(library, "d")  # now, so that its threads can be limited
         self._buffers = Buffers(self._node)
         why_not_shared = next((why for why in comm.allgather(self._buffers.why_not_shared()) if why), "")
-        everyones = cores_of(comm, here)
-        cores = sorted(set().union(*everyones))
-        comm.patient = self._node.patient = len(cores) < len(here)
-        self.threads = max(1, len(cores) // self._node.size)
+        cores = count_cores(comm, here)
+        comm.patient = self._node.patient = cores < len(here)
+        self.threads = max(1, cores // self._node.size)
         users = blas.threads_set_by_user()
         self._limits = None if users else threadpool_limits(self.threads, "blas")
-        unbound = all(each == set(cores) for each in everyones)
-        seated = comm.patient and unbound and users <= {"1"} and hasattr(os, "sched_setaffinity")
-        local_blas = LocalBlas(library, cores[here.index(comm.rank) % len(cores)] if seated else None)
-        self.operations: Operations = HostOperations(local_blas, self._buffers)
+        self.operations: Operations = HostOperations(library, self._buffers)
         self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ...dtypes import accumulation_dtype
 from ...layout.intersection import copy_all
 from ..base import Workspace
 from ..local_part import LocalPart
-from .blas import LocalBlas
+from . import blas
 from .buffers import Buffers
 
 __all__ = ["HostOperations"]
@@ -29,7 +28,7 @@ class HostOperations:
     """See ``engines.base.Operations``. Local to make.
 
     Args:
-        blas: the local BLAS.
+        library: the BLAS, "scipy" or "mkl".
         buffers: memory that everything uses in turn.
     """
 
@@ -41,8 +40,8 @@ class HostOperations:
     stripes = 1  # messages are short anyway
     update_order = "C"  # k contiguous: BLAS is faster by a tenth where a product is a part of a triangle
 
-    def __init__(self, blas: LocalBlas, buffers: Buffers) -> None:
-        self._blas, self._buffers = blas, buffers
+    def __init__(self, library: str, buffers: Buffers) -> None:
+        self._library, self._buffers = library, buffers
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` on the host. Local."""
@@ -80,10 +79,6 @@ class HostOperations:
         """Return why not, unless ``compute`` is None. Local."""
         return "" if compute is None else f"compute: the host engine takes only None, got {compute!r}"
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Return a context in which this rank is pinned to one core, where ranks outnumber cores. Local."""
-        return self._blas.seated()
-
     def gemm(
         self,
         alpha: complex,
@@ -99,15 +94,13 @@ class HostOperations:
             self.copy_where(d, c, None)
         exact = accumulation_dtype(d.dtype)
         if exact == d.dtype:
-            with self._blas.seated():
-                self._blas.gemm(alpha, a, b, beta, d)
+            blas.gemm(self._library, alpha, a, b, beta, d)
             return
         rows, cols = d.shape
         target = self.scratch("exact", (rows, cols), exact)
         if beta != 0:
             target[...] = d
-        with self._blas.seated():
-            self._blas.gemm(alpha, a, b, beta, target)
+        blas.gemm(self._library, alpha, a, b, beta, target)
         d[...] = target
 
     def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
@@ -117,7 +110,7 @@ class HostOperations:
 
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
-        self._blas.trsm(alpha, a, x, lower=lower, unit=unit)
+        blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
 
     def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
         """Copy ``src`` where ``mask`` is true. Local."""

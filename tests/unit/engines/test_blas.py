@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from pathlib import Path
 
@@ -134,23 +133,6 @@ def test_trsm(kind, size):
         blas.trsm("scipy", 2, a, x, lower=lower, unit=unit)
         assert np.array_equal(x, 2 * expected), (orient_a, orient_b, lower, unit)
         assert np.count_nonzero(owner(x) == 99) - np.count_nonzero(x == 99) == around
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-def test_a_seat_is_taken_for_the_product_and_given_back(monkeypatch):
-    before = os.sched_getaffinity(0)
-    core = max(before)
-    seen = []
-    monkeypatch.setattr(blas, "gemm", lambda *_: seen.append(os.sched_getaffinity(0)))
-    empty = np.zeros((0, 0))
-    for local in (blas.LocalBlas("scipy"), blas.LocalBlas("scipy", core)):
-        with local.seated():
-            local.gemm(1, empty, empty, 0, empty)
-    assert seen == [before, {core}]
-    monkeypatch.setattr(blas, "gemm", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        blas.LocalBlas("scipy", core).gemm(1, empty, empty, 0, empty)
-    assert os.sched_getaffinity(0) == before
 
 
 def test_the_blas_is_named(monkeypatch):
