@@ -44,17 +44,28 @@ def samples(
     count: int,
     before: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Return the seconds that each of ``count`` runs took on the slowest rank. Collective over the ranks.
+    """Return the seconds that each of ``count`` runs took until all ranks were done. Collective over the ranks.
 
-    All ranks begin a run together; the device's clock counts where there is one. ``before`` is called before each run,
-    and not timed.
+    On CPU ranks from the moment when a node's first rank begins: where ranks outnumber cores, they cannot begin
+    together. On GPUs by the device's clock, on the slowest rank. ``before`` is called before each run, and not timed.
     """
-    clock = host_seconds if engine.device is None else device_seconds
     mine = []
     for _ in range(count):
         if before is not None:
             before()
         engine.synchronize()
         comm.barrier()
-        mine.append(clock(run))
-    return slowest(comm.allgather(mine))
+        if engine.device is None:
+            start = time.perf_counter()  # of the machine: all processes of a node have this clock
+            run()
+            mine.append((start, time.perf_counter()))
+        else:
+            mine.append((0.0, device_seconds(run)))
+    everyone = comm.allgather(mine)
+    return [max(_span(everyone, node, i) for node in engine.transport.nodes) for i in range(count)]
+
+
+def _span(ranks: Sequence[Sequence[tuple[float, float]]], node: Sequence[int], i: int) -> float:
+    """Return how long the ranks of a node took, given when each began and ended each sample."""
+    starts, ends = zip(*(ranks[rank][i] for rank in node), strict=True)
+    return float(max(ends) - min(starts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring algorithms on this machine: on scratch results, by the slowest rank's median."""
+"""Measuring algorithms on this machine: on scratch results, by the median time until all ranks are done."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tuned:
     Attributes:
         problem: the product, in words.
         machine: where.
-        seconds: by algorithm, the median of the slowest rank's times.
+        seconds: by algorithm, the median of the times until all ranks were done.
         refused: by algorithm, why it was not measured.
         file: where it is kept; empty where it could not be.
     """
@@ -151,7 +151,7 @@ def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], N
 def _time(
     engine: Engine, comm: Communicator, run: Callable[[], Any], restore: Callable[[], None], best: float
 ) -> float:
-    """Return the median of the slowest rank's times."""
+    """Return the median of the times until all ranks were done."""
     least, most = _SAMPLES
     samples(engine, comm, run, 2, restore)  # allocates, and records a graph
     times = samples(engine, comm, run, least, restore)

@@ -192,7 +192,7 @@ def _case(
 
 
 def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int) -> dict[str, float]:
-    """Return the median of each one's times, in microseconds, each the slowest rank's. Collective over the context.
+    """Return the median of each one's times, in microseconds, until all ranks are done. Collective over the context.
 
     They take turns, a few runs at a time and each time in another order, so that what else the machine does, and what
     the one before leaves in the caches, is no one's alone.
@@ -238,7 +238,7 @@ def _title(name: str, result: dict[str, Any]) -> str:
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield f"{ranks}, {result['dtype']}, engine {result['engine']}"
-    yield f"times of the slowest rank in µs, median of {result['samples']}"
+    yield f"times until all ranks are done in µs, median of {result['samples']}"
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(column for row in rows for column in row["us"]))
         yield ""

@@ -211,7 +211,7 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
 
 
 def _repeated(ctx: Context, plan: Callable[[], Any], repeat: int | None, first: float) -> list[float]:
-    """Return the times of calls after the first one, each the slowest rank's. Collective over the context."""
+    """Return the times of calls after the first one, until all ranks are done. Collective over the context."""
     if repeat is None:
         repeat = ctx.comm.bcast(min(_MOST_REPEATS, int(_REPEAT_SECONDS / max(first, 1e-9))))
     return samples(ctx.engine, ctx.comm, plan, repeat)

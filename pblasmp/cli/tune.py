@@ -108,7 +108,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
 def print_tuned(result: dict[str, Any]) -> None:
     """Print what was measured. Local."""
     click.echo(f"{result['machine']}, {result['dtype']}")
-    click.echo("median times of the slowest rank in µs; from now on auto takes the fastest algorithm")
+    click.echo("median times until all ranks are done in µs; from now on auto takes the fastest algorithm")
     for row in result["measured"]:
         times = sorted(row["us"].items(), key=lambda each: each[1])
         head = click.style(f"{row['collective']:<15}", bold=True)

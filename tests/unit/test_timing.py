@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long several ranks take together."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pblasmp import timing
+
+LATER = 0.5  # seconds
+
+
+@pytest.mark.parametrize(("nodes", "counted"), [([(0, 1)], LATER), ([(0,), (1,)], 0.0)])
+def test_ranks_that_share_a_core_take_as_long_as_all_of_them(nodes, counted):
+    """The other rank does as this one, but later: only on one node is it known that it began later."""
+
+    def allgather(mine):
+        return [mine, [(start + LATER, end + LATER) for start, end in mine]]
+
+    engine = SimpleNamespace(device=None, transport=SimpleNamespace(nodes=nodes), synchronize=lambda: None)
+    comm = SimpleNamespace(barrier=lambda: None, allgather=allgather)
+    before = []
+    found = timing.samples(engine, comm, lambda: time.sleep(0.01), 3, lambda: before.append(0))
+    assert len(found) == len(before) == 3
+    assert all(counted + 0.01 <= each < counted + 0.4 for each in found), found
