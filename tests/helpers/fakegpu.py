@@ -440,7 +440,7 @@ class FakeGpu:
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
-            maximum=np.maximum, minimum=np.minimum, rint=np.rint, take=np.take, tanh=np.tanh,
+            maximum=np.maximum, minimum=np.minimum, multiply=np.multiply, rint=np.rint, take=np.take, tanh=np.tanh,
             arange=np.arange, uint8=np.uint8, RawModule=lambda code, options: self._module(),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
