@@ -24,6 +24,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # Ranks start faster where UCX, below MPICH, does not watch for memory that is unmapped: on one node nothing needs it.
 os.environ.setdefault("UCX_MEM_EVENTS", "n")
+os.environ.setdefault("UCX_TLS", "posix,self")
 
 # No test reads or writes what this user has measured.
 os.environ["PBLASMP_TUNING"] = str(
