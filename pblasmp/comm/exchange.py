@@ -97,16 +97,12 @@ class Exchange:
         self._receives: dict[int, list[_Part]] = {}
         me = comm.rank
         self._sides = src, dst
-        rows = _Commons(src.rows, dst.rows)
-        cols = _Commons(src.cols, dst.cols)
         for i, source in enumerate(src.cells):
             for j, target in enumerate(dst.cells):
                 owner, writer = _ends(source.ranks, target.ranks)
                 if me not in (owner, writer):
                     continue
-                piece = Piece(
-                    rows(source.coords[0], target.coords[0]), cols(source.coords[1], target.coords[1])
-                )
+                piece = _common(src, source, dst, target)
                 if piece.size == 0:
                     continue
                 part = _Part(i, j, piece)
@@ -126,17 +122,12 @@ class Exchange:
     def largest_bytes(self) -> int:
         """What the two ranks send each other that send most: the same on every rank."""
         src, dst = self._sides
-        rows, cols = _Commons(src.rows, dst.rows), _Commons(src.cols, dst.cols)
         between: dict[tuple[int, int], int] = {}
         for source in src.cells:
             for target in dst.cells:
                 ends = _ends(source.ranks, target.ranks)
                 if ends[0] != ends[1]:
-                    common = (
-                        rows(source.coords[0], target.coords[0]),
-                        cols(source.coords[1], target.coords[1]),
-                    )
-                    between[ends] = between.get(ends, 0) + Piece(*common).size
+                    between[ends] = between.get(ends, 0) + _common(src, source, dst, target).size
         return max(between.values(), default=0) * self.dtype.itemsize
 
     @property
@@ -177,6 +168,12 @@ class Exchange:
         return _Transfer(self, src, dst, conjugate, slots)
 
 
+def _common(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:
+    """Return what a cell of ``src`` and one of ``dst`` share."""
+    rows = intersect(src.rows, source.coords[0], dst.rows, target.coords[0])
+    return Piece(rows, intersect(src.cols, source.coords[1], dst.cols, target.coords[1]))
+
+
 def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
     """Return the ranks that read and write what two cells share: one and the same where it can."""
     owner = source[0]
@@ -186,20 +183,6 @@ def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
     if both:
         return both[owner % len(both)], both[owner % len(both)]
     return owner, target[owner % len(target)]
-
-
-class _Commons:
-    """``intersect`` between two axes, each pair of processes once."""
-
-    def __init__(self, src: Axis, dst: Axis) -> None:
-        self._axes = src, dst
-        self._known: dict[Coords, Any] = {}
-
-    def __call__(self, p: int, q: int) -> Any:
-        if (p, q) not in self._known:
-            src, dst = self._axes
-            self._known[p, q] = intersect(src, p, dst, q)
-        return self._known[p, q]
 
 
 class _Transfer:

@@ -35,8 +35,6 @@ _SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
 )  # fmt: skip
 """How an operand is cut into chunks that is at least so many times as long as the first one should be."""
 
-_intersect = lru_cache(4096)(intersect)
-
 
 def clip(stretches: Stretches, start: int, stop: int) -> Stretches:
     """Return what of the stretches comes from ``start`` to before ``stop``. Local."""
@@ -92,7 +90,7 @@ def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretch
     for natural, other, a_first in ((a, b, True), (b, a, False)):
         if natural.nprocs > 1:
             continue
-        dealt = tuple(_intersect(other, process, natural, 0) for process in range(other.nprocs))
+        dealt = tuple(intersect(other, process, natural, 0) for process in range(other.nprocs))
         if other.nprocs == 1 or all(len(runs(x)) <= _FEW for x in dealt):
             return ((whole,), dealt) if a_first else (dealt, (whole,))
     of_a: list[list[Stretch]] = [[] for _ in range(a.nprocs)]
@@ -100,7 +98,7 @@ def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretch
     at = 0
     for pa in range(a.nprocs):
         for pb in range(b.nprocs):
-            for s in _intersect(a, pa, b, pb):
+            for s in intersect(a, pa, b, pb):
                 of_a[pa].append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
                 of_b[pb].append(Stretch(s.repeat, s.length, s.dst, s.dst_step, at, s.length))
                 at += s.repeat * s.length
@@ -196,7 +194,7 @@ class Slab:
         own = next((cell.coords[0] for cell in self.side.cells if cell.ranks[0] == rank), 0)
         count = self.side.rows.nprocs
         order = [(own + step) % count for step in range(count)]
-        owned = {row: _intersect(self.side.rows, row, self.outer, process) for row in order}
+        owned = {row: intersect(self.side.rows, row, self.outer, process) for row in order}
         owned = {row: stretches for row, stretches in owned.items() if stretches}
         if not 1 < len(owned) <= _OWNERS or all(one_range(x, source=False) for x in owned.values()):
             return {}
@@ -243,7 +241,7 @@ class Slab:
         """Return where the rows of a process are in ``rank``'s slab."""
         owners = self._owners[rank]
         if not owners:
-            return _intersect(self.side.rows, row, self.outer, process)
+            return intersect(self.side.rows, row, self.outer, process)
         return owners[row][0] if row in owners else ()
 
     def read_in_place(self, rank: int) -> int | None:

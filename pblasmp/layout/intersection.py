@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,10 +43,12 @@ Stretches = tuple[Stretch, ...]
 Array = NDArray[Any]
 
 
+@lru_cache(4096)
 def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 
-    Both axes have the same extent: they are two ways to deal out the same indices.
+    Both axes have the same extent: they are two ways to deal out the same indices. What has been asked for lately is
+    remembered.
     """
     if src == dst or src.nprocs == dst.nprocs == 1:  # dealt out in one way
         owned = src.count(p) if p == q else 0
