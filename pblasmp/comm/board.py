@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from ..errors import ClosedError
 from .communicator import Communicator, nodes_of
 from .shared import SharedMemory
+from .side_channel import nap
 
 __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
-_BUSY_SECONDS = 1e-3  # for which a wait only yields the core; then it sleeps,
-_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # for a share of the time waited so far
+_BUSY_SECONDS = 1e-3  # for which a wait only yields the core; then it naps
 _LOOK_SECONDS = 0.05  # between two looks at whether other processes still run
 
 Process = tuple[int, str]  # its number, and when it began: numbers are used again
@@ -89,7 +89,7 @@ class _Posted:
         if waited < _BUSY_SECONDS:
             os.sched_yield()
         else:
-            time.sleep(min(_SHARE * waited, _LONGEST_SECONDS))
+            nap(self._since)
         if waited < self._next_look:
             return
         self._next_look = waited + _LOOK_SECONDS

@@ -58,7 +58,7 @@ class Communicator(Protocol):
         rank, size: this process's number, and how many there are.
         channel: the notes between the ranks; that of the communicator it was split from.
         patient: waits yield the core to other processes: for nodes with fewer cores than ranks, where a rank that
-            waits busily takes time from those it waits for.
+            waits busily takes time from those it waits for. True until an engine has counted the cores.
         board: where its ranks vote, if they share memory; None where votes are messages.
     """
 
@@ -239,13 +239,14 @@ class _Notes:
 class _Mpi:
     """A duplicate of an mpi4py communicator, so that our messages never meet the caller's."""
 
-    def __init__(self, comm: MPI.Comm, channel: SideChannel) -> None:
+    def __init__(self, comm: MPI.Comm, channel: SideChannel, *, patient: bool = True) -> None:
         self._comm = comm
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.patient = False
+        self.patient = patient
         self.board: Votes | None = None
         self.channel = channel
+        self._nodes: list[tuple[int, ...]] = []
         self._carries_notes = not channel.connected
         if self._carries_notes:
             channel.connect(_Notes(comm))
@@ -333,6 +334,10 @@ class _Mpi:
         return [self.channel.watch(self._comm.Irecv(chunk, source), receives=True) for chunk in chunks(array)]
 
     def nodes(self) -> list[tuple[int, ...]]:
+        self._nodes = self._nodes or self._find_nodes()
+        return self._nodes
+
+    def _find_nodes(self) -> list[tuple[int, ...]]:
         from mpi4py import MPI
 
         with _enough_communicators():
@@ -347,7 +352,7 @@ class _Mpi:
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         color = next(i for i, group in enumerate(groups) if self.rank in group)
         with _enough_communicators():
-            return _Mpi(self._comm.Split(color, self.rank), self.channel)
+            return _Mpi(self._comm.Split(color, self.rank), self.channel, patient=self.patient)
 
     def duplicate(self) -> Communicator:
         return _duplicate(self._comm)
@@ -402,7 +407,7 @@ def _duplicate(comm: MPI.Comm) -> _Mpi:
     """Return a duplicate with a separate channel, when all ranks are here."""
     channel = SideChannel(comm.rank, _processes(comm))
     here = comm.Ibarrier()
-    channel.until(channel.watch(here).Test, place=channel.making())
+    channel.until(channel.watch(here).Test, patient=True, place=channel.making())
     with _enough_communicators():
         return _Mpi(comm.Dup(), channel)
 

@@ -15,14 +15,16 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ClosedError
 
-__all__ = ["Place", "SideChannel", "Transport", "number_open", "text_of"]
+__all__ = ["Place", "SideChannel", "Transport", "nap", "number_open", "text_of"]
 
 YIELDS = 500  # polls that yield the core to ready processes, before a wait sleeps: a sleep takes longer
 _PAUSE_SECONDS = 2e-5
+_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # of the time waited so far, that a nap takes
 _POLLS = 64  # between two looks for notes
 _STALL_SECONDS = 1.0  # after which a rank says where it waits
 _DRAIN_SECONDS = 0.1  # that transfers of a broken context are given to end
@@ -201,10 +203,13 @@ class SideChannel:
         Raises:
             ClosedError: the context is broken.
         """
-        polls, stalls = 0, time.monotonic() + _STALL_SECONDS
+        began = time.monotonic()
+        polls, stalls = 0, began + _STALL_SECONDS
         stalled = False
         while not done():
             polls += 1
+            if pause is None and patient and place is not None and polls == YIELDS:
+                pause = partial(nap, began)  # nothing moves meanwhile that needs this rank
             if pause is not None:
                 pause()
             elif patient:
@@ -435,6 +440,11 @@ def text_of(error: BaseException) -> str:
     except Exception as second:  # noqa: BLE001 - the user's code
         text = f"(its message cannot be shown: {type(second).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def nap(since: float) -> None:
+    """Sleep for a share of a wait that began at ``since``, which so ends little later. Local."""
+    time.sleep(min(max(_PAUSE_SECONDS, _SHARE * (time.monotonic() - since)), _LONGEST_SECONDS))
 
 
 def _pause(polls: int) -> None:

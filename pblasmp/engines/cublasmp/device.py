@@ -38,7 +38,7 @@ def find_device(comm: Communicator) -> Device | Exception:
     that one. Where NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank, ranks share GPUs: they are dealt out in turn.
     """
     node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
-    comm.patient |= count_cores(comm, node) < len(node)
+    comm.patient = count_cores(comm, node) < len(node)
     said = comm.allgather((_current(), os.environ.get(_SHARING) == "1"))
     current, share = [device for device, _ in said], all(allowed for _, allowed in said)
     chosen = len({(device.bus, device.host) for device in current if device is not None}) == comm.size

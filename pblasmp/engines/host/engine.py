@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 from collections.abc import Sequence
@@ -189,6 +190,7 @@ class HostEngine:
             self._node.free()
 
 
+@functools.cache
 def _processor() -> str:
     """Return the name of the processor."""
     with contextlib.suppress(OSError):

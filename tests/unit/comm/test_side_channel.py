@@ -418,6 +418,35 @@ def test_a_patient_wait_leaves_the_core_and_looks_now_and_then(channels, monkeyp
         yields.clear()
 
 
+def test_a_patient_wait_for_other_ranks_sleeps_the_longer_it_lasts(channels, monkeypatch):
+    clock, naps, looks = [100.0], [], []
+
+    def sleep(seconds):
+        naps.append(seconds)
+        clock[0] += 1e-2
+
+    def end_of(wait):
+        polls = iter(range(side_channel.YIELDS + 100))
+        return lambda: next(polls) == side_channel.YIELDS + wait
+
+    monkeypatch.setattr(side_channel.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(side_channel.time, "sleep", sleep)
+    monkeypatch.setattr(side_channel.os, "sched_yield", lambda: None)
+    channels[0].until(end_of(50), patient=True, place=channels[0].next_agreement("a call"))
+    assert naps[:3] == pytest.approx([2e-5, 2e-4, 4e-4]), "a share of 0.02 of what it has lasted"
+    assert naps[-1] == 5e-3
+    assert len(naps) == 51
+
+    naps.clear()
+    monkeypatch.setattr(channels[0], "look", lambda: looks.append(1))
+    channels[0].until(end_of(50), patient=True, place=channels[0].next_agreement("a call"))
+    assert len(looks) == 51 + (side_channel.YIELDS - 1) // side_channel._POLLS, "after each of them"
+
+    naps.clear()
+    channels[0].until(end_of(50), patient=True)
+    assert set(naps) == {side_channel._PAUSE_SECONDS}, "a transfer may need this rank"
+
+
 class Device:
     """A device that says how it was aborted."""
 
