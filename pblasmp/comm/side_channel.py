@@ -23,6 +23,7 @@ from ..errors import ClosedError
 __all__ = ["Place", "SideChannel", "Transport", "nap", "number_open", "text_of"]
 
 YIELDS = 500  # polls that yield the core to ready processes, before a wait sleeps: a sleep takes longer
+SPINS = 50_000  # polls of an impatient wait for other ranks, before it sleeps all the same
 _PAUSE_SECONDS = 2e-5
 _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # of the time waited so far, that a nap takes
 _POLLS = 64  # between two looks for notes
@@ -208,7 +209,7 @@ class SideChannel:
         stalled = False
         while not done():
             polls += 1
-            if pause is None and patient and place is not None and polls == YIELDS:
+            if pause is None and place is not None and polls == (YIELDS if patient else SPINS):
                 pause = partial(nap, began)  # nothing moves meanwhile that needs this rank
             if pause is not None:
                 pause()

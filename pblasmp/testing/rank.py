@@ -31,7 +31,7 @@ from .state import State
 
 __all__ = ["run_function"]
 
-_YIELDS = 20  # of a wait on more ranks than cores, before it sleeps: other worlds want the cores
+_POLLS = 20  # of a wait for other ranks, before it sleeps: other worlds want the cores
 
 
 def run_function(
@@ -140,7 +140,7 @@ class _Rank:
         if size != nranks:
             hello["error"] = f"a world of {size} ranks, not {nranks}: mpirun and libmpi do not match"
         self._say(hello)
-        side_channel.YIELDS = _YIELDS
+        side_channel.YIELDS = side_channel.SPINS = _POLLS
         self._state: State | None = None
 
     def serve(self) -> None:

@@ -446,6 +446,11 @@ def test_a_patient_wait_for_other_ranks_sleeps_the_longer_it_lasts(channels, mon
     channels[0].until(end_of(50), patient=True)
     assert set(naps) == {side_channel._PAUSE_SECONDS}, "a transfer may need this rank"
 
+    naps.clear()
+    monkeypatch.setattr(side_channel, "SPINS", side_channel.YIELDS + 40)
+    channels[0].until(end_of(50), place=channels[0].next_agreement("a call"))
+    assert len(naps) == 11, "in the end also where each rank has a core"
+
 
 class Device:
     """A device that says how it was aborted."""
