@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.cublasmp.lt import PLAIN, Batch
@@ -137,12 +138,13 @@ class Peers:
     def _place(view: View) -> tuple[int, int]:
         return (view.address >> 32) - 1, view.address & 0xFFFFFFFF
 
-    def _bytes(self, view: View) -> tuple[int, np.ndarray]:
+    def _marks(self, kept: np.ndarray, view: View) -> np.ndarray:
+        """Return what is ``kept`` of every byte of its rank, for a view: lines × rows × bytes of a row."""
         rank, at = self._place(view)
-        size = view.dtype.itemsize
-        return rank, (
-            at + np.add.outer(np.arange(view.rows) * view.ld * size, np.arange(view.cols * size))
-        ).ravel()
+        lines, size = kept[rank], view.dtype.itemsize
+        line, byte = lines.strides
+        shape = len(lines), view.rows, view.cols * size
+        return as_strided(lines[:, at:], shape, (line, view.ld * size * byte, byte))
 
     # -- queueing
 
@@ -184,17 +186,15 @@ class Peers:
         clock[number] += 1
         now = self.joined[op.stream][number] = clock[number]
         for view in op.reads:
-            rank, at = self._bytes(view)
-            by, when = self.written[rank][:, at]
+            by, when = self._marks(self.written, view)
             if (when > clock[by]).any():
                 raise Fault(f"{op.name} on {op.stream} reads what is being written")
-            self.read[rank][number, at] = now
+            self._marks(self.read, view)[number] = now
         for view in op.writes:
-            rank, at = self._bytes(view)
-            by, when = self.written[rank][:, at]
-            if (when > clock[by]).any() or (self.read[rank][:, at] > clock[:, None]).any():
+            by, when = written = self._marks(self.written, view)
+            if (when > clock[by]).any() or (self._marks(self.read, view) > clock[:, None, None]).any():
                 raise Fault(f"{op.name} on {op.stream} writes what is being used")
-            self.written[rank][0, at], self.written[rank][1, at] = number, now
+            written[0], written[1] = number, now
         op.do(clock)
 
 
