@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu_bench import WARM_UP, Bench, together
 from benchmarks.gpu_devices import c_call
-from benchmarks.gpu_report import summary
+from benchmarks.gpu_report import C_CALL, CUBLASMP, summary
 from reference.gpu import Contender
 
 Maker = Callable[[], Contender]
@@ -66,9 +66,10 @@ def time_calls(bench: Bench, scheme: str, n: int) -> None:
     add("plan()", partial(bench.ours, problem, a, b, d))
     if "plan()" in contenders:
         plan: Any = contenders["plan()"].run
-        add("C call", lambda: Contender(c_call(plan)))
-        if hasattr(plan, "graph"):
-            add("graph.replay()", lambda: Contender(plan.graph().replay))
+        add("graph.replay()", lambda: Contender(plan.graph().replay))
+    add(CUBLASMP, partial(bench.ours, problem, a, b, d, algo="default"))
+    if CUBLASMP in contenders:
+        add(C_CALL, lambda: Contender(c_call(contenders[CUBLASMP].run)))
     if bench.nvmath is not None:
         add("nvmath execute()", nvmath_maker(bench, scheme, problem, a, b))
     bench.alive()

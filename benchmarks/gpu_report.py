@@ -12,6 +12,7 @@ from pblasmp.drawing.bars import Panel, draw_bars
 from pblasmp.timing import slowest
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
+CUBLASMP, C_CALL = "plan() of cuBLASMp", "C call"
 
 # tokens, outputs (ag: per rank; rs, ar: all), inputs (ag: all; rs, ar: summed over ranks)
 SHAPES = (
@@ -100,13 +101,13 @@ def tuning(rows: Sequence[Row], first: str) -> str:
 
 
 def host_table(rows: Sequence[Row]) -> str:
-    """Return the table of host times, with the ratio of a prepared plan to the bare C call."""
+    """Return the table of host times, with the ratio of a prepared plan of cuBLASMp's to the bare C call."""
     columns = contenders(rows)
-    head = ["product", *columns, "plan() / C call"]
+    head = ["product", *columns, f"{CUBLASMP} / {C_CALL}"]
     lines = [head, ["---", *(["---:"] * (len(columns) + 1))]]
     for row in rows:
         entries, times = row["entries"], valid(row)
-        ratio = f"{times['plan()'] / times['C call']:.2f}" if {"plan()", "C call"} <= set(times) else ""
+        ratio = f"{times[CUBLASMP] / times[C_CALL]:.2f}" if {CUBLASMP, C_CALL} <= set(times) else ""
         cells = [host_cell(entries.get(n)) for n in columns]
         lines.append([row["case"], *cells, ratio])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

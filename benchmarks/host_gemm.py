@@ -262,6 +262,8 @@ def main() -> None:
     if arguments.quick:
         arguments.n, arguments.block, arguments.grid, arguments.ops = [512], [64], ["2x2"], ["NN", "TN"]
     if on_ranks():
+        if not arguments.rank_of:
+            parser.error("it starts its ranks itself: leave mpirun out")
         rank_main(arguments)
         return
     results: dict[str, Any] = {"machine": header(), "nranks": NRANKS, "pairs": arguments.pairs}

@@ -315,6 +315,8 @@ def main() -> None:
     if options.quick:
         options.n, options.block = 256, 32
     if on_ranks():
+        if not (options.gpu or options.rank_of):
+            parser.error("on CPUs it starts its ranks itself: leave mpirun out, or add --gpu")
         rank_main(options)
         return
     results: dict[str, Any] = {"machine": header(), "nranks": NRANKS, "pairs": options.pairs}

@@ -183,3 +183,12 @@ def test_level3_beside_scalapack(tmp_path, flavour):
     assert {case["routine"] for case in results} == {"trsm", "herk", "syrkx"}
     assert all(bool(case["ratios"]) == (case["routine"] != "syrkx") for case in results)
     assert all(ratio > 0 for case in results for ratio in case["ratios"].values())
+
+
+@pytest.mark.parametrize("script", ["level3.py", "host_gemm.py"])
+def test_what_starts_its_ranks_itself_says_so_under_mpirun(script):
+    command = [str(find_launcher().path), "-n", "1", sys.executable, str(ROOT / "benchmarks" / script)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "starts its ranks itself: leave mpirun out" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_bench, gpu_devices, gpu_layouts, gpu_matmul, gpu_report
-from benchmarks.gpu_report import AUTO, GEMM, NCCL, SYMMETRIC
+from benchmarks.gpu_report import AUTO, C_CALL, CUBLASMP, GEMM, NCCL, SYMMETRIC
 from reference.gpu import owner_blocks
 
 
@@ -35,7 +35,7 @@ RESULTS = {
         "ag": [ROW],
         "rs": [],
         "layouts": [row("64, float64, 1x2, 8", NN={"us": 10.0}, TN={"us": 11.0}, TT={"failed": "E: x"})],
-        "host": [row("ag 1024", **{"plan()": {"us": 22.0, "device_us": 51}, "C call": {"us": 20.0}})],
+        "host": [row("ag 1024", **{CUBLASMP: {"us": 22.0, "device_us": 51}, C_CALL: {"us": 20.0}})],
     },
 }
 
