@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import pblasmp as pb
+from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,
@@ -40,3 +41,12 @@ def _together(ctx: pb.Context) -> Iterator[None]:
     yield
     gc.collect(0)
     ctx.comm.barrier()
+
+
+@pytest.fixture(autouse=True)
+def _for_so_many_ranks(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
+    """Skip an algorithm that is for another number of ranks."""
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    kinds = [kinds[name] for kinds in ALGORITHMS.values() if name in kinds]
+    if kinds and all(kind.ranks not in (None, ctx.size) for kind in kinds):
+        pytest.skip(f"{name} is for {kinds[0].ranks} ranks")

@@ -218,10 +218,14 @@ _PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one
 _STORES = 7.5e10  # and below which, on more than two, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
+_RING_WAVES = 3  # from which on two GPUs add in the product's epilogue, where they can
 
 
 def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
-    """Return the rank of an algorithm in the rules: 0.5 for the best one, 0.6 for NCCL's, the others behind these."""
+    """Return the rank of an algorithm in the rules: 0.5 for the best one, 0.6 for NCCL's, the others behind these.
+
+    "ring" comes before the best one where it is ahead, as it does not compute every product.
+    """
     if p.return_gathered:  # cuBLASMp's do not leave X where the caller gets it
         pushes = options.repeated or p.flops >= _HIDES
         return 0.5 if (name == "push") == pushes else 0.6
@@ -231,6 +235,10 @@ def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> 
         return 1.5 if name == "nccl" else 1.4
     if name == "nccl":
         return 0.6
+    if name == "ring":
+        tiles = waves(p.tokens[0], p.outputs[0], session.multiprocessors)
+        hides = options.repeated or p.flops >= _HIDES_PIECES
+        return 0.4 if hides and tiles >= _RING_WAVES else 0.7
     return 0.5 if name == _best(p, options, session) else 0.7
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
@@ -17,21 +18,27 @@ HALF = DTYPES["bfloat16"]
 H200 = SimpleNamespace(multiprocessors=132)
 
 
-def taken(form: str, size: int, sizes: tuple[int, int, int], *, plan: bool) -> str:
+def taken(
+    form: str, size: int, sizes: tuple[int, int, int], *, plan: bool, refused: Collection[str] = ()
+) -> str:
     """The algorithm of least cost for tokens, outputs and inputs of all ranks together."""
     tokens, outputs, inputs = sizes
-    sums, gathers = form == "matmul_reduce_scatter", form == "allgather_matmul"
+    scatters, gathers = form == "matmul_reduce_scatter", form == "allgather_matmul"
+    sums = scatters or form == "matmul_allreduce"
     p = ParallelProblem(
         form,
         tokens=(tokens // size if gathers else tokens,) * size,
         inputs=(inputs // size if sums else inputs,) * size,
         outputs=(outputs if sums else outputs // size,) * size,
-        rows=(tokens // size if sums else tokens,) * size,
+        rows=(tokens // size if scatters else tokens,) * size,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
     assert p.sizes == sizes
     options = Options(repeated=plan)
-    costs = {name: parallel._cost(name, p, options, H200) for name in ALGORITHMS[form]}
+    names = [
+        name for name, kind in ALGORITHMS[form].items() if kind.ranks in (None, size) and name not in refused
+    ]
+    costs = {name: parallel._cost(name, p, options, H200) for name in names}
     if gathers and min(costs.values()) > 1:
         return "cuBLASMp's"
     return min(costs, key=costs.__getitem__)
@@ -74,6 +81,26 @@ def test_gemm_and_reduce_scatter(size, inputs, in_plan, in_call):
 def test_gemm_and_allgather(size, inputs, in_plan, in_call):
     form, sizes = "matmul_allgather", (4096, 4096, inputs)
     assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=False) == in_call
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes", "in_plan", "with_c", "in_call"),
+    [
+        (2, (4096, 1792, 4096), "one_shot", "one_shot", "nccl"),  # 1.7 waves of tiles
+        (2, (8192, 1792, 4096), "ring", "one_shot", "one_shot"),  # 3.4, and 1.2e11 operations
+        (2, (16384, 1792, 4096), "ring", "push", "one_shot"),  # 6.8
+        (2, (8192, 6656, 16384), "ring", "push", "ring"),  # 1.8e12
+        (4, (4096, 1792, 4096), "two_shot", "two_shot", "nccl"),
+        (4, (8192, 3584, 8192), "nccl", "nccl", "nccl"),
+        (4, (16384, 6656, 16384), "push", "push", "push"),
+    ],
+)
+def test_gemm_and_allreduce(size, sizes, in_plan, with_c, in_call):
+    """What has C is refused by "ring"."""
+    form = "matmul_allreduce"
+    assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=True, refused={"ring"}) == with_c
     assert taken(form, size, sizes, plan=False) == in_call
 
 

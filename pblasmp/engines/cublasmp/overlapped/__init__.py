@@ -2,7 +2,13 @@
 """Tensor-parallel products on GPUs from local GEMMs and copies that overlap them: a table of algorithms by form."""
 
 from .allgather import NcclGather, PushedGather
-from .allreduce import NcclAllReduce, OneShotAllReduce, PushedAllReduce, TwoShotAllReduce
+from .allreduce import (
+    NcclAllReduce,
+    OneShotAllReduce,
+    PushedAllReduce,
+    RingAllReduce,
+    TwoShotAllReduce,
+)
 from .base import Algorithm
 from .gathered_output import NcclGatheredOutput, PushedGatheredOutput
 from .gpu import Gpu
@@ -24,6 +30,7 @@ ALGORITHMS: dict[str, dict[str, type[Algorithm]]] = {
         "one_shot": OneShotAllReduce,
         "two_shot": TwoShotAllReduce,
         "push": PushedAllReduce,
+        "ring": RingAllReduce,
     },
     "matmul_allgather": {"nccl": NcclGatheredOutput, "push": PushedGatheredOutput},
 }

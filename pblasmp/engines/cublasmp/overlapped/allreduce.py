@@ -7,14 +7,18 @@ once. So every rank has the same bits, in every run; only NCCL rounds on the way
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import cycle, pairwise
+from typing import TYPE_CHECKING, Any
 
 from ....dtypes import is_float8
 from ..views import View
 from .base import Algorithm, Call
-from .spec import EVEN, SMALL_LAST, offsets, pieces, shares
+from .spec import EVEN, HALVES, SMALL_LAST, Spec, offsets, pieces, shares
 
-__all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "TwoShotAllReduce"]
+if TYPE_CHECKING:
+    from .gpu import Gpu
+
+__all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduce", "TwoShotAllReduce"]
 
 _PULL = 2  # ranks, at most, that pull sums
 
@@ -216,3 +220,73 @@ class PushedAllReduce(_AllReduce):
             if stop > start:
                 self.gpu.await_flag("sum", owner, len(self.split) + piece)
                 self.gpu.copy("sum", call.out.lines(start, stop), self.sums_of(self.rank).lines(start, stop))
+
+
+class RingAllReduce(_AllReduce):
+    """On two GPUs: products of the peer's rows first, pushed to it; those of a rank's own rows add what came.
+
+    Each rank adds half of the tokens, in cuBLASLt's epilogue instead of a kernel, and pulls the peer's half. Pieces
+    take turns on two streams, so that one begins where the one before leaves multiprocessors idle.
+    """
+
+    name = "ring"
+    ranks = 2
+
+    @classmethod
+    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
+        if spec.beta != 0:
+            return "cuBLASLt adds the peer's part in place of C"
+        if spec.travels != spec.out_dtype:
+            return f"cuBLASLt adds no {spec.travels.name} to a {spec.out_dtype.name} D"
+        return super().why_not(gpu, spec)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.starts = offsets(shares(self.rows, self.size))
+        self.ends = [offsets(self._pieces(rank)) for rank in range(self.size)]
+        self.count = max(len(ends) - 1 for ends in self.ends)
+        self._reserve("partial", self._half_bytes())
+
+    def _pieces(self, owner: int) -> tuple[int, ...]:
+        start, stop = self.starts[owner : owner + 2]
+        return pieces(stop - start, self.cols, self.gpu.multiprocessors, HALVES)
+
+    def _half_bytes(self) -> int:
+        return self.starts[1] * self.cols * self.spec.out_dtype.itemsize
+
+    def _buffers(self) -> dict[str, int]:
+        return dict.fromkeys(("parts", "sums"), self._half_bytes())
+
+    def half(self, address: int, owner: int) -> View:
+        """Return the matrix of an owner's rows at an address."""
+        start, stop = self.starts[owner : owner + 2]
+        return View(address, stop - start, self.cols, self.cols, self.spec.out_dtype)
+
+    def _queue(self, call: Call) -> None:
+        gpu, mine, (peer,) = self.gpu, self.rank, self.peers
+        streams = "gemm", "copy", "sum", "back", "pull"
+        gpu.begin(*streams)
+        x, out = ([m.lines(*self.starts[r : r + 2]) for r in range(self.size)] for m in (call.x, call.out))
+        partial = self.half(gpu.scratch("partial", self._half_bytes()), peer)
+        inbox, sent = (self.half(gpu.symmetric("parts", rank), rank) for rank in (mine, peer))
+        sums, theirs = (self.half(gpu.symmetric("sums", rank), rank) for rank in (mine, peer))
+        turns = cycle(("main", "gemm"))
+        for piece, lines in enumerate(pairwise(self.ends[peer])):
+            stream = next(turns)
+            self.part(stream, call, x[peer].lines(*lines), partial.lines(*lines))
+            gpu.follow("copy", stream)
+            gpu.push("copy", sent.lines(*lines), partial.lines(*lines))
+            gpu.raise_flag("copy", peer, piece)
+        for piece, lines in enumerate(pairwise(self.ends[mine])):
+            stream = next(turns)
+            gpu.await_flag(stream, peer, piece)
+            self.whole(stream, call, x[mine].lines(*lines), inbox.lines(*lines), sums.lines(*lines), beta=1)
+            gpu.follow("back", stream)
+            gpu.raise_flag("back", peer, self.count + piece)
+            gpu.follow("sum", stream)
+            gpu.copy("sum", out[mine].lines(*lines), sums.lines(*lines))
+        for piece, lines in enumerate(pairwise(self.ends[peer])):
+            gpu.await_flag("pull", peer, self.count + piece)
+            gpu.push("pull", out[peer].lines(*lines), theirs.lines(*lines))
+        gpu.end(*streams)

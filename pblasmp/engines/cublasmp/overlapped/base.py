@@ -77,6 +77,8 @@ class Algorithm:
     name: ClassVar[str] = ""
     form: ClassVar[Form]
     needs_windows: ClassVar[bool] = True
+    ranks: ClassVar[int | None] = None
+    """How many it is for; None: any number."""
 
     def __init__(self, gpu: Gpu, spec: Spec) -> None:
         why = self.why_not(gpu, spec)
@@ -101,6 +103,8 @@ class Algorithm:
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
         if spec.form != cls.form:
             return f"it is for {cls.form}"
+        if cls.ranks not in (None, gpu.size):
+            return f"it is for {cls.ranks} GPUs, not {gpu.size}"
         if cls.needs_windows and gpu.why_no_windows:
             return gpu.why_no_windows
         if 0 in (sum(spec.tokens), sum(spec.outputs), sum(spec.inputs)) or spec.alpha == 0:
@@ -157,8 +161,12 @@ class Algorithm:
             op_w=self.op_w, alpha=self.spec.alpha, finish=call.scaled, compute=self.spec.compute,
         )  # fmt: skip
 
-    def whole(self, stream: str, call: Call, x: View, c: View | None, d: View) -> None:
+    def whole(
+        self, stream: str, call: Call, x: View, c: View | None, d: View, *, beta: complex | None = None
+    ) -> None:
         """Queue a product that is finished at once: C, bias, activation and D's scale, with one rounding.
+
+        ``beta`` is the spec's by default.
 
         Inside cuBLASLt's epilogue where it has one for the type, otherwise by a kernel; such types are not rounded.
         cuBLASLt overwrites the amax of an 8-bit D, and ``d`` may be one part of several: a kernel takes the largest.
@@ -177,8 +185,8 @@ class Algorithm:
             amax=largest.address if largest else 0,
         )  # fmt: skip
         self.gpu.multiply(
-            stream, x, call.w, d, op_w=self.op_w, alpha=spec.alpha, beta=spec.beta if c else 0, c=c,
-            finish=finish, compute=spec.compute,
+            stream, x, call.w, d, op_w=self.op_w, alpha=spec.alpha, c=c,
+            beta=(spec.beta if beta is None else beta) if c else 0, finish=finish, compute=spec.compute,
         )  # fmt: skip
         if largest:
             self.gpu.add(stream, [largest], [largest], amax=call.amax)

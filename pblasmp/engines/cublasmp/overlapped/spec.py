@@ -12,16 +12,18 @@ import numpy as np
 
 from ....dtypes import DTYPES, is_float8
 
-__all__ = ["EVEN", "SMALL_LAST", "Form", "Spec", "offsets", "pieces", "shares", "waves"]
+__all__ = ["EVEN", "HALVES", "SMALL_LAST", "Form", "Spec", "offsets", "pieces", "shares", "waves"]
 
 Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 
-Weights = tuple[tuple[int, tuple[int, ...]], ...]
+Weights = tuple[tuple[float, tuple[int, ...]], ...]
 
 SMALL_LAST: Weights = (12, (2, 2, 2, 2, 1, 1)), (3, (6, 6, 5, 3)), (0, (1,))
 """The shares of the pieces of a product, from so many waves on. Measured on two H200 in bfloat16."""
 EVEN: Weights = (3, (1, 1, 1, 1)), (0, (1,))
 """Likewise on four H200, where the sums of GEMM + AllReduce are pushed."""
+HALVES: Weights = (12, (4, 3, 2, 1)), (1.5, (3, 3, 2)), (0, (1, 1))
+"""Likewise of each half of a product that two ranks share, whose sums are in the GEMM's epilogue; on two H100."""
 _TILE = 128, 256  # rows and columns of D that a multiprocessor computes at once, on Hopper
 
 
