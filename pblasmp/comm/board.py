@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError
+from . import futex
 from .communicator import Communicator, nodes_of
 from .shared import SharedMemory
-from .side_channel import nap
 
 __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
-_BUSY_SECONDS = 1e-3  # for which a wait only yields the core; then it naps
+_NAP_SECONDS = 0.01  # at most, for a rank that nobody wakes: notes may come meanwhile
 _LOOK_SECONDS = 0.05  # between two looks at whether other processes still run
 
 Process = tuple[int, str]  # its number, and when it began: numbers are used again
@@ -47,6 +47,8 @@ class Board:
     def __init__(self, lines: NDArray[np.int64], rank: int, processes: Sequence[Process]) -> None:
         self._lines, self._rank, self._processes = lines, rank, processes
         self._count = 0
+        base, (half, line, _) = lines.ctypes.data, lines.strides
+        self._words = [[base + i * half + rank * line for rank in range(lines.shape[1])] for i in (0, 1)]
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
@@ -55,15 +57,23 @@ class Board:
         if values.size:
             lines[self._rank, 1 : 1 + values.size] = values
         lines[self._rank, 0] = self._count  # last: who sees it sees the values
-        return _Posted(lines, self._count, out, self._processes)
+        words = self._words[self._count % 2]
+        futex.wake(words[self._rank])
+        return _Posted(lines, self._count, out, self._processes, words)
 
 
 class _Posted:
     """A reduction that has begun, with what the requests of mpi4py and of process groups have."""
 
     def __init__(
-        self, lines: NDArray[np.int64], count: int, out: NDArray[np.int64], processes: Sequence[Process]
+        self,
+        lines: NDArray[np.int64],
+        count: int,
+        out: NDArray[np.int64],
+        processes: Sequence[Process],
+        words: Sequence[int],
     ) -> None:
+        self._words = words  # the addresses of the ranks' counts
         self._lines, self._count, self._out, self._processes = lines, count, out, processes
         self._here = 0  # ranks that have come, in their order
         self._done = False
@@ -79,17 +89,21 @@ class _Posted:
             self._done = True
         return self._done
 
+    def sleep(self) -> None:
+        """Sleep until another rank comes, but not for long."""
+        if self._here < len(self._lines):
+            last = int(self._lines[self._here, 0])
+            if last != self._count:
+                futex.sleep_while(self._words[self._here], last, _NAP_SECONDS)
+
     def pause(self) -> None:
-        """Leave the core to others, the longer the wait is. Where no MPI launcher does, notice ranks that have ended.
+        """Sleep until another rank comes, but not for long. Where no MPI launcher does, notice ranks that have ended.
 
         Raises:
             ClosedError: one has ended without coming here.
         """
+        self.sleep()
         waited = time.monotonic() - self._since
-        if waited < _BUSY_SECONDS:
-            os.sched_yield()
-        else:
-            nap(self._since)
         if waited < self._next_look:
             return
         self._next_look = waited + _LOOK_SECONDS

@@ -286,7 +286,8 @@ class _Mpi:
         self._done(self._comm.Ibarrier())
 
     def wait(self, request: Request, place: Place | None = None) -> None:
-        self.channel.until(request.Test, patient=self.patient, place=place)
+        sleep = getattr(request, "sleep", None)  # a board's
+        self.channel.until(request.Test, patient=self.patient, pause=sleep, place=place)
 
     def wait_any(self, requests: Sequence[Request]) -> int:
         found: list[int] = []

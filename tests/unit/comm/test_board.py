@@ -66,6 +66,44 @@ def test_nobody_is_through_before_all_are_there():
     assert on_ranks(3, work) == [False] * 3
 
 
+@pytest.mark.parametrize("wait", ["sleep", "pause"])
+def test_who_sleeps_is_woken_by_the_last_that_comes(monkeypatch, wait):
+    monkeypatch.setattr(board, "_NAP_SECONDS", 300.0)
+
+    def work(comm):
+        mine, out = one_board(comm), np.empty(1, np.int64)
+        if comm.rank == 1:
+            time.sleep(0.1)
+        began = time.monotonic()
+        request = mine.imax(np.array([comm.rank]), out)
+        while not request.Test():
+            getattr(request, wait)()
+        return out.item(), time.monotonic() - began < 60
+
+    assert on_ranks(4, work) == [(3, True)] * 4
+
+
+def test_who_sleeps_wakes_up_without_the_last_one(monkeypatch):
+    """Notes that nobody comes may arrive meanwhile."""
+    monkeypatch.setattr(board, "_NAP_SECONDS", 0.01)
+
+    def work(comm):
+        mine, nothing = one_board(comm), np.empty(0, np.int64)
+        if comm.rank == 1:
+            comm.barrier()
+            mine.imax(nothing, nothing)
+            return 0
+        request = mine.imax(nothing, nothing)
+        for _ in range(3):
+            request.sleep()
+        comm.barrier()
+        while not request.Test():
+            request.sleep()
+        return 3
+
+    assert on_ranks(2, work) == [3, 0]
+
+
 def test_a_rank_may_be_ahead_of_those_that_read():
     """The fast one begins the next reduction before the slow one has read this one."""
 

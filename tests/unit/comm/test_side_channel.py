@@ -398,8 +398,9 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
 def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
     did = []
     monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
-    polls = iter(range(3))
-    channels[0].until(lambda: next(polls) == 2, pause=lambda: did.append("pause"))
+    monkeypatch.setattr(side_channel, "_FEW", 2)
+    polls = iter(range(4))  # the first one yields the core
+    channels[0].until(lambda: next(polls) == 3, patient=True, pause=lambda: did.append("pause"))
     assert did == ["pause", "look"] * 2
 
 
