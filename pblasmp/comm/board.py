@@ -27,6 +27,7 @@ __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
 _ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
+_BUSY_SECONDS = 1e-3  # for which a wait only yields the core
 _NAP_SECONDS = 0.01  # at most, for a rank that nobody wakes: notes may come meanwhile
 _LOOK_SECONDS = 0.05  # between two looks at whether other processes still run
 
@@ -97,13 +98,16 @@ class _Posted:
                 futex.sleep_while(self._words[self._here], last, _NAP_SECONDS)
 
     def pause(self) -> None:
-        """Sleep until another rank comes, but not for long. Where no MPI launcher does, notice ranks that have ended.
+        """Yield the core, and sleep if the wait is long. Where no MPI launcher does, notice ranks that have ended.
 
         Raises:
             ClosedError: one has ended without coming here.
         """
-        self.sleep()
         waited = time.monotonic() - self._since
+        if waited < _BUSY_SECONDS:
+            os.sched_yield()
+        else:
+            self.sleep()
         if waited < self._next_look:
             return
         self._next_look = waited + _LOOK_SECONDS

@@ -287,7 +287,7 @@ class _Mpi:
 
     def wait(self, request: Request, place: Place | None = None) -> None:
         sleep = getattr(request, "sleep", None)  # a board's
-        self.channel.until(request.Test, patient=self.patient, pause=sleep, place=place)
+        self.channel.until(request.Test, patient=self.patient, sleep=sleep, place=place)
 
     def wait_any(self, requests: Sequence[Request]) -> int:
         found: list[int] = []

@@ -177,8 +177,7 @@ class _Gloo:
         self.wait(self._started(self._group.barrier()))
 
     def wait(self, request: _Message | _Collective, place: Place | None = None) -> None:
-        threads = isinstance(request, (_Message, _Collective))  # of gloo's, which need cores
-        self.channel.until(request.Test, patient=self.patient or threads, pause=request.pause, place=place)
+        self.channel.until(request.Test, pause=request.pause, place=place)
 
     def wait_any(self, requests: Sequence[_Message]) -> int:
         with self._changed:

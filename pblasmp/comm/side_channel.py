@@ -8,7 +8,6 @@ waits for one that will not come gets an error instead.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import threading
@@ -25,7 +24,6 @@ __all__ = ["Place", "SideChannel", "Transport", "nap", "number_open", "text_of"]
 
 YIELDS = 500  # polls that yield the core to ready processes, before a wait sleeps: a sleep takes longer
 SPINS = 50_000  # polls of an impatient wait for other ranks, before it sleeps all the same
-_FEW = 20  # polls of a patient wait that is woken
 _PAUSE_SECONDS = 2e-5
 _SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # of the time waited so far, that a nap takes
 _POLLS = 64  # between two looks for notes
@@ -191,6 +189,7 @@ class SideChannel:
         *,
         patient: bool = False,
         pause: Callable[[], None] | None = None,
+        sleep: Callable[[], None] | None = None,
         place: Place | None = None,
         for_runs: bool = False,
     ) -> None:
@@ -199,7 +198,8 @@ class SideChannel:
         Args:
             done: asked again and again.
             patient: leave the core to others meanwhile.
-            pause: sleeps until it may be done, but not for long: a patient wait does so in place of polling.
+            pause: sleeps until it may be done, but not for long: instead of polling.
+            sleep: likewise, once polling has taken long.
             place: where all ranks wait for each other, if this is such a wait.
             for_runs: wait for what has been queued on the device.
 
@@ -209,18 +209,16 @@ class SideChannel:
         began = time.monotonic()
         polls, stalls = 0, began + _STALL_SECONDS
         stalled = False
-        spins: float = SPINS if not patient else YIELDS if pause is None else _FEW
-        if pause is None:
-            pause = partial(nap, began)
-            if place is None:  # what moves meanwhile may need this rank
-                spins = math.inf
         while not done():
             polls += 1
-            if polls >= spins:
+            if pause is None and polls == (YIELDS if patient else SPINS):
+                # At a place nothing moves meanwhile that needs this rank.
+                pause = sleep or (partial(nap, began) if place is not None else None)
+            if pause is not None:
                 pause()
             elif patient:
                 _pause(polls)
-            if polls < spins and polls % _POLLS:
+            if pause is None and polls % _POLLS:
                 continue
             if hasattr(os, "sched_yield"):  # other programs may need the core
                 os.sched_yield()

@@ -395,12 +395,20 @@ def test_a_cause_is_told_once_and_a_closed_context_tells_nothing(channels):
     assert not b.cause
 
 
+def test_a_long_wait_sleeps_instead_of_polling(channels, monkeypatch):
+    did = []
+    monkeypatch.setattr(side_channel, "YIELDS", 3)
+    monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
+    polls = iter(range(5))
+    channels[0].until(lambda: next(polls) == 4, patient=True, sleep=lambda: did.append("sleep"))
+    assert did == ["sleep", "look"] * 2
+
+
 def test_a_wait_with_a_pause_of_its_own_looks_after_each(channels, monkeypatch):
     did = []
     monkeypatch.setattr(channels[0], "look", lambda: did.append("look"))
-    monkeypatch.setattr(side_channel, "_FEW", 2)
-    polls = iter(range(4))  # the first one yields the core
-    channels[0].until(lambda: next(polls) == 3, patient=True, pause=lambda: did.append("pause"))
+    polls = iter(range(3))
+    channels[0].until(lambda: next(polls) == 2, pause=lambda: did.append("pause"))
     assert did == ["pause", "look"] * 2
 
 
