@@ -125,6 +125,8 @@ class Axis:
 
     def globals(self, process: int) -> NDArray[np.int64]:
         """Return the indices that ``process`` owns, ascending, as int64."""
+        if self.nprocs == 1:
+            return np.arange(self.count(process), dtype=np.int64)
         starts, stops = self.blocks(process)
         lengths = stops - starts
         ends = lengths.cumsum()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from scipy import stats
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.philox import philox4x32, random_values
@@ -55,6 +54,8 @@ def test_uniform_numbers_are_exact_and_below_one(dtype):
 
 
 def test_distributions():
+    from scipy import stats  # slow to import, by every worker that collects this file
+
     assert stats.kstest(draw((200, 500)).ravel(), "uniform").pvalue > 1e-3
     assert stats.kstest(draw((200, 500), distribution="normal").ravel(), "norm").pvalue > 1e-3
     values = draw((200, 500), "complex128", "normal").ravel()
