@@ -94,10 +94,11 @@ class Case:
         }
 
     def run(self, name: str) -> None:
-        """Run an algorithm; one for some products only may refuse this one."""
+        """Run an algorithm; "ring" refuses C, and sums in another type than the result's."""
         kind = ALGORITHMS[self.form][name]
         why = kind.why_not(self.gpu, self.spec)
-        if why and kind.ranks is not None:
+        if name == "ring" and (self.spec.beta or self.spec.travels != self.spec.out_dtype):
+            assert why
             pytest.skip(why)
         kind(self.gpu, self.spec).run(**self.arrays)
 
