@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -142,6 +142,19 @@ def _sum_kernel(name: str, x: Any, c: Any, alpha: Any, beta: Any, *places: Any) 
     np.copyto(
         d, np.where(rows == cols, np.real(total), total) if real else total, where=where, casting="unsafe"
     )
+
+
+def stream_operations(batch: Callable[..., tuple[Any]]) -> dict[str, Any]:
+    """What cuda.bindings.driver has for stream memory operations; ``batch`` is called as cuStreamBatchMemOp."""
+    kinds = {"CU_STREAM_MEM_OP_WAIT_VALUE_32": "wait", "CU_STREAM_MEM_OP_WRITE_VALUE_32": "write"}
+    return {
+        "CUstreamWaitValue_flags": SimpleNamespace(CU_STREAM_WAIT_VALUE_EQ=1),
+        "CUstreamBatchMemOpType": SimpleNamespace(**kinds),
+        "CUstreamBatchMemOpParams": lambda: SimpleNamespace(
+            waitValue=SimpleNamespace(operation=""), writeValue=SimpleNamespace(operation="")
+        ),
+        "cuStreamBatchMemOp": batch,
+    }
 
 
 class FakeGpu:
@@ -337,10 +350,7 @@ class FakeGpu:
                 module, part = parent, name.partition(".")[2]
 
     def _driver(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            CUstreamWaitValue_flags=SimpleNamespace(CU_STREAM_WAIT_VALUE_EQ=1),
-            cuStreamWaitValue32=lambda *_: (0,), cuStreamWriteValue32=lambda *_: (0,),
-        )  # fmt: skip
+        return SimpleNamespace(**stream_operations(lambda *_: (0,)))
 
     @staticmethod
     def _queued_nccl() -> dict[str, Any]:

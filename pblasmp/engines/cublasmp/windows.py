@@ -66,7 +66,7 @@ class Windows:
         self.rank, self.size = session.rank, session.size
         self._session, self._kernels = session, kernels
         self._core, self._driver = nccl.core, driver
-        self._equal = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+        self._awaiting: dict[int, list[Any]] = {}  # operations on a flag, by its address
         self._cupy = session.cupy
         self._runtime = session.cupy.cuda.runtime
         self._agreement = session.agreement
@@ -189,11 +189,26 @@ class Windows:
         self._runtime.memcpyAsync(at, int(self._up.data.ptr), 4, self._runtime.memcpyDefault, stream.ptr)
 
     def await_flag(self, stream: Any, rank: int, number: int) -> None:
-        """Queue: wait for the flag ``number`` of ``rank``, and lower it again. Local."""
-        driver = self._driver
+        """Queue: wait for the flag ``number`` of ``rank``, and lower it again. Local.
+
+        One batch of two operations, and so one node of a graph: launching a graph takes the host time for each node.
+        """
         at = self._flags.peers[self.rank] + self._offset(number, rank)
-        _check(driver.cuStreamWaitValue32(stream.ptr, at, _UP, self._equal))
-        _check(driver.cuStreamWriteValue32(stream.ptr, at, 0, 0))
+        operations = self._awaiting.get(at)
+        if operations is None:
+            self._awaiting[at] = operations = self._wait_and_lower(at)
+        _check(self._driver.cuStreamBatchMemOp(stream.ptr, len(operations), operations, 0))
+
+    def _wait_and_lower(self, at: int) -> list[Any]:
+        """Return the operations on the flag at an address; the GPU does them in this order."""
+        driver, kinds = self._driver, self._driver.CUstreamBatchMemOpType
+        wait, lower = driver.CUstreamBatchMemOpParams(), driver.CUstreamBatchMemOpParams()
+        wait.waitValue.operation = kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
+        wait.waitValue.address, wait.waitValue.value = at, _UP
+        wait.waitValue.flags = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+        lower.writeValue.operation = kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        lower.writeValue.address, lower.writeValue.value = at, 0
+        return [wait, lower]
 
     def raise_own(self, stream: Any) -> None:
         """Queue: raise all that this rank waits for, as if the others had; again and again until it waits no more.

@@ -15,6 +15,7 @@ import pytest
 
 from pblasmp.engines.cublasmp.windows import FLAGS, Windows, open_windows
 from pblasmp.errors import StatusError, UnsupportedError
+from tests.helpers.fakegpu import stream_operations
 
 
 class Machine:
@@ -51,11 +52,6 @@ class Machine:
             "mem_alloc": self.allocate, "RegisteredWindowHandle": handle,
             "WindowFlag": SimpleNamespace(COLL_SYMMETRIC=1),
         }  # fmt: skip
-        driver = {
-            "CUstreamWaitValue_flags": SimpleNamespace(CU_STREAM_WAIT_VALUE_EQ=1),
-            "cuStreamWaitValue32": lambda *a: self.drive("wait", *a),
-            "cuStreamWriteValue32": lambda *a: self.drive("write", *a),
-        }
         for name, content in (("nccl.core", core), ("cuda.bindings", {})):
             parent, module = ModuleType(name.partition(".")[0]), ModuleType(name)
             vars(module).update(content)
@@ -63,10 +59,13 @@ class Machine:
             setattr(parent, name.partition(".")[2], module)
             patch.setitem(sys.modules, parent.__name__, parent)
             patch.setitem(sys.modules, name, module)
-        sys.modules["cuda.bindings"].driver = SimpleNamespace(**driver)
+        sys.modules["cuda.bindings"].driver = SimpleNamespace(**stream_operations(self.drive))
 
-    def drive(self, *what: Any) -> tuple[Any]:
-        self.log.append(what)
+    def drive(self, stream: int, count: int, operations: Any, flags: int) -> tuple[Any]:
+        assert (count, flags) == (len(operations), 0)
+        for each in operations:
+            done = each.waitValue if each.waitValue.operation else each.writeValue
+            self.log.append((done.operation, stream, done.address, done.value))
         return (SimpleNamespace(name="CUDA_ERROR_X") if self.status else 0,)
 
     def cupy(self) -> Any:
@@ -233,9 +232,12 @@ def test_flags_are_words_of_their_own(machine):
         windows.raise_flag(stream, 1, number)
         windows.await_flag(stream, 1, number)
     raised = [what[1] - far for what in machine.log if what[0] == "copy"]
-    waits = [what[2] - base for what in machine.log if what[0] == "wait"]
-    writes = [what[2] - base for what in machine.log if what[0] == "write"]
-    assert waits == writes == [at + 4 for at in raised]  # rank 1's words follow rank 0's
+    done = [what for what in machine.log if what[0] in ("wait", "write")]
+    waits = [what[2] - base for what in done[::2]]
+    assert waits == [at + 4 for at in raised]  # rank 1's words follow rank 0's
+    assert [(what[0], what[2] - base, what[3]) for what in done] == [
+        x for at in waits for x in (("wait", at, 1), ("write", at, 0))
+    ]
     assert len({*raised, *waits}) == 6
     assert min(raised) >= 4 * 2 * (2 + 2)  # behind the barriers' words
     assert max(waits) + 4 <= windows.buffer("flags").nbytes
