@@ -23,7 +23,15 @@ from types import TracebackType
 from .launchers import Launcher, Surroundings, find_launcher, surroundings
 from .logs import logger
 
-__all__ = ["Job", "Launcher", "Surroundings", "find_launcher", "python_command", "surroundings"]
+__all__ = [
+    "Job",
+    "Launcher",
+    "Surroundings",
+    "find_launcher",
+    "interpreter",
+    "python_command",
+    "surroundings",
+]
 
 _JOB = "PBLASMP_JOB"  # carried by every process of a job, so that all of them can be found again
 
@@ -121,6 +129,11 @@ class Job:
         self.end()
 
 
+def interpreter() -> list[str]:
+    """Return the command that starts a rank's Python. Local."""
+    return [sys.executable]
+
+
 def python_command(script: str, *arguments: str) -> list[str]:
     """Return a command that runs a script in a new Python, from the current directory only if this one does. Local.
 
@@ -129,7 +142,7 @@ def python_command(script: str, *arguments: str) -> list[str]:
     """
     if not {"", str(Path.cwd())} & set(sys.path):
         script = f"import sys\nif sys.path[:1] == ['']: del sys.path[0]\n{script}"
-    return [sys.executable, "-c", script, *arguments]
+    return [*interpreter(), "-c", script, *arguments]
 
 
 _libc = ctypes.CDLL(None)

@@ -29,12 +29,11 @@ class _OneRank(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self.everyone = False
-        self.rank = _rank()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.rank = self.rank
-        record.who = "" if self.rank is None else f" rank {self.rank}"
-        return self.everyone or not self.rank
+        record.rank = rank = _rank()
+        record.who = "" if rank is None else f" rank {rank}"
+        return self.everyone or not rank
 
 
 def _rank(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -9,7 +9,11 @@ import signal
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from pblasmp import launch
+from tests.helpers import warm
 
 # No deadline: machines are shared. In continuous integration the examples are the same in every run.
 settings.register_profile("pblasmp", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
@@ -30,6 +34,15 @@ os.environ.setdefault("UCX_TLS", "posix,self")
 os.environ["PBLASMP_TUNING"] = str(
     Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
 )
+
+# Ranks start in Pythons that have imported already.
+_interpreter = launch.interpreter = warm.Interpreter(os.environ)
+
+
+@pytest.hookimpl(trylast=True)  # after those that were kept
+def pytest_unconfigure() -> None:
+    """End what starts them."""
+    _interpreter.close()
 
 
 def pytest_collection_finish() -> None:

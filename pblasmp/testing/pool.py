@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .. import launch
 from ..launch import Job, Launcher
 
 __all__ = ["Pool", "RanksFailedError", "World", "pool"]
@@ -75,7 +76,7 @@ class World:
             self._server.listen(nranks)
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._selector.register(self._server, selectors.EVENT_READ)
-            command = [sys.executable, "-W", "error", "-c", _RANK, directory, str(nranks)]
+            command = [*launch.interpreter(), "-W", "error", "-c", _RANK, directory, str(nranks)]
             command.append("mpi" if launcher is None else "torch")
             output = self._directory / "output"
             self._job = stack.enter_context(Job(command, nranks, output, launcher=launcher))

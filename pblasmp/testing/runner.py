@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import launch as launching
 from ..errors import LayoutError
 from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool
@@ -73,7 +74,7 @@ class Torchrun(Launcher):
 
     def command(self, nranks: int, argv: Sequence[str]) -> list[str]:
         """Return the command that runs ``argv`` on ``nranks`` ranks. Local."""
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        torchrun = [*launching.interpreter(), "-m", "torch.distributed.run", "--standalone", "--no-python"]
         return [*torchrun, f"--nproc-per-node={nranks}", *argv]
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

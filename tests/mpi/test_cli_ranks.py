@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pblasmp import launch
 from pblasmp.cli.options import DEFAULT_RANKS
 from pblasmp.cli.ranks import on_ranks
 from pblasmp.launch import find_launcher
@@ -49,7 +50,7 @@ def patched(tmp_path):
 @pytest.fixture
 def pblasmp(tmp_path, environment):
     def run(*arguments, prefix=()):
-        command = [*prefix, sys.executable, "-m", "pblasmp", *map(str, arguments)]
+        command = [*prefix, *launch.interpreter(), "-m", "pblasmp", *map(str, arguments)]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 
 import pytest
 
+from pblasmp import launch
 from pblasmp.launch import Job
 from tests.helpers.mpi import ROOT, starts_ranks
 
@@ -20,7 +20,7 @@ GRACE = 1.0  # seconds that a rank waits for others before it aborts them
 def ends(name, tmp_path, nranks=3, options=()):
     """Run a program of faults.py; return its status, what was printed and how long the ranks took to end."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", *options, "-m", "tests.helpers.faults", name]
+    command = [*launch.interpreter(), "-W", "error", *options, "-m", "tests.helpers.faults", name]
     start = time.monotonic()
     with Job(command, nranks, tmp_path / "output", environ=environ) as job:
         status = job.wait(LIMIT)

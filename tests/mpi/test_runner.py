@@ -129,11 +129,12 @@ def _ranks(nranks):
 
 @pytest.fixture(autouse=True, scope="module")
 def _marked():
-    """Ranks that this module starts can be distinguished from others, which are kept meanwhile."""
+    """This module's ranks are new Pythons, and can be distinguished from others, which are kept meanwhile."""
     own = pools.Pool()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "pool", own)
         patch.setattr(pools, "_GRACE_SECONDS", 0.3)
+        patch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
         patch.setenv("PBLASMP_TEST_OF", str(os.getpid()))
         yield
     own.close()

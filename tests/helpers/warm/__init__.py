@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python for ranks that has imported already: most of a short rank's time goes into imports.
+
+A process of pytest starts one server, the first time that it starts ranks. The server imports what ranks need and then
+forks for each rank, as multiprocessing's forkserver does. The launcher starts the client as it would start Python. The
+client hands the server what makes a process: arguments, environment, directory, open files. It passes signals on, and
+ends as the fork ends. What a fork would not do as a new Python does, the client has a new Python do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import client
+
+__all__ = ["JOB", "Interpreter", "command"]
+
+_ROOT = Path(__file__).parents[3]
+JOB = "f" * 32
+"""The server's PBLASMP_JOB, over which a fork writes its own: see ``Job``."""
+
+
+def command(python: str, address: str) -> list[str]:
+    """Return the command that starts a client of the server at an address. Local."""
+    return [python, "-I", "-S", client.__file__, address]
+
+
+class Interpreter:
+    """Returns the command that starts such a Python; the first call starts the server. Local.
+
+    Args:
+        environ: the server's environment.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {**environ, "PBLASMP_JOB": JOB}
+        self._python = sys.executable
+        self._directory = ""
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def __call__(self) -> list[str]:
+        address = f"{self._directory}/socket"
+        if self._server is None:
+            self._directory = tempfile.mkdtemp(prefix="pblasmp-warm-")
+            address = f"{self._directory}/socket"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(address)
+                listener.listen(64)
+                self._server = subprocess.Popen(
+                    [self._python, "-m", f"{__name__}.server", str(listener.fileno()), address],
+                    cwd=_ROOT, env=self._environ, pass_fds=[listener.fileno()],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+        return command(self._python, address)
+
+    def close(self) -> None:
+        """End the server and its forks. Local; idempotent."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._directory)

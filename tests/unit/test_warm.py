@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python that has imported already does what a new one does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.mpi import ROOT
+from tests.helpers.warm import Interpreter
+
+SCRIPTS = {
+    "arguments": ["-c", "import os, sys; print(sys.argv, sys.path[0], os.getcwd(), __name__)", "a", "-b"],
+    "module": ["-m", "json.tool", "--help"],
+    "environment": ["-c", "import os; print(os.environ['SEEN'], os.getenv('HOME'))"],
+    "input": ["-c", "print(input())"],
+    "status": ["-c", "raise SystemExit(3)"],
+    "text": ["-c", "import sys; sys.exit('good bye')"],
+    "exception": ["-c", "print(1); 1 / 0"],
+    "interrupt": ["-c", "raise KeyboardInterrupt"],
+    "signal": ["-c", "import os; os.kill(os.getpid(), 9)"],
+    "warning": ["-W", "error", "-c", "import warnings; warnings.warn('oh')"],
+    "no module": ["-m", "there.is.none"],
+    "at exit": ["-c", "import atexit; atexit.register(print, 'exit')"],
+    "thread": ["-c", "import threading, time; threading.Thread(target=lambda: print(time.sleep(0.1))).start()"],
+    "streams": ["-c", "import sys; s = sys.stdout; s.reconfigure(errors='replace'); print(s.encoding, s.name, s.mode)"],
+    "line": ["-c", "import os, sys; print('out'); print('err', file=sys.stderr); os._exit(0)"],
+    "deleted": ["-c", "class A:\n def __del__(self): print('deleted')\na = A()"],
+    "site": ["-c", "import sitecustomize; print(sitecustomize.__file__)"],
+    "path": ["-c", "import of_this_test; print(of_this_test.X)"],
+    "option": ["-X", "utf8", "-c", "import sys; print(sys.flags.utf8_mode)"],
+    "blas threads": ["-c", "import numpy, threadpoolctl as t; print({x['num_threads'] for x in t.threadpool_info()})"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def warm():
+    interpreter = Interpreter(os.environ)
+    yield interpreter()
+    interpreter.close()
+
+
+@pytest.fixture
+def environ(tmp_path):
+    (tmp_path / "of_this_test.py").write_text("X = 5\n")
+    return {**os.environ, "SEEN": "yes", "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+
+def outcome(command, directory, environ):
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env=environ,
+        input="in\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr.replace(command[0], "python")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_does_what_a_new_python_does(warm, tmp_path, environ, name):
+    if name == "site":
+        (tmp_path / "sitecustomize.py").write_text("")
+    found, expected = (
+        outcome([*python, *SCRIPTS[name]], tmp_path, environ) for python in (warm, [sys.executable])
+    )
+    assert found == expected
+
+
+def test_it_has_imported_already(warm, tmp_path):
+    seen = [sys.executable, "-c", "import sys; print('pblasmp.context' in sys.modules)"]
+    assert outcome([*warm, *seen[1:]], tmp_path, None)[1] == "True\n"
+    assert outcome(seen, tmp_path, None)[1] == "False\n"
+
+
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PBLASMP_LOG", "OPENBLAS_NUM_THREADS"])
+def test_a_new_one_runs_where_a_variable_matters_at_the_start(warm, tmp_path, name):
+    command = [*warm, "-c", "import sys; print('pblasmp.context' in sys.modules)"]
+    assert outcome(command, tmp_path, {**os.environ, name: "1"})[1] == "False\n"
+
+
+def test_a_new_one_runs_where_there_is_no_server(warm, tmp_path):
+    command = [*warm[:-1], str(tmp_path / "socket"), "-c", "import sys; print(len(sys.argv))"]
+    assert outcome(command, tmp_path, None) == (0, "1\n", "")
+
+
+@pytest.fixture
+def sleeper(warm, tmp_path):
+    """A client, and the process that is forked for it, which prints the signals that it gets."""
+    script = (
+        "import os, signal, time\n"
+        "signal.signal(15, lambda *_: os.write(1, b'got 15\\n'))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True: time.sleep(0.01)"
+    )
+    environ = {**os.environ, "PBLASMP_JOB": "12ab"}
+    with subprocess.Popen([*warm, "-c", script], stdout=subprocess.PIPE, text=True, env=environ) as client:
+        yield client, int(client.stdout.readline())
+        client.kill()
+
+
+def test_signals_reach_the_fork(sleeper):
+    client, _ = sleeper
+    client.terminate()
+    assert client.stdout.readline() == "got 15\n"
+
+
+def test_the_fork_dies_with_its_client(sleeper):
+    client, pid = sleeper
+    client.kill()
+    assert client.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_client_dies_as_its_fork(sleeper):
+    client, pid = sleeper
+    os.kill(pid, signal.SIGUSR1)
+    assert client.wait(10) == -signal.SIGUSR1
+
+
+def test_the_fork_is_found_by_its_job(sleeper):
+    _, pid = sleeper
+    assert b"\0PBLASMP_JOB=12ab" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_ranks_of_a_fork_are_forks(warm):
+    script = "from pblasmp import launch; print(launch.interpreter())"
+    assert outcome([*warm, "-c", script], ROOT, None)[1] == f"{warm}\n"
