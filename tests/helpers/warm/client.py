@@ -16,6 +16,7 @@ def main(address: str, argv: list[str]) -> None:
     import marshal
     import posix
 
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to pass them on to
     server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         server.connect(address)
@@ -27,10 +28,12 @@ def main(address: str, argv: list[str]) -> None:
     except OSError:
         answer = REFUSED
     if answer != FORKED:
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _FORWARDED)
         posix.execv(sys.executable, [sys.executable, *argv])
     for number in _FORWARDED:
         if _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, lambda number, frame: server.send(bytes([number])))
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _FORWARDED)
     for fd in files:
         posix.close(fd)
     status = int.from_bytes(server.recv(4), sys.byteorder, signed=True)  # of the server's end: 0 bytes

@@ -177,13 +177,16 @@ def _take(order: _Order, received: list[int]) -> None:
 def _stream(fd: int) -> Any:
     """Open a standard stream as Python does; None where there is none."""
     mine = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[fd]
+    unbuffered = fd > 0 and mine.write_through
     try:
-        binary = os.fdopen(fd, "wb" if fd else "rb", closefd=False)
+        binary = os.fdopen(fd, "wb" if fd else "rb", 0 if unbuffered else -1, closefd=False)
     except OSError:
         return None
-    binary.raw.name = mine.name
+    (binary if unbuffered else binary.raw).name = mine.name
     lines = fd == 2 or os.isatty(fd)
-    stream = io.TextIOWrapper(binary, mine.encoding, mine.errors, line_buffering=lines)
+    stream = io.TextIOWrapper(
+        binary, mine.encoding, mine.errors, line_buffering=lines, write_through=unbuffered
+    )
     stream.mode = mine.mode
     return stream
 
