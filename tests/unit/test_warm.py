@@ -130,6 +130,15 @@ def test_the_client_dies_as_its_fork(sleeper):
     assert client.wait(10) == -signal.SIGUSR1
 
 
+def test_a_lost_server_is_no_success():
+    interpreter = Interpreter(os.environ)
+    command = [*interpreter(), "-c", "import time; print('here', flush=True); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout.readline() == "here\n"
+        interpreter.close()
+        assert client.wait(10) == 1
+
+
 def test_the_fork_is_found_by_its_job(sleeper):
     _, pid = sleeper
     assert b"\0PBLASMP_JOB=12ab" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()

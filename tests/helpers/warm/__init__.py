@@ -42,23 +42,21 @@ class Interpreter:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = {**environ, "PBLASMP_JOB": JOB}
         self._python = sys.executable
-        self._directory = ""
+        self._address = ""
         self._server: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> list[str]:
-        address = f"{self._directory}/socket"
         if self._server is None:
-            self._directory = tempfile.mkdtemp(prefix="pblasmp-warm-")
-            address = f"{self._directory}/socket"
+            self._address = f"{tempfile.mkdtemp(prefix='pblasmp-warm-')}/socket"
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(address)
+                listener.bind(self._address)
                 listener.listen(64)
                 self._server = subprocess.Popen(
-                    [self._python, "-m", f"{__name__}.server", str(listener.fileno()), address],
+                    [self._python, "-m", f"{__name__}.server", str(listener.fileno()), self._address],
                     cwd=_ROOT, env=self._environ, pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
-        return command(self._python, address)
+        return command(self._python, self._address)
 
     def close(self) -> None:
         """End the server and its forks. Local; idempotent."""
@@ -67,4 +65,4 @@ class Interpreter:
             self._server.wait()
             self._server = None
             with contextlib.suppress(OSError):
-                shutil.rmtree(self._directory)
+                shutil.rmtree(Path(self._address).parent)

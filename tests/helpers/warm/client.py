@@ -7,6 +7,7 @@ It imports what is built in, and nothing else.
 import sys
 
 FORKED, REFUSED = b"f", b"r"
+LOST = (1).to_bytes(4, sys.byteorder)  # the status where the server is gone, and its forks with it
 _FORWARDED = (1, 2, 3, 10, 12, 15)  # HUP, INT, QUIT, USR1, USR2, TERM
 
 
@@ -36,7 +37,7 @@ def main(address: str, argv: list[str]) -> None:
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _FORWARDED)
     for fd in files:
         posix.close(fd)
-    status = int.from_bytes(server.recv(4), sys.byteorder, signed=True)  # of the server's end: 0 bytes
+    status = int.from_bytes(server.recv(4) or LOST, sys.byteorder, signed=True)
     if status < 0:
         if -status in _FORWARDED:
             _signal.signal(-status, _signal.SIG_DFL)
