@@ -180,6 +180,7 @@ class FakeGpu:
         called: every call of a module's function, with where in the package it was made.
         fails: which of them raises, the first time.
         patience: seconds that messages are waited for; then they are ``stuck``, and so is what the host waits for.
+        hopeless: whether a message that has not come never will, as its sender has broken off: ``patience`` is over then.
         connecting: a first message waits for its peer until NCCL is aborted.
         lost: the CUDA error that every call returns from now on; 0: none.
         nccl_error: what ncclCommGetAsyncError finds.
@@ -225,6 +226,7 @@ class FakeGpu:
         self.called: list[tuple[str, str]] = []
         self.fails: tuple[str, str] | None = None
         self.patience, self.stuck, self.connecting = 3600.0, False, False
+        self.hopeless: Callable[[], bool] = lambda: False
         self.solvers: dict[int, list[int]] = {}  # stream and workspace of cuBLAS, by handle
         self.lost, self.nccl_error, self.aborted = 0, 0, []
         self.refuses: Any = None
@@ -286,6 +288,10 @@ class FakeGpu:
             return
         deadline = time.monotonic() + self.patience
         while not MPI.Request.Testall(requests):
+            if self.hopeless():
+                deadline = 0.0
+                if MPI.Request.Testall(requests):  # it came just before its sender broke off
+                    return
             if time.monotonic() > deadline:
                 self.stuck = True
                 _KEPT.append(requests)

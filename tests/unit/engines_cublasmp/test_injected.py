@@ -7,13 +7,17 @@ other ranks hear of it where they next agree, and nobody waits for messages that
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.cublasmp.overlapped import ALGORITHMS as KINDS
 from pblasmp.memory import NcclWindows
 from tests.helpers import float8
@@ -99,12 +103,29 @@ def overlapped_life(lib: Meeting, comm: Any) -> None:
         ctx.zeros(d)
 
 
-def failures(comm: Any, path: str, reach: bool = False) -> Any:
+@contextlib.contextmanager
+def tells(broken_off: Path) -> Iterator[None]:
+    """Make the file once this rank has broken its context: it sends nothing more."""
+    break_ = SideChannel.break_
+
+    def break_and_tell(channel: SideChannel, *how: Any) -> None:
+        break_(channel, *how)
+        broken_off.touch()
+
+    SideChannel.break_ = break_and_tell
+    try:
+        yield
+    finally:
+        SideChannel.break_ = break_
+
+
+def failures(comm: Any, path: str, directory: str, reach: bool = False) -> Any:
     """Every place fails on every rank in turn.
 
     Args:
         comm: the ranks.
         path: the library.
+        directory: where a rank says that it has broken off.
         reach: the GPUs reach each other.
     """
     begins = overlapped_life if reach else life
@@ -118,10 +139,12 @@ def failures(comm: Any, path: str, reach: bool = False) -> Any:
     for failing in range(comm.size):
         for place in comm.bcast(mine if comm.rank == failing else None, failing):
             with machine(path, Meeting, comm=comm.Dup(), **how()) as lib:
-                lib.gpu.patience = PATIENCE
+                broken_off = Path(directory, f"{failing} {' '.join(place)}")
+                lib.gpu.patience, lib.gpu.hopeless = PATIENCE, broken_off.exists
                 if comm.rank == failing:
                     lib.gpu.fails = place
-                error = lives(begins, lib, comm)
+                with tells(broken_off):
+                    error = lives(begins, lib, comm)
                 found = wrong(lib, error, place[0], here=comm.rank == failing)
             everyone = comm.allgather(error is not None)
             if not all(everyone) and place[0] not in RELEASES:
@@ -146,14 +169,14 @@ def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> li
 
 @starts_ranks
 @pytest.mark.parametrize(("nranks", "version"), [(1, 1000), (2, 1000), (2, 700)])
-def test_every_call_failing_on_each_rank(stand_in, nranks, version):
+def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version):
     """With 0.7 symmetric memory is NVSHMEM's."""
-    run_mpi(failures, nranks, timeout=240, path=stand_in(version))
+    run_mpi(failures, nranks, timeout=240, path=stand_in(version), directory=str(tmp_path))
 
 
 @starts_ranks
-def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in):
-    run_mpi(failures, 2, timeout=240, path=stand_in(1000), reach=True)
+def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path):
+    run_mpi(failures, 2, timeout=240, path=stand_in(1000), directory=str(tmp_path), reach=True)
 
 
 def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
