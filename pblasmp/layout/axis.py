@@ -8,6 +8,7 @@ Source of the arithmetic: ScaLAPACK TOOLS (numroc, indxg2p, indxg2l, indxl2g).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import LayoutError
 from .grid import integer
 
-__all__ = ["Axis", "numroc"]
+__all__ = ["Axis", "axis", "numroc"]
 
 
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
@@ -67,15 +68,25 @@ class Axis:
         return cls(extent, max(1, -(-extent // nprocs)), 0, nprocs)
 
     def _check(self, process: int) -> int:
+        if type(process) is int and 0 <= process < self.nprocs:
+            return process  # nearly always
         process = integer(process, "process", 0)
         if process >= self.nprocs:
             raise LayoutError(f"process {process} is not among {self.nprocs} processes")
         return process
 
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.extent:
+            raise LayoutError(f"range {start}:{stop} is not inside 0:{self.extent}")
+
     def count(self, process: int) -> int:
         """Return how many indices ``process`` owns."""
-        turn = (self._check(process) - self.source) % self.nprocs
-        blocks, rest = divmod(self.lead + self.extent, self.block)
+        return self._count_below(self.extent, self._check(process))
+
+    def _count_below(self, stop: int, process: int) -> int:
+        """Return how many of the indices below ``stop`` a process owns."""
+        turn = (process - self.source) % self.nprocs
+        blocks, rest = divmod(self.lead + stop, self.block)
         rounds, extra = divmod(blocks, self.nprocs)
         owned = rounds * self.block + (self.block if turn < extra else rest if turn == extra else 0)
         return owned - min(self.lead, owned) if turn == 0 else owned
@@ -136,12 +147,18 @@ class Axis:
 
     def window(self, start: int, stop: int) -> Axis:
         """Return the axis of the indices ``start`` to ``stop`` (half-open), each where it is."""
-        if not 0 <= start <= stop <= self.extent:
-            raise LayoutError(f"range {start}:{stop} is not inside 0:{self.extent}")
+        self._check_range(start, stop)
         block, lead = divmod(start + self.lead, self.block)
-        return Axis(stop - start, self.block, (self.source + block) % self.nprocs, self.nprocs, lead)
+        return axis(stop - start, self.block, (self.source + block) % self.nprocs, self.nprocs, lead)
 
     def local_window(self, process: int, start: int, stop: int) -> slice:
         """Return the local indices of ``process`` for ``start`` to ``stop`` (half-open)."""
-        below = self.window(0, start).count(process)
-        return slice(below, below + self.window(start, stop).count(process))
+        self._check_range(start, stop)
+        process = self._check(process)
+        return slice(self._count_below(start, process), self._count_below(stop, process))
+
+
+@lru_cache(4096)
+def axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
+    """Return an axis, remembered: every call asks for those of its matrices several times. Local."""
+    return Axis(extent, block, source, nprocs, lead)

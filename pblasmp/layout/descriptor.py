@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import as_dtype
 from ..errors import LayoutError
-from .axis import Axis
+from .axis import Axis, axis
 from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
 from .svg import Drawing, Panel, draw_panels
 from .trapezoid import Trapezoid
@@ -28,12 +28,7 @@ MemoryOrder = Literal["C", "F"]
 
 _INT32_MAX = 2**31 - 1
 _FLIPPED: dict[str, MemoryOrder] = {"C": "F", "F": "C"}
-_REMEMBERED = 1024  # axes and texts: every call asks for those of its matrices, several times
-
-
-@lru_cache(_REMEMBERED)
-def _axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
-    return Axis(extent, block, source, nprocs, lead)
+_REMEMBERED = 1024  # texts
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -110,12 +105,12 @@ class MatrixDescriptor:
     @property
     def rows(self) -> Axis:
         """The row dimension, over the process rows."""
-        return _axis(self.shape[0], self.block[0], self.source[0], self.grid.nprow, self.lead[0])
+        return axis(self.shape[0], self.block[0], self.source[0], self.grid.nprow, self.lead[0])
 
     @property
     def cols(self) -> Axis:
         """The column dimension, over the process columns."""
-        return _axis(self.shape[1], self.block[1], self.source[1], self.grid.npcol, self.lead[1])
+        return axis(self.shape[1], self.block[1], self.source[1], self.grid.npcol, self.lead[1])
 
     @property
     def nbytes(self) -> int:
@@ -177,11 +172,15 @@ class MatrixDescriptor:
         """
         rows, cols = self.ranges(index)
         row_axis, col_axis = self.rows.window(*rows), self.cols.window(*cols)
-        return replace(
-            self,
-            shape=(row_axis.extent, col_axis.extent),
-            source=(row_axis.source, col_axis.source),
-            lead=(row_axis.lead, col_axis.lead),
+        return MatrixDescriptor(
+            (row_axis.extent, col_axis.extent),
+            self.block,
+            self.grid,
+            (row_axis.source, col_axis.source),
+            self.dtype,
+            self.order,
+            (row_axis.lead, col_axis.lead),
+            self.ld,
         )
 
     def ranges(self, index: object) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -51,6 +51,14 @@ def pair(
     value: Sequence[int], name: str, minimum: int, expected: str = "a pair of integers"
 ) -> tuple[int, int]:
     """Return two integers, each at least ``minimum``, or raise LayoutError. Local."""
+    if type(value) is tuple and len(value) == 2:
+        first, second = value
+        if (
+            type(first) is type(second) is int
+            and minimum <= first <= _LARGEST
+            and minimum <= second <= _LARGEST
+        ):
+            return value  # nearly always
     try:
         first, second = () if isinstance(value, (str, bytes)) else value
     except (TypeError, ValueError):

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pblasmp import launch
 from pblasmp.launch import Job
 from tests.chaos.gpu_program import CASES
 from tests.chaos.trials import left_of, lines, show_stacks
@@ -86,9 +87,9 @@ def tried(
     with tempfile.TemporaryDirectory(prefix="pblasmp-chaos-") as name:
         directory = Path(name)
         (directory / "trial.json").write_text(json.dumps(dict(orders)))
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environ |= orders.get("environ", {})
-        command = [sys.executable, "-m", "tests.chaos.gpu_program", name]
+        command = [*launch.interpreter(), "-m", "tests.chaos.gpu_program", name]
         with Job(command, nranks, directory / "output", environ=environ) as job:
             deadline = time.monotonic() + whole
             status = None

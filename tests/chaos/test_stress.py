@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
 import pblasmp as pb
+from pblasmp import launch
 from pblasmp.launch import Job as Ranks
 from tests.chaos import stress
 from tests.helpers.gpu.jobs import Job
@@ -18,22 +18,12 @@ from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 from tests.helpers.recorder import build
 
-ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @starts_ranks
 def test_a_few_rounds_on_cpu_ranks(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "tests.chaos.stress",
-        "--engine",
-        "host",
-        "--rounds",
-        "3",
-        "--first",
-        "8",
-    ]
+    command = [*launch.interpreter(), "-m", "tests.chaos.stress", "--engine=host", "--rounds=3", "--first=8"]
     with Ranks(command, 2, tmp_path / "output", environ=ENVIRON) as job:
         status = job.wait(120)
         output = job.output.read_text()
@@ -239,7 +229,7 @@ def test_a_round_that_hangs_ends(tmp_path):
         "watch = stress.Watch(0); watch.doing('round 7'); time.sleep(60)"
     )
     start = time.monotonic()
-    with Ranks([sys.executable, "-c", code], 1, tmp_path / "output", environ=ENVIRON) as job:
+    with Ranks([*launch.interpreter(), "-c", code], 1, tmp_path / "output", environ=ENVIRON) as job:
         assert job.wait(40) not in (0, None)
         output = job.output.read_text()
     assert time.monotonic() - start < 30

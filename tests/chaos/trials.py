@@ -7,12 +7,12 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from pblasmp import launch
 from pblasmp.launch import Job
 from tests.chaos.program import CATCHABLE, KINDS
 from tests.helpers.mpi import ROOT
@@ -46,7 +46,7 @@ def tried(seed: int, limit: float = LIMIT) -> tuple[dict[str, Any], list[str]]:
         directory = Path(name)
         (directory / "trial.json").write_text(json.dumps(orders))
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "tests.chaos.program", name]
+        command = [*launch.interpreter(), "-m", "tests.chaos.program", name]
         with Job(command, nranks, directory / "output", environ=environ) as job:
             status = job.wait(WHOLE_LIMIT)
             ended = time.monotonic()

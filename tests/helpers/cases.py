@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -19,10 +20,13 @@ SIZES = (1, 2, 3, 4, 6)
 TYPES = tuple(DTYPES)
 
 
-def grids(size: int) -> list[pb.Grid]:
+@cache
+def grids(size: int) -> tuple[pb.Grid, ...]:
     """Every grid of at most ``size`` ranks, in both rank orders."""
     sides = range(1, size + 1)
-    return [pb.Grid(p, q, order) for p in sides for q in sides if p * q <= size for order in ("row", "col")]
+    return tuple(
+        pb.Grid(p, q, order) for p in sides for q in sides if p * q <= size for order in ("row", "col")
+    )
 
 
 def pick(rng: np.random.Generator, values):

@@ -180,7 +180,7 @@ class FakeGpu:
         called: every call of a module's function, with where in the package it was made.
         fails: which of them raises, the first time.
         patience: seconds that messages are waited for; then they are ``stuck``, and so is what the host waits for.
-        hopeless: whether a message that has not come never will, as its sender has broken off: ``patience`` is over then.
+        hopeless: whether what has not come never will, as its sender has broken off: ``patience`` is over then.
         connecting: a first message waits for its peer until NCCL is aborted.
         lost: the CUDA error that every call returns from now on; 0: none.
         nccl_error: what ncclCommGetAsyncError finds.

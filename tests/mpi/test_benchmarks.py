@@ -7,11 +7,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from pblasmp import launch
 from pblasmp.launch import find_launcher
 from reference.scalapack import locate
 from tests.helpers.mpi import starts_ranks
@@ -25,7 +25,7 @@ def run_quick(script, tmp_path, *options):
     output = tmp_path / "results.json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [
-        sys.executable,
+        *launch.interpreter(),
         ROOT / "benchmarks" / script,
         "--quick",
         "--pairs",
@@ -63,7 +63,7 @@ def test_host_gemm_beside_scalapack(tmp_path, flavour):
 
 def test_rounding():
     script = [
-        sys.executable,
+        *launch.interpreter(),
         str(ROOT / "benchmarks/rounding.py"),
         "--engine=host",
         "--shape=16,8,32",
@@ -84,7 +84,7 @@ def test_rounding():
 
 def test_cholesky():
     done = subprocess.run(
-        [str(find_launcher().path), "-n", "4", sys.executable, "benchmarks/cholesky.py", "-n=300", "--block=32"],
+        [str(find_launcher().path), "-n", "4", *launch.interpreter(), "benchmarks/cholesky.py", "-n=300", "--block=32"],
         check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -124,7 +124,7 @@ def run_transformer(*command):
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [str(find_launcher().path), "-n", "2", sys.executable, *command, *TINY],
+        [str(find_launcher().path), "-n", "2", *launch.interpreter(), *command, *TINY],
         check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def test_level3_beside_scalapack(tmp_path, flavour):
 
 @pytest.mark.parametrize("script", ["level3.py", "host_gemm.py"])
 def test_what_starts_its_ranks_itself_says_so_under_mpirun(script):
-    command = [str(find_launcher().path), "-n", "1", sys.executable, str(ROOT / "benchmarks" / script)]
+    command = [str(find_launcher().path), "-n", "1", *launch.interpreter(), str(ROOT / "benchmarks" / script)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "starts its ranks itself: leave mpirun out" in done.stderr

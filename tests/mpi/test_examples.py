@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pblasmp import launch
 from pblasmp.launch import Job
 from tests.helpers.mpi import starts_ranks
 
@@ -43,8 +44,9 @@ def promised(path):
 def run(path, directory, more=0):
     """Run the example in a new directory, on ``more`` ranks than it says; return its status and output."""
     header = header_of(path)
-    command = [sys.executable, "-W", "error", *(header["pytest"] or "").split(), str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    python = [sys.executable] if header["pytest"] else launch.interpreter()
+    command = [*python, "-W", "error", *(header["pytest"] or "").split(), str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if header["ranks"] is None:
         done = subprocess.run(
             command, cwd=directory, env=environment, timeout=60, check=False,

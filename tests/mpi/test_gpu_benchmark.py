@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+from pblasmp import launch
 from pblasmp.launch import find_launcher
 from tests.helpers.mpi import starts_ranks
 
@@ -18,7 +18,7 @@ pytestmark = starts_ranks
 
 def test_rehearsal(tmp_path):
     output = tmp_path / "out.json"
-    script = [sys.executable, str(ROOT / "benchmarks/gpu_matmul.py")]
+    script = [*launch.interpreter(), str(ROOT / "benchmarks/gpu_matmul.py")]
     options = ["--rehearse", "--quick", "--only", "ag,ar,2d,host", "--no-nvmath", "--json", str(output)]
     mpirun = [str(find_launcher().path), "-n", "2"]
     done = subprocess.run(

@@ -113,7 +113,7 @@ def failure(function, nranks=3, **options):
 
 
 def _ranks(nranks):
-    """The processes that this one started to be one of ``nranks`` ranks."""
+    """The processes that this one started to be one of ``nranks`` ranks: a client for each rank that is a fork."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -121,7 +121,7 @@ def _ranks(nranks):
             environ = (directory / "environ").read_bytes()
         except OSError:
             continue
-        ours = f"PBLASMP_TEST_OF={os.getpid()}".encode() in environ
+        ours = f"PBLASMP_TEST_OF={os.environ['PBLASMP_TEST_OF']}".encode() in environ.split(b"\0")
         if ours and command[-3:-1] == [b"%d" % nranks, b"mpi"] and b"mpirun" not in command[0]:
             found.append(directory.name)
     return found
@@ -129,14 +129,24 @@ def _ranks(nranks):
 
 @pytest.fixture(autouse=True, scope="module")
 def _marked():
-    """This module's ranks are new Pythons, and can be distinguished from others, which are kept meanwhile."""
+    """This module's ranks can be distinguished from others, which are kept meanwhile."""
     own = pools.Pool()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "pool", own)
         patch.setattr(pools, "_GRACE_SECONDS", 0.3)
-        patch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
         patch.setenv("PBLASMP_TEST_OF", str(os.getpid()))
         yield
+    own.close()
+
+
+@pytest.fixture
+def new_python(monkeypatch):
+    """Ranks are what users get: new Pythons, not forks of one that has imported already."""
+    own = pools.Pool()
+    monkeypatch.setattr(runner, "pool", own)
+    monkeypatch.setattr("pblasmp.launch.interpreter", lambda: [sys.executable])
+    monkeypatch.setenv("PBLASMP_TEST_OF", f"{os.getpid()}, new")
+    yield
     own.close()
 
 
@@ -146,17 +156,20 @@ def launch(request):
 
 
 @pytest.mark.parametrize("nranks", [1, 3])
+@pytest.mark.usefixtures("new_python")
 def test_results_come_back_by_rank(nranks, launch):
     results = run_mpi(identity, nranks, offset=5, **launch)
     assert results == [{"rank": r + 5, "total": nranks, "row": [0, 1]} for r in range(nranks)]
 
 
 @starts_ranks
+@pytest.mark.usefixtures("new_python")
 def test_ranks_that_have_started_look_for_garbage():
     assert run_mpi(looks_for_garbage, 2) == [True, True]
 
 
 @starts_ranks
+@pytest.mark.usefixtures("new_python")
 def test_one_rank_raises_while_the_others_wait(launch):
     message, seconds = failure(one_raises_the_others_wait, 4, **launch)
     assert "rank 2 FAILED" in message
@@ -175,6 +188,7 @@ def test_all_ranks_raise(launch):
 
 @starts_ranks
 @pytest.mark.parametrize("function", [one_leaves, one_is_killed, one_aborts])
+@pytest.mark.usefixtures("new_python")
 def test_a_rank_disappears(function, launch):
     message, seconds = failure(function, **launch)
     assert "rank 1 did not finish\nno report" in message
@@ -260,6 +274,7 @@ def test_ranks_are_kept_and_are_a_world():
 
 @starts_ranks
 @pytest.mark.parametrize("how", ["raises", "killed while idle"])
+@pytest.mark.usefixtures("new_python")
 def test_ranks_are_replaced_when_they_break(how):
     before = {pid for pid, _ in run_mpi(whole_world, 2)}
     if how == "raises":

@@ -17,6 +17,8 @@ from tests.helpers.warm import Interpreter
 
 SCRIPTS = {
     "arguments": ["-c", "import os, sys; print(sys.argv, sys.path[0], os.getcwd(), __name__)", "a", "-b"],
+    "file": ["script.py", "a"],
+    "no file": ["of/no.py"],
     "module": ["-m", "json.tool", "--help"],
     "environment": ["-c", "import os; print(os.environ['SEEN'], os.getenv('HOME'))"],
     "input": ["-c", "print(input())"],
@@ -49,6 +51,9 @@ def warm():
 @pytest.fixture
 def environ(tmp_path):
     (tmp_path / "of_this_test.py").write_text("X = 5\n")
+    (tmp_path / "script.py").write_text(
+        "import sys; print(sys.argv, sys.path[0], __file__, __name__); 1 / 0\n"
+    )
     return {**os.environ, "SEEN": "yes", "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 

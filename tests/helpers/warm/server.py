@@ -58,8 +58,8 @@ class _Order(NamedTuple):
 class _Command(NamedTuple):
     """What Python is asked to run."""
 
-    kind: str  # "-c" or "-m"
-    what: str  # the text or the module
+    kind: str  # "-c", "-m" or "file"
+    what: str  # the text, the module or the file
     argv: list[str]
     strict: bool  # -W error
 
@@ -70,6 +70,8 @@ def _understood(argv: list[str]) -> _Command | None:
     match argv[2 if strict else 0 :]:
         case [("-c" | "-m") as kind, what, *rest]:
             return _Command(kind, what, rest, strict)
+        case [what, *rest] if what.endswith(".py") and not what.startswith("-"):
+            return _Command("file", what, rest, strict)
     return None
 
 
@@ -147,7 +149,8 @@ def _fork(order: _Order | None, client: socket.socket) -> int | None:
     differing = [name for name in {*mine, *its} if mine.get(name) != its.get(name)]
     path = os.fsdecode(its.get(b"PYTHONPATH", b"")).split(os.pathsep)
     fit = (
-        _understood(order.argv)
+        (asked := _understood(order.argv))
+        and (asked.kind != "file" or Path(order.directory, asked.what).is_file())
         and not any(_READ_AT_START.match(os.fsdecode(name)) for name in differing)
         and not any(Path(entry, "sitecustomize.py").exists() for entry in path)
     )
@@ -209,14 +212,20 @@ def run(argv: list[str], path: list[str]) -> None:
         sys.warnoptions.append("error")
         warnings.simplefilter("error")
     added = os.environ.get("PYTHONPATH", "")
-    first = "" if asked.kind == "-c" else str(Path.cwd())
+    is_file = asked.kind == "file"
+    first = {"-c": "", "-m": str(Path.cwd()), "file": str(Path(asked.what).resolve().parent)}[asked.kind]
     sys.path[:] = [first, *(entry for entry in added.split(os.pathsep) if entry), *path]
-    sys.argv[:] = [asked.kind, *asked.argv]
+    sys.argv[:] = [asked.what if is_file else asked.kind, *asked.argv]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if asked.kind == "-m":
         runpy._run_module_as_main(asked.what)  # type: ignore[attr-defined]
-    else:
-        exec(compile(asked.what, "<string>", "exec"), vars(main))
+        return
+    text: str | bytes = asked.what
+    name = "<string>"
+    if is_file:
+        name = main.__file__ = str(Path.cwd() / asked.what)
+        text = Path(name).read_bytes()
+    exec(compile(text, name, "exec"), vars(main))
 
 
 def run_and_exit(argv: list[str], path: list[str]) -> None:
