@@ -174,7 +174,7 @@ def _text_width(text: str, size: float, weight: str = "normal") -> float:
     from matplotlib.textpath import TextPath
 
     path = TextPath((0, 0), text, size=size, prop=FontProperties(weight=weight))
-    return float(path.get_extents().x1) / 72
+    return float(path.vertices[:, 0].max(initial=0)) / 72  # control points enclose the curves
 
 
 class _Drawn(NamedTuple):

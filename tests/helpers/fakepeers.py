@@ -385,15 +385,20 @@ class FakePeer:
 
     def move(self, stream: str, to: int, there: Sequence[int], of: int, here: Sequence[int],
              extents: Sequence[int]) -> None:  # fmt: skip
-        *counts, run = extents
-        steps = list(itertools.product(*map(range, counts)))
+        *counts, rows, run = extents
         byte = np.dtype(np.uint8)
         pairs = [
             tuple(
-                View(base + sum(i * s for i, s in zip(at, strides, strict=True)), 1, run, run, byte)
+                View(
+                    base + sum(i * s for i, s in zip(at, strides[:-1], strict=True)),
+                    rows,
+                    run,
+                    strides[-1],
+                    byte,
+                )
                 for base, strides in ((to, there), (of, here))
             )
-            for at in steps
+            for at in itertools.product(*map(range, counts))
         ]
 
         def do(_: np.ndarray) -> None:

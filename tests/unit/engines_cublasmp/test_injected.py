@@ -131,6 +131,7 @@ def failures(comm: Any, path: str, directory: str, reach: bool = False) -> Any:
     begins = overlapped_life if reach else life
     how = lambda: {"lt": FakeLt()} if reach else {}  # noqa: E731
     with machine(path, Meeting, comm=comm, **how()) as lib:
+        lib.gpu.called = []
         begins(lib, comm)
         mine = [place for place in dict.fromkeys(lib.gpu.called) if place not in SPARED]
         lib.assert_clean()
