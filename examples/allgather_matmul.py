@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/allgather_matmul.py
-"""AllGather + GEMM: each rank has some of the tokens and all inputs of some outputs, and gets all tokens of these.
+"""AllGather + GEMM: each rank has some tokens and the weights of some outputs, which it computes for all tokens.
 
-The numbers are those of NVIDIA's worked example, in column-major order A 2x8, B 2x4 and D 8x4: X = B^T, W = A^T,
+The sizes are those of NVIDIA's worked example, in column-major order A 2x8, B 2x4 and D 8x4: X = B^T, W = A^T,
 Y = D^T.
 
 Prints:
@@ -15,7 +15,7 @@ import pblasmp as pb
 
 X, W = np.arange(8.0).reshape(4, 2), np.arange(16.0).reshape(8, 2)  # tokens x inputs, outputs x inputs
 
-with pb.Context(engine="host") as ctx:  # on GPUs: CuPy arrays or PyTorch tensors, and nothing else changes
+with pb.Context(engine="host") as ctx:  # on GPUs use CuPy arrays or PyTorch tensors; nothing else changes
     tokens, outputs = (pb.tensor_parallel.shard(n, ctx.size, ctx.rank) for n in (4, 8))
     x, w = X[tokens], W[outputs]
     y = pb.allgather_matmul(x, w, ctx)

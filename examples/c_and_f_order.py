@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/c_and_f_order.py
-"""C-ordered and F-ordered local arrays, each and mixed: the same product, and no copy made for the order.
+"""C-ordered, F-ordered and mixed local arrays: the same product, without copies to change the order.
 
 Prints:
     A in C order, B in C order, D in C order: right

@@ -2,7 +2,7 @@
 # Run: mpirun -n 4 python examples/cholesky.py
 """Solve a symmetric positive definite system: a blocked Cholesky factorisation with sub-matrices, in place.
 
-Takes the order and the block size as arguments, by default 600 and 64; on GPUs 20000 and 1024 keep four of them busy.
+The arguments are the order and the block size, by default 600 and 64; 20000 and 1024 keep four GPUs busy.
 
 Prints:
     the residual is below 1e-12
@@ -23,7 +23,7 @@ def factor(ctx: pb.Context, a: pb.DistributedMatrix, algo: str = "auto") -> None
     for start in range(0, order, nb):
         stop = min(start + nb, order)
         l11, l21 = a[start:stop, start:stop], a[stop:, start:stop]
-        if l11.local.size:  # this block is on one rank alone
+        if l11.local.size:  # only one rank has this block
             l11.local[...] = xp.linalg.cholesky(xp.tril(l11.local) + xp.tril(l11.local, -1).T)
         if stop < order:
             pb.trsm(l11, l21, side="R", uplo="L", op_a="T", out=l21, algo=algo)  # L21 = A21 L11^-T
@@ -32,7 +32,7 @@ def factor(ctx: pb.Context, a: pb.DistributedMatrix, algo: str = "auto") -> None
 
 
 def solve(a: pb.DistributedMatrix, b: pb.DistributedMatrix) -> None:
-    """Replace B by the X of L L^T X = B: block by block downwards, then with one call upwards."""
+    """Replace B by X with L L^T X = B: forward substitution block by block, then backward in one call."""
     order, nb = a.shape[0], a.descriptor.block[0]
     for start in range(0, order, nb):
         stop = min(start + nb, order)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/gemm.py
-"""D = alpha A B^T + beta C on a 2 x 2 grid, once as a call and once as a plan that runs again.
+"""D = alpha A B^T + beta C on a 2 x 2 grid, first as a single call, then as a plan that runs twice.
 
 Prints:
     D is right
@@ -31,7 +31,7 @@ with pb.Context() as ctx:
     b = ctx.from_function(numbers(2), pb.MatrixDescriptor((n, k), (10, 8), grid))
     c = ctx.from_function(numbers(4), pb.MatrixDescriptor((m, n), (16, 10), grid))
 
-    # A is in blocks of 16 x 8 and B^T in blocks of 8 x 10, so D is in blocks of 16 x 10, as C must.
+    # A is in blocks of 16 x 8 and B^T in blocks of 8 x 10, so D is in blocks of 16 x 10, and C must be too.
     d = pb.matmul(a, b, c, alpha=2, beta=-1, op_b="T").gather()
     product = on_one_rank(1, m, k) @ on_one_rank(2, n, k).T
     if ctx.rank == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/gram.py
-"""Fit a linear model to a tall .npy file: its Gram matrix with syrk, which computes and moves one triangle alone.
+"""Fit a linear model to a tall .npy file: syrk computes and moves only one triangle of the Gram matrix.
 
 Prints:
     a Gram matrix of 40 x 40 from 20000 samples
@@ -16,9 +16,9 @@ import pblasmp as pb
 samples, features = 20_000, 40
 
 with pb.Context() as ctx:
-    rows = pb.Grid(ctx.size, 1)  # every rank has some of the samples, all of their features
+    rows = pb.Grid(ctx.size, 1)  # each rank has some of the samples, with all features
 
-    # A file to begin with, and what it is to be fitted to.
+    # Make the file, and the coefficients to be found.
     layout = pb.MatrixDescriptor((samples, features), (500, features), rows)
     ctx.from_function(lambda i, j: np.sin((i + 1) * (j + 1) * 0.7) + (i % features == j), layout).save(
         "X.npy"

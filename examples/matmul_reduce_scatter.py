@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/matmul_reduce_scatter.py
-"""GEMM + ReduceScatter: each rank has some of the inputs of all tokens; the sum over ranks is split by tokens.
+"""GEMM + ReduceScatter: each rank has some inputs of all tokens; the sum over the ranks is split by tokens.
 
-The numbers are those of NVIDIA's worked example, in column-major order A 8x2, B 8x4 and D 2x4: X = B^T, W = A^T,
+The sizes are those of NVIDIA's worked example, in column-major order A 8x2, B 8x4 and D 2x4: X = B^T, W = A^T,
 Y = D^T.
 
 Prints:
@@ -15,7 +15,7 @@ import pblasmp as pb
 
 X, W = np.arange(32.0).reshape(4, 8), np.arange(16.0).reshape(2, 8)  # tokens x inputs, outputs x inputs
 
-with pb.Context(engine="host") as ctx:  # on GPUs: CuPy arrays or PyTorch tensors, and nothing else changes
+with pb.Context(engine="host") as ctx:  # on GPUs use CuPy arrays or PyTorch tensors; nothing else changes
     tokens, inputs = (pb.tensor_parallel.shard(n, ctx.size, ctx.rank) for n in (4, 8))
     x, w = X[:, inputs], W[:, inputs]
     y = pb.matmul_reduce_scatter(x, w, ctx)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/npy_product.py
-"""Multiply two .npy files: every rank reads and writes its own blocks, and no rank holds a whole matrix.
+"""Multiply two .npy files: every rank reads and writes a share of each file, and no rank holds a whole matrix.
 
 Prints:
     D.npy holds 300 x 200 float32 in C order
@@ -16,7 +16,7 @@ import pblasmp as pb
 with pb.Context() as ctx:
     grid = pb.Grid.squarest(ctx.size)
 
-    # Two files to begin with; B.npy in F order.
+    # Make two files, B.npy in F order.
     shape_a, shape_b = (300, 250), (250, 200)
     a = pb.MatrixDescriptor(shape_a, (64, 64), grid, dtype="float32")
     b = pb.MatrixDescriptor(shape_b, (64, 64), grid, dtype="float32", order="F")
@@ -25,7 +25,7 @@ with pb.Context() as ctx:
 
     a = ctx.load("A.npy", grid=grid, block=32)
     b = ctx.load("B.npy", grid=grid, block=32)
-    (a @ b).save("D.npy")  # written under another name and renamed when it is whole
+    (a @ b).save("D.npy")  # written under another name and renamed when complete
 
     if ctx.rank == 0:
         d = np.load("D.npy")

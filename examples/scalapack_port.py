@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/scalapack_port.py
-"""A ScaLAPACK program ported line by line; docs/listings/triangular.f90 is what it looked like.
+"""A ScaLAPACK program ported line by line; docs/listings/triangular.f90 is the original.
 
 Prints:
     L X = B holds

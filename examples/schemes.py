@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/schemes.py
-"""The 1D layouts of tensor parallelism, in the sizes of the worked examples in NVIDIA's cuBLASMp documentation.
+"""The 1D layouts of tensor parallelism, with the sizes of the worked examples in NVIDIA's cuBLASMp documentation.
 
 Prints:
     ag: A 2x8 and B 2x4 give D 8x4; a rank holds 2x2 of A, 2x1 of B, 2x4 of D
@@ -55,7 +55,7 @@ with pb.Context() as ctx:
                 f"a rank holds {local[0]} of A, {local[1]} of B, {local[2]} of D"
             )
 
-    # In C order as torch.nn has it: 8 tokens, 12 outputs and 16 inputs; X and W are split by rows, and X is gathered.
+    # In C order, as in torch.nn: 8 tokens, 12 outputs and 16 inputs; X and W are split by rows, and X is gathered.
     layer = pb.MatmulProblem.allgather(m=8, n=12, k=16, nranks=ctx.size, op_a="N", op_b="T", order="C")
     y = multiply(ctx, layer)
     if ctx.rank == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/tensor_parallel_mlp.py
-"""An MLP split over ranks with PyTorch: the tokens between the layers' blocks, the weights inside them.
+"""An MLP split over ranks with PyTorch: tokens are split between the layers, weights within them.
 
 Runs on CPU ranks and on GPUs; under mpirun, or under torchrun: torchrun --nproc-per-node 4 tensor_parallel_mlp.py
 
@@ -35,7 +35,7 @@ class Whole(torch.nn.Module):
 
 
 class Split(Whole):
-    """The same, each rank with a part of the tokens and of the weights."""
+    """The same MLP; each rank has part of the tokens and of the weights."""
 
     def __init__(self, whole, ctx):
         torch.nn.Module.__init__(self)
@@ -44,7 +44,7 @@ class Split(Whole):
 
 
 def train(model, x, target):
-    """Return the sum of squares before and after some steps."""
+    """Return the sum of squares in the first and in the last step."""
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     losses = []
     for _ in range(STEPS):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: python -m pytest examples/test_my_layout.py
-"""Test the layouts of your own code with pytest: no MPI, no GPU. Copy this file and put in your numbers.
+"""Test the layouts of your own code with pytest: no MPI, no GPU. Copy this file and fill in your numbers.
 
 Prints:
     passed

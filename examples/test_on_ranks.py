@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: python -m pytest examples/test_on_ranks.py
-"""Test code that runs on MPI ranks with a plain pytest, no mpirun. Copy this file and call your own functions.
+"""Test code that runs on MPI ranks with plain pytest, without mpirun. Copy this file and call your own functions.
 
 Prints:
     4 passed
@@ -16,7 +16,7 @@ from pblasmp.testing import run_mpi
 
 
 def product(comm, m, n, k):
-    """Run on every rank: D = A B, and what this rank holds of it."""
+    """Run on every rank: compute D = A B; return the shape of this rank's part, and all of D."""
     grid = pb.Grid.squarest(comm.size)
     with pb.Context(comm) as ctx:
         a = ctx.from_function(lambda i, j: i - j, pb.MatrixDescriptor((m, k), (2, 3), grid))
@@ -35,7 +35,7 @@ def test_a_product(nranks):
 
 
 def sums(comm, sizes):
-    """Run on every rank: many cases in one call, each with what is wrong with it or None."""
+    """Run on every rank: many cases in one call, each with its error or None."""
     for n in sizes:
         total = comm.allreduce(np.full(n, comm.rank + 1.0))
         expected = comm.size * (comm.size + 1) / 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/torch_checkpoint.py
-"""Train an MLP on four ranks, save it, load it on two, and train on: as if one process had done it all.
+"""Train an MLP on four ranks, save it, load it on two and continue, with the result of a single process.
 
 Under mpirun, or under torchrun: torchrun --nproc-per-node 4 torch_checkpoint.py
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run: mpirun -n 4 python examples/torch_transformer.py
-"""A transformer block in training: heads and MLP split over the ranks, the tokens split between them.
+"""Train a transformer block: heads and MLP are split over the ranks, tokens are split between the layers.
 
-The losses are those of one process. Runs on CPU ranks and on GPUs; under mpirun, or under torchrun:
-torchrun --nproc-per-node 4 torch_transformer.py. benchmarks/transformer.py times it beside PyTorch's own styles.
+The losses equal those of one process. Runs on CPU ranks and on GPUs; under mpirun, or under torchrun:
+torchrun --nproc-per-node 4 torch_transformer.py. benchmarks/transformer.py compares it with PyTorch's own styles.
 
 Prints:
     a rank has 2 of 8 heads, 512 of 2048 hidden units and 32 of 128 tokens of each sequence
@@ -40,7 +40,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width, bias), nn.Linear(4 * width, width, bias)
 
     def forward(self, x):
-        # q, k and v of a head are neighbours among the outputs: a rank has whole heads
+        # q, k and v of a head are adjacent outputs, so each rank has whole heads
         heads = self.qkv(self.norms[0](x)).unflatten(-1, (-1, 3, self.head_width))
         q, k, v = heads.permute(3, 1, 2, 0, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
