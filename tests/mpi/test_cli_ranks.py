@@ -352,8 +352,8 @@ def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
     done = pblasmp("matmul", "--size", 8, "-n", 2)
     assert done.returncode == 1
     assert done.stderr == (
-        f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to another MPI than the "
-        "library, MPICH Version: 5. PBLASMP_MPIRUN names another one\n"
+        f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to a different MPI from "
+        "the library, MPICH Version: 5. PBLASMP_MPIRUN names another one\n"
     )
 
 

@@ -515,7 +515,7 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     found = info.collect()
     assert found["engine"]["version"] == "host"
-    assert found["mpirun"]["problem"] == "it belongs to another MPI than the library, MPICH Version: 5"
+    assert found["mpirun"]["problem"] == "it belongs to a different MPI from the library, MPICH Version: 5"
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no libmpi')")
     monkeypatch.setenv("PBLASMP_MPIRUN", str(tmp_path / "none"))
     found = info.collect()
