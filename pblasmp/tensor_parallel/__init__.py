@@ -90,7 +90,7 @@ def allgather_matmul(
 
     Args:
         x: this rank's (T/P, ..., K), C-ordered: NumPy on the host engine, CuPy on cublasmp, PyTorch on either.
-        w: this rank's (N/P, K), as torch.nn has it, in either memory order; ranks may differ in their numbers of outputs.
+        w: this rank's (N/P, K), as torch.nn has it, in either memory order; ranks may have different N/P.
         ctx: the context.
         transposed: w is inputs × outputs, (K, N/P).
         bias: one value for each of this rank's outputs, of the result's type.
@@ -245,7 +245,7 @@ def matmul_allgather(
 
     Args:
         x: (..., K), the same on every rank, C-ordered.
-        w: this rank's (N/P, K), as torch.nn has it, in either memory order; ranks may differ in their numbers of outputs.
+        w: this rank's (N/P, K), as torch.nn has it, in either memory order; ranks may have different N/P.
         ctx: the context.
         transposed: w is inputs × outputs, (K, N/P).
         bias: one value for each of this rank's outputs, of the result's type.

@@ -217,7 +217,7 @@ class World:
         time.sleep(0.3)
 
     def story(self, title: str, printed: int = 0) -> str:
-        """Return the state of every rank, and the output: that of the ranks without its first ``printed`` bytes. Local."""
+        """Return the state of every rank, and the output: that of ranks without its first ``printed`` bytes. Local."""
         links = {link.rank: link for link in self._links}
         parts = [title]
         for rank in range(self.nranks):
