@@ -284,7 +284,7 @@ def test_a_child_does_not_speak_for_its_rank(tmp_path):
 def test_two_threads_get_an_error(tmp_path):
     status, printed, _ = ends("two_threads", tmp_path)
     assert status == 1, printed
-    why = f"{BROKEN}on rank 1 a thread called matmul while another used it"
+    why = f"{BROKEN}on rank 1 a thread called matmul while another thread was using it"
     assert [on_rank(printed, rank)[:1] for rank in range(3)] == [[why]] * 3, printed
 
 
