@@ -30,10 +30,7 @@ __all__ = ["diagonal", "norm", "total", "trace"]
 
 _SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_GPU = 1 << 24
-_SAFE = (
-    2.0**-400,
-    2.0**400,
-)  # squares of numbers in between, and their sums, are far from underflow and overflow
+_SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
 
 
 def _wide(dtype: np.dtype) -> np.dtype:

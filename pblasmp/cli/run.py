@@ -137,9 +137,8 @@ def _expected(found: ProblemFile) -> NDArray[Any]:
     problem = found.problem
     product = found.alpha * (operand("a", problem.op_a) @ operand("b", problem.op_b))
     if problem.scheme == "ar":
-        copies = (
-            problem.d.grid.size
-        )  # every rank has a whole D: they are declared side by side, or in C order one below the other
+        # Every rank has a whole D: they are declared side by side, or in C order one below the other.
+        copies = problem.d.grid.size
         product = np.tile(product, (1, copies) if problem.d.order == "F" else (copies, 1))
     if "c" in found.parents:
         product = product + found.beta * operand("c")

@@ -138,9 +138,8 @@ class _Product(NamedTuple):
             difference, size = difference - self.beta * cx, size + abs(self.beta) * cx_size
         # below this, results are rounded to multiples of the smallest number
         size += element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff * (max(n, 1) * step)
-        comparable = ~rows & np.isfinite(
-            size
-        )  # where sums overflow on the way, any difference may be rounding
+        # Where sums overflow on the way, rounding explains any difference.
+        comparable = ~rows & np.isfinite(size)
         return float(np.max((np.abs(difference) / size[:, None])[comparable], initial=0.0))
 
     def error_of_lines(self, lines: NDArray[np.int64], axis: int, allowed: float) -> tuple[float, int]:

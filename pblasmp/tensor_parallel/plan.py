@@ -209,9 +209,8 @@ _SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of o
 def make_buffer(ctx: Context, spec: Specification, arrays: RankArrays) -> tuple[Any, Any]:
     """Return a new array for x, and its memory if that is symmetric, as it is if x is gathered. Collective."""
     rows, width = spec.tokens[ctx.rank], arrays.inputs
-    ld = max(
-        1, width, spec.ranks[ctx.rank].ld_x
-    )  # the planned x's: arrays like it may replace the buffer again
+    # The planned x's leading dimension, so that arrays like that x may replace the buffer later.
+    ld = max(1, width, spec.ranks[ctx.rank].ld_x)
     symmetric = spec.asked.form == "allgather_matmul"
     if symmetric:
         local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld, symmetric=True)

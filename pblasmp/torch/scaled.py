@@ -302,9 +302,8 @@ def _local(
 
 def _on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
     each = ScalingType.TensorWise
-    a_unit, b_unit = (
-        unit.clone() if unit.data_ptr() % 16 else unit for unit in units
-    )  # cuBLASLt needs aligned scales
+    # cuBLASLt needs aligned scales.
+    a_unit, b_unit = (unit.clone() if unit.data_ptr() % 16 else unit for unit in units)
     return scaled_mm(a, b.t(), a_unit, each, b_unit, each, output_dtype=dtype)
 
 

@@ -231,9 +231,7 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
         gy = gather_rows(gy, node.context_name, words.shape[0])
     first = own(node.total, Context._named(node.context_name)).start
     here = ((words >= first) & (words < first + node.rows)).reshape(-1)
-    index = torch.where(
-        here, words.reshape(-1) - first, node.rows
-    )  # an extra row takes the other ranks' words
+    index = torch.where(here, words.reshape(-1) - first, node.rows)  # an extra row for the others' words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
         0, index, gy.reshape(index.shape[0], gy.shape[-1])
     )
