@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element by element: sums, differences, products and quotients of matrices and scalars, copies, other types.
+"""Element-wise sums, differences, products and quotients of matrices and scalars; copies and conversions.
 
 The result is laid out like the left operand, or like the only matrix. A right operand in another layout is
-redistributed to it first; where both have the same layout, nothing is communicated but the agreement.
+redistributed to it first; if both have the same layout, only the agreement is communicated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide"}
 
 
 def is_scalar(value: object) -> bool:
-    """Return whether ``value`` is a number, of Python's or of NumPy's types, or an array of no dimensions. Local."""
+    """Return whether ``value`` is a number of a Python or NumPy type, or an array of no dimensions. Local."""
     if isinstance(value, (np.generic, np.ndarray)):
         known = value.dtype.kind in "biufc" or value.dtype in (DTYPES | FLOAT8).values()
         return known and value.ndim == 0 and not isinstance(value, np.ma.MaskedArray)
@@ -38,7 +38,7 @@ def promote(a: np.dtype, b: np.dtype) -> np.dtype:
     """Return the type that holds both, as NumPy says; float32 for two types of 16 or 8 bits that differ. Local.
 
     Raises:
-        LayoutError: it is none of ours.
+        LayoutError: that is not an element type of pblasmp.
     """
     try:
         found = np.result_type(a, b)
@@ -49,7 +49,7 @@ def promote(a: np.dtype, b: np.dtype) -> np.dtype:
 
 
 def _result_dtype(dtype: np.dtype, other: Any) -> np.dtype:
-    """Return the type of a result: Python's numbers take on the matrix's precision, NumPy's have their own."""
+    """Return the type of a result: Python numbers take on the matrix's precision, NumPy numbers keep their own."""
     if isinstance(other, (np.generic, np.ndarray)):
         return promote(dtype, other.dtype)
     if isinstance(other, complex):
@@ -146,7 +146,7 @@ def _operand(operand: Any, dtype: np.dtype, known: bool) -> Any:
 
 
 def as_element(matrix: DistributedMatrix, number: complex) -> Any:
-    """Return a number as what a matrix's local array stores for it. Local."""
+    """Return a number in the form in which a matrix's local array stores it. Local."""
     element = np.array(number).astype(matrix.dtype)
     return element.view(matrix.context.engine.operations.stored(matrix.dtype)).item()
 

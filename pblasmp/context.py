@@ -62,20 +62,20 @@ class Context:
     """The ranks that compute together, and the engine they compute with. A context manager.
 
     Leaving the ``with`` block closes it, and so does the end of the process. An exception that only some ranks see
-    inside the block ends the job: the other ranks raise it too when they come to their next collective call, and are
-    aborted when they don't come. One that only some ranks see inside a collective call, and catch, breaks the context:
-    every rank that uses it, or closes it without having been told, then raises ClosedError.
+    inside the block ends the job: the other ranks raise it too at their next collective call, and are aborted if they
+    make none. An exception that only some ranks see inside a collective call, and catch, breaks the context: from then
+    on every rank that uses it raises ClosedError, and so does closing it on a rank that has not raised yet.
 
     Collective over ``comm``.
 
     Args:
-        comm: an mpi4py communicator, a torch.distributed process group, or a device mesh of one dimension
-            (``device_mesh["tp"]``); a separate communicator of ours is made for the same ranks.
-            By default COMM_WORLD; where mpirun started nothing, PyTorch's default process group if there is one, as
-            under torchrun; without either, one process.
+        comm: an mpi4py communicator, a torch.distributed process group, or a one-dimensional device mesh
+            (``device_mesh["tp"]``); pblasmp makes its own communicator of the same ranks.
+            By default COMM_WORLD; without an MPI launcher, PyTorch's default process group if there is one, as under
+            torchrun; otherwise a single process.
         engine: "host" (MPI ranks and the CPU's BLAS), "cublasmp" (GPUs), or "auto": cublasmp when every rank has its
             own GPU and the library loads, else host. ``ctx.engine.why`` says which and why.
-        nccl: an NCCL communicator of the same ranks that cublasmp shall use, as its address (an int) or nccl4py's
+        nccl: an NCCL communicator of the same ranks for cublasmp to use, as its address (an int) or nccl4py's
             object; it is never destroyed here. By default the engine makes one.
 
     Raises:
@@ -127,7 +127,7 @@ class Context:
         """Return the context of this process that has this name. Local.
 
         Raises:
-            ClosedError: it is gone.
+            ClosedError: there is none any more.
         """
         try:
             return _by_name[name]
@@ -153,7 +153,7 @@ class Context:
         state = "" if self._open else ", closed"
         return f"Context(rank {self.rank} of {self.size}, engine {self.engine.name}{state})"
 
-    # -- its life
+    # -- the end of the context
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +172,7 @@ class Context:
         Collective over the context.
 
         Raises:
-            ClosedError: the context is broken, and no exception has told this rank.
+            ClosedError: the context is broken, and this rank has not raised an exception that said so.
         """
         channel = self._control.channel
         channel.look()
@@ -184,12 +184,12 @@ class Context:
         try:
             everyone = closing(self._control, here=True)
         except BaseException as error:
-            self._open = not is_agreed(error, self._control)  # else fail() has others to tell
+            self._open = not is_agreed(error, self._control)  # otherwise _fail() has to tell the others
             raise
         self._open = False
-        if not everyone:  # others have lost it without closing it, and end
+        if not everyone:  # some rank dropped it without closing it, and is ending
             return
-        with Running(self._control, "close"), ExitStack() as last_first:  # all of it, whatever fails
+        with Running(self._control, "close"), ExitStack() as last_first:  # every step, even if one fails
             last_first.callback(self._control.free)
             last_first.callback(self.comm.free)
             last_first.callback(self.engine.close)
@@ -197,7 +197,7 @@ class Context:
                 last_first.callback(child.close)
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the other ranks of an exception that this rank leaves with; end them if they don't listen. Local."""
+        """Tell the other ranks of an exception that this rank leaves with; end them if they do not react. Local."""
         if not self._open:
             return
         self._open = False
@@ -216,12 +216,14 @@ class Context:
         if getattr(self, "_open", False) and self.size > 1 and not self._control.channel.raised:
             warnings.warn(f"{self!r} made at {self._made_at} was never closed", ResourceWarning, stacklevel=1)
         elif hasattr(self, "_control"):
-            self._control.board = None  # its memory goes with the context, of whose end others are still told
+            self._control.board = (
+                None  # its memory goes with the context; the other ranks are still told of the end
+            )
 
     # -- for the modules of pblasmp
 
     def _agreement(self, call: str) -> Agreement:
-        """Return what every collective call of this context begins with. Local.
+        """Return the agreement that every collective call of this context begins with. Local.
 
         Raises:
             ClosedError: the context is closed.
@@ -230,7 +232,7 @@ class Context:
         return Agreement(self._control, call)
 
     def _running(self, call: str, *, checks: bool = True) -> Running:
-        """Return what goes around every collective call, its agreements included. Local.
+        """Return the block that goes around every collective call, including its agreements. Local.
 
         ``with ctx._running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
         what the ranks agreed to raise does not.
@@ -249,7 +251,7 @@ class Context:
             raise ClosedError(f"this context, made at {self._made_at}, is closed")
 
     def _check_rank(self, rank: int, name: str) -> None:
-        """Raise LayoutError unless ``rank`` is one of the context. Local."""
+        """Raise LayoutError unless ``rank`` is a rank of the context. Local."""
         if integer(rank, name, 0) >= self.size:
             raise LayoutError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
 
@@ -268,7 +270,7 @@ class Context:
         return grid.coords(self.rank) if self.rank < grid.size else None
 
     def _cells(self, descriptor: MatrixDescriptor, local: NDArray[Any]) -> list[NDArray[Any] | None]:
-        """Return the local arrays of a matrix's cells as an exchange wants them, None for other ranks. Local."""
+        """Return the local arrays of a matrix's cells, as an exchange takes them: None for other ranks. Local."""
         return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
 
     def _allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> DistributedMatrix:
@@ -310,18 +312,18 @@ class Context:
         """Return an uninitialised matrix. Collective over the context.
 
         Args:
-            layout: a descriptor, or the shape ``(rows, columns)``; with a shape, the rest says how it is distributed:
+            layout: a descriptor, or the shape ``(rows, columns)``; with a shape, the arguments below say how.
             block: one block size or ``(mb, nb)``, by default 256.
             grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
             source: process that owns the first block, by default (0, 0).
             dtype: element type, by default float64.
             order: memory order of the local arrays, "C" (the default) or "F".
-            symmetric: put it in memory that other GPUs reach (cublasmp), which lets AllGather + GEMM read its gathered
-                operand in place. Such memory is given back when the context closes. On the host: no difference.
+            symmetric: allocate it in memory that other GPUs can reach (cublasmp), which lets AllGather + GEMM read its
+                gathered operand in place. Such memory is freed when the context closes. No effect on the host.
 
         Raises:
             LayoutError: the layout is not legal, or its grid has more ranks than the context.
-            MemoryError: a GPU has no room for it, on every rank.
+            MemoryError: a GPU has no room for it; raised on every rank.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self._agreement("empty") as facts:
@@ -341,7 +343,7 @@ class Context:
         dtype: DTypeLike | None = None,
         order: MemoryOrder | None = None,
     ) -> DistributedMatrix:
-        """Return a matrix of zeros; arguments as of :meth:`empty`. Collective over the context."""
+        """Return a matrix of zeros; arguments as for :meth:`empty`. Collective over the context."""
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         out = creation.new(self, "zeros", wanted)
         out.local[...] = 0
@@ -358,10 +360,10 @@ class Context:
         dtype: DTypeLike | None = None,
         order: MemoryOrder | None = None,
     ) -> DistributedMatrix:
-        """Return a matrix of which every element is ``value``. Collective over the context.
+        """Return a matrix whose elements are all ``value``. Collective over the context.
 
         Args:
-            layout, block, grid, source, order: as of :meth:`empty`.
+            layout, block, grid, source, order: as for :meth:`empty`.
             value: a number.
             dtype: element type; by default float64, or complex128 where ``value`` is complex.
 
@@ -385,7 +387,7 @@ class Context:
 
         Args:
             layout: a descriptor, the shape, or the number of rows and columns of a square matrix.
-            block, grid, source, dtype, order: as of :meth:`empty`.
+            block, grid, source, dtype, order: as for :meth:`empty`.
         """
         shape = (layout, layout) if isinstance(layout, (int, np.integer)) else layout
         wanted = Layout(shape, block=block, grid=grid, source=source, dtype=dtype, order=order)
@@ -405,17 +407,17 @@ class Context:
     ) -> DistributedMatrix:
         """Return a matrix of random numbers. Collective over the context.
 
-        Element (i, j) depends on i, j, ``seed`` and the type alone: any grid, blocks, memory order and number of ranks
-        give the same matrix, and a larger shape the same numbers where the smaller one has some.
+        Element (i, j) depends only on i, j, ``seed`` and the type: any grid, blocks, memory order and number of ranks
+        give the same matrix, and a larger matrix has a smaller one in its upper left corner.
 
         Args:
-            layout, block, grid, source, dtype, order: as of :meth:`empty`.
-            seed: 0 to 2**64 - 1; by default another one each time.
-            distribution: "uniform" in [0, 1), or "normal" with mean 0 and variance 1. In complex matrices, each of
-                the real and imaginary parts.
+            layout, block, grid, source, dtype, order: as for :meth:`empty`.
+            seed: 0 to 2**64 - 1; by default a new one each time.
+            distribution: "uniform" in [0, 1), or "normal" with mean 0 and variance 1. In complex matrices this
+                holds for the real and the imaginary parts.
 
         Raises:
-            LayoutError: the layout is not legal, or the seed or the distribution.
+            LayoutError: the layout, the seed or the distribution is not legal.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self._running("random"):
@@ -425,7 +427,7 @@ class Context:
         """Return an uninitialised local array for ``Epilogue(activation, aux=...)`` of a product with this D. Local.
 
         Args:
-            descriptor: D's.
+            descriptor: the descriptor of D.
             activation: "relu" (the array is a bit mask) or "gelu" (it has D's shape and type), or their derivatives.
 
         Raises:
@@ -456,14 +458,14 @@ class Context:
 
         Args:
             array: on ``root``, a 2D array of the descriptor's shape, of any memory order; elsewhere ignored.
-            descriptor: how the matrix is distributed; the values are converted to its dtype. Without one, the rest
-                says it.
+            descriptor: how the matrix is distributed; the values are converted to its dtype. Without one, the
+                arguments below say how.
             root: the rank that has the array.
-            block, grid, source, order: as of :meth:`empty`.
-            dtype: by default the array's, or float64 where that is not an element type of matrices.
+            block, grid, source, order: as for :meth:`empty`.
+            dtype: by default the array's, or float64 if that is not an element type of matrices.
 
         Raises:
-            LayoutError: the array does not fit the descriptor, or is masked; on every rank.
+            LayoutError: the array does not fit the descriptor, or is masked; raised on every rank.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self._running("scatter"):
@@ -483,44 +485,44 @@ class Context:
         """Return the matrix whose element (i, j) is ``function(i, j)``. Collective over the context; 0-based.
 
         Args:
-            function: called once on every rank with a column of row indices and a row of column indices (int64) of its
-                part; returns the values, or anything that broadcasts to them.
-            layout, block, grid, source, dtype, order: as of :meth:`empty`.
+            function: called once on every rank with the row indices of its part as a column and the column indices as a
+                row (int64); returns the values, or anything that broadcasts to them.
+            layout, block, grid, source, dtype, order: as for :meth:`empty`.
 
         Raises:
-            Exception: what ``function`` raises on any rank, on every rank.
+            Exception: what ``function`` raises on any rank; raised on every rank.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         return creation.from_function(self, function, wanted)
 
     def from_local(self, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:
-        """Return a matrix over local arrays that the caller has, without a copy. Collective over the context.
+        """Return a matrix over the caller's local arrays, without a copy. Collective over the context.
 
         Args:
-            local: this rank's local array, one contiguous dimension as the descriptor's order says, its leading
-                dimension whatever it is; on ranks outside the grid anything.
+            local: this rank's local array, contiguous along one dimension as the descriptor's order says, with any
+                leading dimension; ignored on ranks outside the grid.
             descriptor: how the matrix is distributed.
 
         Raises:
-            LayoutError: an array has another shape, type or memory order, or is masked; on every rank.
+            LayoutError: an array has another shape, type or memory order, or is masked; raised on every rank.
         """
         return creation.from_local(self, local, descriptor)
 
     def from_scalapack(self, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
-        """Return the matrix that a local array and its ScaLAPACK descriptor mean, without a copy.
+        """Return the matrix that a local array and its ScaLAPACK descriptor describe, without a copy.
 
         Collective over the context. A sub-matrix that begins at ``ia``, ``ja`` (from 1) is
         ``A[ia - 1 : ia - 1 + m, ja - 1 : ja - 1 + n]`` of the result; ``A.to_scalapack()`` is the way back.
 
         Args:
             local: this rank's local array, NumPy's or CuPy's, in Fortran order with LLD between columns, or in one
-                dimension, column after column; on ranks outside the grid anything.
-            desc: nine integers, the context's number not looked at, LLD this rank's own; on ranks outside the grid
-                anything.
+                dimension, column after column; ignored on ranks outside the grid.
+            desc: nine integers; the context's number is ignored, LLD is this rank's own. Ignored on ranks outside the
+                grid.
             grid: the process grid, over the first ranks of this context.
 
         Raises:
-            LayoutError: an array does not fit its descriptor, or a descriptor is not legal, on every rank.
+            LayoutError: an array does not fit its descriptor, or a descriptor is not legal; raised on every rank.
             RankMismatchError: the ranks gave different descriptors.
         """
         return creation.from_scalapack(self, local, desc, grid)
@@ -538,23 +540,23 @@ class Context:
         order: MemoryOrder | None = None,
         progress: Progress | None = None,
     ) -> DistributedMatrix:
-        """Return the matrix of a file. Collective over the context.
+        """Return the matrix stored in a file. Collective over the context.
 
         The ranks read contiguous parts of the file and pass the blocks on to their owners.
 
         Args:
-            path: the file, seen by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
+            path: the file, readable by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
                 ends in ``.zarr`` (extra ``zarr``), otherwise .npy, in C or F order.
-            descriptor: how the matrix is distributed. Without one, the rest says it:
-            dataset: which dataset of an HDF5 file (needed if it has several), which array of a Zarr group.
-            block, grid, source: as of :meth:`empty`.
+            descriptor: how the matrix is distributed. Without one, the arguments below say how.
+            dataset: the dataset in an HDF5 file (needed if it has several), or the array in a Zarr group.
+            block, grid, source: as for :meth:`empty`.
             dtype: element type, by default the file's; the numbers are converted.
             order: memory order of the local arrays, by default the file's.
-            progress: called on this rank with (bytes done, bytes in all) of its part.
+            progress: called on this rank with (bytes done, total bytes) of its part.
 
         Raises:
-            OSError: the file cannot be opened, on every rank.
-            LayoutError: it is not a readable file of a matrix, or does not fit the descriptor, on every rank.
+            OSError: the file cannot be opened; raised on every rank.
+            LayoutError: it does not hold a readable matrix, or does not fit the descriptor; raised on every rank.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)
@@ -563,7 +565,7 @@ class Context:
 
 
 def _measured(comm: Communicator, engine: Engine) -> Measured:
-    """Return what rank 0 knows of the times of algorithms on this machine, on every rank. Collective."""
+    """Return, on every rank, the times of algorithms on this machine that rank 0 knows. Collective."""
     with Agreement(comm, "Context"):
         mine = engine.machine, engine.libraries
     machine = machine_of(comm, *mine)

@@ -34,12 +34,12 @@ Block: TypeAlias = "int | Sequence[int]"
 GridLike: TypeAlias = "Grid | Sequence[int] | str"
 
 DEFAULT_BLOCK = 256
-_SLAB = 1 << 16  # elements that are random at once on a CPU, in its caches
+_SLAB = 1 << 16  # elements filled at a time on a CPU, within its caches
 _SLAB_GPU = 1 << 22
 
 
 class Layout:
-    """What a caller says of a new matrix: a descriptor, or a shape and keywords. Local.
+    """What a caller gives for a new matrix: a descriptor, or a shape and keywords. Local.
 
     Args:
         given: a descriptor, or the shape.
@@ -72,7 +72,9 @@ class Layout:
         given = {name: value for name, value in self.keywords.items() if value is not None}
         if isinstance(self.given, MatrixDescriptor):
             if given:
-                raise LayoutError(f"{', '.join(given)}: not with a descriptor; expected one or the other")
+                raise LayoutError(
+                    f"{', '.join(given)}: cannot be given with a descriptor; expected one or the other"
+                )
             descriptor = self.given
         else:
             if not isinstance(self.given, (tuple, list, np.ndarray)):
@@ -220,7 +222,7 @@ def as_numbers(values: Any, name: str) -> NDArray[Any]:
 def _check_fits(array: NDArray[Any], name: str, descriptor: MatrixDescriptor) -> None:
     """Raise LayoutError unless an array has the descriptor's shape and converts to its dtype. Local."""
     if array.shape != descriptor.shape:
-        raise LayoutError(f"{name}: shape is {array.shape}, the descriptor's {descriptor.shape}")
+        raise LayoutError(f"{name}: shape is {array.shape}, expected the descriptor's {descriptor.shape}")
     if array.dtype.kind == "c" and descriptor.dtype.kind != "c":
         raise LayoutError(f"{name}: {array.dtype} does not convert to {descriptor.dtype.name}")
 
@@ -230,7 +232,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
     with ctx._agreement("from_function") as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
         if not callable(function):
-            raise LayoutError(f"function: expected one of i and j, got {function!r}")
+            raise LayoutError(f"function: expected a function of i and j, got {function!r}")
         out = ctx._allocate(descriptor)
         host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
@@ -249,7 +251,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
 
 
 def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:
-    """Return a matrix over local arrays of the caller's. Collective over the context; see ``Context.from_local``."""
+    """Return a matrix over the caller's local arrays. Collective over the context; see ``Context.from_local``."""
     from .matrix import DistributedMatrix
 
     with ctx._agreement("from_local") as facts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The element types of pblasmp: one table of what each is called, stored as, and summed in."""
+"""The element types of pblasmp: one table of names, storage, and the type in which each is summed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ElementType:
         blas: the letter of its BLAS routines; empty where BLAS lacks the type.
         cuda: its name in CUDA's enumeration of data types, without the prefix ``CUDA_``.
         tolerance: relative error of a product beyond which something is wrong.
-        storage: the type as which it passes between libraries that lack it, by DLPack and NumPy's views; empty where
+        storage: the type as which it passes between libraries that lack it, through DLPack and NumPy views; empty if
             every library has it.
     """
 
@@ -59,7 +59,7 @@ class ElementType:
 
     @property
     def largest(self) -> float:
-        """The largest finite number; larger results of 8 bits are stored as this."""
+        """The largest finite number; larger 8-bit results are stored as this one."""
         return float(_finfo(self.dtype).max)
 
     @property
@@ -83,7 +83,7 @@ ELEMENT_TYPES: dict[str, ElementType] = {
         ElementType(np.dtype(ml_dtypes.float8_e5m2), "float32", "", "R_8F_E5M2", 0.25, "uint8"),
     )
 }
-"""Every element type by name. Adding one takes a row here, and kernels in the engines that shall compute with it."""
+"""Every element type by name. A new one takes a row here, and kernels in the engines that are to compute with it."""
 
 DTYPES: dict[str, np.dtype] = {n: row.dtype for n, row in ELEMENT_TYPES.items() if row.dtype.itemsize > 1}
 """The element types of every routine, by name."""
@@ -100,10 +100,10 @@ def element_type(dtype: np.dtype) -> ElementType:
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """Return the NumPy dtype meant by ``dtype``: a name ("bfloat16" too), a type or dtype of NumPy, PyTorch's. Local.
+    """Return the NumPy dtype meant by ``dtype``: a name ("bfloat16" too), a type or dtype of NumPy or PyTorch. Local.
 
     Raises:
-        LayoutError: ``dtype`` is none of the supported element types in native byte order.
+        LayoutError: ``dtype`` is not a supported element type in native byte order.
     """
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     if isinstance(name, str) and name in ELEMENT_TYPES:
@@ -150,7 +150,7 @@ def scalar(value: complex, dtype: np.dtype, name: str) -> complex:
         LayoutError: ``value`` is not a number, or is complex while ``dtype`` is real.
     """
     try:
-        number = complex(+value)  # a text has no sign, though complex() would read it
+        number = complex(+value)  # complex() would read a string, but a string has no unary plus
     except (TypeError, ValueError, OverflowError):
         raise LayoutError(f"{name}: expected a number, got {value!r}") from None
     if dtype.kind == "c":

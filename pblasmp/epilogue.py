@@ -37,23 +37,24 @@ _GELU_LD = 8
 class Epilogue:
     """What follows a product: ``D = f(alpha op(A) op(B) + beta C + bias)``. Local.
 
-    Arrays are local: this rank's part, NumPy's on the host engine, GPU memory on cublasmp. "Along" is the dimension of
-    D that is contiguous in memory: with D in C order a bias has one value per column of D, in F order one per row.
+    Arrays are local, this rank's part: NumPy arrays on the host engine, GPU memory on cublasmp. "Along" means along the
+    dimension of D that is contiguous in memory: with D in C order a bias has one value per column of D, in F order one
+    per row.
 
     Args:
         activation: for real types: "relu" or "gelu" (its tanh form) of the sum; "drelu" or "dgelu": the product is
-            multiplied by the derivative at what ``aux`` remembers. None leaves it as it is.
+            multiplied by the derivative at the values saved in ``aux``. None: no activation.
         bias: read: a vector along this rank's part of D, added before the activation.
         aux: from ``ctx.empty_aux(D's descriptor, activation)``: written by "relu" (a bit per entry of D) and "gelu"
             (what it was applied to), read by "drelu" and "dgelu".
         bias_grad: written, with "drelu" or "dgelu": the sums of D across, a vector along D.
         bias_grad_a: written: the sums of op(A) over k, one per row of D.
         bias_grad_b: written: the sums of op(B) over k, one per column of D.
-        fused: insist that the engine computes it inside the product. Otherwise an engine that cannot computes it
-            afterwards, from the rounded product, and ``plan.report()`` says so.
+        fused: insist that the engine computes it inside the product. Otherwise an engine that cannot do so computes
+            it afterwards, from the rounded product, and ``plan.report()`` says so.
 
     Raises:
-        LayoutError: a name is unknown or parts do not go together.
+        LayoutError: a name is unknown, or two parts cannot be combined.
     """
 
     activation: Activation | None = None
@@ -89,7 +90,7 @@ class Epilogue:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the arrays that it has."""
+        """Names of the arrays that are given."""
         return tuple(name for name in _ARRAYS if getattr(self, name) is not None)
 
     @property
@@ -108,16 +109,16 @@ class Epilogue:
         return f"Epilogue({self.name}{', fused' if self.fused else ''})"
 
     def bind(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Epilogue:
-        """Return it over an engine's arrays, each as the product on ``rank`` needs it. Local.
+        """Return it with an engine's arrays, each in the form that the product on ``rank`` needs. Local.
 
         Args:
             adopt: makes an engine's array of what the caller gave, without a copy.
             p: the product.
-            rank: which rank's arrays they are; outside D's grid they are not looked at.
+            rank: whose arrays they are; outside D's grid they are ignored.
 
         Raises:
             LayoutError: an array has another shape, type or memory order.
-            UnsupportedError: an activation of a complex product.
+            UnsupportedError: the product is complex and has an activation.
         """
         if p.d.dtype.kind == "c" and self.activation is not None:
             raise UnsupportedError(
@@ -167,7 +168,7 @@ def vector_axis(name: str, d: MatrixDescriptor) -> int:
 def vector_length(name: str, p: MatmulProblem, rank: int) -> int:
     """Return the length of the vector ``name`` of an epilogue on a rank of D's grid. Local.
 
-    It is that of the rank's part of D; where the scheme "rs" scatters what the vector runs along, every rank has all.
+    It is that of the rank's part of D; if scheme "rs" scatters the axis of the vector, every rank has all of it.
     """
     axis = vector_axis(name, p.d)
     if p.scheme == "rs" and axis != along(p.d):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of pblasmp: one tree, each also the built-in it resembles."""
+"""The exceptions of pblasmp: one hierarchy, in which each is also the built-in exception that it resembles."""
 
 from __future__ import annotations
 

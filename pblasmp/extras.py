@@ -17,7 +17,7 @@ def install(extra: str) -> str:
 
 
 def _source() -> tuple[bool, str]:
-    """Return whether pblasmp is installed in place, and what pip calls what it was installed from."""
+    """Return whether pblasmp is an editable install, and the name or path from which pip installs it."""
     clone = Path(__file__).parents[1]
     if (clone / "pyproject.toml").is_file():
         return True, str(clone)
@@ -26,7 +26,7 @@ def _source() -> tuple[bool, str]:
     from urllib.parse import unquote, urlsplit
 
     try:
-        # PEP 610: pip writes this file for what does not come from an index.
+        # PEP 610: pip writes this file for packages that do not come from an index.
         text = importlib.metadata.distribution("pblasmp").read_text("direct_url.json")
         url = urlsplit(json.loads(text or "{}").get("url", ""))
     except (importlib.metadata.PackageNotFoundError, ValueError):

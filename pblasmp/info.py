@@ -97,10 +97,10 @@ with pb.Context() as ctx:
 
 
 def collect() -> dict[str, Facts]:
-    """Return what is known of each thing that matters, by its name. Local.
+    """Return the facts about each component, by its name. Local.
 
-    Each value is a dict with ``version`` and ``path`` and whatever else there is to know, or ``problem``: why
-    there is nothing to know. Libraries are loaded in separate processes, so that this one stays as it is.
+    Each value is a dict with ``version``, ``path`` and further facts, or with ``problem``: why nothing is known.
+    Libraries are loaded in separate processes, so that this one is not affected.
     """
     from . import __version__
 
@@ -129,11 +129,11 @@ def launcher_problem(kind: str) -> str:
 def _unlike(launcher: str | None, library: Facts) -> str:
     version = library.get("version", "")
     fits = launcher in (None, "other", kind_of_library(version) or launcher)
-    return "" if fits else f"it belongs to another MPI than the library, {version}"
+    return "" if fits else f"it belongs to a different MPI from the library, {version}"
 
 
 def _ask(script: str, topic: str) -> dict[str, Facts]:
-    """Run a script that sets ``answer`` in a new process; without one, the problem is reported under ``topic``."""
+    """Run a script that sets ``answer`` in a new process; if it fails, return the problem under ``topic``."""
     command = python_command(f"{script}\nimport json; print(json.dumps(answer))")
     try:
         done = subprocess.run(

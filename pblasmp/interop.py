@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays that users hold, NumPy's, CuPy's, PyTorch's, and the local arrays over their memory."""
+"""Users' arrays (NumPy, CuPy, PyTorch), and local arrays that share their memory."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
     """Return ``array`` as an engine's local array of any number of dimensions, without a copy. Local.
 
     Args:
-        engine: whose array it shall be.
-        array: NumPy's, CuPy's, PyTorch's, or anything that shares its memory.
+        engine: the engine that is to use it.
+        array: a NumPy, CuPy or PyTorch array, or anything else that shares its memory.
         name: what messages call it.
-        dtype: the element type that is expected, where it matters: 8-bit floats may be bytes.
+        dtype: the expected element type, where it matters: 8-bit floats may come as bytes.
 
     Raises:
         LayoutError: the engine cannot use it in place; the message begins with ``name``.
@@ -81,7 +81,7 @@ def as_typed(
     """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
 
     Raises:
-        LayoutError: the engine cannot use it in place, or its type is none of ours; the message begins with ``name``.
+        LayoutError: the engine cannot use it in place, or its type is not supported; the message begins with ``name``.
     """
     local = as_local(engine, array, name)
     kind = str(array.dtype).removeprefix("torch.") if is_torch(array) else local.dtype
@@ -94,7 +94,7 @@ def as_typed(
 
 
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Return an uninitialised C-ordered array of the library that ``array`` is of, where it is. Local."""
+    """Return an uninitialised C-ordered array of the same library, and on the same device, as ``array``. Local."""
     if is_torch(array):
         import torch
 
@@ -111,7 +111,7 @@ def _torch_type(dtype: np.dtype) -> Any:
 
 
 def view_like(array: Any, local: Any, dtype: np.dtype) -> Any:
-    """Return a C-ordered local array of ``dtype`` as the library of ``array`` shows it, without a copy. Local."""
+    """Return a C-ordered local array of ``dtype`` as an array of the library of ``array``, without a copy. Local."""
     if not is_torch(array):
         return local
     import torch

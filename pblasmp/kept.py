@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that a context keeps, for calls that are made again."""
+"""Plans that a context keeps for repeated calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Closable(Protocol):
     """What a context closes: plans."""
 
     def close(self) -> None:
-        """Give back what it holds. Collective."""
+        """Free what it holds. Collective."""
 
 
 T = TypeVar("T", bound=Closable)
 
 
 class KeptPlans:
-    """The last plans that were used, by a key; none is found once more has been measured.
+    """The most recently used plans, by key; after a new measurement, earlier plans are no longer found.
 
     Keys are the same on every rank, and come in the same order.
 
@@ -46,7 +46,7 @@ class KeptPlans:
         return found
 
     def keep(self, key: Hashable, plan: Closable) -> None:
-        """Keep a plan. Collective over the context, where it takes the place of another."""
+        """Keep a plan. Collective over the context if another plan must make room."""
         self._make_room()
         self._plans[self._whole(key)] = plan
 
@@ -63,6 +63,6 @@ class KeptPlans:
         return key, self._engine.measured.added
 
     def _make_room(self) -> None:
-        """Close what was used longest ago, if as much is kept as may be. Collective over the context."""
+        """Close the least recently used plans until there is room for another. Collective over the context."""
         while len(self._plans) >= _MOST:
             self._plans.popitem(last=False)[1].close()

@@ -45,9 +45,9 @@ class Job:
     Args:
         argv: the command that each rank runs.
         nranks: how many ranks.
-        output: file that takes what launcher and ranks print (a pipe that is not read would block them).
+        output: file for the output of the launcher and the ranks (a pipe that nobody reads would block them).
         environ: the environment; what the launcher needs is added.
-        launcher: default: the one that :func:`find_launcher` finds.
+        launcher: by default the one that :func:`find_launcher` finds.
 
     Raises:
         LibraryNotFoundError: there is no launcher.
@@ -109,7 +109,7 @@ class Job:
             remove_shared_memory(self._started)
 
     def tail(self, lines: int = 20) -> str:
-        """Return the last lines that launcher and ranks printed. Local."""
+        """Return the last lines that the launcher and the ranks printed. Local."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
     def _members(self) -> Iterator[int]:
@@ -137,8 +137,8 @@ def interpreter() -> list[str]:
 def python_command(script: str, *arguments: str) -> list[str]:
     """Return a command that runs a script in a new Python, from the current directory only if this one does. Local.
 
-    Left to itself, Python looks for modules in the current directory first, the standard library's included;
-    ``PYTHONSAFEPATH`` forbids that from Python 3.11 on only.
+    By default Python looks for modules, even those of the standard library, in the current directory first;
+    ``PYTHONSAFEPATH`` prevents that only from Python 3.11 on.
     """
     if not {"", str(Path.cwd())} & set(sys.path):
         script = f"import sys\nif sys.path[:1] == ['']: del sys.path[0]\n{script}"
@@ -155,7 +155,7 @@ def _terminate_with_parent() -> None:
 
 
 def remove_shared_memory(since: float, directory: Path = Path("/dev/shm")) -> None:
-    """Remove what killed ranks of MPICH left: this user's files, made after ``since``, that no process holds. Local."""
+    """Remove files that killed ranks of MPICH left: this user's, made after ``since``, open in no process. Local."""
     files = []
     for path in directory.glob("mpich*"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launchers of MPI ranks: how each is recognized, called and configured. One row per launcher.
 
-A row of ``LAUNCHERS`` is all that pblasmp knows of a launcher, both as the one that started this process and as the
+A row of ``LAUNCHERS`` is all that pblasmp knows about a launcher, both as the one that started this process and as the
 one that the command line starts ranks with.
 """
 
@@ -33,17 +33,17 @@ _MPIRUN = "PBLASMP_MPIRUN"  # a launcher named by the user
 
 
 class LauncherKind(NamedTuple):
-    """What there is to know of a launcher. A row without ``answer`` is only recognized, never started.
+    """What pblasmp knows about a launcher. A row without ``answer`` is only recognized, never started.
 
     Attributes:
         kind: a short name.
         name: what its users call it.
-        rank, size: the environment variables of a rank, size "" where the launcher sets none.
+        rank, size: the environment variables of a rank; size is "" if the launcher sets none.
         least: the smallest size that counts: srun gives an interactive shell one task.
         answer: a pattern in what ``mpirun --version`` prints.
         library: how the version text of its MPI library begins.
-        options: put before ``-n``.
-        root_options: put first where root starts it.
+        options: arguments before ``-n``.
+        root_options: arguments before all others if root starts it.
         environment: variables set unless the user has set them.
         hydra: the name of a program in the same directory to start instead, where it exists.
     """
@@ -102,7 +102,7 @@ class Surroundings(NamedTuple):
 
 
 def surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings | None:
-    """Say which launcher started this process and with how many ranks, or None when none did. Local."""
+    """Return which launcher started this process and with how many ranks, None if none did. Local."""
     for row in LAUNCHERS:
         rank = _count(environ.get(row.rank, ""))
         size = _count(environ.get(row.size, ""))
@@ -194,8 +194,8 @@ def _candidates(directories: Sequence[Path]) -> Iterator[Path]:
 
 
 def _identify(path: Path, environ: Mapping[str, str]) -> Launcher:
-    """Ask the launcher at ``path`` for its version and tell its row by the answer."""
-    import subprocess  # not by ranks, which only ask who has started them
+    """Ask the launcher at ``path`` for its version and find its row by the answer."""
+    import subprocess  # only here: ranks, which only ask who started them, do without it
 
     environment = {**environ, "PATH": f"{path.parent}{os.pathsep}{environ.get('PATH', '')}"}
     try:

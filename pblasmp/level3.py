@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 PBLAS besides the product: triangular and symmetric products, solves, rank-k updates, sums.
+"""The level-3 PBLAS other than GEMM: triangular and symmetric products, solves, rank-k updates, sums.
 
 Each routine returns a new matrix or writes into ``out=``; ``pb.plan(routine, ...)`` prepares one to run many times.
 """
@@ -69,7 +69,7 @@ def trsm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -107,7 +107,7 @@ def trmm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -137,14 +137,14 @@ def symm(
         b: m × n.
         c: like the result, in any layout; None means zeros. With ``beta == 0`` it is not read.
         side: "L" for A B, "R" for B A.
-        uplo: "L" or "U": which triangle of A is there.
+        uplo: "L" or "U": which triangle of A is stored.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
         redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -173,7 +173,7 @@ def hemm(
         b: m × n.
         c: like the result, in any layout; None means zeros. With ``beta == 0`` it is not read.
         side: "L" for A B, "R" for B A.
-        uplo: "L" or "U": which triangle of A is there.
+        uplo: "L" or "U": which triangle of A is stored.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
             The imaginary parts of A's diagonal are taken as 0 and not read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
@@ -181,7 +181,7 @@ def hemm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -204,8 +204,8 @@ def syrk(
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's, or zeros where there is no C.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C, or zeros if there is no C.
 
     Args:
         a: n × k, or k × n where ``op_a`` is not "N".
@@ -219,7 +219,7 @@ def syrk(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -242,10 +242,10 @@ def herk(
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's, or zeros where there is no C.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C, or zeros if there is no C.
 
-    The imaginary parts of the diagonal of C are not read, those of the result are 0.
+    The imaginary parts of the diagonal of C are not read; those of the result are 0.
 
     Args:
         a: n × k, or k × n where ``op_a`` is not "N".
@@ -259,7 +259,7 @@ def herk(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -283,8 +283,8 @@ def syr2k(
 ) -> Matrix:
     """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's, or zeros where there is no C.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C, or zeros if there is no C.
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
@@ -298,7 +298,7 @@ def syr2k(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -322,24 +322,24 @@ def her2k(
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C``. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's, or zeros where there is no C.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C, or zeros if there is no C.
 
-    The imaginary parts of the diagonal of C are not read, those of the result are 0.
+    The imaginary parts of the diagonal of C are not read; those of the result are 0.
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
-        alpha, beta: numbers, beta a real one; with ``alpha == 0`` neither A nor B is read.
+        alpha, beta: numbers, of which beta is real; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
         redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -363,8 +363,8 @@ def syrkx(
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's, or zeros where there is no C.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C, or zeros if there is no C.
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
@@ -378,7 +378,7 @@ def syrkx(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -402,24 +402,24 @@ def herkx(
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's, or zeros where there is no C.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C, or zeros if there is no C.
 
-    The imaginary parts of the diagonal of C are not read, those of the result are 0.
+    The imaginary parts of the diagonal of C are not read; those of the result are 0.
 
     Args:
         a, b: n × k each, or k × n where ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
-        alpha, beta: numbers, beta a real one; with ``alpha == 0`` neither A nor B is read.
+        alpha, beta: numbers, of which beta is real; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
         redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -451,7 +451,7 @@ def geadd(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -474,8 +474,8 @@ def tradd(
 ) -> Matrix:
     """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context.
 
-    Only the triangle ``uplo`` of C is read and only that of the result written: outside it ``out`` keeps its
-    values, a new matrix has C's.
+    Only the triangle ``uplo`` of C is read, and only that of the result is written: outside it ``out`` keeps its
+    values, and a new matrix has those of C.
 
     Args:
         a: m × n, or n × m where ``op_a`` is not "N".
@@ -488,7 +488,7 @@ def tradd(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; every fault is named.
+        LayoutError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -506,7 +506,7 @@ def plan_routine(
     out: Matrix | None = None,
     **how: Any,
 ) -> MatrixPlan:
-    """Prepare the level-3 routine of that name, given all its arguments. Collective over the context."""
+    """Prepare the level-3 routine of that name for these arguments. Collective over the context."""
     ctx = context_of(routine, a, b, c, out)
     with ctx._agreement(routine) as facts:
         recipe, matrices, _, _ = _read(ctx, facts, a, b, c, out, routine=routine, **how)
@@ -542,7 +542,7 @@ def _read(
     beta: complex = 0,
     **how: Any,
 ) -> Reading:
-    """Check what is given to a routine, and add what must be equal on every rank to ``facts``. Local."""
+    """Check the arguments of a routine, and add what must be equal on every rank to ``facts``. Local."""
     traits = ROUTINES[routine]
     required = traits.operands if traits.shape == "added" else traits.operands.replace("c", "")
     check_operands(ctx, required, {"a": a, "b": b, "c": c, "out": out})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pblasmp logs, through ``logging.getLogger("pblasmp")``: INFO says what was chosen, DEBUG with what details.
+"""What pblasmp logs, through ``logging.getLogger("pblasmp")``: INFO says what was chosen, DEBUG gives the details.
 
 Modules call ``logger.info`` and ``logger.debug``. Nothing is shown unless the program configures logging or
-``PBLASMP_LOG=info`` or ``debug`` is set. One rank speaks; ``PBLASMP_LOG=info,all`` lets every rank. Records have a
-``rank``, None in a process that no launcher started.
+``PBLASMP_LOG=info`` or ``debug`` is set. Only rank 0 logs; ``PBLASMP_LOG=info,all`` makes every rank log. Records
+have a ``rank``, None in a process that no launcher started.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def show_logs(handler: logging.Handler | None = None, setting: str | None = None
     handler.from_pblasmp = True  # type: ignore[attr-defined]
     logger.addHandler(handler)
     logger.setLevel(match[1].upper())
-    logger.propagate = False  # else a program that configures logging, too, shows everything twice
+    logger.propagate = False  # otherwise a program that also configures logging shows everything twice
     _filter.everyone = match[2] is not None
 
 

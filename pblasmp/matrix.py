@@ -142,17 +142,17 @@ class DistributedMatrix:
             raise TypeError(f"expected a DistributedMatrix or a number, got {type(value).__name__}")
 
     def _place(self) -> tuple[DistributedMatrix, int, int]:
-        """Return the matrix that this one is a part of, maybe itself, and its first row and column there. Local."""
+        """Return the matrix that this one is a part of (maybe itself), and its first row and column there. Local."""
         if self.transpose_of is not None:
             whole, i, j = self.transpose_of._place()
             return whole.T, j, i
         return self._part_of or (self, 0, 0)
 
     def to_scalapack(self, context: int = 0) -> ScalapackMatrix:
-        """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take one, nothing copied. Local.
+        """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
 
         ``local`` is the local array of the whole matrix that this one is a part of, ``ia`` and ``ja`` count from 1, and
-        LLD in ``desc`` is the array's own. ScaLAPACK knows only F order: for a C-ordered matrix ask its ``.T``, which
+        LLD in ``desc`` is the array's own. ScaLAPACK knows only F order: for a C-ordered matrix use its ``.T``, which
         is the same memory.
 
         Args:
@@ -178,7 +178,7 @@ class DistributedMatrix:
             return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
-        """Return the whole matrix on ``root``; on other ranks None or, with ``everywhere``, room for it."""
+        """Return the whole matrix on ``root``; elsewhere None or, with ``everywhere``, an uninitialised array."""
         ctx, d = self.context, self.descriptor
         with ctx._agreement(call) as facts:
             facts.update(matrix=d, root=root)
@@ -215,12 +215,12 @@ class DistributedMatrix:
         Collective over the context. ScaLAPACK knows it as p?gemr2d and, with ``uplo``, as p?trmr2d.
 
         Args:
-            descriptor: the new layout; by default that of ``out``, or this matrix's with the changes that ``block``,
-                ``grid``, ``source``, ``dtype`` and ``order`` say.
-            uplo: "L" or "U": move only this triangle. Of a matrix that is not square it is a trapezoid whose diagonal
-                ends in the last corner where it would otherwise be cut off, as in p?trmr2d.
-            diag: "U" leaves the diagonal out, too.
-            out: a matrix to write to; what is not moved keeps its values. In a new matrix it is zero.
+            descriptor: the new layout; by default that of ``out``, or this matrix's, changed as ``block``, ``grid``,
+                ``source``, ``dtype`` and ``order`` say.
+            uplo: "L" or "U": move only this triangle. In a matrix that is not square it is a trapezoid, whose diagonal
+                ends in the last corner if it would otherwise be cut off, as in p?trmr2d.
+            diag: "U" leaves out the diagonal as well.
+            out: a matrix to write to; elements that are not moved keep their values. In a new matrix they are zero.
             block: one block size or ``(mb, nb)``.
             grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``.
             source: process that owns the first block; (0, 0) if ``grid`` or ``block`` are given.
@@ -242,7 +242,7 @@ class DistributedMatrix:
                 facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
                 if descriptor is None:
                     raise LayoutError(
-                        "redistribute: expected a descriptor, out=, or block=, grid= and the like"
+                        "redistribute: expected a descriptor, out=, or keywords such as block= and grid="
                     )
                 ctx._check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
@@ -251,7 +251,7 @@ class DistributedMatrix:
                     )
                 if descriptor.shape != self.shape:
                     raise LayoutError(
-                        f"redistribute: the matrix is {self.shape}, the new descriptor {descriptor.shape}"
+                        f"redistribute: the matrix has shape {self.shape}, the new descriptor {descriptor.shape}"
                     )
                 if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
                     raise LayoutError(
@@ -267,13 +267,15 @@ class DistributedMatrix:
     def _changed(
         self, descriptor: MatrixDescriptor | None, out: DistributedMatrix | None, changes: dict[str, Any]
     ) -> MatrixDescriptor | None:
-        """Return the new layout where keywords say it, else ``descriptor``."""
+        """Return the new layout if keywords give one, else ``descriptor``."""
         given = {name: value for name, value in changes.items() if value is not None}
         if not given:
             return descriptor
         if descriptor is not None or out is not None:
             what = "a descriptor" if descriptor is not None else "out="
-            raise LayoutError(f"redistribute: {', '.join(given)} not with {what}; expected one or the other")
+            raise LayoutError(
+                f"redistribute: {', '.join(given)} cannot be given with {what}; expected one or the other"
+            )
         if "block" in given:
             given["block"] = as_block(given["block"])
         if "grid" in given:
@@ -315,12 +317,12 @@ class DistributedMatrix:
             move.close()
 
     def on_host(self) -> NDArray[Any]:
-        """Return the local array as a NumPy array: itself, or a copy where it is on a GPU. Local."""
+        """Return the local array as a NumPy array: itself, or a copy if it is on a GPU. Local."""
         values = self.context.engine.to_host(self._local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
     def like_on_host(self) -> NDArray[Any]:
-        """Return where values may be put for ``engine.from_host``: the local array, or one like it. Local."""
+        """Return an array to fill for ``engine.from_host``: the local array itself, or one like it. Local."""
         values = self.context.engine.like_on_host(self._local)
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
@@ -332,23 +334,23 @@ class DistributedMatrix:
         order: MemoryOrder | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Write a file; it appears under its name only when it is complete. Collective over the context.
+        """Write the matrix to a file, which gets its name only when it is complete. Collective over the context.
 
         Each rank writes contiguous parts of the file. An existing file is replaced and keeps its mode; an HDF5 file
         keeps its other datasets, a Zarr group its other arrays. bfloat16 and 8-bit floats are written to .npy as NumPy
         does, as bytes without a type; HDF5 and Zarr note the type in an attribute.
 
         Args:
-            path: where to, seen by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
+            path: the file, writable by every rank: HDF5 if it ends in ``.h5`` or ``.hdf5`` (extra ``hdf5``), Zarr if it
                 ends in ``.zarr`` (extra ``zarr``), otherwise .npy. A symbolic link is followed.
             dataset: the dataset in an HDF5 file (needed there), the array in a Zarr group (by default the path is an
                 array itself). Groups on the way to it are made.
             order: memory order in an .npy file, by default the matrix's.
-            progress: called on this rank with (bytes done, bytes in all) of its part.
+            progress: called on this rank with (bytes done, total bytes) of its part.
 
         Raises:
-            OSError: the file cannot be written, or the disk is full; nothing is left behind then.
-            LayoutError: there is something else under this name, or an argument is not legal.
+            OSError: the file cannot be written, or the disk is full; then nothing is left behind.
+            LayoutError: something else has this name, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         with self.context._running("save"):
@@ -372,9 +374,9 @@ class DistributedMatrix:
     def __add__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
         """Return the sum as a new matrix, laid out like this one. Collective over the context.
 
-        ``-``, ``*`` and ``/`` likewise: element by element, as in NumPy, with a matrix of the same shape or a number.
+        ``-``, ``*`` and ``/`` work alike: element-wise, as in NumPy, with a matrix of the same shape or a number.
         A right operand in another layout is redistributed to the left one's first. Element types are promoted as in
-        NumPy; numbers of Python's own types do not widen a matrix's type.
+        NumPy; Python numbers do not widen a matrix's type.
 
         Raises:
             LayoutError: the shapes differ, or the matrices belong to different contexts.
@@ -386,11 +388,11 @@ class DistributedMatrix:
         return self._binary("-", self, other)
 
     def __mul__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
-        """Return the product, element by element, see ``+``. Collective over the context."""
+        """Return the element-wise product, see ``+``. Collective over the context."""
         return self._binary("*", self, other)
 
     def __truediv__(self, other: DistributedMatrix | complex) -> DistributedMatrix:
-        """Return the quotient, element by element, see ``+``. Collective over the context."""
+        """Return the element-wise quotient, see ``+``. Collective over the context."""
         return self._binary("/", self, other)
 
     def __radd__(self, other: complex) -> DistributedMatrix:
@@ -406,10 +408,10 @@ class DistributedMatrix:
         return self._binary("/", other, self)
 
     def __iadd__(self, other: DistributedMatrix | complex) -> Self:
-        """Add to this matrix in place, see ``+``; ``-=``, ``*=`` and ``/=`` likewise. Collective over the context.
+        """Add to this matrix in place, see ``+``. So do ``-=``, ``*=`` and ``/=``. Collective over the context.
 
         Raises:
-            LayoutError: as ``+``; or the result is complex and this matrix real, or its local array is read-only.
+            LayoutError: as for ``+``; or the result is complex and this matrix real, or its local array is read-only.
         """
         return self._in_place("+", other)
 
@@ -460,7 +462,7 @@ class DistributedMatrix:
         return arithmetic.cast(self, dtype)
 
     def norm(self, ord: Literal["fro", "inf", "max"] | float = "fro") -> float:  # noqa: A002 - NumPy's name
-        """Return a norm, the same bits on every rank. Collective over the context.
+        """Return a norm, bit for bit the same on every rank. Collective over the context.
 
         It is computed in double precision whatever the element type, and scaled like LAPACK's lange: it overflows only
         if the norm itself is too large. NaN in the matrix gives NaN. An empty matrix has norm 0.
@@ -480,7 +482,7 @@ class DistributedMatrix:
 
         Args:
             axis: None for a scalar; 0 for the sums of the columns, 1 for those of the rows, as a NumPy vector.
-            dtype: type of the result, by default the matrix's; sums are made in double precision and rounded once.
+            dtype: type of the result, by default the matrix's; sums are computed in double precision and rounded once.
 
         Raises:
             LayoutError: there is no such axis, or complex would become real.
@@ -498,17 +500,17 @@ class DistributedMatrix:
         with self.context._running("diagonal"):
             return reductions.diagonal(self)
 
-    # -- it is not a NumPy array
+    # -- what only NumPy arrays can do
 
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise TypeError(f"a DistributedMatrix does not become a NumPy array by itself: {_INSTEAD}")
+        raise TypeError(f"a DistributedMatrix is not converted to a NumPy array implicitly: {_INSTEAD}")
 
     def __array_function__(self, function: Any, *_args: Any) -> NoReturn:
         name = f"{function.__module__}.{function.__name__}"
         raise TypeError(f"{name} does not take a DistributedMatrix: {_INSTEAD}")
 
     def __bool__(self) -> bool:
-        raise TypeError("a DistributedMatrix is neither true nor false: compare with None, or ask for .size")
+        raise TypeError("a DistributedMatrix has no truth value: compare it with None, or use .size")
 
     __iter__ = None  # it has a length, but no rows to iterate over
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers by counters: element (i, j) of a matrix depends on i, j and the seed, on nothing else.
+"""Counter-based random numbers: element (i, j) of a matrix depends only on i, j and the seed.
 
 Philox4x32-10 of J. Salmon, M. Moraes, R. Dror and D. Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC11). Its
 counter is (i, j), its key the seed, and its 128 bits are enough for one element of any type. NumPy's own Philox makes
-long runs from one counter; here every element has another one, on CPUs and GPUs alike.
+long runs from one counter; here every element has its own, on CPUs and GPUs alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def random_values(xp: Any, i: Any, j: Any, seed: int, dtype: np.dtype, distribut
         xp: NumPy or CuPy, whose arrays ``i`` and ``j`` are.
         i, j: global indices.
         seed: 0 to 2**64 - 1.
-        dtype: element type; of complex types, both parts are random.
+        dtype: element type; for complex types both parts are random.
         distribution: "uniform" in [0, 1), or "normal" with mean 0 and variance 1.
 
     Returns:
@@ -47,7 +47,7 @@ def random_values(xp: Any, i: Any, j: Any, seed: int, dtype: np.dtype, distribut
     counter = i & _LOW, j >> 32, j & _LOW, i >> 32
     words = philox4x32(counter, (seed & _LOW, seed >> 32))
     bits = (words[0] << 32) | words[1], (words[2] << 32) | words[3]
-    if distribution == "normal":  # Box and Muller: two normal numbers of two uniform ones
+    if distribution == "normal":  # Box and Muller: two normal numbers from two uniform ones
         radius = xp.sqrt(-2 * xp.log(((bits[0] >> 11) + 1) * 2.0**-53))
         angle = (bits[1] >> 11) * (2.0**-52 * np.pi)
         real = radius * xp.cos(angle)

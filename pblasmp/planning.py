@@ -37,11 +37,11 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
 
     Args:
         function: ``pb.matmul``, a level-3 routine or a tensor-parallel function, or its name.
-        *args: its arguments, ``**kwargs`` as well. The x of a tensor-parallel function may be a shape.
+        *args, **kwargs: its arguments. The x of a tensor-parallel function may be a shape.
 
     Returns:
-        A plan: ``plan()`` runs it on what the operands then hold, ``plan(c=other)`` on others like them. Without
-        ``out`` every run writes the same new result.
+        A plan: ``plan()`` runs it on the operands' current values, ``plan(c=other)`` on other operands like them.
+        Without ``out`` every run writes to the same new result.
 
     Raises:
         LayoutError: there is no such function to plan.
@@ -73,21 +73,21 @@ def tune(
 ) -> Tuned:
     """Time every algorithm for ``function(*args, **kwargs)`` on this machine; "auto" takes the fastest from then on.
 
-    Collective over the context. The results go to scratch memory: no array of the caller's is written. The times are
-    kept in a file of the user's, which later contexts on such a machine read: ``~/.cache/pblasmp/tuning.json``, or what
-    PBLASMP_TUNING names. "auto" also goes by them for sizes up to about four times as large or as small.
+    Collective over the context. Results go to scratch memory: none of the caller's arrays is written. The times are
+    kept in a file of the user's, ``~/.cache/pblasmp/tuning.json`` or the one that PBLASMP_TUNING names, which later
+    contexts on such a machine read. "auto" also uses them for sizes up to about four times as large or as small.
 
     Args:
         function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
-        limit: seconds after which no further algorithm is begun.
-        progress: called on this rank with (algorithms done, algorithms in all).
+        limit: seconds after which no further algorithm is started.
+        progress: called on this rank with (algorithms done, algorithms in total).
 
     Returns:
-        The times by algorithm, of plans: ``best``, ``seconds``, ``refused``.
+        What was measured: ``best``, ``seconds`` (of a plan's run, by algorithm) and ``refused``.
 
     Raises:
         LayoutError: there is no such function, or ``limit`` is not a positive number.
-        UnsupportedError: no algorithm takes it.
+        UnsupportedError: no algorithm can compute it.
         Exception: what the function raises for these arguments.
     """
     kwargs["algo"] = "auto"
@@ -142,7 +142,7 @@ def algorithms(
     beta: complex = 0,
     redistribute: bool = False,
 ) -> dict[str, Verdict]:
-    """Return by name what every algorithm says of a problem, without a plan. Collective over the context.
+    """Return by name whether each algorithm can compute a problem, without a plan. Collective over the context.
 
     Args:
         problem: a product, a level-3 routine, or a tensor-parallel product as a value.
@@ -151,8 +151,8 @@ def algorithms(
         compute, alpha, beta, redistribute: as for ``pb.matmul``.
 
     Returns:
-        By name: ``applies`` says whether the algorithm can be taken, ``taken`` whether it would be, ``why`` why or why
-        not. A verdict is true where the algorithm applies.
+        By name: ``applies`` says whether the algorithm can be taken, ``taken`` whether it would be, and ``why`` gives
+        the reason. A verdict is true if the algorithm applies.
 
     Raises:
         LayoutError: the problem is not legal, or is not for as many ranks as the context has.

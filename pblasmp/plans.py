@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 class Graph(Generic[Result]):
-    """A plan as a CUDA graph, until the plan is closed. Made by ``plan.graph()``."""
+    """A plan as a CUDA graph, valid until the plan is closed. Made by ``plan.graph()``."""
 
     def __init__(self, replay: Callable[[], None], result: Result) -> None:
         self._replay, self._result = replay, result
@@ -101,7 +101,7 @@ class Plan(Generic[Result]):
     def _prepare(
         self, problem: Problem, operands: Operands, nearest: MatmulProblem | Level3Problem | None = None
     ) -> tuple[Product, dict[str, Verdict]]:
-        """Return what is prepared, and what is said of every algorithm. Collective over the context.
+        """Return the prepared product, and the verdict on every algorithm. Collective over the context.
 
         The ranks have agreed on the problem. Where nothing else can differ between them, on the host, they agree again
         only to raise an error.
@@ -186,12 +186,12 @@ class Plan(Generic[Result]):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A routine on distributed matrices, without these: what the ranks have agreed on.
+    """A routine on distributed matrices, but not the matrices: what the ranks have agreed on.
 
     Attributes:
         call, problem, options, nearest, reasons: see ``Plan``.
         result: D's layout.
-        in_place: the operand that the result may be.
+        in_place: the operand that may also be the result.
         partial: only a part of the result is written.
     """
 
@@ -215,7 +215,7 @@ class Recipe:
         """Return the operands, and ``out`` or a new matrix for the result. Local.
 
         Raises:
-            LayoutError: ``out`` shares memory with an operand that it must not be.
+            LayoutError: ``out`` shares memory with an operand that it must not overwrite.
         """
         result = ctx._allocate(self.result) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
@@ -231,9 +231,9 @@ class MatrixPlan(Plan[DistributedMatrix]):
     Args:
         ctx: the context.
         recipe: what is computed, and how.
-        matrices: the caller's "a", "b", "c" and the result "d"; None for those that there are not.
-        out: whether the caller gave the result. A new one begins as a copy of C where not all of it is written.
-        epilogue, scales: what follows the product, over the engine's arrays.
+        matrices: the caller's "a", "b", "c" and the result "d"; None for those that are absent.
+        out: whether the caller gave the result. A new one starts as a copy of C if only a part of it is written.
+        epilogue, scales: what follows the product, with the engine's arrays.
     """
 
     _operands: Operands
@@ -258,7 +258,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
 
     @cached_property
     def _words(self) -> str:
-        """What it computes, in messages: made once, as every run of CPU ranks agrees on it."""
+        """What it computes, for messages: made once, since CPU ranks agree on it in every run."""
         return repr(self._asked)
 
     @property
@@ -307,11 +307,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self.close()
 
     def release(self) -> None:
-        """Hold no array any more: this plan is run by ``run_with``. Local."""
+        """Drop all arrays: from now on this plan is run by ``run_with``. Local."""
         self._matrices, self._operands = {}, None  # type: ignore[assignment]
 
     def run_with(self, matrices: Matrices) -> DistributedMatrix:
-        """Run on matrices on which the ranks have agreed, and hold none of them. Collective over the context."""
+        """Run on matrices on which the ranks have agreed, and keep none of them. Collective over the context."""
         self._run(Operands(**_locals_of(matrices)))
         result = matrices["d"]
         assert result is not None
@@ -340,8 +340,8 @@ class MatrixPlan(Plan[DistributedMatrix]):
     def graph(self) -> Graph[DistributedMatrix]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective.
 
-        Collective over the context. A replay reads what the planned matrices then hold. The plan is run once first if
-        it never was, which writes its result.
+        Collective over the context. A replay reads the planned matrices' current values. A plan that has never run is
+        run once first, which writes its result.
 
         Raises:
             UnsupportedError: the engine has no graphs, the algorithm cannot be recorded, or operands are moved first.
@@ -351,26 +351,26 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self._check_open()
         with self._ctx._agreement("plan.graph: capturing"):
             if self._seeded:
-                raise LayoutError("a CUDA graph: the result of this plan begins as a copy of C, give out=")
+                raise LayoutError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
 
 
-Reading = tuple[Recipe, Matrices, Any, Any]  # the last ones: an epilogue and scales, over the engine's arrays
+Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays
 
 
 def run_once(
     call: str, given: Sequence[Any], how: Mapping[str, Any], read: Callable[..., Reading]
 ) -> DistributedMatrix:
-    """Return what a routine computes, by a plan that the context keeps when it is called like this again.
+    """Return what a routine computes, from the second such call on by a plan that the context keeps.
 
-    Collective over the context. Kept are plans that hold no memory, which run on any arrays.
+    Collective over the context. Only plans that hold no memory are kept: they run on any arrays.
 
     Args:
         call: the function's name.
         given: A, B, C and ``out``.
         how: its other arguments.
-        read: ``read(ctx, facts, *given, **how)`` checks them, and returns what they ask for.
+        read: ``read(ctx, facts, *given, **how)`` checks them, and returns the recipe and the matrices.
     """
     ctx = context_of(call, *given)
 
@@ -399,9 +399,9 @@ def run_once(
 
 
 def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, Any]) -> Hashable:
-    """Return what decides how a call is computed, whatever its matrices hold; None where more follows. Local.
+    """Return all that decides how a call is computed, apart from its matrices' values. Local.
 
-    A call that has to be read is like no other.
+    None if the product has an epilogue or scales; a value that equals no other if the arguments must be checked anew.
     """
     if how.get("epilogue") is not None or how.get("scales") is not None:
         return None
@@ -437,7 +437,7 @@ def context_of(call: str, *matrices: object) -> Context:
 
 
 def check_operands(ctx: Context, required: str, matrices: Mapping[str, object]) -> None:
-    """Raise LayoutError unless all that is ``required``, and all that is given, are matrices of ``ctx``. Local."""
+    """Raise LayoutError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
     for name, x in matrices.items():
         if x is None and name not in required:
             continue

@@ -61,7 +61,7 @@ def matmul(
         scales: of 8-bit operands and results (``Scales``).
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
-        redistribute: take operands whose layouts break a rule, instead of raising. Most algorithms compute with them
+        redistribute: accept operands whose layouts break a rule, instead of raising. Most algorithms compute with them
             as they are; cuBLASMp's move them to other layouts first.
         compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
             "tf32" and "bf16x9" (float32) and "fixedpoint" (float64).
@@ -69,7 +69,7 @@ def matmul(
         comm_sms: streaming multiprocessors that communicate (cublasmp); None leaves it to the library.
 
     Raises:
-        LayoutError: the layouts break a rule; every fault is named.
+        LayoutError: the layouts break a rule; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
@@ -106,7 +106,7 @@ def plan_matmul(
     """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Returns:
-        A plan: ``plan()`` multiplies what the matrices then hold. Without ``out`` every run writes the same new matrix.
+        A plan: ``plan()`` multiplies the matrices' current values. Without ``out`` every run writes to the same matrix.
 
     Raises:
         As ``matmul``.
@@ -141,7 +141,7 @@ def _read(
     scheme: Scheme,
     **how: Any,
 ) -> Reading:
-    """Check what is given to ``matmul``, and add what must be equal on every rank to ``facts``. Local."""
+    """Check the arguments of ``matmul``, and add what must be equal on every rank to ``facts``. Local."""
     check_operands(ctx, "ab", {"a": a, "b": b, "c": c, "out": out})
     d = (
         out.descriptor
@@ -163,7 +163,7 @@ def _read(
     if options.beta != 0 and c is None:
         raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
     nearest = with_c_like_d(asked)
-    problem = asked if options.beta != 0 else nearest  # a C that is not read may be anywhere
+    problem = asked if options.beta != 0 else nearest  # a C that is not read may have any layout
     reasons = () if problem == nearest else ("c is moved to the layout of the result",)
     recipe = Recipe("matmul", problem, options, nearest, reasons, d)
     matrices = recipe.matrices(ctx, a, b, c, out)
@@ -209,7 +209,7 @@ def check(problem: MatmulProblem, result: str = "d", *, redistribute: bool) -> N
     Args:
         problem: the product.
         result: what messages call D.
-        redistribute: layouts of scheme "gemm" may be any: only what no move could mend is a fault.
+        redistribute: any layouts will do for scheme "gemm": only what no move can fix is a fault.
     """
     movable = problem.scheme == "gemm"
     if redistribute and movable:
@@ -220,7 +220,7 @@ def check(problem: MatmulProblem, result: str = "d", *, redistribute: bool) -> N
     except LayoutError as error:
         if movable and not nearest_legal(problem).faults():
             raise LayoutError(
-                f"{error}\n  redistribute=True takes such layouts; some algorithms move operands first then"
+                f"{error}\n  redistribute=True accepts such layouts; some algorithms then move operands first"
             ) from None
         raise
 
@@ -231,7 +231,7 @@ def _epilogue(
     problem: MatmulProblem,
     matrices: Matrices,
 ) -> Epilogue | None:
-    """Return an epilogue over the engine's arrays, None for one that does nothing."""
+    """Return an epilogue with the engine's arrays, None for one that does nothing."""
     if epilogue is None or not epilogue.name:
         return None
     fitted = epilogue.bind(partial(as_local, ctx.engine, name="epilogue"), problem, ctx.rank)

@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("pblasmp").addoption(
         "--fresh-ranks",
         action="store_true",
-        help="start new MPI ranks for every run_mpi: to see whether a test depends on what earlier ones did",
+        help="start new MPI ranks for every run_mpi, to see whether a test depends on earlier ones",
     )
 
 

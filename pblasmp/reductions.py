@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, sums, the trace and the diagonal: numbers and vectors that every rank gets.
+"""Norms, sums, the trace and the diagonal: numbers and vectors, the same on every rank.
 
-All of it is summed in double precision, in an order that depends on the layout alone: every rank gets the same bits,
-in every run.
+Everything is summed in double precision, in an order that depends only on the layout: every rank gets the same bits in
+every run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["diagonal", "norm", "total", "trace"]
 
-_SLAB = 1 << 18  # elements that are converted at once
+_SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_GPU = 1 << 24
-_SAFE = 2.0**-400, 2.0**400  # whose squares, and sums of them, are far from underflow and overflow
+_SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
@@ -38,9 +38,9 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 
 def _local(matrix: DistributedMatrix) -> tuple[Any, Any]:
-    """Return the array module and the local array to compute with: on the host what CuPy does not know. Local."""
+    """Return the array module and the local array to compute with: on the host for types that CuPy lacks. Local."""
     engine = matrix.context.engine
-    engine.synchronize()  # before values are read, which would wait for ever behind a rank that is gone
+    engine.synchronize()  # before values are read: that would wait forever if a rank is gone
     xp = engine.xp
     return (xp, matrix.local) if xp is np or not is_foreign(matrix.dtype) else (np, matrix.on_host())
 
@@ -92,7 +92,7 @@ def _check(which: object) -> None:
 
 
 def _frobenius(matrix: DistributedMatrix) -> float:
-    """Scale like LAPACK's lassq: the square of no element overflows, or is lost where it matters."""
+    """Scale like LAPACK's lassq: no square overflows, and none that matters underflows."""
     ctx = matrix.context
     with ctx._agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="fro")

@@ -18,11 +18,11 @@ class Report:
 
     Attributes:
         call: the product: ops, sizes, type, scheme.
-        engine: name of the engine; ``ctx.engine.why`` says why it was taken.
+        engine: name of the engine; ``ctx.engine.why`` says why it was chosen.
         asked: the algorithm asked for.
         path: how it is computed.
         sent_bytes: bytes that this rank sends to other ranks in one run.
-        copied_bytes: bytes that this rank copies in its node's memory in one run.
+        copied_bytes: bytes that this rank copies within its node's memory in one run.
         workspace: memory besides the operands.
         algorithms: by name, why each algorithm was taken or not.
         moved: the operands that are redistributed first, each with its new layout.

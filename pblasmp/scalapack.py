@@ -35,11 +35,11 @@ class ScalapackMatrix(NamedTuple):
 
 
 def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
-    """Return the ``shape`` at the beginning of a local array with leading dimension ``lld``, not a copy. Local.
+    """Return a view of the first ``shape`` of a local array whose leading dimension is ``lld``. Local.
 
     Args:
-        array: NumPy's or CuPy's: two dimensions in Fortran order, at least ``shape``, whose columns are ``lld`` apart;
-            or one dimension, which holds column after column.
+        array: NumPy's or CuPy's, of two dimensions in Fortran order, at least ``shape``, with columns ``lld`` apart; or
+            of one dimension, which holds column after column.
         shape: rows and columns.
         lld: elements from one column to the next.
 
@@ -61,7 +61,7 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
             return array[:0].reshape(shape)
         return library.as_strided(array, shape, (item, lld * item))
     if array.ndim != 2:
-        raise LayoutError(f"local array: has {array.ndim} dimensions, expected 2, or 1")
+        raise LayoutError(f"local array: has {array.ndim} dimensions, expected 1 or 2")
     if array.shape[0] < rows or array.shape[1] < cols:
         raise LayoutError(f"local array: shape is {array.shape}, expected at least {shape}")
     part = array[:rows, :cols]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales: what 8-bit operands and results are multiplied by, and the largest value of a result. A plain value.
+"""Scales: the factors of 8-bit operands and results, and the largest value of a result. A plain value.
 
 Source: cublasmp.h of 0.10.0, cuBLASLt's documentation of 8-bit floating point.
 """
@@ -40,7 +40,7 @@ class Scales:
             bias of 127, one for every 32 entries along k. It needs a Blackwell GPU, and D then has 16 or 32 bits.
 
     Raises:
-        LayoutError: the mode is unknown, or scales do not go with it.
+        LayoutError: the mode is unknown, or does not take these scales.
     """
 
     a: Any = None
@@ -64,7 +64,7 @@ class Scales:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of what it has."""
+        """Names of what is given."""
         return tuple(name for name in _ARRAYS if getattr(self, name) is not None)
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Scales:
         ]
 
     def bind(self, adopt: Callable[[Any], Any], p: MatmulProblem, rank: int) -> Scales:
-        """Return it over an engine's arrays, numbers as they are. Local.
+        """Return it with an engine's arrays; numbers stay as they are. Local.
 
         Args:
             adopt: makes an engine's array of what the caller gave, without a copy.

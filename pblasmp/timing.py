@@ -14,7 +14,7 @@ __all__ = ["device_seconds", "host_seconds", "samples", "slowest"]
 
 
 def host_seconds(run: Callable[[], Any]) -> float:
-    """Return how long one run took by the host's clock. Local."""
+    """Return how long one run took, by the host's clock. Local."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -46,8 +46,8 @@ def samples(
 ) -> list[float]:
     """Return the seconds that each of ``count`` runs took until all ranks were done. Collective over the ranks.
 
-    On CPU ranks from the moment when a node's first rank begins: where ranks outnumber cores, they cannot begin
-    together. On GPUs by the device's clock, on the slowest rank. ``before`` is called before each run, and not timed.
+    On CPU ranks the time starts when the first rank of a node begins: if ranks outnumber cores, they cannot all begin
+    together. On GPUs it is the slowest rank's, by the device's clock. ``before`` is called, untimed, before each.
     """
     mine = []
     for _ in range(count):

@@ -24,8 +24,8 @@ from .timing import samples
 __all__ = ["Tuned", "measure"]
 
 _SAMPLES = 3, 20
-_SECONDS = 0.5  # for the samples of one algorithm
-_HOPELESS = 4  # times as slow as the best one so far: no more samples
+_SECONDS = 0.5  # spent on the samples of one algorithm
+_HOPELESS = 4  # an algorithm so many times as slow as the best one so far gets no more samples
 LIMIT = 60.0
 
 Progress = Callable[[int, int], None]
@@ -37,10 +37,10 @@ class Tuned:
 
     Attributes:
         problem: the product, in words.
-        machine: where.
+        machine: the machine, in words.
         seconds: by algorithm, the median of the times until all ranks were done.
         refused: by algorithm, why it was not measured.
-        file: where it is kept; empty where it could not be.
+        file: where it is kept; empty if it could not be saved.
     """
 
     problem: str
@@ -51,7 +51,7 @@ class Tuned:
 
     @property
     def best(self) -> str:
-        """Name of the fastest algorithm; empty where none could be measured."""
+        """Name of the fastest algorithm; empty if none could be measured."""
         return min(self.seconds, key=lambda name: self.seconds[name], default="")
 
     def __str__(self) -> str:
@@ -79,11 +79,11 @@ def measure(
     Args:
         engine, comm: of a context.
         problem, options, operands, nearest: as for ``engines.catalogue.prepare``. No array is written.
-        limit: seconds after which no further algorithm is begun.
-        progress: called with (algorithms done, algorithms in all).
+        limit: seconds after which no further algorithm is started.
+        progress: called with (algorithms done, algorithms in total).
 
     Raises:
-        UnsupportedError: no algorithm takes it.
+        UnsupportedError: no algorithm can compute it.
     """
     with Agreement(comm, "tune: scratch results"):
         scratch, restore = _scratch(engine, operands)
@@ -109,7 +109,7 @@ def measure(
             try:
                 run = _run(product, scratch, again=options.repeated)
                 seconds[name] = _time(engine, comm, run, restore, min(seconds.values(), default=0.0))
-            except PblasmpError as error:  # what a library says of itself when it is run
+            except PblasmpError as error:  # libraries refuse some products only when they run
                 if not is_agreed(error, comm):
                     raise
                 refused[name] = str(error)
@@ -139,12 +139,14 @@ def _keep(
     why = save(tuning_file(), [entry]) if comm.rank == 0 else ""
     file, why = comm.bcast((file, why))
     if why and comm.rank == 0:
-        warnings.warn(f"tune: the times are known to this context alone: {why}", stacklevel=3)
+        warnings.warn(
+            f"tune: the times could not be saved, only this context knows them: {why}", stacklevel=3
+        )
     return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file)
 
 
 def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
-    """Return what runs a product as a plan does ``again``, or as if for the first time."""
+    """Return a function that runs a product: like a plan that runs ``again``, or as if for the first time."""
     return lambda: product.run(operands if again else replace(operands))
 
 
@@ -163,7 +165,7 @@ def _time(
 
 
 def _scratch(engine: Any, operands: Operands) -> tuple[Operands, Callable[[], None]]:
-    """Return operands of which nothing that is written is the caller's, and what gives them their first values."""
+    """Return operands whose outputs are scratch copies, and a function that restores the copies' first values."""
     copies: list[tuple[Any, Any]] = []
 
     def copy(x: Any) -> Any:

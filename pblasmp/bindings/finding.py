@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and opening libcublasmp.so.0 and the libraries it needs.
 
-The path in the environment variable ``PBLASMP_CUBLASMP`` comes first, and alone. Without it the first of
+If the environment variable ``PBLASMP_CUBLASMP`` is set, only that path is tried. Otherwise the first of
 these that opens is used: what ``cuda.pathfinder`` finds, the file of an installed nvidia-cublasmp wheel, what
 the system's loader finds. What cuBLASMp needs is found by the loader (the wheels point at one another),
 or else through ``cuda.pathfinder``, by its own name.
@@ -38,7 +38,7 @@ _PATHFINDER_NAMES = {
 
 
 class _Failure(NamedTuple):
-    """Why a library did not open: the file that the loader lacked, if that was it, and the error."""
+    """Why a library did not open: the file that the loader did not find, if that was the reason, and the error."""
 
     missing: str
     error: Exception
@@ -60,7 +60,7 @@ def open_library(path: str | None = None) -> ctypes.CDLL:
         if isinstance(result, ctypes.CDLL):
             return result
         failures.append(result)
-    # A library that was found and did not open says more than one that was not found.
+    # The failure of a library that was found says more than that of one that was not.
     raise _explanation(next((failure for failure in failures if failure.missing != _FILE), failures[-1]))
 
 
@@ -82,7 +82,7 @@ def path_of(function: object) -> str:
 
 
 def _openers(path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
-    """Yield what may open cuBLASMp, in order; each raises OSError or RuntimeError where it cannot."""
+    """Yield functions that try to open cuBLASMp, in order; each raises OSError or RuntimeError if it cannot."""
     chosen = path or os.environ.get(ENVIRONMENT)
     if chosen:
         file = Path(chosen).absolute()
@@ -107,7 +107,7 @@ def _openers(path: str | None) -> Iterator[Callable[[], ctypes.CDLL]]:
 
 
 def _pathfinder(name: str) -> ctypes.CDLL:
-    """Open a library through cuda.pathfinder, as it names it."""
+    """Open a library through cuda.pathfinder, under its name there."""
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as error:
@@ -119,10 +119,9 @@ def _pathfinder(name: str) -> ctypes.CDLL:
 
 
 def _open(opener: Callable[[], ctypes.CDLL]) -> ctypes.CDLL | _Failure:
-    """Open a library, helping the loader to what it misses until it has all or there is no help."""
-    _attempt(
-        partial(_pathfinder, "nccl")
-    )  # nccl4py's, before the loader finds another one: there must be only one
+    """Open a library; load missing libraries it needs one by one, until it opens or one cannot be loaded."""
+    # nccl4py's NCCL, before the loader finds another one: there must be only one.
+    _attempt(partial(_pathfinder, "nccl"))
     helped: set[str] = set()
     while isinstance(result := _attempt(opener), Exception):
         match = re.search(r"([^\s:]+): (?:cannot open shared object file|not found)", str(result))

@@ -26,7 +26,7 @@ class Library:
 
     Handles, pointers and enumerations go in as ints, or as ctypes objects; ``ctypes.byref`` is for what C
     writes and None is NULL. Indices are 1-based and nothing has a default. A call returns None, or what C
-    returns where that is no status. A function has its newest name whatever the version.
+    returns if that is not a status. A function has its newest name whatever the version.
 
     Attributes:
         version: The number ``cublasMpGetVersion`` gives: 1000 is 0.10.0.
@@ -72,7 +72,7 @@ class Library:
                 raise self._failure(name, status)
 
         function: Callable[..., Any] = checked if FUNCTIONS[name].returns == "cublasMpStatus_t" else raw
-        setattr(self, name, function)  # the next look-up does not come here
+        setattr(self, name, function)  # later look-ups find the attribute itself
         return function
 
     def raw(self, name: str) -> Any:

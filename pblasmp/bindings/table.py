@@ -18,7 +18,7 @@ from .enums import C_ENUMS
 __all__ = ["FUNCTIONS", "OLDEST", "Argument", "Function", "LoggerCallback", "ctype"]
 
 OLDEST = 500
-"""The oldest version these bindings speak to; those before it take a CAL communicator in place of NCCL's."""
+"""The oldest supported version; earlier ones take a CAL communicator instead of NCCL's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Function:
     renamed: int = OLDEST
 
     def symbol(self, version: int) -> str | None:
-        """Return the name that ``version`` of the library exports, None where it has none. Local."""
+        """Return the name that ``version`` of the library exports, None if it does not have the function. Local."""
         if version < self.since or (self.until is not None and version >= self.until):
             return None
         return self.alias if self.alias is not None and version < self.renamed else self.name

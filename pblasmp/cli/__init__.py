@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pblasmp``. Importing it is quick: until ``main`` runs, Ctrl-C shows Python's own traceback."""
+"""The command ``pblasmp``. Importing it is quick, because until ``main`` runs, Ctrl-C shows Python's own traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line of this process and exit. Local; commands that compute start their own ranks."""
     let_signals_end()
     try:
-        gc.disable()  # imports leave no garbage: looking for it takes a tenth of the time to start
+        gc.disable()  # imports leave no garbage, and collecting takes a tenth of the startup time
         try:
             from .commands import run_command_line
         finally:
@@ -28,7 +28,7 @@ def main() -> None:
 
         complain("interrupted")
         raise SystemExit(INTERRUPTED) from None
-    except LayoutError as error:  # an environment variable that modules read when they are imported
+    except LayoutError as error:  # from an environment variable that is read on import
         from .terminal import complain
 
         complain(str(error))

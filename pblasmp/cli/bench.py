@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp bench``: the tensor-parallel products next to GEMM and the plain collective, one after the other."""
+"""``pblasmp bench``: the tensor-parallel products next to a GEMM and a plain collective in sequence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ON_CPUS = ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024))
 _ON_GPUS = ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384))
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
 _WARM_UP, _TURNS = 3, 5
-_DEPTH = 128  # inputs a rank where sizes are swept: few, so that the collective is most of the work
+_DEPTH = 128  # inputs per rank in a sweep of sizes: few, so that the collective is most of the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class BenchOptions:
 
     Attributes:
         collectives: which of ``COLLECTIVES``, in this order.
-        shapes: T, N, K each; empty: some for the engine.
+        shapes: T, N, K each; empty: defaults of the engine.
         dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
         samples: runs that are timed.
         engine: as in Context.
         output: a picture to draw.
-        algo: how ours are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
-        sizes: bytes that the collective moves, in place of shapes.
+        algo: how our products are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
+        sizes: bytes that the collective moves, instead of shapes.
     """
 
     collectives: tuple[str, ...]
@@ -72,8 +72,8 @@ def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
     """Time what the options say on ``nranks`` ranks and return the times. Collective over ranks.
 
     Raises:
-        PblasmpError: the options will not do.
-        OSError: there is no place for the picture.
+        PblasmpError: the options are not valid.
+        OSError: the picture's directory does not exist.
         FailureError: a rank that was started failed.
     """
     if surroundings() is None:
@@ -97,7 +97,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
             for t, n, k in shapes:
                 if t % ctx.size or k % ctx.size:
                     raise LayoutError(
-                        f"--shape {t},{n},{k}: T and K are split over the ranks here, expected multiples of {ctx.size}"
+                        f"--shape {t},{n},{k}: T and K are split over the ranks, expected multiples of {ctx.size}"
                     )
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         itemsize = as_dtype(dtype).itemsize
@@ -119,7 +119,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
 
 
 def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
-    """Return T, N, K of the products that are timed where no shape is given, T and K multiples of ``ranks``. Local."""
+    """Return T, N, K of the products that are timed by default, T and K multiples of ``ranks``. Local."""
     shapes = _ON_GPUS if on_gpus else _ON_CPUS
     return [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in shapes]
 
@@ -130,7 +130,7 @@ def round_up(n: int, ranks: int) -> int:
 
 
 def _shape_of(name: str, elements: int, ranks: int) -> tuple[int, int, int]:
-    """Return T, N and K of a product of little depth whose collective moves about so many elements. Local."""
+    """Return T, N and K of a product with few inputs whose collective moves about so many elements. Local."""
     width = 1 << (max(1, elements).bit_length() - 1) // 2
     t = round_up(max(1, elements // width), ranks)
     if name == "all_gather":  # of x
@@ -162,7 +162,7 @@ def _case(
         def plan_if_it_applies(algo: str) -> Any:
             try:
                 plan = plan_of(algo, result)
-                plan()  # some things a library refuses when it is run
+                plan()  # libraries refuse some products only when they run
             except PblasmpError as refusal:
                 if not is_agreed(refusal, ctx.comm):
                     raise
@@ -192,10 +192,10 @@ def _case(
 
 
 def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int) -> dict[str, float]:
-    """Return the median of each one's times, in microseconds, until all ranks are done. Collective over the context.
+    """Return each contender's median time until all ranks are done, in microseconds. Collective over the context.
 
-    They take turns, a few runs at a time and each time in another order, so that what else the machine does, and what
-    the one before leaves in the caches, is no one's alone.
+    They take turns of a few runs, each time in a different order, so that other load on the machine, and what the
+    previous one leaves in the caches, affects all of them alike.
     """
     shuffle = np.random.default_rng(0)  # the same on every rank
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -214,7 +214,7 @@ def print_bench(result: dict[str, Any]) -> None:
 
 
 def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
-    """Draw the chart that was asked for, if any. Local."""
+    """Draw the chart, if one was asked for. Local."""
     if options.output is not None and options.sizes:
         draw_lines(
             [

@@ -28,7 +28,7 @@ _REAL = [name for name, dtype in DTYPES.items() if dtype.kind != "c"]
 
 
 def run_command_line() -> NoReturn:
-    """Run the command line and exit: 1 for a failure, 2 for bad input. Local."""
+    """Run the command line and exit: with status 1 for a failure, 2 for bad input. Local."""
     debug = "--debug" in sys.argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -46,7 +46,7 @@ def run_command_line() -> NoReturn:
 
 
 def _leave(message: str, status: int, details: str = "") -> NoReturn:
-    """Print the reason and exit; only one process prints."""
+    """Print the reason and exit; only one process prints it."""
     if details and leading():
         click.echo(details.rstrip(), err=True)
     complain(message)
@@ -111,7 +111,7 @@ def cli(ctx: click.Context) -> None:
     callback=options.block,
     default="256",
     show_default=True,
-    help="Sizes of blocks along m, n and k: one for all, or each; KB is NB unless given.",
+    help="Block sizes along m, n and k: one for all, or one each; KB is NB unless given.",
 )
 @click.option(
     "--trans",
@@ -119,7 +119,7 @@ def cli(ctx: click.Context) -> None:
     callback=options.ops,
     default="NN",
     show_default=True,
-    help="N, T or C for A and for B.",
+    help="Two letters of N, T and C: the ops of A and B.",
 )
 @click.option(
     "--alpha",
@@ -178,7 +178,7 @@ def _require_consistent(given: dict[str, Any], beta: complex | None, size: int |
     if given["a"] is not None and given["output"] is None and not given["check"]:
         raise click.UsageError("no output file: give -o D.npy, or --check to verify without writing")
     if given["a"] is not None and size is not None:
-        raise click.UsageError("--size is for random matrices: leave it out, or A and B")
+        raise click.UsageError("--size is for random matrices: leave out either --size or A and B")
     if given["c"] is not None and given["a"] is None:
         raise click.UsageError("--c needs A and B")
     if given["c"] is None and beta:
@@ -317,8 +317,8 @@ def list_problems(as_json: bool) -> None:
     "--sizes",
     metavar="FROM-TO",
     callback=options.sizes,
-    help="In place of shapes, products of little depth whose collective moves these sizes, each four times the last: "
-    "1KiB-1GiB. A chart has lines then.",
+    help="Instead of shapes: products with few inputs whose collective moves these sizes, each four times the "
+    "last, such as 1KiB-1GiB. A chart then has lines.",
 )
 @click.option(
     "--dtype",
@@ -333,7 +333,7 @@ def list_problems(as_json: bool) -> None:
     metavar="NAME",
     default="auto",
     show_default=True,
-    help="Algorithm of ours, or all that apply, side by side: all.",
+    help="Algorithm of pblasmp's, or all: every one that applies, side by side.",
 )
 @engine
 @click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart; needs pblasmp[plot].")
@@ -345,7 +345,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
     from .bench import bench as run_bench
 
     if given["shapes"] and given["sizes"]:
-        raise click.UsageError("--sizes says the shapes: leave --shape out")
+        raise click.UsageError("--sizes determines the shapes: leave --shape out")
     options = BenchOptions(collectives=tuple(dict.fromkeys(collectives)) or tuple(COLLECTIVES), **given)
     result = run_bench(options, ranks)
     if leading():
@@ -369,7 +369,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
     "collectives",
     multiple=True,
     type=click.Choice(["all_gather", "reduce_scatter", "all_reduce", "all_scatter"]),
-    help="What goes with the GEMM, as for bench.  [default: the model's, or each of them]",
+    help="Collective that goes with the GEMM, as for bench.  [default: the model's, or each of them]",
 )
 @click.option(
     "--shape",
@@ -391,7 +391,7 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Time limit for one product, in seconds: no further algorithm is started after it.",
+    help="Time limit for one product, in seconds, after which no further algorithm is started.",
 )
 @engine
 @as_json
@@ -404,7 +404,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
     if (given["model"] is None) != (not given["tokens"]):
         raise click.UsageError("--model and --tokens go together")
     if given["model"] is not None and given["shapes"]:
-        raise click.UsageError("--model says the shapes: leave --shape out")
+        raise click.UsageError("--model determines the shapes: leave --shape out")
     result = run_tune(TuneOptions(**given), ranks)
     if leading():
         print_json(result) if as_json else print_tuned(result)
@@ -414,7 +414,7 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
 @as_json
 @common
 def info(as_json: bool) -> None:
-    """Show versions and paths of what pblasmp uses: Python, BLAS, MPI, GPU libraries, and the engine taken here."""
+    """Show versions and paths of what pblasmp uses: Python, BLAS, MPI, GPU libraries; and the engine chosen here."""
     from ..info import collect
 
     found = collect()

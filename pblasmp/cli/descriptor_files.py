@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptor files on the command line: reading them, ``pblasmp check``, ``list``, and what ``--json`` says of one."""
+"""Descriptor files on the command line: reading, ``pblasmp check`` and ``list``, and what ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MOST_BYTES = 1 << 24
 _MOST_RANKS_TOLD = 4096
 
 _reading_failed = (ValueError, OverflowError, RecursionError, MemoryError, TypeError)
-"""What numbers of thousands of digits and arrays thousands deep raise, wherever they are read or shown."""
+"""The errors that numbers with thousands of digits and arrays nested thousands deep raise when read or shown."""
 
 
 def read_text(file: str) -> bytes:
-    """Return what is in a descriptor file: a path, "-", or the name of one that comes with pblasmp. Local.
+    """Return the contents of a descriptor file: a path, "-", or the name of one that comes with pblasmp. Local.
 
     Raises:
         LayoutError: it cannot be read, or is too long to be a descriptor file.
@@ -62,7 +62,7 @@ def parse(file: str, text: bytes) -> ProblemFile:
     """Return the problem in the text of ``file``, its title made harmless. Local.
 
     Raises:
-        LayoutError: the text makes no problem; the message names the file and every fault.
+        LayoutError: the text does not describe a problem; the message names the file and every fault.
     """
     with _as_path(file, text) as path:
         found = load_problem_file(path)
@@ -72,10 +72,10 @@ def parse(file: str, text: bytes) -> ProblemFile:
 
 
 def legal(file: str, text: bytes) -> ProblemFile:
-    """Return the problem in the text of ``file``, a legal one. Local.
+    """Return the problem in the text of ``file``, checked to be legal. Local.
 
     Raises:
-        LayoutError: as ``parse``, or the product is not legal.
+        LayoutError: as for ``parse``, or the product is not legal.
     """
     found = parse(file, text)
     with _naming(file):
@@ -89,7 +89,7 @@ def _name(file: str) -> str:
 
 @contextlib.contextmanager
 def _as_path(file: str, text: bytes) -> Iterator[Path]:
-    """Give a text the path of a file, and errors about that path the name of the file it came from."""
+    """Yield the path of a file that holds the text; errors about that path name the file that the text came from."""
     with tempfile.TemporaryDirectory(prefix="pblasmp-") as directory:
         path = Path(directory, "problem.toml")
         path.write_bytes(text)
@@ -127,7 +127,7 @@ def _faults(file: str, text: bytes) -> list[str]:
 
 
 def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return for each file whether it is legal, every fault, and what it says. Local."""
+    """Return for each file whether it is legal, its faults, and its contents. Local."""
     checked = []
     for file in files:
         found: ProblemFile | None = None
@@ -144,7 +144,7 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def describe_problem(file: ProblemFile) -> dict[str, Any]:
-    """Return what a problem file says, as JSON has it. Local."""
+    """Return the contents of a problem file in JSON's types. Local."""
     p = file.problem
     return {
         "title": file.title,

@@ -13,7 +13,7 @@ __all__ = ["Display"]
 
 
 class Display(Reporter):
-    """Progress on the terminal that stderr is, a line for each step. A context manager."""
+    """Progress on the terminal that stderr is connected to, a line for each step. A context manager."""
 
     def __init__(self) -> None:
         context = click.get_current_context(silent=True)
@@ -29,7 +29,7 @@ class Display(Reporter):
         self._task: TaskID | None = None
 
     def step(self, name: str) -> None:
-        """Finish the step before and start this one. Local."""
+        """Finish the previous step and start this one. Local."""
         if self._task is not None:
             self._progress.update(self._task, total=1, completed=1)
         self._task = self._progress.add_task(f"{name:<14}", total=None)

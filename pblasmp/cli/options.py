@@ -52,7 +52,7 @@ class DescriptorFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         from ..layout.files import find
 
         names = [path.stem for path in find("problems") if path.stem.startswith(incomplete)]
-        if names:  # bash has either these or all files, and forgets what comes before those
+        if names:  # bash shows either these or all files, and drops what comes before those
             names += sorted(path.name for path in Path().glob("*.toml") if path.name.startswith(incomplete))
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
@@ -142,7 +142,7 @@ def tokens(ctx: click.Context, param: click.Parameter, text: str | None) -> tupl
 
 
 def ranks(default: str = "one per core, at most 4") -> Callable[[Command], Command]:
-    """Return the option -n, whose default the help tells."""
+    """Return the option -n, with its default in the help."""
     return click.option(
         "-n",
         "--ranks",
@@ -163,7 +163,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def common(command: Command) -> Command:
-    """Add what every command takes: --color, and --debug, which the command line looks for itself."""
+    """Add the options of every command: --color, and --debug, which run_command_line looks for itself."""
     debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
     colour = click.option(
         "--color",
@@ -176,10 +176,10 @@ def common(command: Command) -> Command:
 
 
 def _colour(ctx: click.Context, _param: click.Parameter, when: str | None) -> None:
-    if when is not None or ctx.color is None:  # else what was said before the command's name
+    if when is not None or ctx.color is None:  # otherwise the option before the command's name counts
         ctx.color = use_colour(when or "auto")
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a help text."""
+    """Return the examples at the end of a help text."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp matmul``: read matrices, multiply, check, write, and say how it went."""
+"""``pblasmp matmul``: read matrices, multiply, check, write, and report."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _REPEAT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProductOptions:
-    """What the user asks for; ``None`` where nothing is said.
+    """What the user asks for; ``None`` where the user says nothing.
 
     Attributes:
         a, b: the files; both None for random matrices.
         c: the file of C.
         output: the file of D.
         grid: rows and columns of the grid.
-        block: as of ``MatmulProblem.gemm``.
+        block: as for ``MatmulProblem.gemm``.
         op_a, op_b: "N", "T" or "C".
         alpha, beta: scalars of ``alpha op(A) op(B) + beta C``.
         dtype: element type of all matrices.
         engine: as in Context.
         check: whether to verify the product.
-        repeat: calls that are timed after the first one; None: what fits into a second.
+        repeat: number of calls timed after the first one; None: as many as fit into a second.
         size: rows and columns of random matrices.
     """
 
@@ -76,7 +76,7 @@ class ProductOptions:
 
     @property
     def operand_steps(self) -> dict[str, Path | None]:
-        """The steps in which operands come to be, each with the file that it reads, if any."""
+        """The steps that make the operands, each with the file that it reads, if any."""
         if self.a is None:
             return {"making A": None, "making B": None}
         files = {"A": self.a, "B": self.b, "C": self.c}
@@ -84,10 +84,10 @@ class ProductOptions:
 
 
 def multiply(options: ProductOptions, nranks: int | None) -> dict[str, Any]:
-    """Do what the options say on ``nranks`` ranks and return what there is to tell. Collective over ranks.
+    """Do what the options say on ``nranks`` ranks and return the facts to report. Collective over ranks.
 
     Raises:
-        PblasmpError: the input will not do.
+        PblasmpError: the input is not valid.
         OSError: a file cannot be read or written.
         FailureError: a rank that was started failed.
     """
@@ -100,7 +100,7 @@ def _validate(options: ProductOptions) -> np.dtype:
     """Return the element type of the product, or raise what is wrong with the input. Local.
 
     Raises:
-        LayoutError: files that are not matrices or do not fit each other, or scalars that do not fit them.
+        LayoutError: a file holds no matrix, the matrices do not fit together, or a scalar does not fit them.
         OSError: a file cannot be read, or the output cannot be written.
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
@@ -121,7 +121,7 @@ def _validate(options: ProductOptions) -> np.dtype:
         if k != k_b:
             raise LayoutError(
                 f"{options.a} is {_size(arrays['a'])} and {options.b} {_size(arrays['b'])}: with --trans "
-                f"{options.op_a}{options.op_b}, op(A) has {k} columns and op(B) {k_b} rows, expected as many"
+                f"{options.op_a}{options.op_b}, op(A) has {k} columns and op(B) {k_b} rows, expected the same number"
             )
         if "c" in arrays and arrays["c"].shape != (m, n):
             raise LayoutError(f"{options.c} is {_size(arrays['c'])}, but the product is {m} × {n}")
@@ -161,7 +161,7 @@ def _check_output(path: Path, inputs: list[Path]) -> None:
 
 
 class _Clock:
-    """Takes the time of steps, with all ranks together at both ends."""
+    """Times steps; all ranks begin and end each step together."""
 
     def __init__(self, ctx: Context, reporter: Reporter) -> None:
         self.context = ctx
@@ -240,7 +240,7 @@ def _operands(
 def _facts(
     ctx: Context, a: DistributedMatrix, b: DistributedMatrix, d: DistributedMatrix, options: ProductOptions
 ) -> dict[str, Any]:
-    """What there is to tell of the layout, as JSON. Collective over the context."""
+    """The facts about the layout, in JSON's types. Collective over the context."""
     m, n = d.shape
     k = a.shape[1 if options.op_a == "N" else 0]
     return {

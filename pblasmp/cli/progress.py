@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress reports: discarded, or sent to the process that has the terminal, which shows them with :mod:`.display`."""
+"""Progress reports: discarded, or sent to the process with the terminal, which shows them with :mod:`.display`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Event = dict[str, Any]
 
 
 def is_bad_input(error: BaseException) -> bool:
-    """Return whether ``error`` says that the input will not do, rather than that something broke. Local."""
+    """Return whether ``error`` means that the input is not valid, rather than that something failed. Local."""
     return isinstance(error, (PblasmpError, OSError, MemoryError, click.ClickException))
 
 
 def describe(error: BaseException) -> str:
-    """Return what to tell the user of ``error``. Local."""
+    """Return the text that tells the user about ``error``. Local."""
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx is not None else "pblasmp"
         return f"{error.format_message().rstrip('.?')}. Try '{command} --help'"
@@ -50,7 +50,7 @@ class Reporter:
         """Report how far the step is, in its own units. Local."""
 
     def temporary(self, path: Path) -> None:
-        """Name a file that is about to be written: what is left if the ranks are killed is removed. Local."""
+        """Name a file that is about to be written, so that it is removed if the ranks are killed. Local."""
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -59,9 +59,9 @@ class Reporter:
 
 
 class Channel(Reporter):
-    """Files in a directory through which a rank reports to the process that started it: both ends.
+    """Both ends of the files in a directory through which a rank reports to the process that started it.
 
-    There is one file per rank, which only grows: one JSON object a line.
+    There is one file per rank, to which lines are appended, one JSON object each.
 
     Args:
         directory: a directory that both sides see.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that the command line has started: it reads its orders from a directory and answers through it."""
+"""One rank that the command line has started: it reads its work from a directory and answers through it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on MPI ranks: on ranks that the command line starts, or in place where mpirun or srun has started it.
+"""Work on MPI ranks: on ranks that the command line starts, or in this process if mpirun or srun has started it.
 
 A piece of work is a function ``work(options, reporter) -> result`` that every rank runs. Ranks started here
 run :mod:`pblasmp.cli.rank`: they read their orders from a directory and answer through it. What they and the
@@ -26,7 +26,7 @@ from .terminal import is_terminal, plain
 
 __all__ = ["FailureError", "on_ranks"]
 
-_RANK = (  # imports leave no garbage: main() has it looked for from then on
+_RANK = (  # imports leave no garbage; main() enables the collector
     "import gc, sys; gc.disable(); from pathlib import Path; from pblasmp.cli.rank import main; "
     "sys.exit(main(Path(sys.argv[1])))"
 )
@@ -41,7 +41,7 @@ class FailureError(Exception):
     Attributes:
         status: the exit status: 2 for bad input, else 1.
         trace: its traceback.
-        printed: what all ranks and the launcher printed, where that is all there is to go by.
+        printed: what all ranks and the launcher printed, if nothing else says what went wrong.
     """
 
     def __init__(self, message: str, status: int = 1, trace: str = "", printed: str = "") -> None:
@@ -52,20 +52,20 @@ class FailureError(Exception):
 
 
 def on_ranks(work: Work, options: Any, nranks: int | None) -> Result:
-    """Run ``work`` on ``nranks`` new ranks, or in place on all the ranks that an MPI launcher has started.
+    """Run ``work`` on ``nranks`` new ranks, or in this process if an MPI launcher has started it, and so all ranks.
 
     Args:
         work: a function at the top level of a module.
         options: its first argument, sent by pickle.
-        nranks: how many ranks; None: as many as there are, or one per core up to 4.
+        nranks: how many ranks; None: as many as the launcher has started, or one per core up to 4.
 
     Returns:
-        The result of rank 0; in place, of this rank.
+        The result of rank 0, or in this process that of this rank.
 
     Raises:
         FailureError: a new rank failed.
         LibraryNotFoundError: there is no launcher.
-        click.UsageError: the launcher started another number of ranks than was asked for.
+        click.UsageError: the launcher started a different number of ranks from what was asked for.
     """
     around = surroundings()
     if around is None:
@@ -113,7 +113,7 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
 
 
 def _display() -> contextlib.AbstractContextManager[Reporter]:
-    """Return what shows progress; nothing is shown, and rich is not imported, where stderr is not a terminal."""
+    """Return what shows progress. If stderr is not a terminal, nothing is shown, and rich is not imported."""
     if not is_terminal(2):
         return contextlib.nullcontext(Reporter())
     from .display import Display
@@ -131,7 +131,7 @@ def _show(event: dict[str, Any], display: Reporter) -> None:
 
 
 def _remove_temporaries(directory: Path) -> None:
-    """Remove what ranks that are gone may not have removed themselves."""
+    """Remove temporary files that ranks which are gone may have left."""
     for event in Channel(directory).events():
         if "temporary" in event:
             remove_abandoned(Path(event["temporary"]))

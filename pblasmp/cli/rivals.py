@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rivals of ``pblasmp bench`` on the same arrays: a GEMM and a plain collective, and PyTorch's symmetric memory."""
+"""What ``pblasmp bench`` compares with, on the same arrays: a GEMM and a plain collective, and PyTorch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Array = Any
 
 
 class Separate:
-    """Arrays of random numbers, and the product by cuBLAS and NCCL, or by BLAS and MPI. Local to make.
+    """Arrays of random numbers, and their product by cuBLAS and NCCL, or by BLAS and MPI. Making one is local.
 
     Args:
         ctx: the context.
         name: "all_gather", "reduce_scatter", "all_reduce" or "all_scatter".
-        shape: T, N, K: N of each rank for the gathers; K of all ranks for the sums.
+        shape: T, N, K; N is per rank for the gathers, K is over all ranks for the sums.
         dtype: of x, w and the result.
 
     Attributes:
@@ -41,7 +41,7 @@ class Separate:
         sums = name in ("reduce_scatter", "all_reduce")
         self.x = self._numbers((t // p if name == "all_gather" else t, k // p if sums else k), dtype)
         self.w = self._numbers((n, k // p if sums else k), dtype)
-        # 16-bit sums are beyond MPI
+        # MPI cannot sum 16-bit types
         travels = accumulation_dtype(dtype) if ctx.engine.device is None else dtype
         self._gathered = self._empty((t, k), dtype) if name == "all_gather" else self.x
         self._part = self._empty((t, n), travels if sums else dtype)
@@ -51,7 +51,7 @@ class Separate:
 
     @staticmethod
     def name(ctx: Context) -> str:
-        """Return what it is called. Local."""
+        """Return its name in reports. Local."""
         return "MPI + BLAS" if ctx.engine.device is None else "NCCL + cuBLAS"
 
     def _numbers(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
@@ -64,7 +64,7 @@ class Separate:
         return self._ctx.engine.empty(shape, dtype, "C", max(1, shape[1]))
 
     def gemm(self) -> None:
-        """Multiply alone, all of x being here. Local."""
+        """Multiply without communication, as if all of x were here. Local."""
         x, w = (self._operations.operand(array, array.dtype) for array in (self._gathered, self.w))
         self._operations.gemm(1, x, w.T, 0, self._part)
 
@@ -127,9 +127,9 @@ class Separate:
 
 
 def by_pytorch(ctx: Context, name: str, x: Array, w: Array) -> tuple[dict[str, Callable[[], Array]], str]:
-    """Return the ways of PyTorch's symmetric memory to compute a product, and why they are left out. Collective.
+    """Return PyTorch's ways to compute a product in symmetric memory, or why they are left out. Collective.
 
-    The same on every rank: none where one rank has no PyTorch, or where one fails.
+    The same on every rank: none if a rank has no PyTorch, or one of the ways fails on a rank.
 
     Args:
         ctx: the context; on CPUs there are none.
@@ -145,7 +145,7 @@ def by_pytorch(ctx: Context, name: str, x: Array, w: Array) -> tuple[dict[str, C
     try:
         found = _ways(ctx, name, x, w)
     except (RuntimeError, PblasmpError) as error:
-        fault = f"PyTorch's ways are left out: {error}"
+        fault = f"PyTorch is left out: {error}"
     why = next((each for each in ctx.comm.allgather(fault) if each), "")
     return ({} if why else found), why
 

@@ -30,11 +30,11 @@ def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) 
     Args:
         file: its path, "-", or the name of one that comes with pblasmp.
         nranks: ranks to start; None: as many as the file needs.
-        max_ranks: the most to start because the file says so; None: 16, or twice the cores.
+        max_ranks: the most ranks to start for a file that asks for them; None: 16, or twice the cores.
         engine: as in Context.
 
     Raises:
-        LayoutError: the file is faulty, its grid needs other ranks, or its matrices do not fit into memory.
+        LayoutError: the file is faulty, its grid needs more or fewer ranks, or its matrices do not fit into memory.
         FailureError: a rank that was started failed.
     """
     if surroundings() is not None:
@@ -46,16 +46,16 @@ def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) 
         most = max_ranks or max(16, 2 * len(os.sched_getaffinity(0)))
         if nranks > most:
             raise LayoutError(
-                f"{file} needs {nranks} ranks, at most {most} are started: --max-ranks {nranks}, if the machine "
-                "can take them"
+                f"{file} needs {nranks} ranks, at most {most} are started: give --max-ranks {nranks} if the "
+                "machine can take them"
             )
     if nranks < found.nranks:
-        raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: -n {found.nranks}")
+        raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: give -n {found.nranks}")
     return on_ranks(_work, (file, text, engine), nranks)
 
 
 def _load(file: str, text: bytes) -> ProblemFile:
-    """Return the problem of a file whose matrices, compared as wholes on one rank, fit into memory. Local."""
+    """Return the problem in a file, checked to fit into memory as whole matrices on one rank. Local."""
     found = legal(file, text)
     elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
     distributed = sum(parent.nbytes for parent in found.parents.values())
@@ -112,7 +112,7 @@ def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[st
 
 
 def _numbers(seed: int, descriptor: MatrixDescriptor) -> Any:
-    """Return a function of indices that gives small integers, complex ones for a complex matrix."""
+    """Return a function of indices whose values are small integers, complex for a complex matrix."""
 
     def numbers(i: NDArray[np.int64], j: NDArray[np.int64]) -> Any:
         real = (3 * i + 5 * j + i * j + seed) % 7 - 3
@@ -122,7 +122,7 @@ def _numbers(seed: int, descriptor: MatrixDescriptor) -> Any:
 
 
 def _expected(found: ProblemFile) -> NDArray[Any]:
-    """Return what D's whole matrix holds afterwards, by NumPy in double precision: exact for these integers."""
+    """Return what D's whole matrix must hold afterwards, by NumPy in double precision: exact for these integers."""
 
     def whole(name: str) -> NDArray[Any]:
         parent = found.parents[name]
@@ -137,9 +137,8 @@ def _expected(found: ProblemFile) -> NDArray[Any]:
     problem = found.problem
     product = found.alpha * (operand("a", problem.op_a) @ operand("b", problem.op_b))
     if problem.scheme == "ar":
-        copies = (
-            problem.d.grid.size
-        )  # every rank has a whole D: declared side by side, in C order one below the other
+        # Every rank has a whole D: they are declared side by side, or in C order one below the other.
+        copies = problem.d.grid.size
         product = np.tile(product, (1, copies) if problem.d.order == "F" else (copies, 1))
     if "c" in found.parents:
         product = product + found.beta * operand("c")

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C, SIGTERM and SIGHUP unwind the command line, reliably and once.
 
-While the command line is being imported they end the process at once: there is nothing to unwind. After that a handler
-raises an exception, which Python drops while it runs its own callbacks: in a ``__del__``, around a fork. So the handler
-sets a timer, which raises again until the exception is on its way up or has arrived. What Python says about a dropped
-one is silenced meanwhile. In the middle of an import nothing is raised, as C code of the imported module may print the
-exception or exit at once (NumPy's does): the timer raises it after the import. A library may also raise an exception of
-its own instead (pydantic does): whoever would report that one calls ``reraise`` first.
+While the command line is being imported, signals end the process at once: there is nothing to unwind. After that a
+handler raises an exception. Python drops exceptions that are raised in its own callbacks, in a ``__del__`` or around a
+fork. So the handler also sets a timer, which raises again until the exception is being handled or has arrived; Python's
+messages about dropped ones are silenced meanwhile. Nothing is raised in the middle of an import, because C code of the
+imported module may print the exception or exit at once (NumPy's does): the timer raises it after the import. A library
+may replace the exception by one of its own (pydantic does): code that is about to report an error calls ``reraise``
+first.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class _Ending:
-    """The exception that ends this process, and the timer and the hook that there were before it."""
+    """The exception that ends this process, and the earlier handler, timer and hook."""
 
     error: BaseException | None = None
     settled = False
@@ -36,7 +37,7 @@ _ending = _Ending()
 
 
 def let_signals_end() -> None:
-    """Have Ctrl-C end this process at once, as SIGTERM and SIGHUP do where Python has started it. Local."""
+    """Have Ctrl-C end this process at once, as SIGTERM and SIGHUP do in a newly started Python. Local."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -44,7 +45,7 @@ def let_signals_end() -> None:
 def end_on_signals() -> None:
     """Have signals end this process by an exception: KeyboardInterrupt, or SystemExit with 128 + their number. Local.
 
-    What cleans up then is not interrupted again.
+    The cleanup that follows is not interrupted again.
     """
     _ending.error, _ending.settled = None, False
     for number in _NUMBERS:
@@ -53,13 +54,13 @@ def end_on_signals() -> None:
 
 
 def reraise() -> None:
-    """Raise the exception of the signal that came, if one did: the one at hand was made of it. Local."""
+    """Raise the exception of the signal, if one has arrived: a library may have replaced it by its own. Local."""
     if _ending.error is not None and not _ending.settled:
         raise _ending.error.with_traceback(None)
 
 
 def settle() -> None:
-    """Say that the exception has arrived, or that there will be none any more. Local."""
+    """Note that the exception has arrived, or that none will come any more. Local."""
     _ending.settled = True
     if _ending.before is not None:
         handler, timer, sys.unraisablehook = _ending.before
@@ -100,6 +101,6 @@ def _again(_number: int, frame: FrameType | None) -> None:
 
 
 def _dropped(what: Any) -> None:
-    """Say nothing about an exception that Python dropped and that comes again."""
+    """Suppress the message about our exception if Python dropped it, since it is raised again."""
     if what.exc_value is not _ending.error and _ending.before is not None:
         _ending.before[2](what)

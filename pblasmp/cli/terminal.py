@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written where: colours, escaped text from files, JSON, and which rank prints for all."""
+"""Output to the terminal: colours, escaped text from files, JSON, and which rank prints for all."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 
 def leading() -> bool:
-    """Return whether this process speaks for all: it is rank 0, or was not started as a rank. Local."""
+    """Return whether this process prints for all: it is rank 0, or was not started as a rank. Local."""
     around = surroundings()
     return around is None or around.rank == 0
 
 
 def complain(message: str) -> None:
-    """Write an error, faults one per line and all else in one line, from the process that speaks for all. Local."""
+    """Write an error, one fault per line and the rest in one line, from the process that prints for all. Local."""
     if leading():
         head, *faults = plain(message).split("\n  - ")
         if len(faults) == 1:
@@ -44,7 +44,7 @@ def complain(message: str) -> None:
 
 
 def plain(text: object) -> str:
-    """Return a text with control characters escaped, line feeds excepted: it may come from a stranger's file. Local."""
+    """Return a text with control characters except line feeds escaped: it may come from a stranger's file. Local."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
@@ -68,8 +68,7 @@ def _for_json(value: Any) -> Any:
 def use_colour(when: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether standard output takes colours: "always", "never", or "auto". Local.
 
-    "auto" means no where NO_COLOR is set (https://no-color.org), where TERM is dumb, and where the output is not a
-    terminal.
+    "auto" means no if NO_COLOR is set (https://no-color.org), if TERM is dumb, or if the output is not a terminal.
     """
     if when != "auto":
         return when == "always"
@@ -77,7 +76,7 @@ def use_colour(when: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_terminal(descriptor: int) -> bool:
-    """Return whether what this process writes to 1 or 2 ends on a terminal. Local.
+    """Return whether what this process writes to file descriptor 1 or 2 reaches a terminal. Local.
 
     A launcher may give its ranks a pseudo-terminal, as Open MPI does: then the launcher's own output decides.
     """
@@ -96,7 +95,7 @@ def is_terminal(descriptor: int) -> bool:
 
 
 def _launcher_process() -> int | None:
-    """Return the launcher among the ancestors of this process, the outermost; None where it is on another node."""
+    """Return the outermost launcher among the ancestors of this process; None if it is on another node."""
     found, pid = None, os.getppid()
     while pid > 1:
         try:

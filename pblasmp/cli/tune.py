@@ -50,7 +50,7 @@ def tune(options: TuneOptions, nranks: int | None) -> dict[str, Any]:
     """Measure what the options say on ``nranks`` ranks. Collective over ranks.
 
     Raises:
-        PblasmpError: the options will not do.
+        PblasmpError: the options are not valid.
         FailureError: a rank that was started failed.
     """
     if surroundings() is None and options.model is not None:
@@ -81,7 +81,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
             for _, (t, n, k) in cases:
                 if t % ctx.size or k % ctx.size:
                     raise LayoutError(
-                        f"{t}, {n}, {k}: tokens and inputs are split over the ranks here, expected multiples of "
+                        f"{t}, {n}, {k}: tokens and inputs are split over the ranks, expected multiples of "
                         f"{ctx.size}"
                     )
         rows, file = [], ""
@@ -108,7 +108,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
 def print_tuned(result: dict[str, Any]) -> None:
     """Print what was measured. Local."""
     click.echo(f"{result['machine']}, {result['dtype']}")
-    click.echo("median times until all ranks are done in µs; from now on auto takes the fastest algorithm")
+    click.echo("median times until all ranks are done, in µs; from now on auto takes the fastest algorithm")
     for row in result["measured"]:
         times = sorted(row["us"].items(), key=lambda each: each[1])
         head = click.style(f"{row['collective']:<15}", bold=True)

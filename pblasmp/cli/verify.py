@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checking a distributed product without computing it again: Freivalds' test, in O(n²) on the local arrays.
 
-R. Freivalds, Probabilistic machines can use less running time, IFIP Congress 1977: D = op(A) op(B) is tried
-on random vectors x of signs, D x = op(A) (op(B) x). A wrong D passes each with a probability of at most 1/2.
+R. Freivalds, Probabilistic machines can use less running time, IFIP Congress 1977: D = op(A) op(B) is
+checked on random vectors x of signs, D x = op(A) (op(B) x). A wrong D passes each check with probability at most 1/2.
 
 NaN and infinities would spoil whole sums. The rows and columns of D that hold them are left out of the sums and
 compared with what NumPy computes, as ``equal_nan`` does: all of them, or a random choice where there are many.
@@ -22,7 +22,7 @@ from ..matrix import DistributedMatrix
 __all__ = ["Verdict", "verify_product"]
 
 _VECTORS = 8
-_LINES = 32  # rows, and columns, with NaN or infinities that are computed again
+_LINES = 32  # rows, and as many columns, with NaN or infinities that are recomputed
 _CHUNK_BYTES = 1 << 24
 
 Array = NDArray[Any]
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
         error: the largest difference found among finite numbers.
         allowed: the largest that rounding explains.
         nans, infinities: how many elements of D are NaN or infinite.
-        misplaced: how many elements that were computed again are of another kind (NaN, infinite, finite) than NumPy's.
+        misplaced: how many recomputed elements are of a different kind (NaN, infinite, finite) from NumPy's.
     """
 
     error: float
@@ -62,12 +62,12 @@ def verify_product(
     op_a: str = "N",
     op_b: str = "N",
 ) -> Verdict:
-    """Try ``D = alpha op(A) op(B) + beta C`` on random vectors. Collective over the context.
+    """Check ``D = alpha op(A) op(B) + beta C`` on random vectors. Collective over the context.
 
     Returns:
         The same verdict on every rank.
     """
-    with np.errstate(all="ignore"):  # NaN and overflow are what it is about
+    with np.errstate(all="ignore"):  # NaN and overflow are expected here
         product = _Product(a, b, c if beta else None, d, alpha, beta, op_a, op_b)
         k = a.shape[1 if op_a == "N" else 0]
         rounding, kept = element_type(accumulation_dtype(d.dtype)).roundoff, element_type(d.dtype).roundoff
@@ -89,7 +89,7 @@ def _some(lines: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 class _Product(NamedTuple):
-    """The matrices, and what they are multiplied with."""
+    """The matrices, scalars and ops of the product."""
 
     a: DistributedMatrix
     b: DistributedMatrix
@@ -116,7 +116,7 @@ class _Product(NamedTuple):
         found = _not_finite(self.d)
         if m and n:
             rows, cols = rows | (found.rows == n), cols | (found.cols == m)
-        rows = rows | (found.rows > np.count_nonzero(cols))  # single elements: overflow, or C's
+        rows = rows | (found.rows > np.count_nonzero(cols))  # single elements: from overflow, or from C
         if self.c is not None:
             rows = rows | (_not_finite(self.c).rows > 0)
         return (rows, cols), (found.nans, int(found.rows.sum()) - found.nans)
@@ -136,16 +136,17 @@ class _Product(NamedTuple):
         if self.c is not None:
             cx, cx_size = _apply(self.c, "N", x, ones)
             difference, size = difference - self.beta * cx, size + abs(self.beta) * cx_size
-        # below it, results round to multiples of the smallest number
+        # below this, results are rounded to multiples of the smallest number
         size += element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff * (max(n, 1) * step)
-        told = ~rows & np.isfinite(size)  # where sums overflow on the way, rounding explains all
-        return float(np.max((np.abs(difference) / size[:, None])[told], initial=0.0))
+        # Where sums overflow on the way, rounding explains any difference.
+        comparable = ~rows & np.isfinite(size)
+        return float(np.max((np.abs(difference) / size[:, None])[comparable], initial=0.0))
 
     def error_of_lines(self, lines: NDArray[np.int64], axis: int, allowed: float) -> tuple[float, int]:
         """Compare some rows (axis 0) or columns of D with what they must be. Collective.
 
         Returns:
-            The largest relative difference of finite elements, and how many elements are of another kind.
+            The largest relative difference of finite elements, and how many elements are of a different kind.
         """
         got = _lines(self.d, "N", lines, axis)
         first, last = (
@@ -177,8 +178,8 @@ class _Product(NamedTuple):
 
 
 def _same_kind(got: Array, expected: Array) -> NDArray[np.bool_]:
-    """Return where two arrays are NaN, infinite with the same sign, or finite together."""
-    if got.dtype.kind == "c":  # libraries differ in what the other part of an infinite number is
+    """Return where both arrays are NaN, both infinite with the same sign, or both finite."""
+    if got.dtype.kind == "c":  # libraries differ in the other part of an infinite complex number
         return np.asarray(np.isfinite(got) == np.isfinite(expected))
     both_infinite = np.isinf(got) & (got == expected)
     return np.asarray(
@@ -191,7 +192,7 @@ def _wide(*arrays: Any) -> np.dtype:
 
 
 class _Counts(NamedTuple):
-    """How many NaN and infinities are in each row and each column, and how many NaN in all."""
+    """How many NaN and infinities each row and each column has, and how many NaN there are in total."""
 
     rows: Array
     cols: Array

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks: the few things asked of a communicator, agreement, node-shared memory, exchanges of blocks."""
+"""Ranks: what pblasmp needs of a communicator, agreement, memory shared by a node, exchanges of blocks."""
 
 from __future__ import annotations
 

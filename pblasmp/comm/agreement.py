@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement: before collective work all ranks compare what they are about to do, and fail together or not at all.
 
-One reduction of a few integers says whether every rank made the same call with the same facts and none found a fault.
-Only when it says no are the details gathered, and every rank raises the same error, naming the ranks that differ.
+One reduction of a few integers tells whether every rank made the same call with the same facts and none found a fault.
+Only if not are the details gathered; then every rank raises the same error, which names the ranks that differ.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BLOCKED_SECONDS = 20.0
 
 
 class _Mark:
-    """What is known of an exception: who agreed on it, and whether this rank shows it. Stays here when it travels."""
+    """What is known about an exception: who agreed on it, and whether this rank shows it. Not sent to other ranks."""
 
     def __init__(self) -> None:
         self.agreed_by: list[SideChannel] = []
         self.shown_here = True
-        self.differing: list[str] = []  # facts, where the ranks made the same call with different ones
+        self.differing: list[str] = []  # names of the facts that differ between ranks that made the same call
 
     def __reduce__(self) -> tuple[type[_Mark], tuple[()]]:
         return _Mark, ()
@@ -61,12 +61,12 @@ def is_reported_here(error: BaseException) -> bool:
 
 
 def differs_in(error: RankMismatchError, fact: str) -> bool:
-    """Return whether the ranks made the same call, and this fact was another on some rank. Local."""
+    """Return whether the ranks made the same call, but with a different value of this fact on some rank. Local."""
     return fact in _mark(error).differing
 
 
 def exit_status(error: BaseException) -> int:
-    """Return the status, not 0, that a process ends with which ends the others because of ``error``. Local."""
+    """Return the exit status, not 0, of a process that ends the other ranks because of ``error``. Local."""
     code = error.code if isinstance(error, SystemExit) else 1
     return code if isinstance(code, int) and code != 0 else 1
 
@@ -80,12 +80,12 @@ class Agreement:
     Args:
         comm: the ranks.
         call: what they call, in messages.
-        blocks: what is called inside waits for the other ranks in a library. Where it fails on one rank, the others may
-            wait there for ever: if they have not voted 20 seconds later, this rank prints its fault and ends the job.
+        blocks: a library call inside waits for the other ranks. If it fails on one rank, the others may wait in it
+            forever: if they have not voted 20 seconds later, this rank prints its fault and ends the job.
 
     Raises:
         RankMismatchError: the ranks made different calls or have different facts.
-        Exception: the fault that one or more ranks found, on every rank, with the ranks named.
+        Exception: the fault that one or more ranks found; raised on every rank, with the ranks named.
         SystemExit: a rank leaves the context with this exit status.
     """
 
@@ -103,13 +103,13 @@ class Agreement:
         channel, call = self._comm.channel, self._facts["call"]
         try:
             if error is not None and not isinstance(error, Exception):
-                return  # an interrupt is not about an argument
+                return  # an interrupt is not a fault of the arguments
             if error is not None and text_of(error) in channel.cause:
-                return  # it has broken the context: nobody votes any more
-            _raise_device_fault(channel, error)  # others may wait for this device, and so not vote
-            outcome = _voted(self._comm, self._facts, error, blocks=self._blocks)
+                return  # this error has broken the context: nobody votes any more
+            _raise_device_fault(channel, error)  # other ranks may wait for this device instead of voting
+            outcome = _vote(self._comm, self._facts, error, blocks=self._blocks)
         except BaseException as second:
-            channel.break_(second, call)  # the others count on this rank's vote
+            channel.break_(second, call)  # the other ranks are waiting for this rank's vote
             raise
         finally:
             channel.end_turn()
@@ -120,18 +120,18 @@ class Agreement:
 
 
 class Running:
-    """``with Running(comm, "matmul"):`` around a collective call: an exception that only this rank sees breaks it all.
+    """``with Running(comm, "matmul"):`` around a collective call: an exception on this rank alone breaks the context.
 
-    What ranks raise together passes: what they agreed on. Any other exception leaves the others with messages that
-    will not come, so the context is broken from then on, and every rank that uses it or waits in it raises ClosedError,
-    which names this rank and the exception. Transfers in flight are ended, or what they use is kept for good.
+    Errors that the ranks agreed to raise pass through. After any other exception the others would wait for
+    messages that never come. So the context is broken from then on: every rank that uses it or waits in it raises
+    ClosedError, which names this rank and the exception. Transfers in flight are ended, or their memory is kept.
 
     Local; may be nested.
 
     Args:
         comm: the ranks, those of the whole context.
-        call: what it is called in messages.
-        checks: look for ranks that have left once it is done; not needed where it only queues work.
+        call: the name of the call in messages.
+        checks: afterwards, look for ranks that have left; not needed if the call only queues work.
 
     Raises:
         ClosedError: the context is broken, or another thread is using it.
@@ -151,18 +151,18 @@ class Running:
             if error is not None:
                 _break_off(self._comm, error, self._call)
             elif self._checks:
-                channel.check()  # what came from a rank that has left may be wrong
+                channel.check()  # data from a rank that has left may be wrong
                 channel.forget()
         finally:
             channel.end_turn()
 
 
 def _break_off(comm: Communicator, error: BaseException, call: str) -> None:
-    """Break the context of ``comm`` on every rank where this one alone leaves ``call`` with ``error``. Local.
+    """Break the context of ``comm`` on every rank, unless all ranks leave ``call`` with ``error``. Local.
 
     Raises:
-        StatusError: the device is lost, whatever a library has made of that.
-        ClosedError: another rank has broken the context before, and a library has ended its wait with ``error``.
+        StatusError: the device is lost, whichever error a library has raised because of that.
+        ClosedError: another rank broke the context first, and a library ended its wait with ``error``.
     """
     channel = comm.channel
     try:
@@ -181,16 +181,16 @@ def _break_off(comm: Communicator, error: BaseException, call: str) -> None:
 
 
 def _raise_device_fault(channel: SideChannel, error: BaseException | None) -> None:
-    """Raise why this rank's device is lost, if it is: whatever ``error`` a library has made of it."""
+    """Raise the error of this rank's device if it is lost, whichever ``error`` a library has raised because of that."""
     lost = None if error is None else channel.device_fault()
     if lost is not None and lost is not error:
         raise lost from error
 
 
-def _voted(
+def _vote(
     comm: Communicator, facts: dict[str, Any], error: Exception | None, *, blocks: bool
 ) -> BaseException | None:
-    """Return what the ranks agree to raise, None if nothing. Collective."""
+    """Return the error that the ranks agree to raise, None if there is none. Collective."""
     call = facts["call"]
     try:
         facts = _as_texts(facts)
@@ -209,17 +209,17 @@ def _voted(
 
 
 def leave(comm: Communicator, error: BaseException) -> None:
-    """Make the other ranks raise ``error`` where they next agree, or end the job if they don't within a second. Local.
+    """Make the other ranks raise ``error`` at their next agreement, or end the job if none comes in a second. Local.
 
-    For an exception that this rank alone may have seen. Returns when every rank knows; ``error`` is then one that all
-    raise, and one of them shows. Otherwise it is shown here and every rank is aborted. In a broken context nobody
-    agrees any more: the ranks wait a second for each other to leave.
+    For an exception that perhaps only this rank has seen. Returns when every rank knows of it: all ranks then raise
+    ``error``, and one of them shows it. Otherwise it is shown here and every rank is aborted. In a broken context
+    there are no more agreements: the ranks wait a second for each other to leave.
     """
     if comm.size == 1 or comm.channel.disowned:
         return
     channel, deadline = comm.channel, time.monotonic() + _GRACE_SECONDS
     lost = channel.device_fault()
-    if lost is not None:  # others may wait for this device: they hear of it there
+    if lost is not None:  # other ranks may be waiting for this device: a note tells them
         channel.break_(lost, _LEAVING)
     vote = None if channel.cause else _Vote(comm, {"call": _LEAVING}, error)
     while vote is not None and not channel.cause:
@@ -227,16 +227,16 @@ def leave(comm: Communicator, error: BaseException) -> None:
             if vote.done():
                 vote.outcome(error)
                 return
-        except ClosedError:  # broken meanwhile
+        except ClosedError:  # the context was broken meanwhile
             break
-        except RuntimeError:  # MPI's and PyTorch's: a rank cannot be reached
+        except RuntimeError:  # from MPI or PyTorch: a rank cannot be reached
             _abort(comm, error)
         if time.monotonic() > deadline:
             _abort(comm, error)
         time.sleep(0.01)
         channel.look()
-    own = not isinstance(error, (ClosedError, SystemExit))
-    channel.leave(2 if own else 1)
+    is_own_error = not isinstance(error, (ClosedError, SystemExit))
+    channel.leave(2 if is_own_error else 1)
     deadline = time.monotonic() + _GRACE_SECONDS
     while True:
         everyone, shows = channel.left()
@@ -255,11 +255,11 @@ def _abort(comm: Communicator, error: BaseException) -> NoReturn:
 
 
 def closing(comm: Communicator, *, here: bool) -> bool:
-    """Agree that the context of ``comm`` ends; return whether it still was there on every rank. Collective.
+    """Agree that the context of ``comm`` ends; return whether every rank still had it. Collective.
 
     Args:
         comm: the ranks.
-        here: whether it still is there on this one, or has been lost without being closed.
+        here: whether this rank still has it; False if it was dropped without being closed.
     """
     channel = comm.channel
     try:
@@ -268,11 +268,11 @@ def closing(comm: Communicator, *, here: bool) -> bool:
         try:
             everywhere = all(comm.allgather(here))
         except BaseException as error:
-            channel.break_(error, CLOSING)  # the others count on this rank's answer
+            channel.break_(error, CLOSING)  # the other ranks are waiting for this rank's answer
             raise
     except BaseException as error:
         if channel.cause and not is_agreed(error, comm):
-            channel.leave(1)  # now: the caller may catch it, and never come here again
+            channel.leave(1)  # now, since the caller may catch the error and never close again
         raise
     if not everywhere:
         channel.broken_by_agreement("a rank dropped it without closing it")
@@ -280,7 +280,7 @@ def closing(comm: Communicator, *, here: bool) -> bool:
 
 
 class _Vote:
-    """One reduction over this rank's facts (texts) and fault, and what follows from it."""
+    """One reduction over the ranks' facts (texts) and faults, and its outcome."""
 
     def __init__(self, comm: Communicator, facts: dict[str, str], error: BaseException | None) -> None:
         self._comm, self._error, self._facts = comm, error, facts
@@ -303,17 +303,17 @@ class _Vote:
         low, high, faulty = self._all.tolist()
         if not faulty and ~low == high:
             return None
-        shows = None  # neither does Python show a SystemExit
+        shows = None  # Python does not show a SystemExit either
         if self._error is not None and not isinstance(self._error, SystemExit):
             shows = is_reported_here(self._error)
         everyone = self._comm.allgather(
-            (self._facts, None if self._error is None else _packed(self._error), shows)
+            (self._facts, None if self._error is None else _pack(self._error), shows)
         )
         facts, packed, showing = (list(column) for column in zip(*everyone, strict=True))
-        faults = [None if each is None else _unpacked(*each) for each in packed]
+        faults = [None if each is None else _unpack(*each) for each in packed]
         error = instead
         if error is None:
-            error = _combined(faults) if faulty else _mismatch(facts)
+            error = _combine(faults) if faulty else _mismatch(facts)
         if any(showing):
             reporter = showing.index(True)
         elif False in showing:
@@ -328,9 +328,9 @@ class _Vote:
         return error
 
 
-@functools.lru_cache(1024)  # runs of plans repeat theirs
+@functools.lru_cache(1024)  # every run of a plan has the same facts
 def _values(facts: tuple[tuple[str, str], ...], faulty: bool) -> NDArray[np.int64]:
-    """Return what a rank votes: 64 bits that differ where facts do, twice, and whether it found a fault."""
+    """Return a rank's vote: a 64-bit hash of its facts, twice (once inverted), and whether it found a fault."""
     digest = hashlib.blake2b(repr(sorted(facts)).encode(), digest_size=8).digest()
     mine = int.from_bytes(digest, "little", signed=True)
     return np.array([~mine, mine, faulty], dtype=np.int64)
@@ -351,7 +351,7 @@ def _as_texts(facts: dict[str, Any]) -> dict[str, str]:
     return {name: value if isinstance(value, str) else repr(value) for name, value in facts.items()}
 
 
-def _packed(error: BaseException) -> tuple[bytes, str]:
+def _pack(error: BaseException) -> tuple[bytes, str]:
     """Return ``error`` without its traceback, pickled, and its text: pickling and printing run the user's code."""
     text = text_of(error)
     if isinstance(error, SystemExit) and error.code:  # exit status 0 on one rank is an error on the others
@@ -363,13 +363,13 @@ def _packed(error: BaseException) -> tuple[bytes, str]:
                 return packed, text
         except Exception:  # noqa: BLE001
             pass
-    if isinstance(error, MemoryError):  # CuPy's, which cannot be unpickled
+    if isinstance(error, MemoryError):  # CuPy's own class cannot be unpickled
         return pickle.dumps(MemoryError(str(error))), text
     return b"", text
 
 
-def _unpacked(packed: bytes, text: str) -> BaseException:
-    """Return the error of another rank to raise here, too."""
+def _unpack(packed: bytes, text: str) -> BaseException:
+    """Return another rank's error, to be raised on this rank, too."""
     if packed:
         try:
             error = pickle.loads(packed)
@@ -381,8 +381,8 @@ def _unpacked(packed: bytes, text: str) -> BaseException:
     return PblasmpError(text)
 
 
-def _combined(faults: list[BaseException | None]) -> BaseException:
-    """Return one error for the faults that some ranks found: the first one's type, with the ranks named."""
+def _combine(faults: list[BaseException | None]) -> BaseException:
+    """Return one error for the faults that some ranks found: of the type of the first one, with the ranks named."""
     found = [(rank, fault) for rank, fault in enumerate(faults) if fault is not None]
     first = next((fault for _, fault in found if isinstance(fault, Exception)), found[0][1])
     if isinstance(first, SystemExit):
@@ -400,11 +400,11 @@ def _combined(faults: list[BaseException | None]) -> BaseException:
         return type(first)(first.errno, f"{first.strerror}{where}", first.filename)
     if not where:
         return first
-    if isinstance(first, MemoryError):  # CuPy's takes other arguments
+    if isinstance(first, MemoryError):  # CuPy's class takes other arguments
         return MemoryError(f"{first}{where}")
     try:
         error = type(first)(f"{first}{where}")
-        vars(error).update(vars(first))  # whatever else it says
+        vars(error).update(vars(first))  # its other attributes
         return error
     except Exception:  # noqa: BLE001 - a class of the user's that takes other arguments
         return PblasmpError(f"{type(first).__name__}: {first}{where}")
@@ -418,7 +418,7 @@ def _by_rank(values: list[str]) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Name ranks, runs of them as a range: "rank 3", "ranks 0, 2-5"."""
+    """Name ranks, consecutive ones as a range: "rank 3", "ranks 0, 2-5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Votes and barriers of ranks that share memory: each writes its own line, and reads all.
+"""Votes and barriers of ranks that share memory: each rank writes its own line and reads all lines.
 
-A reduction by messages takes rounds, and in each of them a rank needs others to run. Where ranks outnumber cores, those
-that are through begin to compute, and those that are not wait for a core, a round at a time. Here a rank needs a core
-once.
+A reduction by messages takes several rounds, and in each of them a rank needs other ranks to run. If ranks outnumber
+cores, the ranks that have finished begin to compute, and the others must wait for a core in each round. Here each rank
+needs a core only once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .shared import SharedMemory
 __all__ = ["Board", "make_boards"]
 
 _LINE = 8  # integers: a cache line for each rank
-_ORDERED = ("x86_64", "AMD64")  # other processors may show other ranks the count before the values
-_BUSY_SECONDS = 1e-3  # for which a wait only yields the core
-_NAP_SECONDS = 0.01  # at most, for a rank that nobody wakes: notes may come meanwhile
-_LOOK_SECONDS = 0.05  # between two looks at whether other processes still run
+_ORDERED = ("x86_64", "AMD64")  # on other processors, ranks might see the count before the values
+_BUSY_SECONDS = 1e-3  # that a wait only yields the core
+_NAP_SECONDS = 0.01  # longest sleep of a rank that nobody wakes: notes may have to be read
+_LOOK_SECONDS = 0.05  # between two checks that the other processes still run
 
-Process = tuple[int, str]  # its number, and when it began: numbers are used again
+Process = tuple[int, str]  # its number, and when it began: numbers are reused
 
 
 class Board:
-    """The lines of all ranks, twice: a rank may be one reduction ahead of those that still read the one before.
+    """The lines of all ranks, in two sets: a rank may be one reduction ahead of ranks that still read the previous one.
 
-    A rank begins a reduction when its one before is done; one that gives up a reduction breaks the context.
+    A rank begins a reduction when its previous one is done; a rank that gives up a reduction breaks the context.
 
     Args:
         lines: what the ranks share, of shape (2, ranks, 8) and zero at first.
@@ -57,14 +57,14 @@ class Board:
         lines = self._lines[self._count % 2]
         if values.size:
             lines[self._rank, 1 : 1 + values.size] = values
-        lines[self._rank, 0] = self._count  # last: who sees it sees the values
+        lines[self._rank, 0] = self._count  # last: a rank that sees the count also sees the values
         words = self._words[self._count % 2]
         futex.wake(words[self._rank])
         return _Posted(lines, self._count, out, self._processes, words)
 
 
 class _Posted:
-    """A reduction that has begun, with what the requests of mpi4py and of process groups have."""
+    """A reduction that has begun, with the interface of the requests of mpi4py and of process groups."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Posted:
     ) -> None:
         self._words = words  # the addresses of the ranks' counts
         self._lines, self._count, self._out, self._processes = lines, count, out, processes
-        self._here = 0  # ranks that have come, in their order
+        self._here = 0  # how many ranks, counted from rank 0, have arrived
         self._done = False
         self._since = time.monotonic()
         self._next_look = _LOOK_SECONDS
@@ -91,17 +91,17 @@ class _Posted:
         return self._done
 
     def sleep(self) -> None:
-        """Sleep until another rank comes, but not for long."""
+        """Sleep until another rank arrives, but not for long."""
         if self._here < len(self._lines):
             last = int(self._lines[self._here, 0])
             if last != self._count:
                 futex.sleep_while(self._words[self._here], last, _NAP_SECONDS)
 
     def pause(self) -> None:
-        """Yield the core, and sleep if the wait is long. Where no MPI launcher does, notice ranks that have ended.
+        """Yield the core, and sleep if the wait is long. Notice ranks that have ended, in case no launcher does.
 
         Raises:
-            ClosedError: one has ended without coming here.
+            ClosedError: a rank has ended before it arrived.
         """
         waited = time.monotonic() - self._since
         if waited < _BUSY_SECONDS:
@@ -112,7 +112,7 @@ class _Posted:
             return
         self._next_look = waited + _LOOK_SECONDS
         for rank, (number, began) in enumerate(self._processes):
-            if _began(number) != began and self._lines[rank, 0] != self._count:  # in this order
+            if _began(number) != began and self._lines[rank, 0] != self._count:  # it may arrive and then end
                 raise ClosedError(f"rank {rank} has ended")
 
     def __bool__(self) -> bool:

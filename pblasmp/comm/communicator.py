@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few things pblasmp asks of a communicator: of mpi4py's, of PyTorch's, or of a single process without either."""
+"""Communicators: mpi4py's, PyTorch's, or a single process without either, with the few methods that pblasmp needs."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ _NOTE = 1  # tag of the side channel's messages
 _TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Array = NDArray[Any]
-Request: TypeAlias = Any  # something in flight, mpi4py's or what has a Test() like it
+Request: TypeAlias = Any  # mpi4py's request, or another object with such a Test()
 
 
 class Votes(Protocol):
-    """Where ranks reduce a few integers."""
+    """An object through which ranks reduce a few integers."""
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
-        """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
+        """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
 
 
 @runtime_checkable
 class Communicator(Protocol):
-    """What pblasmp asks of a group of ranks.
+    """What pblasmp needs of a group of ranks.
 
     Attributes:
         rank, size: this process's number, and how many there are.
-        channel: the notes between the ranks; that of the communicator it was split from.
-        patient: waits yield the core to other processes: for nodes with fewer cores than ranks, where a rank that
-            waits busily takes time from those it waits for. True until an engine has counted the cores.
-        board: where its ranks vote, if they share memory; None where votes are messages.
+        channel: the notes between the ranks; shared with the communicator that this one was split from.
+        patient: waits yield the core to other processes, for nodes with fewer cores than ranks: there a busy wait
+            takes time from the ranks that are waited for. True until an engine has counted the cores.
+        board: where its ranks vote, if they share memory; None if votes are messages.
     """
 
     rank: int
@@ -69,7 +69,7 @@ class Communicator(Protocol):
     board: Votes | None
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
-        """Start writing the element-wise maximum over the ranks into ``out``; None when it is there. Collective."""
+        """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
 
     def allgather(self, value: Any) -> list[Any]:
         """Return every rank's ``value``, in rank order. Collective."""
@@ -78,22 +78,22 @@ class Communicator(Protocol):
         """Return the root's ``value``. Collective."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Collective."""
+        """Wait until every rank has arrived. Collective."""
 
     def sum_into(self, array: Array) -> None:
         """Replace ``array`` (contiguous, float or complex) by its sum over the ranks. Collective."""
 
     def bcast_into(self, array: Array, root: int) -> None:
-        """Replace ``array`` (contiguous) by the root's. Collective."""
+        """Replace ``array`` (contiguous) by the root's array. Collective."""
 
     def wait(self, request: Request, place: Place | None = None) -> None:
         """Wait for a request, at a place where all ranks wait for each other if one is given. Local."""
 
     def wait_any(self, requests: Sequence[Request]) -> int:
-        """Wait for one of several requests, return which. Local."""
+        """Wait for one of several requests, and return its index. Local."""
 
     def test_any(self, requests: Sequence[Request]) -> int | None:
-        """Return which of several requests is done, None where none is. Local."""
+        """Return the index of a request that is done, None if there is none. Local."""
 
     def isend(self, array: Array, dest: int) -> list[Request]:
         """Start sending ``array`` (contiguous in either order), which stays as it is until they are done. Local."""
@@ -102,7 +102,7 @@ class Communicator(Protocol):
         """Start receiving into ``array`` (contiguous in either order). Local."""
 
     def nodes(self) -> list[tuple[int, ...]]:
-        """Return the ranks of each node, every node's ascending, nodes by their first rank. Collective."""
+        """Return the ranks of each node, ascending; nodes are ordered by their first rank. Collective."""
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """Return a communicator of the group in ``groups`` that holds this rank. Collective."""
@@ -114,15 +114,15 @@ class Communicator(Protocol):
         """End every rank at once, this one too. Local."""
 
     def gone(self) -> bool:
-        """Return whether the ranks can no longer talk, since the user has finalised MPI. Local."""
+        """Return whether the ranks can no longer communicate, because the user has finalised MPI. Local."""
 
     def free(self) -> None:
-        """Give up what wrap() or split() made. Collective."""
+        """Free what wrap() or split() made. Collective."""
 
 
 @runtime_checkable
 class MpiCollectives(Protocol):
-    """What only a communicator of MPI has: collectives over parts of different sizes, in counts of elements."""
+    """What only MPI communicators have: collectives over parts of different sizes, in counts of elements."""
 
     def gather_into(self, part: Array, whole: Array, counts: Sequence[int]) -> None:
         """Write every rank's ``part`` into ``whole``, in rank order (all contiguous in C order). Collective."""
@@ -286,7 +286,7 @@ class _Mpi:
         self._done(self._comm.Ibarrier())
 
     def wait(self, request: Request, place: Place | None = None) -> None:
-        sleep = getattr(request, "sleep", None)  # a board's
+        sleep = getattr(request, "sleep", None)  # if it is a board's request
         self.channel.until(request.Test, patient=self.patient, sleep=sleep, place=place)
 
     def wait_any(self, requests: Sequence[Request]) -> int:
@@ -376,9 +376,9 @@ class _Mpi:
 
 
 def check_world(nranks: int, launcher: str) -> None:
-    """Raise unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
+    """Raise an error unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
 
-    Where mpirun belongs to another MPI than mpi4py's library, each rank is alone in its own world.
+    If mpirun belongs to a different MPI from mpi4py's library, each rank is alone in a world of its own.
 
     Raises:
         LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
@@ -405,7 +405,7 @@ def _mpi() -> Any:
 
 
 def _duplicate(comm: MPI.Comm) -> _Mpi:
-    """Return a duplicate with a separate channel, when all ranks are here."""
+    """Return a duplicate with a separate channel, once all ranks have arrived."""
     channel = SideChannel(comm.rank, _processes(comm))
     here = comm.Ibarrier()
     channel.until(channel.watch(here).Test, patient=True, place=channel.making())
@@ -427,7 +427,7 @@ def _processes(comm: MPI.Comm) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _enough_communicators() -> Iterator[None]:
-    """Say why MPI cannot make another communicator."""
+    """Explain the error if MPI cannot make another communicator."""
     from mpi4py import MPI
 
     try:
@@ -460,20 +460,21 @@ def count_cores(comm: Communicator, ranks: Sequence[int]) -> int:
 def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Communicator:
     """Return a communicator of our own over the ranks of ``comm``, which may be one of ours already.
 
-    None is COMM_WORLD; where no MPI launcher started this process, PyTorch's default process group if there is one;
-    without either, one process alone.
+    None means COMM_WORLD or, if no MPI launcher started this process, PyTorch's default process group if there is one,
+    else this process alone.
 
     Collective over ``comm``.
 
     Raises:
-        LibraryNotFoundError: started by an MPI launcher, but no MPI library can be loaded, or one of another MPI.
-        UnsupportedError: started by torchrun, but there is no process group yet.
+        LibraryNotFoundError: an MPI launcher started this process, but its MPI library cannot be loaded.
+        UnsupportedError: torchrun started this process, but there is no process group yet.
         LayoutError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
-    if not hasattr(comm, "Dup") and isinstance(comm, Communicator):  # that asks COMM_NULL for its size
+    # isinstance reads every attribute, and reading the size of COMM_NULL is an error.
+    if not hasattr(comm, "Dup") and isinstance(comm, Communicator):
         return comm.duplicate()
     launcher = surroundings()
-    dist = sys.modules.get("torch.distributed")  # without it there is no process group either
+    dist = sys.modules.get("torch.distributed")  # if it is not imported, there is no process group either
     if dist is not None and dist.is_available():
         if comm is None and launcher is None and dist.is_initialized():
             comm = dist.group.WORLD

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchange: move a matrix from one layout to another, block by block.
 
-Everything that crosses ranks goes through here: scatter, gather, redistribution, and the operands of a product. What a
-rank can write itself it copies straight to its place; the rest travels in messages of a few MiB, packed by the sender
-while the receivers take the ones before.
+All data that moves between ranks goes through here: scatter, gather, redistribution, and the operands of a product. A
+rank copies what it can write itself straight to its place; the rest travels in messages of a few MiB, which the sender
+packs while the receivers take the previous ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Coords = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One local array of a layout: its place in it, and the ranks that reach it (the first one owns it)."""
+    """One local array of a layout: its process coordinates, and the ranks that can access it (first its owner)."""
 
     coords: Coords
     ranks: tuple[int, ...]
@@ -41,9 +41,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A layout as an exchange sees it: two axes, and who holds which process coordinates. Local.
+    """A layout as an exchange sees it: two axes, and which ranks hold which process coordinates. Local.
 
-    ``order`` is the memory order of the local arrays. Several cells may have the same coordinates: copies.
+    ``order`` is the memory order of the local arrays. Several cells with the same coordinates are copies.
     """
 
     rows: Axis
@@ -75,12 +75,12 @@ class _Part:
 
 
 class Exchange:
-    """The moves between two sides, as this rank has to make them. Making one is local and needs no agreement.
+    """The moves between two sides that this rank has to make. Making one is local and needs no agreement.
 
     Args:
         comm: the ranks that the cells name.
         src: where the matrix is; one cell per coordinates.
-        dst: where it goes; any number of copies.
+        dst: where the matrix goes; any number of cells per coordinates.
         dtype: element type of what travels; local arrays of another type are converted.
 
     Attributes:
@@ -120,7 +120,7 @@ class Exchange:
 
     @cached_property
     def largest_bytes(self) -> int:
-        """What the two ranks send each other that send most: the same on every rank."""
+        """The most bytes that any rank sends to another one: the same on every rank."""
         src, dst = self._sides
         between: dict[tuple[int, int], int] = {}
         for source in src.cells:
@@ -175,7 +175,7 @@ def _common(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:
 
 
 def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:
-    """Return the ranks that read and write what two cells share: one and the same where it can."""
+    """Return the ranks that read and write what two cells share: the same rank if possible."""
     owner = source[0]
     if owner in target:
         return owner, owner
@@ -233,7 +233,7 @@ class _Transfer:
         copy(_array(self._dst, part.dst), _array(self._src, part.src), part.piece, conjugate=self._conjugate)
 
     def _fill(self) -> None:
-        """Pack and send while there are slots."""
+        """Pack and send messages while there are free slots."""
         while self._free and self._outgoing:
             self._free -= 1
             rank, part = self._outgoing.popleft()
@@ -247,7 +247,7 @@ class _Transfer:
             self._post(self._comm.isend(message, rank), -1, None, message, flat)
 
     def _receive(self, rank: int, *, everything: bool = False) -> None:
-        """Post what can go straight to its place from ``rank``, and the first message that needs a buffer."""
+        """Post the receives from ``rank`` that go straight to their places, and the first one that needs a buffer."""
         incoming = self._incoming[rank]
         while incoming:
             part = incoming.popleft()
@@ -264,7 +264,7 @@ class _Transfer:
                 return
 
     def _buffer(self, piece: Piece) -> tuple[Array, Array]:
-        """Return a contiguous array for a piece, and the flat buffer that it is a part of."""
+        """Return a contiguous array for a piece, and the flat buffer that contains it."""
         fitting = next((i for i, spare in enumerate(self._spare) if spare.size >= piece.size), None)
         flat = np.empty(piece.size, self._dtype) if fitting is None else self._spare.pop(fitting)
         rows, cols = piece.shape
@@ -274,15 +274,15 @@ class _Transfer:
     def _post(
         self, requests: list[Request], rank: int, part: _Part | None, message: Array, flat: Array | None
     ) -> None:
-        """Remember the requests of a message, and what is to be done when all of it is there."""
+        """Remember the requests of a message, and what to do when all of it has arrived."""
         self._requests.append(requests[-1])
         self._after.append((rank, part, message, flat, requests[:-1]))
 
     def finish(self) -> None:
-        """Wait until everything that this rank sends and receives is where it belongs."""
+        """Wait until everything that this rank sends and receives has reached its place."""
         while self._requests:
             i: int | None
-            if self._own:  # something to do while nothing has arrived
+            if self._own:  # make own copies while nothing has arrived
                 i = self._comm.test_any(self._requests)
                 if i is None:
                     self._copy_own()
@@ -313,7 +313,7 @@ def _array(arrays: Sequence[Array | None], i: int) -> Array:
 
 
 def _in_turn(queues: dict[int, list[_Part]], me: int) -> list[tuple[int, _Part]]:
-    """Return all messages, one for each rank in turn, beginning after ``me``: so that all receivers are busy."""
+    """Return all messages, one for each rank in turn from the one after ``me`` on, so that all receivers are busy."""
     ranks = sorted(queues, key=lambda rank: (rank < me, rank))
     longest = max(map(len, queues.values()), default=0)
     return [(rank, queues[rank][i]) for i in range(longest) for rank in ranks if i < len(queues[rank])]

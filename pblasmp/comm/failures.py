@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a process exits while it shares contexts with other ranks: with or without an uncaught exception.
 
-One rank shows an exception. When only one rank has it, the others are notified or ended, so that the job does not hang.
+One rank shows an exception. If only one rank has it, the others are notified or ended, so that the job does not hang.
 A process that ends without one closes the contexts that are still open, as leaving a ``with`` block does.
 """
 
@@ -20,34 +20,33 @@ __all__ = ["watch"]
 
 
 class Ending(Protocol):
-    """A context: what is notified of the end of the process."""
+    """A context, which is notified when the process ends."""
 
     def _fail(self, error: BaseException) -> None:
         """Notify the other ranks of an uncaught exception, unless they raise it too."""
 
     def close(self) -> None:
-        """Give everything back, unless that has been done. Collective."""
+        """Free everything, unless that has been done. Collective."""
 
 
-_watched: list[tuple[weakref.ref[Ending], Communicator]] = []  # in the order of making, the same on all ranks
+_watched: list[tuple[weakref.ref[Ending], Communicator]] = []  # in order of making, the same on all ranks
 _previous_hook = sys.excepthook
 
 
 def watch(context: Ending, comm: Communicator) -> None:
-    """Have the end of the process end ``context``, whose ranks agree through ``comm``. Local."""
+    """Close ``context``, whose ranks agree through ``comm``, when the process ends. Local."""
     global _previous_hook
     _watched[:] = [(ref, comm) for ref, comm in _watched if ref() is not None or _is_open(comm)]
     _watched.append((weakref.ref(context), comm))
     atexit.unregister(_close_all)
-    atexit.register(
-        _close_all
-    )  # the last to be registered is the first to be called: before what the engines need ends
+    # What is registered last is called first: before the libraries that engines need end.
+    atexit.register(_close_all)
     if sys.excepthook is not _hook:
         _previous_hook, sys.excepthook = sys.excepthook, _hook
 
 
 def _is_open(comm: Communicator) -> bool:
-    """Return whether other ranks may wait for this one to close what it has lost. Local."""
+    """Return whether other ranks may be waiting for this one to close a context that it has dropped. Local."""
     return comm.size > 1 and not (comm.channel.closed or comm.channel.raised or comm.gone())
 
 
@@ -61,7 +60,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _close_all() -> None:
-    """Close what is open, last made first. The exit status stays: ranks that are not about to end raise an error."""
+    """Close what is open, last made first. The exit status stays; ranks that are not about to end get an error."""
     for ref, comm in reversed(_watched):
         context = ref()
         try:

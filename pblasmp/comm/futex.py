@@ -22,15 +22,15 @@ class _Time(ctypes.Structure):
 
 
 def sleep_while(address: int, value: int, seconds: float) -> None:
-    """Sleep while the lower 32 bits at ``address`` are those of ``value``, for so many seconds at most. Local.
+    """Sleep while the lower 32 bits at ``address`` are those of ``value``, for at most ``seconds``. Local.
 
-    Also ends when a signal arrives, or for no reason.
+    May also return when a signal arrives, or for no reason.
     """
     _function()(_NUMBER, address, _WAIT, value & 0xFFFFFFFF, _time(seconds))
 
 
 def wake(address: int) -> None:
-    """Wake all processes that sleep while the number at ``address`` is what it was. Local."""
+    """Wake all processes that sleep on the number at ``address``. Local."""
     _function()(_NUMBER, address, _WAKE, _EVERYONE, None)
 
 

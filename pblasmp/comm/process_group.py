@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a PyTorch process group, without MPI: a gloo group of our own, whatever the group's backend is.
+"""The ranks of a PyTorch process group, without MPI: our own gloo group, whatever the backend of the user's group.
 
-It is made over the same rendezvous store, so that our messages never meet the caller's and nothing goes through a GPU.
+It is made over the same rendezvous store, so that our messages never mix with the caller's or go through a GPU.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .side_channel import Place, SideChannel
 
 __all__ = ["from_group"]
 
-_TIMEOUT = timedelta(days=7)  # a rank may compute as long as it likes; one that ends is noticed at once
+_TIMEOUT = timedelta(days=7)  # a rank may compute for any time; one that ends is noticed at once
 _LOOK_SECONDS = 0.05
-_made: Counter[str] = Counter()  # the same on every rank of a group, whose ranks make ours in the same order
+_made: Counter[str] = Counter()  # the same on every rank: the ranks of a group make ours in the same order
 
 Array = NDArray[Any]
 
 
 class _Message:
-    """A message in flight: a thread waits for it, since gloo tells only who waits."""
+    """A message in flight. A thread waits for it, since gloo cannot be polled."""
 
     def __init__(self, work: Any, changed: threading.Condition) -> None:
         self._work, self._changed = work, changed
@@ -81,17 +81,17 @@ class _Collective:
     def Test(self) -> bool:  # noqa: N802 - as in mpi4py
         if self:
             return False
-        self._work.wait()  # raises what went wrong
+        self._work.wait()  # raises the error, if any
         return True
 
     def pause(self) -> None:
         """Sleep until it is done, but not for long: polling would take the core from gloo's own threads."""
-        with contextlib.suppress(RuntimeError):  # that time is over; Test() raises what goes wrong
+        with contextlib.suppress(RuntimeError):  # a timeout; Test() raises real errors
             self._work.wait(timedelta(seconds=_LOOK_SECONDS))
 
 
 class _Notes:
-    """Notes by way of the store through which the ranks found each other. A look at it is a message to its server."""
+    """Notes through the store in which the ranks found each other. Each look for notes is a message to its server."""
 
     any_thread = True
 
@@ -213,7 +213,7 @@ class _Gloo:
         return [self.channel.watch(_Message(work, self._changed)) for work in works]
 
     def nodes(self) -> list[tuple[int, ...]]:
-        boot = Path("/proc/sys/kernel/random/boot_id")  # machines may share a name
+        boot = Path("/proc/sys/kernel/random/boot_id")  # different machines may have the same name
         here = platform.node(), boot.read_text() if boot.exists() else ""
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, place in enumerate(self.allgather(here)):
@@ -228,7 +228,7 @@ class _Gloo:
         return _Gloo(self._ranks)
 
     def abort(self, code: int) -> NoReturn:
-        os._exit(code)  # the others see their connections end
+        os._exit(code)  # the other ranks see their connections close
 
     def gone(self) -> bool:
         return False

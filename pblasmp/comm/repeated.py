@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that all ranks repeat: they agree by a single vote, whatever the first such call had to compare."""
+"""Calls that all ranks repeat: they take a single vote, however much the first such call had to compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ U = TypeVar("U")
 class RepeatedCalls:
     """What the ranks of a context have agreed on, by call.
 
-    Each call gets a number, the same on every rank. Where all ranks find the same number, all repeat the same call.
+    Each call gets a number, the same on every rank. If all ranks find the same number, all repeat the same call.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,15 @@ class RepeatedCalls:
         again: Callable[[Any], T],
         first: Callable[[dict[str, Any]], U],
     ) -> tuple[int, T | U]:
-        """Return the call's number and what ``again`` makes of it, or 0 and what ``first`` does. Collective.
+        """Return the call's number and the result of ``again``, or 0 and the result of ``first``. Collective.
 
-        A call that all ranks repeat takes one vote, as does one that is new to all: which is to be remembered then.
+        A call that all ranks repeat takes one vote, and so does one that is new to all; the caller then remembers it.
 
         Args:
-            agreement: makes one of the call.
-            key: what this rank was asked for; None stands for calls that are not remembered.
-            again: gets what is remembered; may raise, which is a fault of the call.
-            first: gets the facts of the agreement to fill; likewise.
+            agreement: makes an agreement on the call.
+            key: what this rank was asked for; None for calls that are not remembered.
+            again: is given what is remembered; an exception is a fault of the call.
+            first: is given the facts of the agreement to fill; an exception is a fault of the call.
         """
         number, known = self._known.get(key, (0, None))
         try:

@@ -25,7 +25,7 @@ class SharedMemory:
 
     Args:
         node: the ranks.
-        nbytes: how much it has at first.
+        nbytes: its size at first.
 
     Attributes:
         why_not: empty, or why the ranks of this node cannot share memory.
@@ -38,7 +38,7 @@ class SharedMemory:
         self.why_not = self._grow(nbytes)
 
     def array(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return ``nbytes`` of the buffer, growing it if needed: its contents are lost then."""
+        """Return ``nbytes`` of the buffer, growing it if needed, which loses its contents."""
         if nbytes > self._size:
             why_not = self._grow(nbytes)
             if why_not:
@@ -47,7 +47,7 @@ class SharedMemory:
         return np.frombuffer(self._map, np.uint8, nbytes)
 
     def close(self) -> None:
-        """Unmap; arrays that were handed out keep their memory until they go."""
+        """Unmap the buffer; arrays that were handed out keep their memory as long as they exist."""
         self._map = None
         self._size = 0
 
@@ -68,12 +68,12 @@ class SharedMemory:
                 try:
                     if self._node.rank != 0:
                         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                        if os.fstat(descriptor).st_ino != file:  # containers number processes on their own
+                        if os.fstat(descriptor).st_ino != file:  # containers number processes separately
                             raise OSError("the ranks do not see each other's processes")
                     mapped = mmap.mmap(descriptor, nbytes)
                 except (OSError, ValueError, OverflowError, MemoryError) as error:
                     why_not = f"cannot open the memory shared by the ranks of this node: {error}"
-            # The last that can fail has been done; rank 0's descriptor has stayed open until all had opened it.
+            # Nothing can fail from here on. Rank 0's descriptor has stayed open until all ranks had opened the file.
             reasons = [reason for reason in self._node.allgather(why_not) if reason]
         finally:
             if descriptor >= 0:
@@ -81,13 +81,13 @@ class SharedMemory:
         if not reasons:
             self._map, self._size = mapped, nbytes
             if mapped is not None and hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):  # faster where the kernel has them
+                with contextlib.suppress(OSError):  # huge pages are faster, if the kernel has them
                     mapped.madvise(mmap.MADV_HUGEPAGE)
         return reasons[0] if reasons else ""
 
 
 def available_bytes() -> int:
-    """Return the memory that this node, or the container it is in, still has to give. Local."""
+    """Return how many bytes of memory are available on this node, or in its container. Local."""
     known = [
         int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")
     ]

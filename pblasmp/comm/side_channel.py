@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes between the ranks of a context outside its calls: that one has broken it, or waits, or leaves.
+"""Notes between the ranks of a context, outside its calls: that a rank has broken it, is waiting, or leaves it.
 
-Every wait of this package goes through :meth:`SideChannel.until`, which looks for such notes meanwhile. So a rank that
-waits for one that will not come gets an error instead.
+Every wait of this package goes through :meth:`SideChannel.until`, which looks for such notes. So a rank that waits for
+another one that will never arrive gets an error instead.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from ..errors import ClosedError
 
 __all__ = ["Place", "SideChannel", "Transport", "nap", "number_open", "text_of"]
 
-YIELDS = 500  # polls that yield the core to ready processes, before a wait sleeps: a sleep takes longer
-SPINS = 50_000  # polls of an impatient wait for other ranks, before it sleeps all the same
+YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
+SPINS = 50_000  # polls of a wait that is not patient, before it sleeps nevertheless
 _PAUSE_SECONDS = 2e-5
-_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # of the time waited so far, that a nap takes
+_SHARE, _LONGEST_SECONDS = 0.02, 5e-3  # length of a nap: a share of the time waited so far, and at most
 _POLLS = 64  # between two looks for notes
-_STALL_SECONDS = 1.0  # after which a rank says where it waits
-_DRAIN_SECONDS = 0.1  # that transfers of a broken context are given to end
-_BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is taken to wait inside a library
-_LONGEST_TEXT = (
-    2000  # characters of a cause: notes stay small enough to be sent without anyone waiting for them
-)
+_STALL_SECONDS = 1.0  # after which a rank tells the others where it waits
+_DRAIN_SECONDS = 0.1  # that transfers of a broken context get to end
+_BLOCKED_SECONDS = 1.0  # without a look for notes, after which a rank is assumed to wait in a library
+_LONGEST_TEXT = 2000  # characters of a cause: short notes can be sent without anyone waiting for them
 
 _MAKING = -1
 
@@ -40,38 +38,36 @@ _BROKEN, _WAITS, _HERE, _LEFT = "broken", "waits", "here", "left"
 
 Members = tuple[int, ...]
 
-_kept_for_good: list[
-    Any
-] = []  # transfers that did not end, and so the memory that they write to or read from
+_kept_for_good: list[Any] = []  # transfers that did not end, with the memory that they use
 _open: weakref.WeakSet[SideChannel] = weakref.WeakSet()
 _made: Counter[Members] = Counter()
-_threads: set[int] = set()  # that have used a context
+_threads: set[int] = set()  # identifiers of the threads that have used a context
 
 
 class Transport(Protocol):
     """How notes travel. Local.
 
     Attributes:
-        any_thread: notes may be read by another thread than the one that the ranks' calls are made by.
+        any_thread: notes may be read by a thread other than the one that makes the calls.
     """
 
     any_thread: bool
 
     def send(self, note: bytes) -> None:
-        """Send a note to every other rank without waiting for any."""
+        """Send a note to every other rank, without waiting."""
 
     def arrived(self) -> list[bytes]:
-        """Return the notes that have arrived since."""
+        """Return the notes that have arrived since the last call."""
 
 
 class Device(Protocol):
-    """What computes for a rank besides its processor, and may wait there for other ranks. Local."""
+    """A device (GPU) that computes for a rank, and on which work may wait for other ranks. Local."""
 
     def fault(self) -> Exception | None:
         """Return why it cannot be used any more, None while it can."""
 
     def abort(self, *, blocked: bool = False) -> None:
-        """End what waits for other ranks, or keep what it uses for good. Never raises, nor waits for long.
+        """End work that waits for other ranks, or never free what it uses. Neither raises nor waits for long.
 
         Args:
             blocked: the rank's own thread may be waiting in the device's libraries.
@@ -82,10 +78,10 @@ class Place(NamedTuple):
     """Where a rank waits for all others: the ``number``-th agreement of a channel, or the making of one.
 
     Attributes:
-        members: the processes it needs, by numbers that all channels of a process share.
+        members: the processes that meet there, by numbers that all channels of a process share.
         channel: which channel of these processes.
-        number: which of its agreements; -1 is its making.
-        call: what it is called in messages.
+        number: which of its agreements; -1 stands for the making of the channel.
+        call: its name in messages.
     """
 
     members: Members
@@ -94,7 +90,7 @@ class Place(NamedTuple):
     call: str
 
     def lacks_this_process(self) -> bool:
-        """Return whether this process has not come there yet. Local."""
+        """Return whether this process has not reached this place yet. Local."""
         if self.number == _MAKING:
             return _made[self.members] <= self.channel
         here = [each for each in _open if (each._members, each._index) == (self.members, self.channel)]
@@ -109,13 +105,13 @@ class SideChannel:
 
     Attributes:
         connected: notes can travel.
-        cause: empty, or why nothing collective can follow.
-        raised: an exception has told this rank's program of the cause, or need not.
-        closed: the ranks have given the context up together.
-        name: what the context is called in messages.
-        disowned: this process is a fork of the one that the context is of.
-        device: aborted when the context breaks; None where there is none.
-        runs: how many runs of plans this rank has queued: on a device they are not agreed on.
+        cause: empty, or why no collective call is possible any more.
+        raised: this rank's program has had an exception with the cause, or need not have one.
+        closed: the ranks have closed the context together.
+        name: the name of the context in messages.
+        disowned: this process is a fork of the process that the context belongs to.
+        device: the device to abort when the context breaks, or None.
+        runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
     """
 
     def __init__(self, rank: int, members: Members) -> None:
@@ -136,7 +132,7 @@ class SideChannel:
         self._agreements = 0
         self._conflict: Place | None = None
         self._waiting: dict[int, Place] = {}
-        self._stalled: dict[int, tuple[int, str, int]] = {}  # agreement, call and runs of ranks that wait
+        self._stalled: dict[int, tuple[int, str, int]] = {}  # by waiting rank: its agreement, call and runs
         self._left: dict[int, int] = {}
         self._under_way: list[tuple[Any, bool]] = []
         self._most = 64
@@ -144,10 +140,12 @@ class SideChannel:
         self._reading = threading.Lock()
         self._looks = 0
         self._gives_up = False
-        self._heard_at: tuple[int, float] | None = None  # number of looks by then, and when
+        self._heard_at: tuple[int, float] | None = (
+            None  # number of looks when the note was read, and the time
+        )
 
     def connect(self, transport: Transport) -> None:
-        """Let notes travel."""
+        """Send and receive notes through ``transport`` from now on."""
         self.connected = True
         if self.size > 1:
             self._transport = transport
@@ -159,14 +157,14 @@ class SideChannel:
         """Reserve the context for this thread until ``end_turn``; a thread may take several turns.
 
         Raises:
-            ClosedError: it is broken, or another thread is using it, which breaks it: no rank knows in which order
-                others see the calls.
+            ClosedError: the context is broken, or another thread is using it. That breaks it, since the ranks could see
+                the calls in different orders.
         """
         _threads.add(threading.get_ident())
         if not self._turn.acquire(blocking=False):
             if not self.cause:
                 self._told = False
-                self.cause = f"on rank {self.rank} a thread called {call} while another used it"
+                self.cause = f"on rank {self.rank} a thread called {call} while another thread was using it"
             raise self.error()
         if self.cause:
             self._turn.release()
@@ -179,7 +177,7 @@ class SideChannel:
     # -- waiting
 
     def next_agreement(self, call: str) -> Place:
-        """Return where a rank waits that begins another agreement."""
+        """Return the place at which a rank waits in the agreement that it begins now."""
         self._agreements += 1
         return Place(self._members, self._index, self._agreements, f"{call} ({self.name})")
 
@@ -196,12 +194,12 @@ class SideChannel:
         """Wait until ``done()``.
 
         Args:
-            done: asked again and again.
-            patient: leave the core to others meanwhile.
-            pause: sleeps until it may be done, but not for long: instead of polling.
-            sleep: likewise, once polling has taken long.
+            done: called again and again.
+            patient: leave the core to other processes meanwhile.
+            pause: replaces polling: sleeps until it may be done, but not for long.
+            sleep: like ``pause``, but used only after polling for a while.
             place: where all ranks wait for each other, if this is such a wait.
-            for_runs: wait for what has been queued on the device.
+            for_runs: this is a wait for work that was queued on the device.
 
         Raises:
             ClosedError: the context is broken.
@@ -212,7 +210,7 @@ class SideChannel:
         while not done():
             polls += 1
             if pause is None and polls == (YIELDS if patient else SPINS):
-                # At a place nothing moves meanwhile that needs this rank.
+                # While all ranks wait at a place, no transfer needs this rank's core.
                 pause = sleep or (partial(nap, began) if place is not None else None)
             if pause is not None:
                 pause()
@@ -226,7 +224,7 @@ class SideChannel:
             if for_runs:
                 self._check_runs()
             if place is not None and time.monotonic() > stalls:
-                if len(_threads) > 1:  # one may come while another waits
+                if len(_threads) > 1:  # another thread may take part while this one waits
                     continue
                 if not stalled:
                     stalled = True
@@ -259,7 +257,7 @@ class SideChannel:
             raise self.error()
 
     def look(self) -> None:
-        """Read the notes that have arrived, and send the one that another thread could not."""
+        """Read the notes that have arrived, and send the cause if another thread could not do so."""
         if self._transport is None or self.closed or not self._turn.acquire(blocking=False):
             return
         try:
@@ -274,10 +272,10 @@ class SideChannel:
             self._turn.release()
 
     def rescue(self) -> bool:
-        """Let another thread look for notes while this rank's own may wait in a library; return whether it is needed.
+        """Look for notes in another thread while this rank's own may wait in a library; return whether it was aborted.
 
-        It is once the context has been broken for a second and this rank has not looked for notes meanwhile: then the
-        device is aborted, with which the library's wait ends.
+        If the context has been broken for a second and this rank has not looked for notes meanwhile, the device is
+        aborted, which ends the wait in the library.
         """
         transport = self._transport
         if transport is None or self.closed or not transport.any_thread:
@@ -301,7 +299,7 @@ class SideChannel:
             for note in transport.arrived():
                 index, kind, rank, value = pickle.loads(note)
                 if index != self._index or rank == self.rank:
-                    continue  # for another context, which had this one's place, or this rank's own
+                    continue  # meant for an earlier context of these ranks, or sent by this rank
                 if kind == _WAITS:
                     self._waiting[rank] = value
                 elif kind == _HERE:
@@ -315,7 +313,7 @@ class SideChannel:
             self._reading.release()
 
     def break_(self, error: BaseException, call: str) -> None:
-        """Tell all ranks that this one has left ``call`` with ``error``; end its transfers or keep what they use."""
+        """Tell all ranks that this one has left ``call`` with ``error``; end its transfers, or keep their memory."""
         if self._transport is None or self.closed:
             return
         if not self.cause:
@@ -324,12 +322,12 @@ class SideChannel:
         self.look()
 
     def broken_by_agreement(self, cause: str) -> None:
-        """All ranks know that the context has ended."""
+        """Note that the context has ended, as all ranks know."""
         self.cause, self.raised = self.cause or cause, True
         self._abort_device()
 
     def device_fault(self) -> Exception | None:
-        """Return why this rank's device is lost, None while it is not, or if the context is broken already."""
+        """Return why this rank's device is lost; None if it is not, or if the context is broken already."""
         return None if self.device is None or self.cause else self.device.fault()
 
     def _abort_device(self, *, blocked: bool = False) -> None:
@@ -347,7 +345,7 @@ class SideChannel:
             self._transport.send(pickle.dumps((self._index, kind, self.rank, value)))
 
     def _give_up(self) -> None:
-        """End the transfers in flight; what does not end is kept for good, with its memory."""
+        """End the transfers in flight; those that do not end are kept forever, with their memory."""
         self._abort_device()
         under_way, self._under_way = self._under_way, []
         _kept_for_good.append(under_way)
@@ -357,7 +355,7 @@ class SideChannel:
         deadline = time.monotonic() + _DRAIN_SECONDS
         left = [transfer for transfer, _ in under_way if transfer]
         while left and time.monotonic() < deadline:
-            with contextlib.suppress(RuntimeError):  # one that failed: MPI's and PyTorch's errors
+            with contextlib.suppress(RuntimeError):  # a transfer failed: errors of MPI and PyTorch
                 left = [transfer for transfer in left if not transfer.Test()]
             time.sleep(_PAUSE_SECONDS)
         under_way[:] = [(transfer, False) for transfer in left]
@@ -378,13 +376,13 @@ class SideChannel:
         return len(self._left) == self.size, min(self._left, key=lambda rank: (-self._left[rank], rank))
 
     def close(self) -> None:
-        """The ranks give the context up together."""
+        """Close the channel, as all ranks do together."""
         self.look()
         self.closed = True
         _open.discard(self)
 
     def disown(self) -> None:
-        """After a fork, in the child: the context is the parent's."""
+        """Give the context up in a forked child: it belongs to the parent."""
         self.disowned, self._transport, self.device = True, None, None
         self._turn = threading.RLock()
         self.cause, self.raised = f"it belongs to process {os.getppid()}, of which this one is a fork", True
@@ -392,18 +390,18 @@ class SideChannel:
     # -- contexts that the ranks use in different orders
 
     def making(self) -> Place:
-        """Return where a rank waits that makes a context."""
+        """Return the place at which a rank waits while it makes a context."""
         return Place(self._members, self._index, _MAKING, "making a context")
 
     def _tell_where(self, place: Place) -> None:
-        """Tell those that may wait for this rank in other contexts, or on their devices."""
+        """Tell where this rank waits to ranks that may wait for it in other contexts, or on their devices."""
         self._send(_HERE, (place.number, place.call, self.runs))
         for other in list(_open):
             if other is not self and not other.cause:
                 other._send(_WAITS, place)
 
     def _check_runs(self) -> None:
-        """Raise ClosedError if a rank that has not begun what this one has queued waits for this one."""
+        """Raise ClosedError if a rank waits for this one but has not begun a run that this one has queued."""
         for rank, (number, call, runs) in self._stalled.items():
             if number > self._agreements and runs < self.runs:
                 self._told = False
@@ -414,7 +412,7 @@ class SideChannel:
                 self.check()
 
     def _check_order(self, place: Place) -> None:
-        """Raise ClosedError if a rank that this one waits for waits for this one elsewhere."""
+        """Raise ClosedError if a rank that this one waits for is itself waiting for this one elsewhere."""
         for rank, elsewhere in self._waiting.items():
             if elsewhere.lacks_this_process():
                 self._conflict, self._told = elsewhere, False
@@ -438,7 +436,7 @@ def number_open() -> int:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the type and the message of an exception, whose own code may fail. Local."""
+    """Return the type and the message of an exception, even if its own code fails. Local."""
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001 - the user's code
@@ -447,12 +445,12 @@ def text_of(error: BaseException) -> str:
 
 
 def nap(since: float) -> None:
-    """Sleep for a share of a wait that began at ``since``, which so ends little later. Local."""
+    """Sleep for a small share of a wait that began at ``since``, so that the wait ends only a little later. Local."""
     time.sleep(min(max(_PAUSE_SECONDS, _SHARE * (time.monotonic() - since)), _LONGEST_SECONDS))
 
 
 def _pause(polls: int) -> None:
-    """Leave the core to others for a moment."""
+    """Leave the core to other processes for a moment."""
     if polls < YIELDS and hasattr(os, "sched_yield"):
         os.sched_yield()
     else:
@@ -460,7 +458,7 @@ def _pause(polls: int) -> None:
 
 
 def _after_fork() -> None:
-    """A child does not speak for its parent's rank."""
+    """Give up all contexts in a child, which is not its parent's rank."""
     for channel in list(_open):
         channel.disown()
 

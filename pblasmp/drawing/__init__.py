@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings of who owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib).
+"""Drawings of which rank owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib).
 
 Charts of times are in ``bars``; the pictures of notebooks, which need no library, in ``layout.svg``.
 """

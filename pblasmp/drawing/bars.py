@@ -26,13 +26,13 @@ def draw_bars(
 ) -> None:
     """Draw each contender's time divided by the reference's, as grouped bars. Local.
 
-    Cases without the reference are left out; with none left nothing is drawn.
+    Cases without the reference are left out; if none is left, nothing is drawn.
 
     Args:
         panels: one above the other.
         output: a .png, .svg or .pdf file.
         reference: the contender that is 1.
-        order: of the contenders; others follow as they come.
+        order: the order of the contenders; others follow as they come.
 
     Raises:
         UnsupportedError: matplotlib is missing, or pictures of this kind cannot be made.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both kinds of drawing say, and in which colours."""
+"""Texts and colours of both kinds of drawing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class View(NamedTuple):
 
 
 def views(file: ProblemFile) -> list[View]:
-    """Return the operands in the order A, B, D, C; C only where its layout is not exactly D's."""
+    """Return the operands in the order A, B, D, C; C only if its layout differs from D's."""
     found = []
     for name, parent in file.parents.items():
         rows, cols = parent.ranges(file.windows[name])
@@ -70,7 +70,7 @@ def formula(file: ProblemFile) -> str:
 
 
 def _factor(value: complex) -> str:
-    """Return what a scalar looks like before a matrix: "3 ", "-", "(1 - 2i) ", nothing for 1."""
+    """Return how a scalar is written before a matrix: "3 ", "-", "(1 - 2i) ", nothing for 1."""
     real, imag = complex(value).real, complex(value).imag
     if imag == 0:
         return {1.0: "", -1.0: "-"}.get(real, f"{real:g} ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts of times over sizes, both in powers: what sweeps draw. Needs matplotlib."""
+"""Line charts of times over sizes, on logarithmic axes, for sweeps. Needs matplotlib."""
 
 from __future__ import annotations
 

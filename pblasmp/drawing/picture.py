@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what, as a picture: each matrix with its blocks, and next to it what every rank holds. Needs matplotlib.
+"""Who owns what, as a picture: each matrix with its blocks, and next to it every rank's local array. Needs matplotlib.
 
 All coordinates are inches from the upper left corner of the picture.
 """
@@ -36,7 +36,7 @@ _MISSING = f"pictures need matplotlib: {install('plot')}"
 _SIDE = 3.2  # the longest side of the largest matrix
 _ELEMENT = 0.4  # the largest side of an element
 _THIN = 0.4  # the shortest side of a matrix: thin ones are not to scale
-_MOST_BLOCKS = 96  # on a side; of a matrix with more, a corner is drawn
+_MOST_BLOCKS = 96  # on a side; if a matrix has more, a corner is drawn
 _MOST_RANKS = 36  # whose local arrays are drawn
 _MARGIN, _COLUMN, _ROW = 0.35, 0.8, 0.42
 _HEADING = 0.6  # from the top of a row to what is above its matrices
@@ -71,7 +71,7 @@ def draw(file: ProblemFile, output: str | PathLike[str], *, dpi: int = 160) -> N
 
 
 def save(picture: Figure, output: str | PathLike[str], dpi: int) -> None:
-    """Write a figure into ``output``; the same picture is the same file. Local."""
+    """Write a figure to ``output``; the same picture gives the same file. Local."""
     kind = picture_format(output)
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with settings():
@@ -108,7 +108,7 @@ def figure(file: ProblemFile) -> Figure:
 
 
 def settings() -> AbstractContextManager[None]:
-    """Return the settings that a picture is made with, whatever the user's are."""
+    """Return a block with the settings for pictures, whatever the user's are."""
     import matplotlib as mpl
 
     return mpl.rc_context({"font.family": "DejaVu Sans", "text.usetex": False, "svg.hashsalt": "pblasmp"})

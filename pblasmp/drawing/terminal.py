@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what, in the terminal: matrices as coloured maps, process grids, and every rank's local shapes."""
+"""Which rank owns what, in the terminal: matrices as coloured maps, process grids, and every rank's local shapes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 _MOST_LINES = 32  # of a map, and of the table of ranks
-_SHADE = 0.9  # brightness of every other block where neighbours are on one rank
+_SHADE = 0.9  # brightness of every other block if adjacent blocks are on the same rank
 
 
 def show(file: ProblemFile, console: Console | None = None) -> None:
     """Draw a problem in the terminal: who owns which block, and the shape of every local array. Local.
 
-    Small matrices are drawn element by element, larger ones block by block, as much as fits. Where there are no
-    colours every element carries the number of its rank.
+    Small matrices are drawn element by element, larger ones block by block, as much as fits. Without
+    colours, every element shows the number of its rank.
 
     Args:
         file: the problem; it need not be legal: its faults are listed.
@@ -116,7 +116,7 @@ def _heading(view: View) -> list[Text]:
 
 
 def _map(view: View, colours: Colours, width: int, *, plain: bool) -> list[Text]:
-    """Return the lines of a map: by element where that fits, else by block, as many of those as fit."""
+    """Return the lines of a map: by element if that fits, else by block, as many as fit."""
     x, rows, cols = view.parent, view.rows, view.cols
     if 0 in x.shape:
         return [Text("(empty)", style="dim")]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes: one protocol, the host engine (MPI ranks and the CPU's BLAS) and cuBLASMp."""
+"""Engines, which compute: one protocol, the host engine (MPI ranks and the CPU's BLAS) and cuBLASMp."""

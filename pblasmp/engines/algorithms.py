@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of algorithms: which there are for a problem, which apply, and which one is taken.
+"""The registry of algorithms: which ones exist for a problem, which of them apply, and which one is taken.
 
 An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``catalogue.py``; an engine
 adds those of its library (``Engine.algorithms``).
@@ -26,7 +26,7 @@ def _same(problem: Problem) -> Problem | str:
 
 
 def plain_refusal(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
-    """Return why a row without a ``refusal`` cannot be taken: it computes plain products only. Local."""
+    """Return why a row without a ``refusal`` cannot be taken, since it computes only plain products. Local."""
     if options.compute is not None:
         return f"compute: it takes only None, got {options.compute!r}"
     if operands is not None and operands.epilogue is not None:
@@ -41,12 +41,12 @@ class Algorithm:
     Attributes:
         name: what ``algo=`` calls it.
         prepare: ``prepare(engine, problem, options, operands)`` returns the product. Collective over the context.
-        serves: whether it is for this kind of problem at all: others don't list it. Local.
-        view: returns the problem as ``prepare`` wants it, or why it has no such form. Local.
+        serves: whether it is for this kind of problem at all; if not, reports do not list it. Local.
+        view: returns the problem in the form that ``prepare`` takes, or why it has no such form. Local.
         refusal: ``refusal(engine, problem, options, operands)`` returns an empty string, or why it cannot be taken;
-            ``operands`` are None where they are not known. It depends on nothing but what the ranks agreed on.
-            By default epilogues, scales and ``compute`` are refused. Collective over the context.
-        cost: relative time by rule; "auto" takes the lowest, the first of equal ones. Local.
+            ``operands`` is None if they are not known. It depends only on what the ranks agreed on. By default
+            epilogues, scales and ``compute`` are refused. Collective over the context.
+        cost: relative time by rule; "auto" takes the lowest, or the first of equals. Local.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is said of an algorithm for a problem; true where it applies.
+    """The verdict on an algorithm for a problem; true if the algorithm applies.
 
     Attributes:
-        applies: it can be taken.
+        applies: the algorithm can be taken.
         why: why it was taken, or not.
-        taken: "auto", or what was asked for, takes it.
+        taken: it is the one that runs, chosen by "auto" or by name.
     """
 
     applies: bool
@@ -83,7 +83,7 @@ class Verdict:
 def survey(
     engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, operands: Planned = None
 ) -> dict[str, Verdict]:
-    """Return by name what is said of every algorithm for ``problem``, and which one is taken.
+    """Return by name the verdict on every algorithm for ``problem``, which says which one is taken.
 
     Collective over the context.
 
@@ -108,12 +108,13 @@ def survey(
 def choose(
     engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, operands: Operands
 ) -> tuple[Algorithm, Any, dict[str, Verdict]]:
-    """Return the algorithm to take, the problem as it sees it, and what is said of every algorithm.
+    """Return the algorithm to take, the problem as it sees it, and the verdict on every algorithm.
 
-    Collective over the context. What is slower by rule than the one taken is not asked whether it applies.
+    Collective over the context. Algorithms that are slower by rule than the one taken are not
+    asked whether they apply.
 
     Raises:
-        UnsupportedError: there is no such algorithm, or it refuses, or all do.
+        UnsupportedError: there is no such algorithm, it refuses the problem, or all do.
     """
     known = known_for(engine, rows, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
@@ -145,7 +146,7 @@ def choose(
 def known_for(
     engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, argument: str = "algo"
 ) -> dict[str, Algorithm]:
-    """Return by name the algorithms for this kind of problem; what ``argument`` asks for is among them. Local."""
+    """Return by name the algorithms for this kind of problem, which must include ``options.algo``. Local."""
     known: dict[str, Algorithm] = {}
     for row in (*engine.algorithms, *rows):
         if row.serves(problem):
@@ -159,7 +160,7 @@ def known_for(
 def _judge(
     engine: Engine, row: Algorithm, problem: Problem, options: Options, operands: Planned
 ) -> tuple[Any, str]:
-    """Return the problem as the algorithm sees it, and why it refuses it or an empty string."""
+    """Return the problem as the algorithm sees it, and why the algorithm refuses it or an empty string."""
     viewed = row.view(problem)
     if isinstance(viewed, str):
         return None, viewed
@@ -167,7 +168,7 @@ def _judge(
 
 
 def _measured(engine: Engine, problem: Problem, options: Options) -> dict[str, float]:
-    """Return by name the seconds that were measured on this machine for such a problem, if any."""
+    """Return by name the seconds that were measured for such a problem on this machine, if any."""
     known = engine.measured
     return {} if known is None or options.algo != "auto" else known.seconds(problem, options)
 
@@ -175,7 +176,7 @@ def _measured(engine: Engine, problem: Problem, options: Options) -> dict[str, f
 def _verdict(
     name: str, best: str | None, options: Options, why: str, measured: Mapping[str, float]
 ) -> Verdict:
-    """Return what is said of an algorithm where ``best`` is taken."""
+    """Return the verdict on an algorithm if ``best`` is taken."""
     if why:
         return Verdict(applies=False, why=why)
     if name == best:
@@ -190,5 +191,5 @@ def _verdict(
     if best in measured and name in measured:
         return Verdict(applies=True, why=f"slower than {best}: measured, about {measured[name] * 1e6:.0f} µs")
     if best in measured:
-        return Verdict(applies=True, why=f"not measured, as {best} was")
+        return Verdict(applies=True, why=f"not measured, unlike {best}")
     return Verdict(applies=True, why=f"slower than {best} by rule")

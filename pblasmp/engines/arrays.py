@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local arrays, NumPy's or CuPy's: where they are, how BLAS takes them, new ones."""
+"""Local arrays, NumPy's or CuPy's: whether they share memory, how BLAS takes them, how to make them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["blas_operand", "new_part", "overlap", "same_memory", "scale"]
 
 
 def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return whether two NumPy arrays have an element in common; True where that takes too long to tell. Local."""
+    """Return whether two NumPy arrays have an element in common; True if that takes too long to find out. Local."""
     try:
         return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
@@ -37,7 +37,7 @@ def _address(array: LocalArray) -> int:
 
 
 def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
-    """Return this rank's part of a new matrix, empty outside its grid. Collective: where one rank fails, all do."""
+    """Return this rank's part of a new matrix, empty outside its grid. Collective: if one rank fails, all do."""
     rank = engine.transport.rank
     inside = rank < x.grid.size
     shape, ld = (x.local_shape(rank), x.lld(rank)) if inside else ((0, 0), 1)
@@ -46,8 +46,8 @@ def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
 
 
 def scale(array: LocalArray, beta: complex) -> None:
-    """Multiply ``array`` by ``beta`` in place; 0 makes zeros whatever was there. Local."""
-    if array.strides[0] < array.strides[1]:  # CuPy's kernels go along rows
+    """Multiply ``array`` by ``beta`` in place; 0 makes zeros, even of NaN. Local."""
+    if array.strides[0] < array.strides[1]:  # CuPy's kernels run along rows
         array = array.T
     if beta == 0:
         array[...] = 0

@@ -2,7 +2,7 @@
 """What an engine supplies, and what it prepares.
 
 An engine supplies *local operations* (``Operations``), a *transport* between ranks (``Transport``), and algorithms that
-only it has. Algorithms that every engine can run are written once, over the first two.
+only it has. Algorithms that every engine can run are written once, in terms of the first two.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Workspace:
 
 
 class Product:
-    """Something prepared: all that can be decided before the numbers are known. Subclasses say how it runs.
+    """A prepared computation: all that can be decided before the values are known. Subclasses say how it runs.
 
     Attributes:
         path: how it computes, in a few words.
-        notes: what a reader of the plan's report should know.
+        notes: remarks for the plan's report.
         moved: the operands that are moved to other layouts first, each with its new layout.
-        workspace: what it needs on this rank.
-        sent_bytes: what this rank sends to other ranks in one run.
-        copied_bytes: what this rank copies, in its own memory or the node's, in one run.
-        queues: a run only queues work on a GPU, so that the ranks need not agree before it.
+        workspace: memory that it needs on this rank.
+        sent_bytes: bytes that this rank sends to other ranks in one run.
+        copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
+        queues: a run only queues work on a GPU, so the ranks need not agree before it.
         holds_memory: it keeps arrays as large as the operands until it is closed.
     """
 
@@ -83,10 +83,10 @@ class Product:
 
 
 class QueuedProduct(Product):
-    """A product over an engine's operations and transport, which on GPUs only queue work: there it can be recorded.
+    """A product in terms of an engine's operations and transport; recordable on GPUs, where these only queue work.
 
-    From the second run on the same operands on it replays a CUDA graph that it recorded, where it ``replays``: a
-    product does that keeps no large temporaries and reads nothing on the host.
+    From the second run on the same operands on it replays a recorded CUDA graph, if it ``_replays``: as do products
+    that keep no large temporaries and read nothing on the host.
     """
 
     _engine: Engine
@@ -95,7 +95,7 @@ class QueuedProduct(Product):
 
     @property
     def queues(self) -> bool:
-        """Whether a run only queues work: on GPUs, where it reads nothing on the host."""
+        """Whether a run only queues work: on GPUs, if it reads nothing on the host."""
         return self._replays and not self._engine.agrees
 
     def run(self, operands: Operands) -> None:
@@ -120,12 +120,12 @@ class QueuedProduct(Product):
         graphs = self._recordings()
         if graphs is None:
             return super().capture(operands)
-        self._queue(operands)  # every buffer is large enough then
+        self._queue(operands)  # afterwards every buffer is large enough
         replay: Callable[[], None] = graphs.record(lambda: self._queue(operands), allocates=True)
         return replay
 
     def close(self) -> None:
-        """End the graphs. Local."""
+        """Destroy the graphs. Local."""
         if self._graphs is not None:
             self._graphs.close()
 
@@ -134,8 +134,8 @@ class Move(Protocol):
     """A prepared move of a matrix from one layout to another, converting its element type.
 
     Attributes:
-        workspace: what it needs on this rank.
-        copied_bytes: what this rank copies in its own memory in one run.
+        workspace: memory that it needs on this rank.
+        copied_bytes: bytes that this rank copies in its own memory in one run.
     """
 
     workspace: Workspace
@@ -147,7 +147,7 @@ class Move(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank sends to other ranks in one run."""
+        """Bytes that this rank sends to other ranks in one run."""
 
     def run(self, source: LocalArray, target: LocalArray) -> None:
         """Write what is moved into ``target``. Collective over the context."""
@@ -160,15 +160,15 @@ class Move(Protocol):
 
 
 class Operations(Protocol):
-    """What a rank does with its own arrays. Local; on GPUs everything is queued on CuPy's current stream.
+    """The operations of a rank on its own arrays. Local; on GPUs everything is queued on CuPy's current stream.
 
     Attributes:
-        xp: numpy or cupy: the module whose arrays these are.
+        xp: the module of the arrays: numpy or cupy.
         tile: columns of the tiles that cover the diagonal of a triangle.
         panel: indices of k in a panel of the algorithm "panels".
-        lead: indices of k in its first panel, 0 for as many as in the others.
-        panel_flops: operations of a product that hide the cost of starting its messages.
-        stripes: parts in which a large matrix is moved and added.
+        lead: indices of k in the first of these panels; 0: as many as in the others.
+        panel_flops: floating-point operations that take as long as starting a panel's messages.
+        stripes: number of parts in which a large matrix is moved and added.
         update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
     """
 
@@ -181,13 +181,13 @@ class Operations(Protocol):
     update_order: str
 
     def workspace(self, nbytes: int) -> Workspace:
-        """Return ``nbytes`` of scratch as a plan reports it."""
+        """Return ``nbytes`` of scratch memory in the form in which a plan reports it."""
 
     def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> LocalArray:
         """Return an uninitialised array in the buffer ``name``, which all products of the engine share."""
 
     def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return the type of local arrays of ``dtype``: itself, or bytes for what the array library does not know."""
+        """Return the type of local arrays of ``dtype``: itself, or bytes for types that the array library lacks."""
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the type in which copies of operands of ``dtype`` are kept until they are multiplied."""
@@ -227,9 +227,9 @@ class Operations(Protocol):
         """
 
     def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Run tasks that call ``gemm`` and the array library, none of which needs or overwrites another's results.
+        """Run tasks that call ``gemm`` and the array library; none needs or overwrites the results of another.
 
-        Where they are only queued, small ones run at the same time.
+        If they are only queued, small ones run at the same time.
         """
 
     def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
@@ -246,20 +246,20 @@ class Operations(Protocol):
         *,
         conjugate: bool,
     ) -> None:
-        """Write ``alpha x + beta c`` into ``part`` of ``d``, everywhere if None; ``conjugate`` x first.
+        """Write ``alpha x + beta c`` into ``part`` of ``d``, or everywhere if None. With ``conjugate`` take conj(x).
 
         With ``alpha == 0`` x is not read, with ``beta == 0`` c is not. ``c`` may be ``d``.
         """
 
     def copy_where(self, dst: LocalArray, src: Any, mask: LocalArray | None) -> None:
-        """Copy ``src`` (an array or a number) where ``mask`` is true; everywhere where there is no mask."""
+        """Copy ``src`` (an array or a number) where ``mask`` is true, or everywhere if there is no mask."""
 
 
 class Transfer(Protocol):
     """Data in flight."""
 
     def finish(self) -> None:
-        """Let what is computed from now on find everything where it belongs. Collective with the ranks involved."""
+        """Make everything available in its place to later computations. Collective over the ranks involved."""
 
 
 class Transport(Protocol):
@@ -279,16 +279,16 @@ class Transport(Protocol):
     why_not_shared: str
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
-        """Start messages after what was computed so far. Ranks match messages in order. Local.
+        """Start messages, which wait for what was computed so far. Ranks match messages in order. Local.
 
         The arrays are in use until the transfer is finished.
         """
 
     def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
-        """Return the exchange plan between two layouts: the last few are remembered. Local."""
+        """Return the exchange plan between two layouts; the last few are cached. Local."""
 
     def message_bytes(self, exchange: Exchange) -> int:
-        """Return how much memory the messages of an exchange are kept in until it ends, on every rank. Local."""
+        """Return how many bytes the messages of an exchange take on every rank until it ends. Local."""
 
     def start_exchange(
         self,
@@ -299,10 +299,10 @@ class Transport(Protocol):
         conjugate: bool = False,
         slots: int | None = None,
     ) -> Transfer:
-        """Start moving what an exchange plan says between the local arrays of its cells, None for other ranks'.
+        """Start the moves of an exchange plan between the local arrays of its cells, None for cells of other ranks.
 
-        Without ``slots`` all messages are in flight when this returns; with, at most that many at a time, the rest
-        in ``finish``.
+        Without ``slots`` all messages are in flight when this returns; otherwise at most that many at a time, and
+        the rest follow in ``finish``.
         """
 
     def sum_ranks(self, array: LocalArray) -> None:
@@ -315,7 +315,7 @@ class Transport(Protocol):
         """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
 
     def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every node has ``nbytes`` of memory to give, and how much the tightest one has. Collective."""
+        """Return whether every node has ``nbytes`` of memory available, and the least that any node has. Collective."""
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
@@ -326,11 +326,11 @@ class Engine(Protocol):
 
     Attributes:
         name: "host" or "cublasmp", for reports.
-        why: why this engine was taken.
+        why: why this engine was chosen.
         agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
-        measured: times of algorithms on this machine; None before the context has read them.
+        measured: times of algorithms on this machine; None until the context has read them.
     """
 
     measured: Any
@@ -342,15 +342,15 @@ class Engine(Protocol):
 
     @property
     def machine(self) -> str:
-        """This rank's processor, in words."""
+        """A description of this rank's processor."""
 
     @property
     def libraries(self) -> str:
-        """Names and versions of what computes and communicates."""
+        """Names and versions of the libraries that compute and communicate."""
 
     @property
     def operations(self) -> Operations:
-        """What a rank does with its own arrays."""
+        """The operations of a rank on its own arrays."""
 
     @property
     def transport(self) -> Transport:
@@ -358,7 +358,7 @@ class Engine(Protocol):
 
     @property
     def algorithms(self) -> Sequence[Any]:
-        """Algorithms of this engine alone."""
+        """Algorithms that only this engine has."""
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
@@ -366,14 +366,14 @@ class Engine(Protocol):
         """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
 
     def recycle(self, array: LocalArray) -> None:
-        """Let the next symmetric array reuse the memory of this one, which is not used any more. Collective."""
+        """Let later symmetric arrays reuse the memory of this one, which is no longer used. Collective."""
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
         """Return ``array`` as a local array of this engine, without a copy.
 
         Args:
-            array: what the caller has; 8-bit floats may come as bytes.
-            dtype: the element type that is expected, where it matters.
+            array: the caller's array; 8-bit floats may come as bytes.
+            dtype: the expected element type, if it matters.
 
         Raises:
             LayoutError: it is not an array that this engine can use in place.
@@ -390,14 +390,14 @@ class Engine(Protocol):
         """Move arrays on the host into local arrays of another layout, converting their type. Collective.
 
         Args:
-            src: where the host's are; of several ranks' each has its own cell.
-            values: one for each cell, None for other ranks'; in memory order ``src.order`` they are copied fastest.
-            dst: where they go.
-            arrays: the local arrays of its cells.
+            src: the layout of the arrays on the host; if several ranks have some, each has its own cells.
+            values: one for each cell, None for cells of other ranks; copied fastest in memory order ``src.order``.
+            dst: the layout to move them to.
+            arrays: the local arrays of the cells of ``dst``.
             dtype: their element type.
 
         Raises:
-            MemoryError: a GPU has no room to stage them; on every rank.
+            MemoryError: a GPU has no room to stage them; raised on every rank.
         """
 
     def get(
@@ -408,13 +408,13 @@ class Engine(Protocol):
         values: Sequence[NDArray[Any] | None],
         dtype: np.dtype,
     ) -> None:
-        """Move local arrays into arrays on the host, of the same type and another layout: as ``put``. Collective."""
+        """Move local arrays into arrays on the host of the same type and another layout, see ``put``. Collective."""
 
     def to_host(self, array: LocalArray, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the values as a NumPy array: the array itself where it already is one, or ``out`` with them."""
+        """Return the values as a NumPy array: the array itself if it already is one, or ``out`` filled with them."""
 
     def like_on_host(self, array: LocalArray) -> NDArray[Any]:
-        """Return where values may be put for ``from_host``: the array itself where it is NumPy's, or one like it."""
+        """Return an array to fill for ``from_host``: the array itself if it is NumPy's, or one like it."""
 
     def from_host(self, array: LocalArray, values: NDArray[Any]) -> None:
         """Write ``values`` into ``array``."""
@@ -426,10 +426,10 @@ class Engine(Protocol):
         """Return a context in which work is queued on another library's stream of that GPU."""
 
     def graphs(self) -> Any:
-        """Return where a product keeps CUDA graphs, None where there are none. Local."""
+        """Return a store for a product's CUDA graphs, None if the engine has no graphs. Local."""
 
     def synchronize(self) -> None:
-        """Wait until the work that was queued is done."""
+        """Wait until all queued work is done."""
 
     def prepare_move(
         self,
@@ -438,9 +438,9 @@ class Engine(Protocol):
         arrays: tuple[LocalArray, LocalArray],
         part: Trapezoid | None = None,
     ) -> Move:
-        """Prepare a move between the local arrays of two matrices of one shape, of everything or of ``part``.
+        """Prepare to move everything, or ``part``, between the local arrays of two matrices of one shape.
 
-        Collective over the context. What is not moved keeps its values.
+        Collective over the context. Elements that are not moved keep their values.
         """
 
     def close(self) -> None:

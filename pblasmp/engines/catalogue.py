@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The algorithms that every engine can run. A new one is a file like those imported here, and its rows below."""
+"""The algorithms that every engine can run. A new one takes a file like those imported here, and rows below."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def names(engine: Engine, problem: Problem, options: Options) -> list[str]:
 
 
 def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None:
-    """Raise UnsupportedError unless ``algo``, the value of ``argument``, can be asked for a form. Local.
+    """Raise UnsupportedError unless ``algo``, the value of ``argument``, exists for a form. Local.
 
-    Whether it takes a problem of that form is not asked.
+    It may still refuse a particular problem of that form.
     """
     if algo == "measure":
         return
@@ -69,7 +69,7 @@ def prepare(
     operands: Operands,
     nearest: MatmulProblem | Level3Problem | None = None,
 ) -> tuple[Product, dict[str, Verdict]]:
-    """Return what was prepared, and what is said of every algorithm. Collective over the context.
+    """Return the prepared product, and the verdict on every algorithm. Collective over the context.
 
     Args:
         engine: where it runs.
@@ -79,7 +79,7 @@ def prepare(
         nearest: the same problem in other layouts, which operands are moved to first; None: they stay.
 
     Raises:
-        UnsupportedError: no algorithm takes it.
+        UnsupportedError: no algorithm can compute it.
     """
     row, viewed, verdicts = choose(engine, ALGORITHMS, nearest or problem, options, operands)
     if nearest is None or nearest == problem:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine a context runs."""
+"""The choice of a context's engine."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NAMES: tuple[str, ...] = get_args(EngineName)
 
 
 def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
-    """Return the engine called ``name``; "auto" is cublasmp where every rank can have it, else host.
+    """Return the engine called ``name``; "auto" is cublasmp if every rank can use it, else host.
 
     Collective over ``comm``.
 
     Args:
         name: "auto", "host" or "cublasmp".
         comm: the ranks of the context.
-        nccl: an NCCL communicator to use, of the same ranks (cublasmp only); its address or nccl4py's object.
+        nccl: an NCCL communicator of the same ranks to use (cublasmp only): its address or nccl4py's object.
 
     Raises:
         LayoutError: the name is unknown.
         LibraryNotFoundError: "cublasmp" was asked for, and a library, driver or GPU is missing.
-        UnsupportedError: "cublasmp" was asked for, and two ranks have one GPU, or the library is too old.
+        UnsupportedError: "cublasmp" was asked for, and two ranks have the same GPU, or the library is too old.
     """
     with Agreement(comm, "Context") as facts:
         facts["engine"] = name
@@ -45,7 +45,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
         return HostEngine(comm, "asked for")
     why = _without_cupy(comm)
     if why and name == "auto":
-        return HostEngine(comm, why)  # no module for GPUs is loaded
+        return HostEngine(comm, why)  # without loading any module for GPUs
     from ..bindings import version_text
     from .cublasmp import CublasmpEngine, find_device, open_library
 
@@ -65,7 +65,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
             facts["cuBLASMp"] = version_text(library.version)
             engine = CublasmpEngine(comm, device, library, "asked for" if name == "cublasmp" else why, nccl)
     except Exception:
-        if engine is not None:  # another rank has none
+        if engine is not None:  # another rank has failed to make one
             engine.close()
         raise
     assert engine is not None
@@ -79,7 +79,7 @@ def _everywhere(comm: Communicator, library: Library | Exception) -> Library | E
 
 
 def _without_cupy(comm: Communicator) -> str:
-    """Return why no GPU can be used where CuPy is not installed on every rank, or an empty string. Collective."""
+    """Return why no GPU can be used if CuPy is not installed on every rank, or an empty string. Collective."""
     missing = [rank for rank, found in enumerate(comm.allgather(_has_cupy())) if not found]
     return f"no cublasmp: CuPy is not installed (on rank {missing[0]})" if missing else ""
 

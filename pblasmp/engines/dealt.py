@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-k updates of small matrices by long ones: k is dealt out over the ranks, their triangles are summed."""
+"""Rank-k updates of small matrices by long ones: k is dealt out over the ranks, and their triangles are summed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .triangles import ResultPart
 
 __all__ = ["ALGORITHMS", "SummedUpdate"]
 
-_LONG = 8  # times as much is summed over as the result has rows: then its sum costs little
+_LONG = 8  # k is so many times as long as the result has rows: then summing the results costs little
 
 Array = Any
 
@@ -33,7 +33,7 @@ def _sides(p: Level3Problem) -> list[Side]:
 
 @dataclass(frozen=True)
 class _Dealt:
-    """An operand as n × k with k dealt out: how it gets there, and what a rank then has."""
+    """An operand as n × k with k dealt out: the exchange that does it, and what a rank has afterwards."""
 
     exchange: Exchange | None
     shape: tuple[int, int]
@@ -41,7 +41,7 @@ class _Dealt:
 
 
 class SummedUpdate(Product):
-    """A triangle from partial triangles. Making and running one is collective over the ranks."""
+    """A triangle of D summed from partial triangles. Making and running one is collective over the ranks."""
 
     path = "summed"
 
@@ -105,7 +105,7 @@ class SummedUpdate(Product):
         return mine
 
     def _add_up(self, partial: Array, x: Array, y: Array | None = None) -> None:
-        """Add this rank's products to ``partial``, of which only the triangle is computed."""
+        """Add the triangle of this rank's products to ``partial``."""
         p, operations, alpha = self._p, self._engine.operations, self._options.alpha
 
         def adjoint(z: Array) -> Any:
@@ -119,7 +119,7 @@ class SummedUpdate(Product):
 
 
 def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:
-    """Return how an operand on ``side`` gets to where ``target`` says; no exchange where it is there already."""
+    """Return how an operand gets from ``side`` to ``target``; there is no exchange if it is there already."""
     here = next((cell for cell in target.cells if cell.ranks[0] == engine.transport.rank), None)
     shape = (target.rows.extent, target.cols.count(here.coords[1]) if here is not None else 0)
     same = (side.rows, side.cols, side.cells) == (target.rows, target.cols, target.cells)
@@ -135,7 +135,7 @@ def _serves(problem: Problem) -> bool:
 
 
 def _cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
-    """Return less than slabs cost where k is long and already dealt out, or most of the result is on one rank."""
+    """Return less than the cost of slabs if k is long and already dealt out, or if one rank has most of the result."""
     size = engine.transport.size
     if size == 1 or p.k < _LONG * p.n:
         return 10.0

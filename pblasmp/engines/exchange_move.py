@@ -24,7 +24,7 @@ class ExchangeMove:
         engine: whose arrays and transport.
         source, target: the layouts before and after.
         part: what is moved; None: everything.
-        path: what reports call it.
+        path: its name in reports.
     """
 
     workspace = Workspace(0, 0)
@@ -40,7 +40,7 @@ class ExchangeMove:
         self.path = path
         self._engine, rank = engine, engine.transport.rank
         self._whole = part is None
-        self._part: LocalPart | None = None  # what of it is this rank's
+        self._part: LocalPart | None = None  # this rank's elements of it
         if part is not None and rank < target.grid.size:
             self._part = LocalPart(part, *target.global_indices(rank))
         self._cells = source.grid.size, target.grid.size
@@ -58,8 +58,8 @@ class ExchangeMove:
             engine.operations.add(target, 1, arriving, 0, target, self._part, conjugate=False)
 
     def misfit(self, source: Array) -> str:  # noqa: ARG002
-        """Any array of the planned layout will do."""
+        """Return an empty string: any array of the planned layout will do."""
         return ""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

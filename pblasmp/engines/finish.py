@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues and scales computed on this rank's part of D, where the product itself does not include them.
+"""Epilogues and scales computed on this rank's part of D, if the product itself does not include them.
 
 Source: cuBLASLt's documentation of its epilogues; GELU is the tanh form, as there.
 """
@@ -26,10 +26,10 @@ _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 class Finish:
-    """What follows a product on this rank. Local to make.
+    """The computation that follows a product on this rank. Making one is local.
 
     Args:
-        engine: whose arrays they are.
+        engine: the engine of the arrays.
         p: the product.
     """
 
@@ -52,7 +52,7 @@ class Finish:
         Args:
             x: the part, in the memory order of D.
             operands: those of the run.
-            epilogue: without, only scales are applied.
+            epilogue: False: only scales are applied.
         """
         e = (operands.epilogue if epilogue else None) or Epilogue()
         scales, p = operands.scales or Scales(), self._p
@@ -85,7 +85,7 @@ class Finish:
         """Add up the ranks' ``sums`` of ``matrix``, one per index of its axis ``stored``, and keep this rank's part.
 
         Args:
-            out: where to; it has one entry per index of D's axis ``axis``.
+            out: where to write; it has one entry per index of D's axis ``axis``.
         """
         xp, p = self._xp, self._p
         if matrix is p.d and p.scheme == "ar":  # every rank has all of D
@@ -107,7 +107,7 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
 
     Args:
         xp: numpy or cupy.
-        e: says which; its arrays are of that kind.
+        e: the epilogue; its arrays are of that module.
         v: a part of D in the type that it is summed in, its contiguous dimension last.
         aux: the epilogue's auxiliary array, transposed like ``v``.
     """
@@ -134,8 +134,8 @@ def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
 
     Args:
         xp: numpy or cupy.
-        scales: over arrays of that kind; ``amax`` holds the largest absolute value of the parts before.
-        dtype: D's; a D of 8 bits is NumPy's.
+        scales: with arrays of that module; ``amax`` holds the largest absolute value of the earlier parts.
+        dtype: the type of D; only NumPy arrays may have 8 bits.
         v: the part, in the type that it is summed in.
     """
     if scales.amax is not None and v.size:
@@ -147,7 +147,7 @@ def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
 
 
 def number(scale: Any) -> float:
-    """Return a scale: a number, or what an array of one number holds; 1 where there is none. Local."""
+    """Return the value of a scale, which is a number, an array of one number, or None for 1. Local."""
     return 1.0 if scale is None else float(scale.item() if hasattr(scale, "item") else scale)
 
 

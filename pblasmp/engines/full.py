@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level 3 by products of whole matrices: a triangle is filled before, or cut out of the result.
+"""Level 3 by products of whole matrices: a triangle is filled up first, or is cut out of the result.
 
 That takes more operations than a triangle needs, and memory for one or two more square matrices, and runs at the
 speed of the engine's fastest product.
@@ -22,16 +22,16 @@ from .steps import ALL, Prepare, SteppedProduct, Window
 
 __all__ = ["algorithms"]
 
-_STRIPES = 4  # that a triangle is computed in: 10/16 of its square
+_STRIPES = 4  # in which a triangle is computed: together 10/16 of its square
 _FAST, _SLOW = 2.5, 8.0  # gathering costs 3
-_THIN = 8  # times as many rows as columns: filling A takes longer then than multiplying it
+_THIN = 8  # so many times as many rows as columns: then filling A takes longer than multiplying it
 
 
 class FullProduct(SteppedProduct):
     """symm, hemm or a rank-k update. Making, running and closing one is collective over the context."""
 
     holds_memory = True
-    _triangle: LocalPart | None = None  # this rank's part of the one that is read, or written
+    _triangle: LocalPart | None = None  # this rank's part of the triangle that is read or written
 
     def _add_steps(self, add: Callable[..., None]) -> None:
         if self._p.traits.shape == "sided":
@@ -45,7 +45,7 @@ class FullProduct(SteppedProduct):
         return "C" if self._p.is_hermitian else "T"
 
     def _fill_and_multiply(self, add: Callable[..., None]) -> None:
-        """Fill a copy of A, both triangles, and multiply it."""
+        """Fill both triangles of a copy of A, and multiply the copy."""
         p, options = self._p, replace(self._options, algo="auto")
         full = self._make("full", p.a)
         other: Literal["L", "U"] = "U" if p.uplo == "L" else "L"
@@ -84,7 +84,7 @@ class FullProduct(SteppedProduct):
             self._triangle = LocalPart(p.written, *p.d.global_indices(self._rank), hermitian=p.is_hermitian)
 
     def _stripes(self) -> Iterator[Window]:
-        """Yield what is computed of D's square: stripes that cover the triangle, or all of it."""
+        """Yield the parts of D's square that are computed: stripes that cover the triangle, or all of it."""
         p, order = self._p, self._p.d.shape[0]
         unit = max(p.d.block) * max(p.d.grid.shape)
         width = -(-order // (_STRIPES * unit)) * unit
@@ -106,7 +106,7 @@ class FullProduct(SteppedProduct):
 
 
 def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
-    """Return the rows, whose steps ``prepare`` prepares. Local."""
+    """Return the rows of the registry; ``prepare`` prepares their steps. Local."""
 
     def serves(problem: Problem) -> bool:
         if not isinstance(problem, Level3Problem):
@@ -119,7 +119,7 @@ def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
         return FullProduct(engine, prepare, p, options, operands)
 
     def cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
-        """Return less than other algorithms cost on GPUs, where no operation is wasted and B is not a few vectors."""
+        """Return less than other algorithms cost on GPUs, if no operation is wasted and B is not just a few vectors."""
         wasteless = p.traits.swept_twice
         if p.traits.shape == "sided":
             wasteless = min(p.d.shape) * _THIN >= p.a.shape[0]
@@ -133,6 +133,6 @@ def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
         largest = max(rows * cols for rows, cols in map(like.local_shape, range(like.grid.size)))
         nbytes = (1 + p.traits.swept_twice) * largest * like.dtype.itemsize
         enough, limit = engine.transport.fits(nbytes)
-        return "" if enough else f"whole matrices would need {nbytes} bytes a rank, only {limit} available"
+        return "" if enough else f"whole matrices would need {nbytes} bytes per rank, only {limit} available"
 
     return (Algorithm("full", prepared, serves, refusal=refusal, cost=cost),)

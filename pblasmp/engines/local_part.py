@@ -23,7 +23,7 @@ class LocalPart:
     Args:
         part: the trapezoid.
         rows, cols: global index of each row and column of the array, ascending.
-        hermitian: the main diagonal is real: imaginary parts there are not read, and written as 0.
+        hermitian: the main diagonal is real: its imaginary parts are not read, and are written as 0.
     """
 
     def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool = False) -> None:
@@ -46,14 +46,14 @@ class LocalPart:
 
     @cached_property
     def real(self) -> NDArray[np.bool_] | None:
-        """Which elements of the array are on a main diagonal that is real, None if it is not."""
+        """Which elements of the array are on the main diagonal, if that is real; otherwise None."""
         return self.rows[:, None] == self.cols if self.hermitian else None
 
     def tiles(self, finest: int) -> list[Tile]:
-        """Return the tiles that make it up, the largest first, made once, with ``indices`` that have been made. Local.
+        """Return the tiles that it consists of, the largest first; they are made once, including ``indices``. Local.
 
         Args:
-            finest: columns of a tile of which only some elements are inside; a tile is not divided again.
+            finest: columns of the tiles that are only partly inside; such tiles are not divided further.
         """
         if self._is_tile:
             return [(slice(None), slice(None), self)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times measured on this machine: a small file per user, and what "auto" makes of it.
 
-The file is JSON. Only its whole, current form is read: anything else is left alone, with a warning, and rules decide.
+The file is JSON. It is read only if it is complete and of the current version: any other file is left alone, with a
+warning, and algorithms are chosen by rule.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ __all__ = ["Entry", "Measured", "machine_of", "read_file", "save", "tuning_file"
 
 _VERSION = 1
 _MARK = "pblasmp tuning"
-_STEPS = 2  # buckets for each doubling of a size
-_REACH = 2.0  # doublings, summed as squares, that a measurement is good for
+_STEPS = 2  # number of buckets per doubling of a size
+_REACH = 2.0  # distance in doublings (root of the sum of squares) up to which a measurement is used
 _NEAREST = 4
 
 
@@ -36,11 +37,11 @@ class Entry:
     """Times of one product on one machine.
 
     Attributes:
-        machine: processors, their number, library versions, as ``machine_of`` says it.
+        machine: processors, their number and library versions, as ``machine_of`` returns them.
         key: the kind of product: form, types, layouts.
         sizes: m, n and k; for tensor-parallel products tokens, outputs and inputs of all ranks.
         seconds: by algorithm.
-        date: when.
+        date: when they were measured.
     """
 
     machine: str
@@ -51,15 +52,15 @@ class Entry:
 
     @property
     def bucket(self) -> tuple[Any, ...]:
-        """What a later measurement replaces."""
+        """The key under which a later measurement replaces this one."""
         return self.machine, self.key, *(round(_STEPS * math.log2(max(1, n))) for n in self.sizes)
 
     @classmethod
     def read(cls, found: Any) -> Entry:
-        """Return what a file says. Local.
+        """Return the entry in a file's JSON. Local.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no entry.
+            ValueError, KeyError, TypeError: it is not an entry.
         """
         texts = [found[name] for name in ("machine", "key", "date")]
         sizes, seconds = found["sizes"], found["seconds"]
@@ -73,13 +74,13 @@ class Entry:
 
 @dataclass
 class Measured:
-    """What is known of this machine; the same on every rank.
+    """The measurements on this machine; the same on every rank.
 
     Attributes:
         machine: as in the entries.
         planned: whether plans of tensor-parallel products replay CUDA graphs, and are measured apart from single runs.
         entries: by bucket.
-        added: how many measurements have been taken in: what was chosen before may no longer be the fastest.
+        added: how many measurements have been added: algorithms chosen before may no longer be the fastest.
     """
 
     machine: str
@@ -88,7 +89,7 @@ class Measured:
     added: int = 0
 
     def add(self, entry: Entry) -> None:
-        """Take in a measurement. Local; the same on every rank."""
+        """Add a measurement. Local; the same on every rank."""
         self.entries[entry.bucket] = entry
         self.added += 1
 
@@ -101,7 +102,7 @@ class Measured:
         return self.entry(problem, options, {}, "").bucket in self.entries
 
     def seconds(self, problem: Problem, options: Options) -> dict[str, float]:
-        """Return by algorithm the time of a problem, between those of measured sizes; empty if none is near. Local."""
+        """Return by algorithm a problem's time, interpolated between measured sizes; empty if none is near. Local."""
         sizes = _sizes(problem)
         if not self.entries or 0 in sizes:
             return {}
@@ -155,7 +156,7 @@ def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
 
 
 def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
-    """Return what is measured, the same on every rank: processors and links, ranks on nodes, libraries. Collective.
+    """Return the machine in words, the same on every rank: processors, links, ranks, nodes, libraries. Collective.
 
     Args:
         comm: the ranks.
@@ -170,7 +171,7 @@ def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
 
 
 def tuning_file() -> Path:
-    """Return where measurements are kept: what PBLASMP_TUNING names, else in the user's cache directory. Local."""
+    """Return the file of measurements: PBLASMP_TUNING, or else one in the user's cache directory. Local."""
     named = os.environ.get("PBLASMP_TUNING", "")
     if named:
         return Path(named)
@@ -179,11 +180,11 @@ def tuning_file() -> Path:
 
 
 def read_file(file: Path) -> list[Entry]:
-    """Return the measurements in a file; none, with a warning, where it is not what ``save`` writes. Local."""
+    """Return the measurements in a file; none, with a warning, if ``save`` did not write it. Local."""
     try:
         return _read(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        warnings.warn(f"{file}: ignored, rules choose algorithms: {_reason(error)}", stacklevel=2)
+        warnings.warn(f"{file}: ignored, algorithms are chosen by rule: {_reason(error)}", stacklevel=2)
         return []
 
 
@@ -201,7 +202,7 @@ def _read(file: Path) -> list[Entry]:
 
 
 def save(file: Path, new: list[Entry]) -> str:
-    """Add measurements to a file, whole or not at all, after those of other processes. Local.
+    """Add measurements to a file, all or none of them, after waiting for other processes. Local.
 
     Returns:
         Why they could not be saved, or an empty string. A file that is not ours is never overwritten.
@@ -226,7 +227,7 @@ def save(file: Path, new: list[Entry]) -> str:
                 Path(name).unlink(missing_ok=True)
                 raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"{file}: {_reason(error)}; remove it, or let PBLASMP_TUNING name another file"
+        return f"{file}: {_reason(error)}; remove it, or set PBLASMP_TUNING to another file"
     return ""
 
 

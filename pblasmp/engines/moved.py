@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A product whose operands are moved to other layouts first, and its result back."""
+"""A product whose operands are first moved to other layouts, and whose result is moved back."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class MovedProduct(Product):
     """A product of operands copied to other layouts. Making, running and closing one is collective over the context.
 
     Args:
-        engine: what moves them.
+        engine: the engine that moves them.
         asked: the caller's problem.
         nearest: the problem in the layouts that operands are moved to.
         options: says which operands are read.
         operands: the caller's arrays.
-        prepare: prepares ``nearest`` for the operands it is given.
+        prepare: prepares ``nearest`` for given operands.
         reasons: why they are moved.
     """
 
@@ -77,21 +77,21 @@ class MovedProduct(Product):
 
     @property
     def path(self) -> str:  # type: ignore[override]
-        """The product's."""
+        """The path of the product."""
         return self._product.path
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Why operands are moved, and the product's."""
+        """Why operands are moved, and the notes of the product."""
         return self._reasons + self._product.notes
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]
-        """The product's and the moves'."""
+        """The bytes of the product and of the moves."""
         return self._product.sent_bytes + sum(move.sent_bytes for move in self._moves)
 
     def _used(self, operands: Operands) -> Operands:
-        """Return the operands of the product: the copies in the place of what is moved."""
+        """Return the operands of the product: copies replace those that are moved."""
         return replace(operands, **self._copies)
 
     def run(self, operands: Operands) -> None:
@@ -103,7 +103,7 @@ class MovedProduct(Product):
             self._out.run(self._copies["d"], operands.d)
 
     def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
-        """Moves allocate and agree as they run."""
+        """Refuse: moves allocate memory and agree while they run."""
         raise UnsupportedError("a CUDA graph: this plan moves operands first, which cannot be recorded")
 
     def misfit(self, name: str, array: Array) -> str:
@@ -124,5 +124,5 @@ def _read(problem: Legal, options: Options, operands: Operands) -> set[str]:
     if options.beta != 0:
         read.add("c")
     if isinstance(problem, Level3Problem) and problem.written is not None:
-        read.add("d")  # what is not written is moved back as it was
+        read.add("d")  # elements that are not written are moved back unchanged
     return read

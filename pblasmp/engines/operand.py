@@ -2,7 +2,7 @@
 """How an operand reaches the ranks that multiply it.
 
 Each rank needs, of op(A), the rows of its process row of D, and of op(B) the columns of its process column, over the
-whole of k: a *slab*. Both are seen here as outer × k (op(B) transposed), so that one piece of code serves both.
+whole of k: a *slab*. Both are treated here as outer × k (op(B) transposed), so that the same code serves both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = Any
 
 
 def needs(d: MatrixDescriptor, size: int, axis: int) -> tuple[tuple[int, ...], ...]:
-    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, or nothing. Local."""
+    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, if it has one. Local."""
     return tuple((d.grid.coords(rank)[axis],) if rank < d.grid.size else () for rank in range(size))
 
 
@@ -39,10 +39,10 @@ class Operand:
         matrix: its descriptor.
         flip: whether its local arrays are transposed to be outer × k.
         conjugate: whether its values are conjugated on the way.
-        needs: for every rank, which slabs (processes of ``outer``) it multiplies; none for ranks without a part of D.
-        outer: the dimension it shares with D, as D deals it out.
+        needs: for every rank, which slabs (processes of ``outer``) it multiplies; empty for ranks without a part of D.
+        outer: the dimension that it shares with D, distributed as in D.
         dtype: the type of its slabs.
-        source: "a" or "b": whose local arrays these are.
+        source: "a" or "b": the operand whose local arrays these are.
         order: memory order of its slabs as outer × k; empty: that of the matrix.
     """
 
@@ -84,11 +84,11 @@ class Operand:
         return aligned(self.outer.count(process) * width * self.dtype.itemsize)
 
     def memory_bytes(self, ranks: Sequence[int], width: int) -> int:
-        """Return the bytes that the slabs of ``ranks`` take when these share them."""
+        """Return the bytes that the slabs of ``ranks`` take if these ranks share them."""
         return sum(self.slab_bytes(process, width) for process in self.slabs(ranks))
 
     def slabs(self, ranks: Sequence[int]) -> list[int]:
-        """Return the different slabs that ``ranks`` multiply, ascending."""
+        """Return the distinct slabs that ``ranks`` multiply, ascending."""
         return sorted({process for rank in ranks for process in self.needs[rank]})
 
 
@@ -96,7 +96,7 @@ class Staging:
     """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Local to make.
 
     Args:
-        domains: groups of ranks that share memory; every rank is in one.
+        domains: groups of ranks that share slabs; every rank is in one.
     """
 
     def __init__(

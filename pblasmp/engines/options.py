@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine is asked for: a problem, how it is to be computed, and the arrays of a run."""
+"""The request to an engine: a problem, how to compute it, and the arrays of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CONSTANTS", "LocalArray", "Operands", "Options", "Problem"]
 
 CONSTANTS = (int, float, complex, np.number, str, np.dtype, type, type(None))
-"""Types of options that stay as they are. Others may change between two calls: a tensor of one number, say."""
+"""Types of options that cannot change between two calls, as a tensor of one number could."""
 
 LocalArray = Any  # numpy.ndarray on the host engine, cupy.ndarray on cublasmp
 Problem = MatmulProblem | Level3Problem | ParallelProblem
@@ -38,7 +38,7 @@ class Options:
         comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
         redistribute: operands may be moved to other layouts first.
-        repeated: it is a plan, which computes on the same arrays again and again.
+        repeated: it is for a plan, which computes on the same arrays again and again.
     """
 
     alpha: complex = 1
@@ -68,7 +68,7 @@ class Options:
 
         Args:
             dtype: the result's element type.
-            real: names of the scalars, of "alpha" and "beta", that must be real whatever the type is.
+            real: which of "alpha" and "beta" must be real whatever the type is.
             alpha, beta, algo, compute, comm_dtype, comm_sms, redistribute: see the attributes.
 
         Raises:
@@ -113,10 +113,10 @@ class Operands:
     """The arrays of one run on this rank, and what follows the product. Nothing prepared outlives them.
 
     Attributes:
-        a, b, c, d: local arrays; None where there is no such operand.
-        epilogue: what follows the product, over this engine's arrays.
-        scales: of 8-bit operands and results, over this engine's arrays.
-        gathered: where AllGather + GEMM leaves all of X; None: nowhere.
+        a, b, c, d: local arrays; None if there is no such operand.
+        epilogue: what follows the product, with this engine's arrays.
+        scales: of 8-bit operands and results, with this engine's arrays.
+        gathered: an array for all of X, from AllGather + GEMM; None if it is not wanted.
     """
 
     a: LocalArray

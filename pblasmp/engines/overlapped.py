@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel products from a rank's own GEMMs and messages: one part travels while the next one is multiplied.
+"""Tensor-parallel products from local GEMMs and messages: one part travels while the next one is multiplied.
 
 They take any sizes, even ones that differ from rank to rank. D[T, N] = alpha X W + beta C, all C-ordered; X is tokens ×
 inputs, W inputs × outputs.
@@ -39,13 +39,13 @@ __all__ = [
 Array = Any
 _NO_SCALES = Scales()
 _PANELS = 4
-_PANEL = 256  # columns; a narrower panel costs GEMM its speed
+_PANEL = 256  # columns; narrower panels slow GEMM down
 
 
 def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Array | None, Array]:
     """Return X, W, C and D of a run as the product sees them: turned, transposed, conjugated. Local.
 
-    C is D itself where it was.
+    C is D itself if the caller's C is D.
     """
     x, w, c, d = operands.a, operands.b, operands.c, operands.d
     assert w is not None
@@ -59,7 +59,7 @@ def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Arr
 
 
 class ParallelProduct(Product):
-    """What the products here have in common.
+    """The common part of the products here.
 
     Args:
         engine: where it runs.
@@ -90,7 +90,7 @@ class ParallelProduct(Product):
         raise NotImplementedError
 
     def _turns(self) -> list[tuple[int, int]]:
-        """Return whom to send to and whom to receive from, in an order in which ranks do not all send to one."""
+        """Return the pairs of ranks to send to and to receive from, in an order that spreads the receivers."""
         me, size = self._transport.rank, self._transport.size
         return [((me + step) % size, (me - step) % size) for step in range(1, size)]
 
@@ -102,9 +102,9 @@ class ParallelProduct(Product):
         return w.T if self._p.outputs_first else w
 
     def _multiply(self, x: Array, w: Array, c: Array | None, d: Array, columns: slice) -> None:
-        """Compute a part of D from W's ``columns``, and what follows; ``c`` may be ``d``."""
+        """Compute a part of D from W's ``columns``, and apply the epilogue; ``c`` may be ``d``."""
         exact = accumulation_dtype(self._p.out_dtype)
-        late = (self._epilogue is not None or self._float8) and exact != d.dtype  # it is rounded at the end
+        late = (self._epilogue is not None or self._float8) and exact != d.dtype  # D is rounded at the end
         target = self._operations.scratch("sum", d.shape, exact) if late else d
         self._sum(x, w, c, target)
         self._finish(target, columns)
@@ -136,7 +136,7 @@ class ParallelProduct(Product):
             target *= beta
 
     def _sum_scaled(self, x: Array, w: Array, c: Array | None, target: Array) -> None:
-        """Compute ``target = alpha (a x) (b w) + beta c`` in float32, with scales as they are then."""
+        """Compute ``target = alpha (a x) (b w) + beta c`` in float32, with the scales' current values."""
         options, exact = self._options, accumulation_dtype(self._p.dtype)
         scales = [scale for scale in (self._scales.a, self._scales.b) if scale is not None]
         numbers = [scale for scale in scales if isinstance(scale, (int, float))]
@@ -155,7 +155,7 @@ class ParallelProduct(Product):
             target[...] = product
 
     def _share_amax(self) -> None:
-        """Replace amax by the largest of all ranks, each of which has all of D."""
+        """Replace amax by the largest of all ranks, since every rank has all of D."""
         amax, transport = self._scales.amax, self._transport
         if amax is None or transport.size == 1:
             return
@@ -188,7 +188,7 @@ class GatheredInput(ParallelProduct):
         else:
             shape = (parts[-1].stop if p.size > 1 else 0, p.inputs[0])
             total = self._operations.scratch("gathered", shape, x.dtype)
-        if p.size > 1 and not x.flags.c_contiguous:  # messages are
+        if p.size > 1 and not x.flags.c_contiguous:  # messages must be contiguous
             total[mine] = x
             x = total[mine]
         transfers = []
@@ -208,7 +208,7 @@ class SummedOutput(ParallelProduct):
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         super().__init__(engine, p, options)
         self._everywhere = p.form == "matmul_allreduce"
-        if self._everywhere:  # each rank sums some rows, and gathers the others
+        if self._everywhere:  # each rank sums some rows, and gathers the other rows
             p = replace(p, rows=tuple(Axis.even(p.tokens[0], p.size).counts()))
         self._parts = p.slices("rows")
         self._travels = self._transport.carries(p.out_dtype, options.comm_dtype)
@@ -250,7 +250,7 @@ class SummedOutput(ParallelProduct):
             self._share_amax()
 
     def _gather(self, d: Array) -> None:
-        """Send this rank's rows of D to all, and receive theirs."""
+        """Send this rank's rows of D to all ranks, and receive theirs."""
         parts, rank = self._parts, self._transport.rank
         total = d
         if not d.flags.c_contiguous:
@@ -262,7 +262,7 @@ class SummedOutput(ParallelProduct):
 
 
 class GatheredOutput(ParallelProduct):
-    """GEMM + AllGather of the output, by panels of its columns: one is gathered while the next one is multiplied."""
+    """GEMM + AllGather of the output, in panels of its columns: one is gathered while the next one is multiplied."""
 
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         super().__init__(engine, p, options)
@@ -313,7 +313,7 @@ class GatheredOutput(ParallelProduct):
 
 
 def _exchange_parts(product: ParallelProduct, mine: Array, theirs: Any) -> Transfer:
-    """Start sending this rank's part to all, and receiving ``theirs(rank)``."""
+    """Start sending this rank's part to all ranks, and receiving their parts into ``theirs(rank)``."""
     turns = product._turns()
     return product._transport.start(
         [each for to, _ in turns for each in _some(mine, to)],
@@ -322,13 +322,13 @@ def _exchange_parts(product: ParallelProduct, mine: Array, theirs: Any) -> Trans
 
 
 def parts_of(c: Array | None, d: Array, rows: slice) -> tuple[Array | None, Array]:
-    """Return the same rows of C and of D, the same array where these are the same."""
+    """Return the same rows of C and of D, as one array if C is D."""
     part = d[rows]
     return (None if c is None else part if c is d else c[rows]), part
 
 
 def _some(array: Array, peer: int) -> list[tuple[Array, int]]:
-    """Return a message, or none where there is nothing in it."""
+    """Return a list of one message, or an empty list if the message would be empty."""
     return [(array, peer)] if array.size else []
 
 
@@ -336,7 +336,7 @@ def _some(array: Array, peer: int) -> list[tuple[Array, int]]:
 
 
 def view(problem: Problem) -> Problem | str:
-    """Return the tensor-parallel product that a problem is, or why it is none. Local."""
+    """Return a problem as a tensor-parallel product, or why it is not one. Local."""
     return ParallelProblem.of_matmul(problem) if isinstance(problem, MatmulProblem) else problem
 
 
@@ -356,7 +356,7 @@ def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Oper
 
 
 def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    """Return less than gathering costs where messages travel by themselves while a queued product runs."""
+    """Return less than the cost of gathering if messages travel on their own while a queued product runs."""
     return 5.0 if engine.agrees else 2.5
 
 
@@ -372,7 +372,7 @@ _FORMS = {
 
 
 def serves(*forms: str) -> Callable[[Problem], bool]:
-    """Return what says whether a problem is, or has, one of these forms. Local."""
+    """Return a function that says whether a problem is, or has, one of these forms. Local."""
 
     def is_one(problem: Problem) -> bool:
         if isinstance(problem, MatmulProblem):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM + AllReduce the plain way: one local product, then the sum of the partial products over the ranks."""
+"""GEMM + AllReduce without overlap: one local product, then the sum of the partial products over the ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Array = Any
 
 
 class ReducedProduct(Product):
-    """Each rank multiplies its part of k, the partial products are summed over all ranks. Local to make.
+    """Each rank multiplies its part of k; the partial products are summed over all ranks. Making one is local.
 
     Args:
         engine: where it runs.
         p: the product, of scheme "ar".
-        options: alpha, beta, what products are summed in.
+        options: alpha, beta, and the type in which products are summed.
         finish: what follows, or None.
     """
 
@@ -60,7 +60,7 @@ class ReducedProduct(Product):
             operations.store(operands.d, partial, p.d.dtype)
 
     def _partial(self, operands: Operands) -> Array:
-        """Return where the sum is made: D, where that is contiguous, of the right type, and C is not needed from it."""
+        """Return the array for the sum: D, if it is contiguous, has the right type, and does not hold C."""
         p, d = self._p, operands.d
         packed = d.flags.c_contiguous if p.d.order == "C" else d.flags.f_contiguous
         if self._inside and packed and d.dtype == self._dtype and self._options.beta == 0:

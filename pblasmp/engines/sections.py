@@ -2,11 +2,11 @@
 """Who sends which part of the operands of a product to whom, with one order of k for both operands.
 
 A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
-not matter inside a product, as long as both slabs have the same one: k is taken in *sections*, the indices that one
-process column of A and one process row of B own. What a rank sends then arrives as one range of k, however small the
-blocks are. If several processes own alternating blocks of a slab's rows, the rows are in sections as well, one per
-owner, the rank's own first: each section is multiplied in place, as a batch of blocks. Everything here is arithmetic on
-layouts, the same on every rank. Both operands are seen as outer × k.
+not matter inside a product, as long as both slabs have the same one: k is ordered in *sections*, each of the indices
+that one process column of A and one process row of B own. What a rank sends then arrives as one range of k, however
+small the blocks are. If several processes own alternating blocks of a slab's rows, the rows are in sections as well,
+one per owner, the rank's own first: each section is multiplied in place, as a batch of blocks. Everything here is
+arithmetic on layouts, the same on every rank. Both operands are treated as outer × k.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .operand import needs
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
 
-_OWNERS = 4  # of a slab's rows that are in sections, at most
-_FEW = 16  # copies of rows into which a message is cut before it is packed
+_OWNERS = 4  # most owners of a slab's rows that are in sections
+_FEW = 16  # a message of more copies of rows is packed
 _ALIGNED = 16  # bytes
-_APART = 128  # bytes of which the leading dimension of a slab is a multiple
-_TILE = (128, 256)  # of D: what a multiprocessor computes at once
-_SIDE = 2048  # of a square of D that keeps all multiprocessors of an H200 busy once
+_APART = 128  # bytes; the leading dimension of a slab is a multiple of it
+_TILE = (128, 256)  # of D, which a multiprocessor computes at a time
+_SIDE = 2048  # of a square of D that occupies all multiprocessors of an H200 once
 _SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
     (12, (1, 1, 2, 4, 8)), (6, (1, 1, 2, 4)), (3, (1, 1, 2)), (1.5, (1, 1)), (0, (1,)),
 )  # fmt: skip
-"""How an operand is cut into chunks that is at least so many times as long as the first one should be."""
+"""How an operand is cut into chunks, if it is at least so many times as long as its first chunk should be."""
 
 
 def clip(stretches: Stretches, start: int, stop: int) -> Stretches:
-    """Return what of the stretches comes from ``start`` to before ``stop``. Local."""
+    """Return the part of the stretches from ``start`` to before ``stop``. Local."""
     found: list[Stretch] = []
     for s in stretches:
-        first = 0  # run that is not returned yet
+        first = 0  # first run that has not been returned yet
         while first < s.repeat:
             src, dst = s.src + first * s.src_step, s.dst + first * s.dst_step
             skipped, length = max(0, start - src), min(src + s.length, stop) - src
             count = 1
-            if skipped == 0 and length == s.length:  # and the whole ones that follow
+            if skipped == 0 and length == s.length:  # and all whole runs that follow
                 count = min(s.repeat - first, (stop - src - length) // max(1, s.src_step) + 1)
             if skipped < length:
                 steps = (s.src_step, s.dst_step) if count > 1 else (0, 0)
@@ -57,7 +57,7 @@ def clip(stretches: Stretches, start: int, stop: int) -> Stretches:
 
 
 def runs(stretches: Stretches) -> list[tuple[int, int, int]]:
-    """Return (source, destination, length) of every run; neighbours on both sides are one. Local."""
+    """Return (source, destination, length) of every run; runs adjacent on both sides are merged. Local."""
     found: list[tuple[int, int, int]] = []
     for s in stretches:
         for i in range(s.repeat):
@@ -83,8 +83,8 @@ def one_range(stretches: Stretches, *, source: bool) -> bool:
 def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretches, ...]]:
     """Return where the local indices of every owner of k are in the slabs: of A, and of B. Local.
 
-    k stays as it is where one operand has all of it on every process and the other one comes in few runs: then the
-    former can be multiplied where it is. Otherwise it is in sections.
+    k keeps its order if one operand has all of it on every process and the other one comes in few runs: then the former
+    can be multiplied where it is. Otherwise k is in sections.
     """
     whole = (Stretch(1, a.extent, 0, 0, 0, 0),)
     for natural, other, a_first in ((a, b, True), (b, a, False)):
@@ -121,12 +121,12 @@ def cuts(start: int, shares: Sequence[int], unit: int, stop: int) -> list[tuple[
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of another one's slab.
+    """The part of one rank's slab that another rank has.
 
     Attributes:
         source: the rank that has it.
-        outer: its indices of the dimension shared with D: in the source's local array, and in the slab.
-        inner: its indices of k, likewise.
+        outer: its indices of the dimension shared with D, in the source's local array and in the slab.
+        inner: its indices of k, in the same two places.
     """
 
     source: int
@@ -140,30 +140,30 @@ class Part:
 
     @cached_property
     def packed(self) -> bool:
-        """Whether its source packs it first: it would otherwise be many copies of short runs."""
+        """Whether its source packs it first, because it would otherwise take many copies of short runs."""
         straight = one_range(self.outer, source=True) and one_range(self.outer, source=False)
         return not (straight and len(runs(self.inner)) <= _FEW)
 
     @cached_property
     def direct(self) -> bool:
-        """Whether it is copied to its place in the slab; if not, it is unpacked there."""
+        """Whether it is copied straight to its place in the slab; otherwise the receiver unpacks it."""
         return one_range(self.outer, source=False) and len(self.copies) <= _FEW
 
     @cached_property
     def copies(self) -> list[tuple[int, int, int]]:
-        """Runs of k: where they are at the source (where it is packed, in the message), in the slab; their lengths."""
+        """Runs of k: where each is at the source (in the message if packed) and in the slab, and its length."""
         return runs(unpacked(self.inner) if self.packed else self.inner)
 
 
 @dataclass(frozen=True)
 class Slab:
-    """What the ranks multiply of one operand.
+    """The slabs of one operand that the ranks multiply.
 
     Attributes:
         side: the operand as it is distributed.
         itemsize: bytes of an element.
         needs: for every rank, the process of ``outer`` whose slab it multiplies, or None.
-        outer: the dimension shared with D, as D deals it out.
+        outer: the dimension shared with D, distributed as in D.
         inner: for every process of the operand's k, where its local indices are in the slab.
         batches: whether its rows may be in sections of their owners.
     """
@@ -180,13 +180,13 @@ class Slab:
         return [self._sectioned(rank) for rank in range(len(self.needs))]
 
     def _sectioned(self, rank: int) -> dict[int, tuple[Stretches, Stretches]]:
-        """Return what ``rank``'s slab has of the rows of every owner, its own first; nothing where rows are in order.
+        """Return the sections of the rows of ``rank``'s slab by owner, its own first; empty if the rows are in order.
 
-        They are in order, too, where blocks would be too short, too irregular or not aligned for a batch.
+        They also stay in order if blocks would be too short, too irregular or not aligned for a batch.
 
         Returns:
-            For every process that owns some: where they are in its local array and in the slab; in the slab and in
-            ``rank``'s local part of D.
+            For every process that owns rows: where they are in its local array and in the slab, and where they are in
+            the slab and in ``rank``'s local part of D.
         """
         process = self.needs[rank]
         if process is None or not self.batches:
@@ -205,7 +205,7 @@ class Slab:
             of, to = [], []
             for s in stretches:
                 if (at | s.src | s.dst | s.src_step | s.dst_step) % unit:
-                    return {}  # cuBLASLt has no fast kernels for it
+                    return {}  # cuBLASLt has no fast kernels for such blocks
                 of.append(Stretch(s.repeat, s.length, s.src, s.src_step, at, s.length))
                 to.append(Stretch(s.repeat, s.length, at, s.length, s.dst, s.dst_step))
                 at += s.repeat * s.length
@@ -214,22 +214,22 @@ class Slab:
 
     @property
     def in_sections(self) -> bool:
-        """Whether some rank has it in sections of the owners of its rows."""
+        """Whether some rank's slab is in sections of the owners of its rows."""
         return any(self._owners)
 
     def sections(self, rank: int) -> list[Stretches]:
-        """Return where the rows of ``rank``'s slab are in its local part of D: for every owner, or of all. Local."""
+        """Return where the rows of ``rank``'s slab are in its local part of D, by owner, or for all rows. Local."""
         count = self.shape(rank)[self.side.order != "C"]
         whole: list[Stretches] = [(Stretch(1, count, 0, 0, 0, 0),)] if count else []
         return [places for _, places in self._owners[rank].values()] or whole
 
     def parts(self, rank: int) -> list[Part]:
-        """Return what ``rank``'s slab is made of, in the order of the sources. Local."""
+        """Return the parts of ``rank``'s slab, in the order of their sources. Local."""
         found = (self.part(i, rank) for i in range(len(self.side.cells)))
         return [part for part in found if part is not None]
 
     def part(self, cell: int, rank: int) -> Part | None:
-        """Return what the owner of a cell has of ``rank``'s slab, None for nothing. Local."""
+        """Return the part of ``rank``'s slab that the owner of a cell has, None if it has none. Local."""
         process = self.needs[rank]
         if process is None:
             return None
@@ -245,7 +245,7 @@ class Slab:
         return owners[row][0] if row in owners else ()
 
     def read_in_place(self, rank: int) -> int | None:
-        """Return at which row of ``rank``'s local array its section begins, if that can be multiplied there. Local."""
+        """Return the row of ``rank``'s local array where its section begins, if it can be multiplied there. Local."""
         own = [part for part in self.parts(rank) if part.source == rank]
         if not self._owners[rank] or len(own) != 1 or not one_range(own[0].outer, source=True):
             return None
@@ -259,7 +259,7 @@ class Slab:
         return all(runs(s) == [(0, 0, extent(s))] for s in (parts[0].outer, parts[0].inner))
 
     def shape(self, rank: int) -> tuple[int, int]:
-        """Return rows and columns of ``rank``'s slab as it is in row-major memory. Local."""
+        """Return rows and columns of ``rank``'s slab in row-major memory. Local."""
         process = self.needs[rank]
         outer = 0 if process is None else self.outer.count(process)
         k = self.side.cols.extent
@@ -276,7 +276,7 @@ class Slab:
 
 
 class PushPlan:
-    """All that ranks send each other for a product. Local to make.
+    """Everything that ranks send each other for a product. Making one is local.
 
     Args:
         p: the product, of scheme "gemm".
@@ -284,7 +284,7 @@ class PushPlan:
 
     Attributes:
         slabs: of A and of B.
-        nbytes: of the receiving buffer, the same on every rank.
+        nbytes: size of the receiving buffer, the same on every rank.
     """
 
     def __init__(self, p: MatmulProblem, size: int) -> None:
@@ -298,7 +298,7 @@ class PushPlan:
                 need[0] if need and shapes[rank][0] * shapes[rank][1] else None
                 for rank, need in enumerate(needs(p.d, size, axis))
             )
-            # one batch has one operand whose blocks differ
+            # in a batch, the blocks of only one operand differ
             batches = not is_float8(dtype) and not any(slab.in_sections for slab in slabs)
             slabs.append(
                 Slab(side, dtype.itemsize, needed, (p.d.rows, p.d.cols)[axis], inner, batches=batches)
@@ -315,8 +315,8 @@ class PushPlan:
         """Return how ``rank``'s buffer is laid out, in bytes. Local.
 
         Returns:
-            Where its slabs of A and of B begin; where messages arrive that are unpacked there, by operand and source;
-            where the buffer ends.
+            Where its slabs of A and of B begin; by operand and source, where packed messages arrive; where the buffer
+            ends.
         """
         if rank not in self._places:
             self._places[rank] = self._laid_out(rank)
@@ -336,13 +336,13 @@ class PushPlan:
         return (starts[0], starts[1]), inboxes, at
 
     def moves(self, which: int, rank: int) -> bool:
-        """Return whether something of ``rank``'s slab comes from other ranks. Local."""
+        """Return whether a part of ``rank``'s slab comes from other ranks. Local."""
         return any(part.source != rank for part in self.slabs[which].parts(rank))
 
     def chunks(self, which: int, rank: int) -> list[tuple[int, int]]:
-        """Return the ranges of the outer dimension in which ``rank`` gets and multiplies its slab. Local.
+        """Return the ranges of the outer dimension in which ``rank`` receives and multiplies its slab. Local.
 
-        The first ones are small, so that it begins soon, but no smaller than what keeps all multiprocessors busy.
+        The first ones are small, so that it begins soon, but large enough to keep all multiprocessors busy.
         """
         if (which, rank) not in self._chunks:
             self._chunks[which, rank] = self._cut(which, rank)
@@ -354,7 +354,7 @@ class PushPlan:
         if not self.moves(which, rank):
             return [(0, stop)] if stop else []
         first = _SIDE if self.moves(1 - which, rank) else max(1, _SIDE**2 // other)
-        slab, found, cut = self.slabs[which], [], False  # only the first section that comes is cut
+        slab, found, cut = self.slabs[which], [], False  # only the first section that is received is cut
         awaited = [part.outer[0].dst for part in slab.parts(rank) if part.source != rank]
         for section in slab.sections(rank):
             start, length = section[0].src, extent(section)
@@ -370,10 +370,10 @@ class PushPlan:
         return tuple(x for section in self.slabs[which].sections(rank) for x in clip(section, start, stop))
 
     def sequence(self, rank: int) -> list[tuple[int, int]]:
-        """Return the chunks of ``rank``'s slabs in the order in which it gets and multiplies them. Local.
+        """Return the chunks of ``rank``'s slabs in the order in which it receives and multiplies them. Local.
 
-        What it has comes first. After the first chunk of each operand comes the one that lets it multiply most for
-        the bytes that it waits for: its rows by all columns that are there, or its columns by all rows.
+        Its own chunks come first. After the first chunk of each operand, the next is always the one that allows the
+        most multiplication per byte received: its rows by all columns so far, or its columns by all rows so far.
 
         Returns:
             (0 for A or 1 for B, number of the chunk) of each.
@@ -406,7 +406,7 @@ class PushPlan:
 
 @lru_cache(64)
 def push_plan(p: MatmulProblem, size: int) -> PushPlan:
-    """Return the plan of a product of scheme "gemm": the last few are remembered. Local."""
+    """Return the plan of a product of scheme "gemm"; the last few are cached. Local."""
     return PushPlan(p, size)
 
 

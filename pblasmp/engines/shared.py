@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel products through memory that the ranks of one node share: what they gather or add is there.
+"""Tensor-parallel products in which the ranks of one node gather or add in shared memory.
 
-Every rank writes its part of X, or its GEMM's result, into shared memory. Then ranks multiply what they all wrote; or
-they add, or copy, in pieces that stay in the caches, and write each number of the result once. The ranks have agreed
-since the run before, so that no rank still reads what is overwritten.
+Every rank writes its part of X, or its GEMM's result, into shared memory. Then the ranks multiply everything that was
+written; or they add or copy it, in pieces that stay in the caches, and write each element of the result once. The ranks
+have agreed since the previous run, so that no rank still reads what is overwritten.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ALGORITHMS"]
 
 Array = Any
 
-_PIECE_BYTES = 128 << 10  # of each part, at a time: a few of them fit into a core's own cache
+_PIECE_BYTES = 128 << 10  # of each part at a time: a few pieces fit into a core's own cache
 
 
 class _Shared(ParallelProduct):
@@ -64,7 +64,7 @@ class SharedSums(_Shared):
 
     Args:
         engine, p, options: as for ``ParallelProduct``.
-        everything: every rank adds all rows for itself; else those that it owns, which AllReduce then copies.
+        everything: every rank adds all rows for itself; otherwise only its own rows, which AllReduce then copies.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SharedSums(_Shared):
         self._sum(x, w, None, parts[transport.rank])
         sums = self._matrices("sums", d.shape, d.dtype)[0] if self._copies else None
         transport.fence()
-        first = 0 if self._everywhere else start  # the row of D that this rank's rows begin at
+        first = 0 if self._everywhere else start  # the row of D at which this rank's rows begin
         for at in self._pieces(start, stop, d.shape[1]):
             there = slice(at.start - first, at.stop - first)
             self._add([part[at] for part in parts], *parts_of(c, d, there))
@@ -110,7 +110,7 @@ class SharedSums(_Shared):
         return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
 
     def _add(self, parts: list[Array], c: Array | None, d: Array) -> None:
-        """Write the sum of ``parts``, C, and what follows into ``d``, rounded once."""
+        """Write the sum of ``parts`` and C, after the epilogue, into ``d``, rounded once."""
         beta = self._options.beta if c is not None else 0
         straight = d.dtype == self._exact and beta == 0
         total = d if straight else self._operations.scratch("piece", d.shape, self._exact)
@@ -128,9 +128,9 @@ class SharedSums(_Shared):
 
 
 class RingSums(_Shared):
-    """GEMM + ReduceScatter or AllReduce: in turn, every rank's GEMM adds to a sum that the ranks share.
+    """GEMM + ReduceScatter or AllReduce: every rank's GEMM adds in turn to a sum that the ranks share.
 
-    In each of P steps every rank is at other rows of the sum, in the last one at those that it owns.
+    In each of P steps every rank adds to different rows of the sum, in the last step to those that it owns.
     """
 
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
@@ -180,7 +180,7 @@ class RingSums(_Shared):
 
 
 class SharedOutput(_Shared):
-    """GEMM + AllGather of the output: every rank computes its columns into shared memory, and copies the others'."""
+    """GEMM + AllGather of the output: every rank computes its columns into shared memory, and copies the others."""
 
     path = "every rank's columns in memory that the ranks share, copied by each to its result"
 
@@ -210,7 +210,7 @@ class SharedOutput(_Shared):
 
 
 def _shared_bytes(name: str, p: ParallelProblem) -> int:
-    """Return how much memory the ranks share in an algorithm. Local."""
+    """Return how many bytes the ranks share in an algorithm. Local."""
     tokens, outputs, inputs = p.sizes
     if p.gathers:
         return tokens * inputs * accumulation_dtype(p.dtype).itemsize
@@ -259,7 +259,7 @@ def _row(name: str, form: str, cost: Any) -> Algorithm:
 
 
 _ALONE = 9.0  # one rank has nothing to share
-_WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum, from which on "ring" is the fastest
+_WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum from which on "ring" is the fastest
 
 
 def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001

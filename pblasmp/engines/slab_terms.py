@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products and level-3 routines as sums of products of slabs.
 
-``trmm`` has a triangular left slab; ``symm`` and ``hemm`` are the stored triangle and the rest of its transpose; the
-rank-k updates compute one triangle of the result. With the triangular matrix to the right of B, everything is seen
+``trmm`` has a triangular left slab; ``symm`` and ``hemm`` use the stored triangle and the rest of its transpose; the
+rank-k updates compute one triangle of the result. If the triangular matrix is to the right of B, everything is
 transposed.
 """
 
@@ -34,13 +34,13 @@ class Slabs:
 
     Attributes:
         d: its descriptor.
-        k: the extent that is summed over, the same for all terms.
-        operands: each as outer × k: to the left with D's rows, to the right with D's columns.
-        terms: what is added up.
-        part: what is written; None for all of D.
+        k: the extent of the summation, the same for all terms.
+        operands: each as outer × k; outer is D's rows for a left operand, D's columns for a right one.
+        terms: the products to add up.
+        part: the part of D that is written; None for all.
         turned: the terms are those of D's transpose, which ``d`` describes.
         in_place: D may be B.
-        backwards: the last indices of k come first where it is taken in panels.
+        backwards: panels begin with the last indices of k.
     """
 
     d: MatrixDescriptor
@@ -69,10 +69,10 @@ def matmul_slabs(p: MatmulProblem, alpha: complex, engine: Engine) -> Slabs:
 
 
 def triangle_of(p: Level3Problem) -> tuple[bool, bool, str]:
-    """Return how the triangular A of trmm and trsm is seen to the left of B or of its transpose. Local.
+    """Return how the triangular A of trmm and trsm looks to the left of B or of its transpose. Local.
 
     Returns:
-        Whether it is transposed, whether it is conjugated, and where its triangle then is.
+        Whether A is transposed, whether it is conjugated, and which triangle it then has.
     """
     flip = (p.op_a != "N") != (p.side == "R")
     return flip, p.op_a == "C" and p.d.dtype.kind == "c", "U" if (p.uplo == "L") == flip else "L"
@@ -80,7 +80,7 @@ def triangle_of(p: Level3Problem) -> tuple[bool, bool, str]:
 
 @dataclass(frozen=True)
 class SidedPart:
-    """A part of A to the left of B, or of its transpose: how A is seen, and what of it counts; None: all."""
+    """A part of A to the left of B, or of B's transpose: how A is transformed, and which part counts (None: all)."""
 
     flip: bool
     conjugate: bool
@@ -125,7 +125,7 @@ def _sided(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
     return Slabs(
         d, d.shape[0], operands, terms or (Term(alpha, 0, len(parts)),),
         turned=turned, in_place=p.traits.triangular,
-        backwards=p.traits.triangular and triangle_of(p)[2] == "U",  # most comes first, while the rest arrives
+        backwards=p.traits.triangular and triangle_of(p)[2] == "U",  # large products first, while the rest arrives
     )  # fmt: skip
 
 
@@ -160,9 +160,9 @@ def _updated(p: Level3Problem, alpha: complex, engine: Engine) -> Slabs:
 
 
 def _merged(operands: list[Operand]) -> tuple[tuple[Operand, ...], list[int]]:
-    """Return the operands with those of the same slabs as one, and which of them each has become.
+    """Merge operands that have the same slabs; return the merged ones, and the index of each operand among them.
 
-    The same slabs are to the left and to the right of a product where D's rows are distributed as its columns are.
+    Left and right slabs are the same if D's rows are distributed like its columns.
     """
     unique: list[Operand] = []
     index = []

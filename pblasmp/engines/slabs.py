@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of slabs, for every layout and on every engine: three algorithms that differ in who shares slabs and when.
+"""Products of slabs, for every layout and on every engine: three algorithms that differ in which ranks share slabs.
 
 The ranks of a *domain* share slabs of the operands; k is taken in *panels*:
 
 - ``shared``: the ranks of a node are a domain and k is one panel. Between nodes the slabs travel in messages.
 - ``gathered``: every rank is its own domain and k is one panel.
-- ``panels``: every rank is its own domain; while one panel of k is multiplied the next one is in flight.
+- ``panels``: every rank is its own domain; while one panel of k is multiplied, the next one is in flight.
 
-An operand that is already where it is multiplied stays there.
+An operand that is already where it is needed stays there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ALGORITHMS", "Panels", "SlabProduct", "domains", "memory_refusal"]
 
 Array = Any
 
-_FOLLOWS = 4  # times a first panel: the least k that it is worthwhile for
+_FOLLOWS = 4  # k must be so many times a first panel for one to be worthwhile
 
 
 def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
@@ -41,9 +41,9 @@ def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
 
 
 def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[tuple[int, int]]:
-    """Return the panels of k of at most ``width`` indices, one after the other from either end. Local.
+    """Return the panels of k of at most ``width`` indices, in order from either end. Local.
 
-    The first one, while which arrives nothing is multiplied, has ``lead`` where that is given and much more follows.
+    Nothing is multiplied while the first one arrives: it has ``lead`` indices, if that is given and many more follow.
     """
     begun = [(0, lead)] if 0 < _FOLLOWS * lead <= k else []
     panels = begun + [(at, min(at + width, k)) for at in range(lead if begun else 0, k, width)]
@@ -56,11 +56,11 @@ def memory_refusal(
     """Return why slabs cannot be shared or gathered, or an empty string. Collective over the context.
 
     Args:
-        engine: where.
+        engine: where it runs.
         way: "shared", "gathered" or "panels".
         operands: those of the product.
-        k: what is summed over.
-        options: what was asked for by name is not refused for lack of memory before it is tried.
+        k: the extent of the summation.
+        options: an algorithm asked for by name is tried even if memory seems too small.
         extra: bytes that a rank needs besides the operands.
     """
     transport = engine.transport
@@ -83,23 +83,23 @@ def memory_refusal(
         )
         what = "gathered operands"
     enough, limit = transport.fits(nbytes)
-    return "" if enough else f"{what} would need {nbytes} bytes a node, only {limit} available"
+    return "" if enough else f"{what} would need {nbytes} bytes per node, only {limit} available"
 
 
 class Panels:
-    """Operands that arrive in slabs, panel by panel, two deep where there are several. Collective over the ranks.
+    """Operands that arrive in slabs, panel by panel, with two panels in memory if there are several. Collective.
 
     Args:
-        engine: where.
+        engine: where it runs.
         way: "shared", "gathered" or "panels".
-        operands: what arrives.
-        k: what is cut into panels.
+        operands: the operands that arrive.
+        k: the extent that is cut into panels.
         backwards: the last panel comes first.
-        lead: indices in the first panel, 0 for as many as in the others.
+        lead: indices in the first panel; 0: as many as in the others.
 
     Attributes:
         panels: (start, stop) of each.
-        sent_bytes, copied_bytes: what this rank sends and copies to bring all of them.
+        sent_bytes, copied_bytes: bytes that this rank sends and copies for all panels.
         nbytes: memory of the slabs on this rank.
         fenced: whether the ranks of a node wait for each other before they use a panel.
     """
@@ -128,7 +128,7 @@ class Panels:
         made = [s for stagings in self._stagings for s in stagings if s is not None]
         self.sent_bytes = sum(s.sent_bytes for s in made)
         self.copied_bytes = sum(s.copied_bytes for s in made)
-        # Whether the ranks meet after writing slabs: the same on every rank, also on idle ones.
+        # Whether the ranks wait for each other after writing slabs: the same on every rank, even an idle one.
         self.fenced = self._shared and not all(in_place)
         widths = [stop - start for start, stop in self.panels]
         self._bytes = [  # of the two halves
@@ -139,11 +139,11 @@ class Panels:
             for half in range(2)
         ]
         self.nbytes = sum(map(sum, self._bytes)) if made else 0
-        self.nbytes += sum(  # of two panels, which are on their way at once
+        self.nbytes += sum(  # of the two panels that are under way at once
             sum(sorted(s.message_bytes for s in stagings if s is not None)[-2:])
             for stagings in self._stagings
         )
-        if not engine.agrees:  # here the ranks agree, in a run they do not
+        if not engine.agrees:  # the ranks agree now, but not in a run
             for i in range(min(2, len(self.panels))):
                 for which, stagings in enumerate(self._stagings):
                     if stagings[i] is not None:
@@ -157,8 +157,8 @@ class Panels:
     def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
         """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
 
-        An operand is its slabs by process, each as outer × k, or this rank's own array where it stays in place. The
-        ranks have agreed since the last run, so that no rank still multiplies what is overwritten here.
+        An operand is its slabs by process, each as outer × k, or this rank's own array if it stays in place. The ranks
+        have agreed since the last run, so that no rank still multiplies what is overwritten here.
         """
         coming = self._start(0, arrays) if self.panels else []
         for i, (start, stop) in enumerate(self.panels):
@@ -166,7 +166,7 @@ class Panels:
             slabs = [self._arrived(part) for part in coming]
             coming = following
             if self.fenced:
-                self._engine.transport.fence()  # every slab of the node is written
+                self._engine.transport.fence()  # wait until every slab of the node has been written
             yield (
                 start,
                 stop,
@@ -200,14 +200,14 @@ class Panels:
 
 
 class SlabProduct(QueuedProduct):
-    """D from slabs of the operands. Making and running one is collective over the ranks.
+    """D computed from slabs of the operands. Making and running one is collective over the ranks.
 
     Args:
         engine: where it runs.
         slabs: D as a sum of products of slabs.
-        options: beta and what products are summed in.
+        options: beta, and the type in which products are summed.
         way: "shared", "gathered" or "panels".
-        operands: those that it is prepared for.
+        operands: the planned ones.
         finish: what follows, or None.
     """
 
@@ -238,7 +238,7 @@ class SlabProduct(QueuedProduct):
             self.notes += ("all operands are multiplied in place",)
         if len(self._panels.panels) > 1:
             self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
-        # The sum is made in a temporary: in another type, or because D is B, which is read to the end.
+        # The sum is made in a temporary if its type differs, or if D is B, which is read to the end.
         exact = accumulation_dtype(d.dtype)
         several = len(self._panels.panels) * len(slabs.terms) > 1
         self._rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
@@ -292,7 +292,7 @@ class SlabProduct(QueuedProduct):
             )
 
     def _factor(self, which: int, slab: Any, process: int) -> Array:
-        """Return a slab in a type that is multiplied."""
+        """Return a slab in a type that can be multiplied."""
         found = slab[process] if isinstance(slab, dict) else slab
         return self._engine.operations.operand(found, self._slabs.operands[which].dtype, f"slab{which}")
 
@@ -315,7 +315,7 @@ class SlabProduct(QueuedProduct):
 
 
 def _view(problem: Problem) -> Problem | str:
-    """Return a product that slabs can compute, or why there is none."""
+    """Return a problem that slabs can compute, or why it is not one."""
     return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
 
 
@@ -323,7 +323,7 @@ def _serves(problem: Problem) -> bool:
     if isinstance(problem, Level3Problem):
         return problem.traits.shape != "added" and not problem.traits.solves
     if isinstance(problem, MatmulProblem):
-        return problem.scheme != "ar"  # every rank gets all of the result
+        return problem.scheme != "ar"  # in that scheme every rank gets all of the result
     return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
 
 
@@ -335,7 +335,7 @@ def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
 
 
 def _panels_cost(engine: Engine, p: Problem, options: Options) -> float:  # noqa: ARG001
-    """Return more than gathering costs, or a little less where the rest of a long k arrives behind a first panel."""
+    """Return more than the cost of gathering, or a little less if most of a long k arrives after a first panel."""
     if isinstance(p, Level3Problem) and (p.traits.shape == "updated" or p.traits.triangular):
         return 2.9 if 0 < _FOLLOWS * engine.operations.lead <= p.k else 4.0
     return 4.0
@@ -376,4 +376,4 @@ ALGORITHMS = (
     _row("gathered", lambda *_: 3.0),
     _row("panels", _panels_cost),
 )
-"""Slower by about the time of a copy of the operands, from one to the next."""
+"""Relative costs: each is slower than the one before by about a copy of the operands."""

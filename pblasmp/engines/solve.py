@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trsm: A where every rank can read it, the right-hand sides dealt out evenly, one local solve per rank.
+"""trsm: every rank can read A, the right-hand sides are dealt out evenly, and each rank does one local solve.
 
-With A to the right of X everything is seen transposed, so that A is always to the left. With panels of A, each panel's
-equations are solved and what they contribute to the others is subtracted.
+If A is to the right of X, everything is transposed, so that A is always to the left. With panels of A, the equations of
+one panel are solved, and their contribution to the other equations is subtracted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .slabs import Panels, domains, memory_refusal, type_refusal
 
 __all__ = ["ALGORITHMS", "SolveProduct"]
 
-_EVEN = 1.25  # columns of the rank that has most of them, by the average, that D's own layout may have
+_EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
 
 Array = Any
 
@@ -72,7 +72,7 @@ class SolveProduct(QueuedProduct):
             self.copied_bytes = sum(move.copied_bytes for move in moves)
             nbytes = self._panels.nbytes + self._bytes
             if not (self._in_d or engine.agrees):
-                self._carved()  # here the ranks agree, in a run they do not
+                self._carved()  # the ranks agree now, but not in a run
         self.workspace = engine.operations.workspace(nbytes)
 
     def _queue(self, operands: Operands) -> None:
@@ -95,17 +95,17 @@ class SolveProduct(QueuedProduct):
             transport.start_exchange(self._in, given, slabs, slots=SLOTS).finish()
         mine = slabs[rank] if rank < len(slabs) else None
         if self._shared and not self._panels.fenced:
-            transport.fence()  # the right-hand sides of the node are written
+            transport.fence()  # wait until the right-hand sides of the node have been written
         for i, (start, stop, (panel,)) in enumerate(self._panels.arrive({"a": operands.a})):
             if mine is not None and mine.size:
                 self._solve(panel[0] if isinstance(panel, dict) else panel, mine, start, stop, first=i == 0)
         if self._out is not None:
             if self._shared:
-                transport.fence()  # every slab of the node is solved for
+                transport.fence()  # wait until every slab of the node has been solved for
             transport.start_exchange(self._out, slabs, wanted, slots=SLOTS).finish()
 
     def _solve(self, panel: Array, x: Array, start: int, stop: int, *, first: bool) -> None:
-        """Solve the equations ``start`` to ``stop`` and subtract what they contribute to those that follow."""
+        """Solve the equations ``start`` to ``stop`` and subtract their contribution to those that follow."""
         operations = self._engine.operations
         rest = slice(stop, None) if self._lower else slice(0, start)
         alpha = self._options.alpha if first else 1
@@ -114,7 +114,7 @@ class SolveProduct(QueuedProduct):
             operations.gemm(-1, panel[rest], x[start:stop], alpha, x[rest])
 
     def _carved(self) -> list[Array | None]:
-        """Return the slabs of right-hand sides that this rank can write; None for those of other domains."""
+        """Return the slabs of right-hand sides; None for those of other domains, which this rank cannot write."""
         memory = self._engine.transport.buffer("x", self._bytes * len(self._domain), shared=self._shared)
         return [
             carve(memory, self._bytes * self._domain.index(rank), shape, self._dtype, self._order)
@@ -125,7 +125,7 @@ class SolveProduct(QueuedProduct):
 
 
 def _triangle(p: Level3Problem, engine: Engine) -> Operand:
-    """Return A, which every rank needs whole."""
+    """Return A as an operand that every rank needs as a whole."""
     flip, conjugate, _ = triangle_of(p)
     side = Side.of(p.a).T if flip else Side.of(p.a)
     rows, order = side.rows, p.a.shape[0]
@@ -142,7 +142,7 @@ def _solves_in_d(p: Level3Problem, size: int) -> bool:
 
 
 def _slab_bytes(p: Level3Problem, size: int) -> int:
-    """Return the bytes of a rank's right-hand sides that are not in D."""
+    """Return the bytes of a rank's right-hand sides outside D."""
     if _solves_in_d(p, size):
         return 0
     order, free = p.d.shape[::-1] if p.side == "R" else p.d.shape

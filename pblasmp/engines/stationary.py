@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with one operand much larger than the other and the result: the large one stays where it is.
 
-Each rank multiplies its part of the large operand by the rows of the small one that go with it; the partial products
-of a process row are then moved to where D is, and added up there. So a matrix times a few vectors moves the vectors. A
-symmetric matrix is its triangle and the rest of the transpose, each of which multiplies.
+Each rank multiplies its part of the large operand by the matching rows of the small one; the partial products of a
+process row are then moved to where D is, and added up there. So a matrix times a few vectors moves only vectors. A
+symmetric matrix multiplies in two parts: its stored triangle, and the rest of the transpose.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from .triangles import Diagonal, Kernel, LeftPart, whole
 
 __all__ = ["ALGORITHMS", "StationaryProduct"]
 
-_LARGER = 2  # times as much would be moved to where D is, as is moved here: below, both take as long
-_LEAST = (
-    1 << 17
-)  # elements that would be moved: below, there is one meeting of the ranks more than time saved
+_LARGER = 2  # so many times as many elements must otherwise be moved; with fewer, both ways take as long
+_LEAST = 1 << 17  # elements that must otherwise be moved; with fewer, an extra meeting costs more
 
 Array = Any
 Sided = MatmulProblem | Level3Problem
@@ -40,14 +38,14 @@ Sided = MatmulProblem | Level3Problem
 
 @dataclass(frozen=True)
 class _Term:
-    """A product L S that D is a sum of; L, or a part of it, stays.
+    """One product L S of the sum that is D; L, or a part of it, stays in place.
 
     Attributes:
         large: L, as outer × k.
-        flip, conjugate: how the operand that stays is seen to be L. Where it is conjugated, L conj(S) is computed, and
-            conjugated on its way.
+        flip, conjugate: what turns the operand that stays into L. For a conjugate, it is multiplied by conj(S), and the
+            product is conjugated when it is moved.
         small: S, as k × width.
-        part, diagonal: what counts of L, None for all.
+        part, diagonal: which part of L counts, None for all.
     """
 
     large: Side
@@ -62,7 +60,7 @@ class _Term:
         return self.large.rows.count(self.large.cells[rank].coords[0]) if rank < len(self.large.cells) else 0
 
     def kernel(self, stays: MatrixDescriptor, rank: int) -> Kernel:
-        """Return what multiplies this rank's part of L. Local."""
+        """Return the kernel that multiplies this rank's part of L. Local."""
         if self.part is None or rank >= stays.grid.size:
             return whole
         rows, cols = stays.global_indices(rank)
@@ -73,7 +71,7 @@ class _Term:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A product, or its transpose where that is ``turned``, as a sum of terms.
+    """A product, or its transpose if ``turned``, as a sum of terms.
 
     Attributes:
         stays: the operand that stays, "a" or "b".
@@ -112,19 +110,19 @@ class StationaryProduct(QueuedProduct):
         self.sent_bytes = self._panels.sent_bytes + sum(each.sent_bytes for each in exchanges)
         self.copied_bytes = self._panels.copied_bytes + sum(each.copied_bytes for each in exchanges)
         rows, cols = p.d.local_shape(self._rank) if self._rank < p.d.grid.size else (0, 0)
-        self._shape = (cols, rows) if seen.turned else (rows, cols)  # of this rank's part of D, as it is seen
+        self._shape = (cols, rows) if seen.turned else (rows, cols)  # of this rank's part of the terms' sum
         self._count = max(1, len(exchanges))
         partials = self._room * len(self._sharing) * len(self._moves)
         messages = max(map(transport.message_bytes, exchanges), default=0)
         parts = rows * cols * self._dtype.itemsize * self._count
         self.workspace = operations.workspace(self._panels.nbytes + partials + parts + messages)
-        if not engine.agrees:  # here the ranks agree, in a run they do not
+        if not engine.agrees:  # the ranks agree now, but not in a run
             self._parts()
             for i in range(len(self._moves)):
                 self._partials(i)
 
     def _find_moves(self, term: _Term) -> Iterator[tuple[Exchange, list[int]]]:
-        """Yield how the partial products of each part of k get to where D is, and which ranks have them."""
+        """Yield for each part of k the exchange that moves its partial products to D, and the ranks with those."""
         transport, large, width = self._engine.transport, term.large, self._width
         reach = {rank: node for node in transport.nodes for rank in node} if self._shared else {}
         for part, count in enumerate(large.cols.counts()):
@@ -145,14 +143,14 @@ class StationaryProduct(QueuedProduct):
         self._engine.operations.store(operands.d, total, self._p.d.dtype)
 
     def _sum(self, operands: Operands) -> Array:
-        """Return this rank's part of the product, as it is seen. Collective over the ranks."""
+        """Return this rank's part of the product, transposed if ``turned``. Collective over the ranks."""
         transport, parts = self._engine.transport, self._parts()
         if not self._moves:
             parts[0][...] = 0
             return parts[0]
         partials = self._multiply(operands)
         if self._shared:
-            transport.fence()  # every partial product of the node is written
+            transport.fence()  # wait until every partial product of the node has been written
         free = iter(parts)
         for term, of_term, moves in zip(self._seen.terms, partials, self._moves, strict=True):
             for exchange, ranks in moves:
@@ -164,7 +162,7 @@ class StationaryProduct(QueuedProduct):
         return parts[0]
 
     def _multiply(self, operands: Operands) -> list[dict[int, Array]]:
-        """Return each term's partial products that this rank reaches, by rank; its own it computes. Collective."""
+        """Compute this rank's partial products; return, for each term, those it can read, by rank. Collective."""
         operations, options, seen = self._engine.operations, self._options, self._seen
         partials = [self._partials(i) for i in range(len(seen.terms))]
         ((_, _, smalls),) = self._panels.arrive({"a": operands.a, "b": operands.b})
@@ -184,7 +182,7 @@ class StationaryProduct(QueuedProduct):
         """Return memory for the partial products of term ``i``, of this rank and those that share it, by rank."""
         term, room = self._seen.terms[i], self._room
         memory = self._engine.transport.buffer(f"partial{i}", room * len(self._sharing), shared=self._shared)
-        order = term.large.order  # the one that BLAS multiplies fastest
+        order = term.large.order  # the order that BLAS multiplies fastest
         return {
             rank: carve(memory, at * room, (term.rows(rank), self._width), self._dtype, order)
             for at, rank in enumerate(self._sharing)
@@ -192,7 +190,7 @@ class StationaryProduct(QueuedProduct):
         }
 
     def _parts(self) -> list[Array]:
-        """Return memory for what each part of k of each term adds to this rank's part of D."""
+        """Return memory for the contribution of each part of k of each term to this rank's part of D."""
         count, (rows, cols), order = self._count, self._shape, self._seen.result.order
         shape = (count * rows, cols) if order == "C" else (rows, count * cols)
         memory = self._engine.operations.scratch("parts", shape, self._dtype, order)
@@ -202,7 +200,7 @@ class StationaryProduct(QueuedProduct):
 
 
 def _see(engine: Engine, p: Sided) -> _Seen:
-    """Return a problem as it is computed: with the larger one of A and B in place, or A of a routine. Local."""
+    """Return the form in which a problem is computed: the larger of A and B, or a routine's A, stays. Local."""
     result, is_complex = Side.of(p.d), p.d.dtype.kind == "c"
     if isinstance(p, MatmulProblem):
         b_stays = turned = p.n > p.m
@@ -225,7 +223,7 @@ def _see(engine: Engine, p: Sided) -> _Seen:
 
 
 def _needs(large: Side, rank: int) -> tuple[int, ...]:
-    """Return which part of k a rank multiplies: none where it has no part of the large operand."""
+    """Return which part of k a rank multiplies: none if it has no part of the large operand."""
     if rank >= len(large.cells):
         return ()
     row, part = large.cells[rank].coords
@@ -250,7 +248,7 @@ def _prepare(engine: Engine, p: Sided, options: Options, operands: Operands) -> 
 
 
 def _cost(engine: Engine, p: Sided, options: Options) -> float:  # noqa: ARG001
-    """Return less than slabs cost where these would move much more."""
+    """Return less than the cost of slabs if these would move much more."""
     if not engine.agrees:  # not measured
         return 9.0
     terms = _see(engine, p).terms

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trsm with few right-hand sides: A stays where it is, but for the blocks on its diagonal.
+"""trsm with few right-hand sides: A stays where it is, except the blocks on its diagonal.
 
-Some equations at a time are solved, and what they contribute to the others is subtracted by a product that moves the
+Some equations are solved at a time, and their contribution to the others is subtracted by a product that moves only the
 right-hand sides.
 """
 
@@ -22,10 +22,10 @@ from .steps import Prepare, SteppedProduct, Window
 __all__ = ["algorithms"]
 
 _PANEL = (
-    1024  # equations that are solved at a time: more copy more of A, with fewer the ranks meet more often
+    1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
 )
-_LEAST = 4096  # equations: below, the meetings take as long as copying A
-_THIN = 32  # times as many equations as right-hand sides: with more of these the others are as fast
+_LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
+_THIN = 32  # so many times as many equations as right-hand sides; otherwise other algorithms are as fast
 
 
 class StationarySolve(SteppedProduct):
@@ -67,7 +67,7 @@ class StationarySolve(SteppedProduct):
         return (equations, every) if self._p.side == "L" else (every, equations)
 
     def _panels(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the equations that are solved next, and those that remain."""
+        """Yield the equations to solve next, and those that remain."""
         order, a = self._p.a.shape[0], self._p.a
         unit = max(a.block) * max(a.grid.shape)
         width = max(1, -(-min(_PANEL, order // 4) // unit)) * unit
@@ -89,7 +89,7 @@ class StationarySolve(SteppedProduct):
 
 
 def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
-    """Return the row, whose steps ``prepare`` prepares. Local."""
+    """Return the row of the registry; ``prepare`` prepares its steps. Local."""
 
     def serves(problem: Problem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.solves
@@ -102,7 +102,7 @@ def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
         return why or plain_refusal(engine, p, replace(options, compute=None), operands)
 
     def cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
-        """Return less than shared slabs cost where the right-hand sides are few."""
+        """Return less than the cost of shared slabs if there are few right-hand sides."""
         order = p.a.shape[0]
         columns = p.d.shape[1 if p.side == "L" else 0]
         few = order >= max(_LEAST, _THIN * columns) and p.a.grid.size > 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products in steps, each of which is a product of parts of the operands, or of matrices that are made for it."""
+"""Products in steps, each a product of parts of the operands, or of matrices that are made for the purpose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL: Window = (slice(None), slice(None))
 
 
 class SteppedProduct(QueuedProduct):
-    """A routine in steps, which a subclass adds. Making, running and closing one is collective over the context.
+    """A routine in steps that a subclass defines. Making, running and closing one is collective over the context.
 
     Args:
         engine: where it runs.
@@ -33,7 +33,7 @@ class SteppedProduct(QueuedProduct):
         operands: the local arrays.
     """
 
-    _replays = False  # as a whole: its products do
+    _replays = False  # not as a whole: its steps do
 
     def __init__(
         self, engine: Engine, prepare: Prepare, p: Level3Problem, options: Options, operands: Operands
@@ -71,7 +71,7 @@ class SteppedProduct(QueuedProduct):
         raise NotImplementedError
 
     def _make(self, name: str, like: MatrixDescriptor) -> MatrixDescriptor:
-        """Make a matrix of the product's own, laid out like another. Collective over the context."""
+        """Make a temporary matrix, laid out like another one. Collective over the context."""
         self._layouts[name] = x = replace(like, ld=None)
         self._own[name] = new_part(self._engine, x)
         return x
@@ -98,7 +98,7 @@ class SteppedProduct(QueuedProduct):
     def _queue(self, operands: Operands) -> None:
         for step in self._steps:
             step(operands)
-            self._engine.transport.fence()  # the next one writes the buffers that this one's ranks have read
+            self._engine.transport.fence()  # the next step writes buffers that ranks read in this one
 
     def close(self) -> None:
         """Free what the steps hold. Collective over the context."""
@@ -109,7 +109,7 @@ class SteppedProduct(QueuedProduct):
 
 
 class _Step:
-    """A product of the routine, with its operands, which stay the same objects from run to run: graphs are theirs."""
+    """A step, with its operands: the same objects in every run, since CUDA graphs belong to them."""
 
     def __init__(self, product: Product, used: Callable[[Operands], Operands]) -> None:
         self._product, self._find = product, used

@@ -23,14 +23,15 @@ from .slabs import type_refusal
 
 __all__ = ["ALGORITHMS", "SumProduct"]
 
-_LEAST, _MOST = 32 << 20, 128 << 20  # bytes of a rank's part of D that is moved in stripes, and of one stripe
+# Bytes: the smallest part of D on a rank that is moved in stripes, and the largest stripe.
+_LEAST, _MOST = 32 << 20, 128 << 20
 
 Array = Any
 
 
 @dataclass(frozen=True)
 class _Stripe:
-    """Some columns of D: how op(A) gets there, where they are in op(A) and D here, and what of them is written."""
+    """Some columns of D: how op(A) gets there, where they are in op(A) and D here, and which elements are written."""
 
     exchange: Exchange
     source: slice
@@ -41,9 +42,9 @@ class _Stripe:
 class SumProduct(QueuedProduct):
     """``D = alpha op(A) + beta C``. Making and running one is collective over the ranks.
 
-    A part of op(A) is read where D needs it: in the rank's own A, in the copy of its A that another rank of the node
-    shares, where that is distributed like D, or else in a buffer that it is moved to. Where transfers are queued, it is
-    moved in stripes: the rest is on its way while one is added.
+    The part of op(A) that a rank needs is read from the rank's own A; from the copy of A that another rank of the node
+    shares, if that has just this part; or else from a buffer to which it is moved. If transfers are queued, it is
+    moved in stripes: one is added while the rest are under way.
     """
 
     def __init__(self, engine: Engine, p: Level3Problem, options: Options) -> None:
@@ -54,7 +55,7 @@ class SumProduct(QueuedProduct):
         self._conjugate = p.op_a == "C" and p.d.dtype.kind == "c"
         self._stripes: list[_Stripe] = []
         self._shared = 0
-        self._peer = self._rank  # the rank that has what this one needs, unless it is moved
+        self._peer = self._rank  # the rank that has the part that this one needs, unless it is moved
         self._inside = self._rank < p.d.grid.size
         source = self._source = p.a.T if self._flip else p.a
         if not source.same_places(p.d) and options.alpha != 0:
@@ -71,24 +72,24 @@ class SumProduct(QueuedProduct):
             self.copied_bytes = sum(each.copied_bytes for each in exchanges)
         self.path = "shared" if self._shared else "moved" if exchanges else "in place"
         self._straight = p.written is None and options.alpha == 1 and options.beta == 0
-        self._ahead = min(len(exchanges), engine.operations.stripes)  # how many are under way
+        self._ahead = min(len(exchanges), engine.operations.stripes)  # how many stripes are under way
         rows = p.d.local_shape(self._rank)[0] if self._inside else 0
         widths = [stripe.columns.stop - (stripe.columns.start or 0) for stripe in self._stripes]
         self._room = 0 if self._straight else aligned(rows * max(widths, default=0) * p.d.dtype.itemsize)
         messages = max(map(transport.message_bytes, exchanges), default=0)
         nbytes = self._ahead * (self._room + messages) + self._shared * len(self._node)
         self.workspace = engine.operations.workspace(nbytes)
-        self._written = None if exchanges else self._part(slice(None))  # of this rank's D, None for all
+        self._written = None if exchanges else self._part(slice(None))  # in this rank's D, None for all
 
     def _part(self, columns: slice) -> LocalPart | None:
-        """Return what is written of some columns of this rank's D, None for all of them."""
+        """Return which elements are written in some columns of this rank's D, None for all."""
         if self._p.written is None or not self._inside:
             return None
         rows, cols = self._p.d.global_indices(self._rank)
         return LocalPart(self._p.written, rows, cols[columns])
 
     def _share(self) -> None:
-        """Find out whether each node has room for its ranks' parts of A: ``_shared`` bytes a rank. Collective."""
+        """Find out whether each node has room for its ranks' parts of A, ``_shared`` bytes per rank. Collective."""
         transport, source = self._engine.transport, self._source
         sizes = (rows * cols for rows, cols in map(source.local_shape, range(source.grid.size)))
         nbytes = aligned(max(sizes) * source.dtype.itemsize)
@@ -97,7 +98,7 @@ class SumProduct(QueuedProduct):
             self._shared = nbytes
 
     def _reaches(self) -> bool:
-        """Return whether what each rank needs of op(A) is all that one rank of its node has."""
+        """Return whether the part of op(A) that each rank needs is exactly what one rank of its node has."""
         source, d = self._source, self._p.d
         if (source.rows, source.cols) != (d.rows, d.cols):
             return False
@@ -123,7 +124,7 @@ class SumProduct(QueuedProduct):
             yield _Stripe(exchange, source, columns, self._part(columns))
 
     def _cuts(self) -> list[tuple[int, int]]:
-        """Return where the stripes begin and end: every process column has a part of each. The same on every rank."""
+        """Return where the stripes begin and end; every process column has a part of each. The same on every rank."""
         d, count = self._p.d, self._engine.operations.stripes
         if count == 1 or self._shared:
             return [(0, d.cols.extent)]
@@ -150,7 +151,7 @@ class SumProduct(QueuedProduct):
         self._engine.operations.add(d, alpha, x, beta, c, written, conjugate=conjugate)
 
     def _copies(self, mine: Array) -> dict[int, Array]:
-        """Return what the ranks of this node share of op(A), by rank. Collective over the ranks."""
+        """Return the parts of op(A) that the ranks of this node share, by rank. Collective over the ranks."""
         transport, x = self._engine.transport, self._source
         memory = transport.buffer("x", self._shared * len(self._node), shared=True)
         known = {
@@ -166,11 +167,11 @@ class SumProduct(QueuedProduct):
             everything = [(slice(None), slice(None), False)]
             for down, across, _ in everything if part is None else part.parts(rows, cols):
                 copy[down, across] = mine[down, across]
-        transport.fence()  # every rank's part is there
+        transport.fence()  # wait until every rank's part has been written
         return known
 
     def _move_and_add(self, known: dict[int, Array], c: Array, d: Array) -> None:
-        """Move op(A) to where D is, or into D where that is all there is to do. Collective over the ranks."""
+        """Move op(A) to where D is and add it, or straight into D if nothing is added. Collective over the ranks."""
         under_way: deque[tuple[_Stripe, Array, Any]] = deque()
 
         def end() -> None:

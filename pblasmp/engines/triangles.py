@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local products of slabs: of all of them, with a triangular left slab, or for one triangle of the result.
+"""Local products of slabs: of whole slabs, with a triangular left slab, or for one triangle of the result.
 
-Each is ``target = alpha left right + beta target`` where it applies. What may not be read has no effect, even if it is
-NaN; what may not be written keeps its values.
+Each computes ``target = alpha left right + beta target`` where it applies. Elements that may not be read have no
+effect, even if they are NaN; elements that may not be written keep their values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .local_part import LocalPart, Tile
 
 __all__ = ["Diagonal", "Kernel", "LeftPart", "ResultPart", "whole"]
 
-_TILES = 64  # of a diagonal, at most: more would be queued for longer than they compute
+_TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Indices = NDArray[np.int64]
@@ -48,11 +48,11 @@ class Kernel(Protocol):
         Args:
             operations: the engine's.
             alpha, beta: scalars.
-            left, right: slabs: rows × k and k × columns.
-            target: what is written.
+            left, right: slabs, rows × k and k × columns.
+            target: the array to write.
             start: global index where k begins.
-            compute: what products are summed in.
-            c: like ``target``, which it is by default.
+            compute: the type in which products are summed.
+            c: like ``target``, which is the default.
         """
 
 
@@ -72,7 +72,7 @@ def whole(
 
 
 def _finest(operations: Operations, extent: int) -> int:
-    """Return the columns of the tiles on a diagonal that is ``extent`` long here. Local."""
+    """Return the columns of the tiles on a diagonal of length ``extent``. Local."""
     return max(operations.tile, -(-extent // _TILES))
 
 
@@ -82,7 +82,7 @@ class LeftPart:
     Args:
         part: in terms of the slab's rows and of k.
         rows: global index of each row of the slab, ascending.
-        diagonal: what the main diagonal is: as stored, ones, or the real parts of what is stored.
+        diagonal: the main diagonal is as stored, ones, or the real parts of the stored values.
         ks: global index of each column of the slab, ascending; None: they are contiguous.
     """
 
@@ -104,7 +104,7 @@ class LeftPart:
         compute: str | None = None,
         c: Array | None = None,
     ) -> None:
-        """Multiply what counts for all of some rows, and the tiles on the diagonal."""
+        """Multiply the parts that count completely, and the tiles on the diagonal."""
         cuts, rest = self._cut(operations, start, left.shape[1])
         for cut in cuts:
             factors = left[cut.across, cut.along]
@@ -121,12 +121,12 @@ class LeftPart:
                 scale(target[across], beta)
 
     def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[_Cut], list[slice]]:
-        """Return the parts for some indices of k, and the rows that have none, made once."""
+        """Return the parts for some indices of k, and the rows without any; both are made once."""
         if (start, width) not in self._cuts:
             ks = np.arange(start, start + width) if self._ks is None else self._ks
             xp = operations.xp
             cuts: list[_Cut] = []
-            begun = bytearray(len(self._rows))  # all rows of a part have begun, or none has
+            begun = bytearray(len(self._rows))  # whether a row has had a part: all rows of a part, or none
             places = xp.asarray(self._rows), xp.asarray(ks)
             for along, across, cut in self._part.T.parts(ks, self._rows, _finest(operations, width)):
                 mask = on_diagonal = None
@@ -163,7 +163,7 @@ class _Cut(NamedTuple):
 
 
 def _gaps(parts: Iterable[slice], extent: int) -> list[slice]:
-    """Return what disjoint parts leave of ``extent`` indices."""
+    """Return the gaps between disjoint parts of ``extent`` indices."""
     gaps, at = [], 0
     for start, stop in sorted((part.start, part.stop) for part in parts):
         if at < start:
@@ -211,7 +211,7 @@ class ResultPart:
         operations.concurrently([partial(multiply, *tile) for tile in self._tiles(operations)])
 
     def _tiles(self, operations: Operations) -> list[Tile]:
-        self._local.indices(operations.xp)  # now: tasks on several streams read them
+        self._local.indices(operations.xp)  # made now, since tasks on several streams read them
         return self._local.tiles(_finest(operations, len(self._local.cols)))
 
     def write(
@@ -222,14 +222,14 @@ class ResultPart:
         d: Array,
         of: Callable[[slice, slice], Array],
     ) -> None:
-        """Write what ``of`` returns for rows and columns, plus beta C, into D. Local.
+        """Write into D what ``of`` returns for given rows and columns, plus beta C. Local.
 
         Args:
             operations: the engine's.
             beta: scales C.
             c: like ``d``; may be ``d``, or None for that.
             d: the local result.
-            of: what is added.
+            of: returns the values to add.
         """
         c = d if c is None else c
         for down, across, part in self._tiles(operations):

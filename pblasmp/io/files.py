@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading and saving matrices: the ranks share a file out in contiguous tiles, and exchange blocks in between."""
+"""Loading and saving matrices: each rank reads or writes contiguous tiles of a file, and ranks exchange blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["load", "open_source", "save"]
 
 TILE_BYTES = 8 << 20
-"""What a rank reads or writes at once, about."""
+"""About how many bytes a rank reads or writes at a time."""
 
 
 def format_of(path: Path) -> str:
@@ -52,7 +52,7 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
 
     Raises:
         OSError: it cannot be opened.
-        LayoutError: it is not a readable file of its kind, or not of a matrix.
+        LayoutError: it is not a readable file of its kind, or does not hold a matrix.
         LibraryNotFoundError: its format needs a library that is missing.
     """
     _check_dataset(path, dataset)
@@ -63,14 +63,14 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
 
 
 class _Tiling:
-    """How the ranks share a matrix out, to read or write it: each takes the tiles that are its turn. Local.
+    """How the ranks divide up a matrix to read or write it: they take tiles in turn. Local.
 
-    A tile is some whole rows; parts of rows only where one row is longer than a tile.
+    A tile is a number of whole rows, or a part of a row if one row is longer than a tile.
 
     Args:
         descriptor: the matrix as it is stored, in C order.
         unit: rows and columns that belong together; tiles are multiples.
-        nranks: how many share it out.
+        nranks: how many ranks divide it up.
     """
 
     def __init__(self, descriptor: MatrixDescriptor, unit: tuple[int, int], nranks: int) -> None:
@@ -85,14 +85,14 @@ class _Tiling:
         self.layout = MatrixDescriptor(descriptor.shape, block, grid, dtype=descriptor.dtype)
 
     def rounds(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the part of the matrix in which each rank has a tile, until it is done."""
+        """Yield parts of the matrix, in each of which every rank has at most one tile."""
         (m, n), (mb, nb), (p, q) = self.layout.shape, self.layout.block, self.layout.grid.shape
         for i in range(0, m, mb * p):
             for j in range(0, n, nb * q):
                 yield slice(i, min(m, i + mb * p)), slice(j, min(n, j + nb * q))
 
     def tile(self, part: tuple[slice, slice], rank: int) -> tuple[slice, slice] | None:
-        """Return the rows and columns of a rank's tile in a round's part, None where it has none."""
+        """Return the rows and columns of a rank's tile in a part, None if it has none."""
         if rank >= self.layout.grid.size:
             return None
         out = []
@@ -105,7 +105,7 @@ class _Tiling:
 
 
 class _Part:
-    """This rank's local array, window by window, as a C-ordered file has the matrix."""
+    """This rank's local array, window by window, for a matrix as a C-ordered file holds it."""
 
     def __init__(self, ctx: Context, descriptor: MatrixDescriptor, local: NDArray[Any], flip: bool) -> None:
         self.context = ctx
@@ -125,7 +125,7 @@ class _Part:
 
 
 class _Count:
-    """What of its part a rank has done, for a progress function."""
+    """How much of its part a rank has done, for a progress function."""
 
     def __init__(self, total: int, tell: Progress | None) -> None:
         self._done, self._total, self._tell = 0, total, tell
@@ -150,10 +150,10 @@ def load(
     Args:
         ctx: the context.
         path: the file.
-        dataset: which matrix of it.
-        layout: how to distribute it: the descriptor, or keywords.
+        dataset: which of its matrices.
+        layout: how to distribute it: a descriptor, or keywords.
         dtype: the element type to load it as, None for the file's or the descriptor's.
-        progress: gets this rank's part.
+        progress: called on the progress of this rank's part.
     """
     with ExitStack() as stack:
         with ctx._agreement("load") as facts:
@@ -167,12 +167,14 @@ def load(
                 layout.given = source.shape
             else:
                 if dtype is not None:
-                    raise LayoutError("dtype: not with a descriptor; expected one or the other")
+                    raise LayoutError("dtype: cannot be given with a descriptor; expected one or the other")
                 kind = element_type(path, source.dtype, given.dtype)
             descriptor = layout.descriptor(ctx.size, dtype=kind, order=source.order)
             facts.update(path=str(path), dataset=dataset, descriptor=descriptor)
             if descriptor.shape != source.shape:
-                raise LayoutError(f"{path}: shape is {source.shape}, the descriptor's {descriptor.shape}")
+                raise LayoutError(
+                    f"{path}: shape is {source.shape}, expected the descriptor's {descriptor.shape}"
+                )
             out = ctx._allocate(descriptor)
             part = _Part(ctx, descriptor, out.local, source.order == "F")
             tiling = _Tiling(part.descriptor, source.tile, ctx.size)
@@ -253,14 +255,14 @@ def _file_order(
     if format_of(path) == "npy":
         return order or default
     if order == "F":
-        raise LayoutError(f"order: {path} is in C order, as all HDF5 and Zarr files, got 'F'")
+        raise LayoutError(f"order: {path} is in C order like all HDF5 and Zarr files, got 'F'")
     return "C"
 
 
 def _create(
     path: Path, dataset: str | None, d: MatrixDescriptor, order: MemoryOrder, stack: ExitStack
 ) -> tuple[Replacement, int]:
-    """Make the file that is to become ``path``; return it, and where its data begin. Local; on one rank."""
+    """Create the file that will become ``path``; return it, and where its data begin. Local; on one rank."""
     kind = format_of(path)
     with errors_naming(path):
         if kind == "zarr":

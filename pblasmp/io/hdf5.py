@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HDF5 files, through h5py: any build of it, whether its HDF5 is a parallel one or not.
+"""HDF5 files through h5py, built with or without parallel HDF5.
 
-Each rank reads through h5py. A matrix is written as a contiguous dataset: rank 0 makes it, and all ranks write their
+Each rank reads through h5py. A matrix is written as a contiguous dataset: rank 0 creates it, and all ranks write their
 parts at the position in the file where HDF5 has put it.
 """
 
@@ -32,7 +32,7 @@ class Hdf5Dataset:
 
     Args:
         path: the file.
-        name: the dataset; None where the file has only one matrix.
+        name: the dataset; None if the file has only one matrix.
 
     Raises:
         OSError: the file cannot be opened, or is not an HDF5 file.
@@ -44,7 +44,7 @@ class Hdf5Dataset:
 
     def __init__(self, path: Path, name: str | None) -> None:
         h5py = _h5py()
-        with path.open("rb"):  # whose errors say what is wrong
+        with path.open("rb"):  # its errors say what is wrong
             pass
         try:
             self._file = h5py.File(path, "r")
@@ -78,20 +78,20 @@ def _h5py() -> Any:
 
 
 def marked_dtype(stored: np.dtype, attributes: Any) -> np.dtype:
-    """Return the element type of what was stored: for integers that hold bfloat16 or 8-bit floats, that. Local."""
+    """Return the element type of stored data, which may be integers that hold bfloat16 or 8-bit floats. Local."""
     mark = attributes.get(_MARK)
     meant = (DTYPES | FLOAT8).get(mark) if isinstance(mark, str) else None
     return meant if meant is not None and meant.itemsize == stored.itemsize else stored
 
 
 def mark(attributes: Any, dtype: np.dtype) -> None:
-    """Note an element type that the format does not know. Local."""
+    """Record an element type that the format lacks in an attribute. Local."""
     if is_foreign(dtype):
         attributes[_MARK] = dtype.name
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the type in which ``dtype`` is stored: unsigned integers for what the format does not know. Local."""
+    """Return the type in which ``dtype`` is stored: unsigned integers for types that the format lacks. Local."""
     return np.dtype(f"u{dtype.itemsize}") if is_foreign(dtype) else dtype
 
 
@@ -104,7 +104,7 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
     there = f"the file has {', '.join(map(repr, matrices)) or 'no matrices'}"
     if name is None:
         if len(matrices) != 1:
-            raise LayoutError(f"{path}: say which dataset to load, as dataset=; {there}")
+            raise LayoutError(f"{path}: give dataset=, the one to load; {there}")
         name = matrices[0]
     try:
         found = file[name]
@@ -120,7 +120,7 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
 
 
 def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor) -> int:
-    """Make a dataset for a matrix in an empty file, with what ``old`` has besides; return where the data begin. Local.
+    """Create a dataset for a matrix in an empty file, and copy the rest of ``old``; return where the data begin. Local.
 
     Raises:
         OSError: it cannot be written, or the disk is full.
@@ -128,7 +128,7 @@ def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor
     """
     h5py = _h5py()
     if name is None:
-        raise LayoutError("dataset: HDF5 files hold several matrices: give a name, as dataset='A'")
+        raise LayoutError("dataset: an HDF5 file holds several matrices: give a name, such as dataset='A'")
     if not name.strip("/"):
         raise LayoutError(f"dataset: expected a name, got {name!r}")
     exists = old.exists()
@@ -153,7 +153,7 @@ def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor
 
 
 def _new_dataset(file: h5py.File, name: str, descriptor: MatrixDescriptor) -> h5py.Dataset:
-    """Return a new contiguous dataset that has its space in the file."""
+    """Return a new contiguous dataset whose space in the file is allocated."""
     from h5py import h5d, h5p, h5s, h5t
 
     h5py = _h5py()

@@ -26,7 +26,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of an .npy file says of its matrix, and where the data begin."""
+    """What the header of an .npy file says about its matrix, and where the data begin."""
 
     shape: tuple[int, int]
     dtype: np.dtype
@@ -39,7 +39,7 @@ def read_header(path: Path) -> Header:
 
     Raises:
         OSError: it cannot be opened.
-        LayoutError: it is no .npy file, or not one of a matrix, or shorter than its header says.
+        LayoutError: it is not an .npy file, does not hold a matrix, or is shorter than its header says.
     """
     if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
         raise LayoutError(f"{path}: not a readable .npy file: expected a file, got a device, socket or pipe")
@@ -72,7 +72,7 @@ class NpyFile(RawFile):
     """An .npy file opened for reading; in F order, its transpose is read. Local.
 
     Attributes:
-        shape, dtype, order: of the matrix, as the header has them.
+        shape, dtype, order: of the matrix, from the header.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ def create(path: Path, descriptor: MatrixDescriptor, order: MemoryOrder) -> int:
 
 
 def _reserve(file: int, start: int, nbytes: int) -> None:
-    """Reserve space in a file: a full disk is an error now, not when the numbers are there. Local."""
+    """Reserve space in a file, so that a full disk is an error now, not when the numbers are written. Local."""
     if not nbytes:
         return
     try:
@@ -113,4 +113,4 @@ def _reserve(file: int, start: int, nbytes: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
-        os.ftruncate(file, start + nbytes)  # a file system that cannot reserve
+        os.ftruncate(file, start + nbytes)  # on a file system that cannot reserve space

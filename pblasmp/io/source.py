@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each file format supplies, and what all of them share."""
+"""What each file format supplies, and what all formats share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..layout.descriptor import MemoryOrder
 __all__ = ["Progress", "RawFile", "Source", "Target", "as_values", "element_type", "errors_naming"]
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all) of this rank's part."""
+"""Called with (bytes done, total bytes) of this rank's part."""
 
 
 class Source(Protocol):
@@ -57,14 +57,14 @@ class Target(Protocol):
         """Write a part, C-contiguous; in an F-ordered file, of the transpose. Local."""
 
     def sync(self) -> None:
-        """Have what was written on disk. Local."""
+        """Flush what was written to disk. Local."""
 
     def close(self) -> None:
         """Close the file. Local."""
 
 
 class RawFile:
-    """A C-ordered array in a file, read and written at positions that each call gives: no memory map. Local.
+    """A C-ordered array in a file, read and written at explicit positions, without a memory map. Local.
 
     Args:
         path: the file.
@@ -102,7 +102,9 @@ class RawFile:
             while done < len(data):
                 got = os.preadv(self._file, [data[done:]], at + done)
                 if got == 0:
-                    raise LayoutError(f"{self._path}: ends at byte {at + done}, while it is being read")
+                    raise LayoutError(
+                        f"{self._path}: the file became shorter while it was read: it ends at byte {at + done}"
+                    )
                 done += got
         return out
 
@@ -114,7 +116,7 @@ class RawFile:
                 done += os.pwrite(self._file, data[done:], at + done)
 
     def sync(self) -> None:
-        """Have what was written on disk. Local."""
+        """Flush what was written to disk. Local."""
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -123,7 +125,7 @@ class RawFile:
 
 
 def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dtype:
-    """Return the element type to load a file as: the file's own, or ``wanted`` where its numbers convert. Local.
+    """Return the element type to load a file as: its own, or ``wanted`` if its numbers convert to it. Local.
 
     Files may hold bfloat16 and 8-bit floats as bytes without a type: they need ``dtype="bfloat16"`` or the like.
 
@@ -141,14 +143,12 @@ def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dty
             raise LayoutError(f"{path}: {found} does not convert to {wanted.name}")
         return wanted
     if native not in (DTYPES | FLOAT8).values():
-        raise LayoutError(
-            f"{path}: dtype {found} is not supported as it is: give dtype, one of {', '.join(DTYPES)}"
-        )
+        raise LayoutError(f"{path}: dtype {found} is not supported: give dtype=, one of {', '.join(DTYPES)}")
     return native
 
 
 def as_values(values: NDArray[Any], dtype: np.dtype) -> NDArray[Any]:
-    """Return what was read as ``dtype``: bytes without a type are taken as it, numbers are converted. Local."""
+    """Return what was read as ``dtype``: untyped bytes are reinterpreted, numbers are converted. Local."""
     if values.dtype.kind == "V" and not is_foreign(values.dtype):
         return values.view(dtype)
     return values.astype(dtype, copy=False)
@@ -156,7 +156,7 @@ def as_values(values: NDArray[Any], dtype: np.dtype) -> NDArray[Any]:
 
 @contextlib.contextmanager
 def errors_naming(path: Path) -> Iterator[None]:
-    """Have errors of the operating system name ``path``, the file that the caller knows. Local."""
+    """Make errors of the operating system name ``path``, the file that the caller knows. Local."""
     try:
         yield
     except OSError as error:

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Replacement", "remove_abandoned"]
 
-_LONGEST = 200  # bytes of a name that still leave room for the ending
+_LONGEST = 200  # bytes of a name that leave room for the ending
 
 
 class Replacement:
     """A new version of a file or directory: ``with Replacement(path) as new: write new.path; new.commit()``. Local.
 
-    It is written in the same directory, as ``.NAME.pblasmp-RANDOM.tmp``, and takes the place of ``path`` on commit;
-    without one it is removed. A lock (flock) tells others that it is in use: what a killed process left is removed by
-    the next one that writes the same file. Symbolic links are followed, and a file keeps its mode.
+    It is written in the same directory, as ``.NAME.pblasmp-RANDOM.tmp``, and replaces ``path`` on commit; without a
+    commit it is removed. A lock (flock) tells others that it is in use: a file that a killed process left is removed by
+    the next process that writes the same file. Symbolic links are followed, and a file keeps its mode.
 
     Args:
         path: what to write.
-        directory: it is a directory, else a file.
+        directory: whether it is a directory, not a file.
 
     Raises:
         IsADirectoryError, NotADirectoryError: ``path`` is of the other kind.
-        LayoutError: ``path`` is neither a file nor a directory, but a device, say.
+        LayoutError: ``path`` is neither a file nor a directory, but for example a device.
         OSError: nothing can be created there.
     """
 
@@ -65,11 +65,10 @@ class Replacement:
             else:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
             self._lock = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
-            with contextlib.suppress(
-                OSError
-            ):  # a file system without locks: do not remove what others may use
+            # On a file system without locks, nothing is removed that others may use.
+            with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if not self._is_there():  # removed as abandoned, before it was locked
+            if not self._is_there():  # another process removed it as abandoned before it was locked
                 os.close(self._lock)
                 self._lock = -1
         try:
@@ -89,10 +88,8 @@ class Replacement:
         return self
 
     def commit(self) -> None:
-        """Put it in the place of what is there. Local."""
-        if (
-            self._directory and self.target.exists()
-        ):  # a directory that is not empty is not replaced by rename
+        """Replace what is at ``path``. Local."""
+        if self._directory and self.target.exists():  # rename does not replace a directory that is not empty
             with Replacement(self.target, directory=True) as old:
                 self.target.rename(old.path)
                 try:
@@ -106,7 +103,7 @@ class Replacement:
         self._lock = -1
 
     def _remove(self) -> None:
-        with contextlib.suppress(OSError):  # the error to tell is what failed before
+        with contextlib.suppress(OSError):  # an earlier failure is the error to report
             if self._directory:
                 shutil.rmtree(self.path, ignore_errors=True)
             else:
@@ -145,16 +142,15 @@ def _leftovers(target: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove temporary files for ``path`` that no process holds: a killed job left them. Local; raises nothing."""
+    """Remove temporary files for ``path`` that a killed job left and no process has open. Local; raises nothing."""
     for leftover in _leftovers(Path(os.path.realpath(path))):
         with contextlib.suppress(OSError):
             directory = leftover.is_dir()
             flags = (os.O_RDONLY if directory else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(leftover, flags)
             try:
-                fcntl.flock(
-                    lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # fails where it is held or locks are unknown
+                # Fails if the file is locked, or there are no locks.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if directory:
                     shutil.rmtree(leftover, ignore_errors=True)
                 else:

@@ -25,12 +25,12 @@ class ZarrArray:
 
     Args:
         path: the directory of the array, or of the group that it is in.
-        name: the array in the group; None where ``path`` is the array.
+        name: the array in the group; None if ``path`` is the array.
         write: open it for writing, too.
 
     Raises:
         OSError: there is no such directory.
-        LayoutError: it is not a Zarr array, or not of a matrix.
+        LayoutError: it is not a Zarr array, or does not hold a matrix.
         LibraryNotFoundError: there is no zarr.
     """
 
@@ -43,7 +43,7 @@ class ZarrArray:
         try:
             self._data = zarr.open_array(str(where), mode="r+" if write else "r")
         except Exception as error:  # noqa: BLE001 - the releases of zarr raise many kinds
-            hint = "" if name or not is_group(path) else "; it is a group: say which array, as dataset="
+            hint = "" if name or not is_group(path) else "; it is a group: give dataset=, the array to load"
             raise LayoutError(f"{where}: not a readable Zarr array: {error}{hint}") from None
         if len(self._data.shape) != 2:
             raise LayoutError(f"{where}: expected a matrix (2 dimensions), got {len(self._data.shape)}")
@@ -57,14 +57,14 @@ class ZarrArray:
         return values.view(self.dtype) if is_foreign(self.dtype) else values
 
     def write(self, rows: slice, cols: slice, values: NDArray[Any]) -> None:
-        """Write a part, of whole chunks but at the edges. Local."""
+        """Write a part that consists of whole chunks, except at the edges. Local."""
         self._data[rows, cols] = values.view(stored_dtype(values.dtype))
 
     def sync(self) -> None:
-        """Each write is finished when it returns. Local."""
+        """Do nothing: each write is finished when it returns. Local."""
 
     def close(self) -> None:
-        """Nothing is open between reads and writes. Local."""
+        """Do nothing: no file is open between reads and writes. Local."""
 
 
 def _zarr() -> Any:
@@ -87,7 +87,7 @@ def is_group(path: Path) -> bool:
 
 
 def place(path: Path, name: str | None) -> Path:
-    """Return the directory that a new array replaces, its group made where there is none. Local.
+    """Return the directory that a new array replaces; create its group if there is none. Local.
 
     Raises:
         LayoutError: the array would replace something else: a group, or a directory that is not Zarr's.
@@ -116,14 +116,14 @@ def place(path: Path, name: str | None) -> Path:
             zarr.open_array(str(where), mode="r")
         except Exception:  # noqa: BLE001 - the releases of zarr raise many kinds
             what = "a Zarr group: give dataset=" if is_group(where) else "not a Zarr array"
-            raise LayoutError(f"{where}: is {what}; it is not replaced") from None
+            raise LayoutError(f"{where}: is {what}; it will not be replaced") from None
     return where
 
 
 def create(path: Path, descriptor: MatrixDescriptor) -> None:
-    """Make an array for a matrix in an empty directory. Local."""
+    """Create an array for a matrix in an empty directory. Local."""
     chunks = tuple(min(_CHUNK, max(1, extent)) for extent in descriptor.shape)
     dtype = stored_dtype(descriptor.dtype)
-    # Mode "w" would make the directory anew, and lose the lock on it.
+    # Mode "w" would recreate the directory, and lose the lock on it.
     data = _zarr().open_array(str(path), mode="a", shape=descriptor.shape, chunks=chunks, dtype=dtype)
     mark(data.attrs, descriptor.dtype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One dimension of a block-cyclic layout: who owns an index, and its local index there. 0-based.
 
-Everything answers in constant time and memory, but for what returns an array.
+Everything takes constant time and memory, except methods that return arrays.
 Source of the arithmetic: ScaLAPACK TOOLS (numroc, indxg2p, indxg2l, indxl2g).
 """
 
@@ -63,7 +63,7 @@ class Axis:
 
     @classmethod
     def even(cls, extent: int, nprocs: int) -> Axis:
-        """Return ``extent`` indices dealt out evenly: a block of ceil(extent / nprocs) each, the last smaller."""
+        """Return ``extent`` indices dealt out evenly in blocks of ceil(extent / nprocs); the last may be smaller."""
         extent, nprocs = integer(extent, "extent", 0), integer(nprocs, "nprocs", 1)
         return cls(extent, max(1, -(-extent // nprocs)), 0, nprocs)
 
@@ -127,7 +127,7 @@ class Axis:
         """Return ``(starts, stops)``: the index ranges of the blocks that ``process`` owns, ascending."""
         turn = (self._check(process) - self.source) % self.nprocs
         total = -(-(self.lead + self.extent) // self.block)
-        block = min(self.block, self.lead + self.extent)  # the same blocks, and nothing overflows
+        block = min(self.block, self.lead + self.extent)  # gives the same blocks without overflow
         starts = np.arange(turn, total, self.nprocs, dtype=np.int64) * block - self.lead
         stops = np.minimum(starts + block, self.extent)
         starts = np.maximum(starts, 0)
@@ -146,7 +146,7 @@ class Axis:
         return shifts + np.arange(owned, dtype=np.int64)
 
     def window(self, start: int, stop: int) -> Axis:
-        """Return the axis of the indices ``start`` to ``stop`` (half-open), each where it is."""
+        """Return the axis of the indices ``start`` to ``stop`` (half-open), each on its process."""
         self._check_range(start, stop)
         block, lead = divmod(start + self.lead, self.block)
         return axis(stop - start, self.block, (self.source + block) % self.nprocs, self.nprocs, lead)
@@ -160,5 +160,5 @@ class Axis:
 
 @lru_cache(4096)
 def axis(extent: int, block: int, source: int, nprocs: int, lead: int) -> Axis:
-    """Return an axis, remembered: every call asks for those of its matrices several times. Local."""
+    """Return a cached axis: every call needs those of its matrices several times. Local."""
     return Axis(extent, block, source, nprocs, lead)

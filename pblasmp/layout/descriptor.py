@@ -45,7 +45,7 @@ class MatrixDescriptor:
         order: memory order of each rank's local array, "C" (rows contiguous) or "F" (columns contiguous).
         lead: rows and columns of the first block before the matrix: non-zero only for a sub-matrix
             that starts inside a block.
-        ld: leading dimension of padded local arrays, in elements; None is as tight as can be.
+        ld: leading dimension of padded local arrays, in elements; None: no padding.
 
     Raises:
         LayoutError: an argument is out of range.
@@ -60,7 +60,7 @@ class MatrixDescriptor:
     lead: tuple[int, int] = (0, 0)
     ld: int | None = None
 
-    if TYPE_CHECKING:  # what may be given is wider than what is stored
+    if TYPE_CHECKING:  # the accepted types are wider than the stored ones
 
         def __init__(
             self,
@@ -152,7 +152,7 @@ class MatrixDescriptor:
 
     @property
     def T(self) -> MatrixDescriptor:  # noqa: N802 - the name NumPy uses
-        """The transpose of the same memory: nothing moves, every rank keeps its array."""
+        """The transpose of the same memory: nothing moves, and every rank keeps its array."""
         return MatrixDescriptor(
             self.shape[::-1],
             self.block[::-1],
@@ -165,7 +165,7 @@ class MatrixDescriptor:
         )
 
     def __getitem__(self, index: tuple[slice, slice]) -> MatrixDescriptor:
-        """Return the descriptor of the sub-matrix ``[i0:i1, j0:j1]``, each element where it is. Local.
+        """Return the descriptor of the sub-matrix ``[i0:i1, j0:j1]``, each element in its place. Local.
 
         Raises:
             LayoutError: the index is not a pair of slices of step 1.
@@ -209,7 +209,7 @@ class MatrixDescriptor:
         """Return ScaLAPACK's 9-integer descriptor for ``rank``, int32. Local.
 
         ``[1, context, M, N, MB, NB, RSRC, CSRC, LLD]``. ScaLAPACK knows only F order: for a C-ordered matrix
-        ask its ``.T``, which is the same memory.
+        use its ``.T``, which is the same memory.
 
         Raises:
             LayoutError: the matrix is in C order, starts inside a block, or a number needs more than 32 bits.
@@ -231,9 +231,9 @@ class MatrixDescriptor:
     def from_scalapack(
         cls, desc: Sequence[int], grid: Grid, dtype: DTypeLike = "float64"
     ) -> MatrixDescriptor:
-        """Return the F-ordered descriptor that a 9-integer ScaLAPACK descriptor means on ``grid``. Local.
+        """Return the F-ordered descriptor that a 9-integer ScaLAPACK descriptor describes on ``grid``. Local.
 
-        LLD is taken as padding when it is not the tight one of any rank.
+        LLD is taken as padding if no rank has it without padding.
 
         Raises:
             LayoutError: not nine integers, not a dense descriptor, or values that contradict each other.
@@ -272,7 +272,7 @@ class MatrixDescriptor:
         return whole if window is None else whole[window_of(whole.shape, window)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local."""
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local."""
         values = {
             "shape": [*self.shape],
             "block": [*self.block],
@@ -292,10 +292,10 @@ class MatrixDescriptor:
         return to_toml(self.to_dict())
 
     def panel(self, name: str = "", part: Trapezoid | None = None) -> Panel:
-        """Return what a picture shows of the matrix. Local.
+        """Return the panel that pictures show of the matrix. Local.
 
         Args:
-            name: what the picture calls it.
+            name: its name in the picture.
             part: the elements that are read or written; None for all.
         """
         details = f"{self.shape[0]} × {self.shape[1]}, {self.dtype.name}, {self.order} order"
@@ -334,7 +334,7 @@ def window_of(shape: tuple[int, int], ranges: Sequence[Sequence[int]] | None = N
 
 @lru_cache(_REMEMBERED)
 def _written(d: MatrixDescriptor) -> str:
-    """Return a descriptor as what makes an equal one, without what every descriptor has by default."""
+    """Return the expression that makes an equal descriptor, without arguments that have their defaults."""
     given = [repr(d.shape), repr(d.block), repr(d.grid)]
     given += [f"source={d.source}"] if d.source != (0, 0) else []
     given += [f"dtype={d.dtype.name!r}", f"order={d.order!r}"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptor files: problems written down as TOML. descriptors/README.md explains the format. 0-based.
+"""Descriptor files: problems as TOML. descriptors/README.md explains the format. 0-based.
 
-Loading a file checks its structure and its values. Whether the problem is legal is another question: that is the
-problem's ``validate``.
+Loading a file checks its structure and its values. Whether the problem is legal is a separate question, which the
+problem's ``validate`` answers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ProblemFile:
     """A matrix product as a descriptor file has it. Local.
 
     Attributes:
-        path: where it was read.
+        path: the file that was read.
         title, description: what it shows.
         problem: the product; an operand with a window is the sub-matrix.
-        parents: by operand ("a", "b", "d" and maybe "c"), the whole matrix; with no window the operand.
-        windows: by operand, the part that takes part: ``parents[x][windows[x]]`` is the operand.
+        parents: by operand ("a", "b", "d" and maybe "c"), the whole matrix; without a window, the operand itself.
+        windows: by operand, the part that is used: ``parents[x][windows[x]]`` is the operand.
         alpha, beta: the scalars of ``D = alpha op(A) op(B) + beta C``; complex only for complex matrices.
     """
 
@@ -55,7 +55,7 @@ class ProblemFile:
 
     @property
     def nranks(self) -> int:
-        """Ranks that the grids need."""
+        """Number of ranks that the grids need."""
         return max(parent.grid.size for parent in self.parents.values())
 
 
@@ -63,7 +63,7 @@ def root() -> Path:
     """Return the directory of the descriptor files that come with pblasmp. Local.
 
     Raises:
-        LayoutError: they are not there.
+        LayoutError: they are missing.
     """
     package = Path(__file__).parents[1]
     for place in (package / "descriptors", package.parent / "descriptors"):  # in a wheel, in a checkout
@@ -85,9 +85,9 @@ def find(kind: str) -> list[Path]:
 
 
 def load_problem(file: Source) -> MatmulProblem | Level3Problem:
-    """Return the problem written in a descriptor file: what its ``to_toml`` writes, or what you have written. Local.
+    """Return the problem written in a descriptor file: one that ``to_toml`` or you have written. Local.
 
-    Whether the problem is legal is another question: ask its ``validate``.
+    Whether the problem is legal is a separate question: call its ``validate``.
 
     Args:
         file: a path; the name of a file that comes with pblasmp; "-" for standard input; or an open file.
@@ -133,7 +133,7 @@ def load_grid(file: Source) -> Grid:
 
 
 def check(file: Source) -> list[str]:
-    """Return everything that is wrong with a problem or grid file: no fault, no item. Local."""
+    """Return everything that is wrong with a problem or grid file; empty if nothing is. Local."""
     path, data, faults = _read(file)
     if faults:
         return faults
@@ -147,7 +147,7 @@ def check(file: Source) -> list[str]:
 
 
 def _faults_of(find: Callable[[], list[str]]) -> list[str]:
-    """Return what ``find`` returns, or the faults that it raises."""
+    """Return the result of ``find``, or the faults that it raises."""
     try:
         return find()
     except LayoutError as error:
@@ -163,7 +163,7 @@ def path_of(file: str | PathLike[str], kind: str) -> Path:
 
 
 def unreadable(file: object, error: OSError) -> str:
-    """Return why a file cannot be read, and for a mistyped name the one that comes with pblasmp. Local."""
+    """Return why a file cannot be read and, for a mistyped name, the closest one that comes with pblasmp. Local."""
     reason = f"cannot be read: {error.strerror or error}"
     if isinstance(error, FileNotFoundError):
         near = difflib.get_close_matches(str(file), [path.stem for path in find("problems")], 1)
@@ -172,7 +172,7 @@ def unreadable(file: object, error: OSError) -> str:
 
 
 def read_toml(file: str | PathLike[str] | IO[str] | IO[bytes]) -> tuple[Table, list[str]]:
-    """Return what is in a file, or why it cannot be read. Local."""
+    """Return the contents of a file, or why it cannot be read. Local."""
     try:
         content = Path(file).read_bytes() if isinstance(file, (str, PathLike)) else file.read()
         return tomllib.loads(content if isinstance(content, str) else content.decode()), []
@@ -192,7 +192,7 @@ def file_error(path: Path, faults: list[str]) -> LayoutError:
 
 
 def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]:
-    """Return what a file is called, what is in it, and why it cannot be read."""
+    """Return a file's name, its contents, and why it cannot be read."""
     if isinstance(file, str) and file == "-":
         return Path("<stdin>"), *read_toml(getattr(sys.stdin, "buffer", sys.stdin))
     if isinstance(file, (str, PathLike)):

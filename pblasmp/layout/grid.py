@@ -18,13 +18,13 @@ _MOST_RANKS = 2**31 - 1
 
 RankOrder = Literal["row", "col"]
 
-_LARGEST = 10**100  # so that every number made of extents can be printed
+_LARGEST = 10**100  # so that every number computed from extents can be printed
 _LONGEST = 300  # characters of a value in a message
 _GRID_TEXT = re.compile(r"([1-9][0-9]{0,99})x([1-9][0-9]{0,99})(?:-(row|col))?")
 
 
 def short_repr(value: object) -> str:
-    """Return ``repr(value)`` for a message, shortened where it is long, whatever the value is. Local."""
+    """Return ``repr(value)`` for a message, shortened if it is long, whatever the value is. Local."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists in lists
@@ -35,7 +35,7 @@ def short_repr(value: object) -> str:
 def integer(value: object, name: str, minimum: int) -> int:
     """Return ``value`` as an int, or raise LayoutError when it is not an integer of at least ``minimum``."""
     if type(value) is int and minimum <= value <= _LARGEST:
-        return value  # nearly always, and often in what plans compute
+        return value  # the usual case, and frequent while plans are made
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -86,7 +86,7 @@ def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "gri
         value: a ``Grid``; ``(2, 3)``; or ``"2x3"``, whose ranks are numbered along rows, as in ``"2x3-row"``, or
             ``"2x3-col"``, whose ranks are numbered down columns; or a table of descriptor files,
             ``{"nprow": 2, "npcol": 3, "order": "col"}``.
-        name: what messages call it.
+        name: its name in messages.
 
     Raises:
         LayoutError: ``value`` is none of these.
@@ -105,7 +105,7 @@ def as_grid(value: Grid | str | Sequence[int] | dict[str, Any], name: str = "gri
 
 
 def one_of(value: object, legal: Iterable[str]) -> bool:
-    """Return whether ``value`` is one of some texts, whatever else it may be. Local."""
+    """Return whether ``value``, which may have any type, is one of some texts. Local."""
     return isinstance(value, str) and value in (*legal,)
 
 
@@ -140,7 +140,7 @@ class Grid:
 
     @classmethod
     def squarest(cls, nranks: int, order: RankOrder = "row") -> Grid:
-        """Return the grid of ``nranks`` processes nearest to a square, never taller than wide. Local."""
+        """Return the grid of ``nranks`` processes that is nearest to a square, and not taller than wide. Local."""
         nranks = integer(nranks, "nranks", 1)
         _check_size(nranks, "nranks")
         nprow = next(p for p in range(math.isqrt(nranks), 0, -1) if nranks % p == 0)
@@ -186,7 +186,7 @@ class Grid:
         return prow * self.npcol + pcol if self.order == "row" else pcol * self.nprow + prow
 
     def same_ranks(self, other: Grid) -> bool:
-        """Return whether both grids put every rank at the same coordinates, whatever their order. Local."""
+        """Return whether both grids have every rank at the same coordinates, whatever their orders. Local."""
         return self.shape == other.shape and (self.order == other.order or 1 in self.shape)
 
     @property

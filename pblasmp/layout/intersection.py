@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two layouts of one matrix have in common, as few regular pieces, and copying those pieces.
 
-Two block-cyclic axes repeat with the least common multiple of their rounds, so what a process of one shares
-with a process of the other is a handful of *stretches*: equally long runs at equal distances. One NumPy copy
+The pattern of two block-cyclic axes repeats with the least common multiple of their rounds. So a process of one and a
+process of the other share a handful of *stretches*: equally long runs at equal distances. One NumPy copy
 moves a stretch of rows × a stretch of columns, however many blocks it spans. 0-based.
 """
 
@@ -23,8 +23,8 @@ from .axis import Axis
 
 __all__ = ["Piece", "Stretch", "copy", "copy_all", "intersect", "packed", "unpacked"]
 
-# A transposing copy goes tile by tile: short along what it writes one after the other, so that of what it reads no
-# more rows are in the caches than these hold, even where rows are a power of two apart.
+# A transposing copy goes tile by tile. Tiles are short along the direction of writing, so that the caches can hold all
+# the rows that are read at a time, even if rows are a power of two apart.
 _SHORT, _LONG = 16, 512
 
 
@@ -47,10 +47,9 @@ Array = NDArray[Any]
 def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     """Return the indices that both ``p`` of ``src`` and ``q`` of ``dst`` own, as local positions.
 
-    Both axes have the same extent: they are two ways to deal out the same indices. What has been asked for lately is
-    remembered.
+    Both axes have the same extent: they are two distributions of the same indices. Recent results are cached.
     """
-    if src == dst or src.nprocs == dst.nprocs == 1:  # dealt out in one way
+    if src == dst or src.nprocs == dst.nprocs == 1:  # both are distributed alike
         owned = src.count(p) if p == q else 0
         return (Stretch(1, owned, 0, 0, 0, 0),) if owned else ()
     src_starts, src_stops = src.blocks(p)
@@ -68,7 +67,7 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     src_at = start + (_before(src_stops - src_starts) - src_starts)[of_src]
     dst_at = start + (_before(dst_stops - dst_starts) - dst_starts)[of_dst]
 
-    # Runs that continue without a gap on both sides are one.
+    # Merge runs that continue without a gap on both sides.
     gaps = (src_at[:-1] + length[:-1] != src_at[1:]) | (dst_at[:-1] + length[:-1] != dst_at[1:])
     if not gaps.all():
         tails = np.append(gaps.nonzero()[0], len(gaps))
@@ -117,7 +116,7 @@ def packed(stretches: Stretches) -> Stretches:
 
 
 def unpacked(stretches: Stretches) -> Stretches:
-    """Return ``stretches`` with the source laid end to end: from a message to where it belongs."""
+    """Return ``stretches`` with the source laid end to end: from a message to its destination."""
     out, at = [], 0
     for s in stretches:
         out.append(s._replace(src=at, src_step=s.length))
@@ -132,7 +131,7 @@ def extent(stretches: Stretches) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank's part of a layout shares with one rank's part of another: rows × columns."""
+    """The elements that a rank's part of one layout shares with a rank's part of another: rows × columns."""
 
     rows: Stretches
     cols: Stretches
@@ -171,7 +170,7 @@ class Piece:
         return [Piece(self.rows, part) for part in _split(self.cols, max(1, limit // rows))]
 
     def region(self, array: Array, order: str, *, source: bool) -> Array | None:
-        """Return the part of ``array`` that is this piece as a message has it; None if not contiguous."""
+        """Return the part of ``array`` that is this piece, laid out as in a message; None if it is not contiguous."""
         rows, cols = _solid(self.rows, source), _solid(self.cols, source)
         if rows is None or cols is None:
             return None
@@ -214,13 +213,13 @@ def _solid(stretches: Stretches, source: bool) -> slice | None:
 
 
 def copy(dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
-    """Copy ``piece`` of one rank's local array to where it belongs in another's, converting the type. Local.
+    """Copy ``piece`` of one rank's local array to its place in another's, converting the type. Local.
 
     Args:
         dst: 2D array to write to; what is outside the piece keeps its values.
         src: 2D array to read from.
         piece: where to read and where to write.
-        conjugate: write the complex conjugates; real types are their own.
+        conjugate: write the complex conjugates; no effect on real types.
     """
     conjugate = conjugate and src.dtype.kind == "c"
     for rows in piece.rows:
@@ -247,7 +246,7 @@ def _copy(to: Array, of: Array, conjugate: bool) -> None:
 def _view(array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]) -> Array:
     """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     down, across = array.strides
-    raw = array.view(np.uint8) if is_float8(array.dtype) else array  # as_strided does not know them all
+    raw = array.view(np.uint8) if is_float8(array.dtype) else array  # as_strided does not take all types
     strides = (down * row[1], down, across * col[1], across)
     return as_strided(raw[row[0] :, col[0] :], shape, strides).view(array.dtype)
 

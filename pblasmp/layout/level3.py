@@ -34,9 +34,9 @@ class ColumnMajorLevel3:
 
     Attributes:
         problem: F-ordered descriptors, and the options that go with them.
-        conjugated: the operands of ``problem`` ("a" or "ab") to conjugate first; none for real types.
-        relaid: the caller's operands (of "b" and "c") whose memory order is not the one that the routine wants: copy
-            each locally into the other order first. ``problem`` has the copy's descriptor.
+        conjugated: the operands of ``problem`` ("a" or "ab") to conjugate first; empty for real types.
+        relaid: the caller's operands (of "b" and "c") whose memory order is not the one that the routine needs: first
+            copy each locally into the other order. ``problem`` has the copy's descriptor.
         swapped: ``problem.a`` is the caller's B, ``problem.b`` the caller's A.
         conj_alpha: alpha is to be conjugated.
     """
@@ -55,10 +55,10 @@ class Level3Problem:
     Args:
         routine: its name.
         a, d: descriptors of A and of the result D.
-        b, c: descriptors of B and C; None where the routine has none, or C is not given.
+        b, c: descriptors of B and C; None if the routine has none, or C is not given.
         side: "L" or "R": the side of B that the square operand A is on.
         uplo: "L" or "U": the triangle of A that is read, or of D that is written.
-        op_a: "N", "T" or "C", for the rank-k updates the op of B, too.
+        op_a: "N", "T" or "C"; in rank-k updates also the op of B.
         diag: "U": A has ones on its diagonal, which is not read.
 
     Raises:
@@ -118,7 +118,7 @@ class Level3Problem:
 
     @property
     def k(self) -> int:
-        """What is summed over: the columns of op(A), or A's order; 1 where nothing is."""
+        """The extent of the summation: the columns of op(A), or A's order; 1 if nothing is summed."""
         if self.traits.shape == "added":
             return 1
         return self.a.shape[1 if self.op_a == "N" else 0]
@@ -146,7 +146,7 @@ class Level3Problem:
         return Trapezoid(self.uplo) if self.traits.triangle == "d" else None
 
     def touched(self, name: str) -> Trapezoid | None:
-        """Return the part of "a", "b", "c" or "d" that is read or written at most; None for all of it. Local."""
+        """Return the part of "a", "b", "c" or "d" that may be read or written; None for all of it. Local."""
         if name in ("c", "d"):
             return self.written
         if name == "a" and self.traits.triangle == "a":
@@ -174,7 +174,7 @@ class Level3Problem:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Level3Problem:
-        """Return the problem in a table of plain values: what ``to_dict`` makes, or a descriptor file holds. Local.
+        """Return the problem in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
 
         Args:
             data: the keys of a descriptor file, of which ``title`` may be missing.
@@ -195,10 +195,10 @@ class Level3Problem:
         return cls(data["routine"], **{**made.operands, **options})
 
     def to_dict(self, title: str = "") -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local.
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
 
         Args:
-            title: of the file; by default what ``str`` says of the problem.
+            title: of the file; by default ``str`` of the problem.
         """
         options = {name: getattr(self, name) for name in self.traits.options}
         operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name)) is not None}
@@ -208,7 +208,7 @@ class Level3Problem:
         """Return the problem as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
 
         Args:
-            title: of the file; by default what ``str`` says of the problem.
+            title: of the file; by default ``str`` of the problem.
         """
         from .schema import to_toml
 
@@ -220,12 +220,12 @@ class Level3Problem:
         Any grid, block, source, offset and memory order is legal: an engine that cannot take one moves the matrix.
 
         Args:
-            result: what messages call D: the caller's argument that gives its layout.
+            result: the name of D in messages: the caller's argument that gives its layout.
         """
         return [*self._sizes(result), *self._types(result), *self._ops()]
 
     def _sizes(self, d: str) -> Iterator[str]:
-        """Say what is wrong with the shapes, each against what A and D ask of it."""
+        """Yield what is wrong with the shapes, each compared with what A and D require."""
         shape = self.traits.shape
         m, n = self.d.shape
         transposed = self.op_a != "N"
@@ -276,7 +276,7 @@ class Level3Problem:
         """Raise LayoutError naming every fault at once, or return None. Local.
 
         Args:
-            result: what messages call D: the caller's argument that gives its layout.
+            result: the name of D in messages: the caller's argument that gives its layout.
         """
         found = self.faults(result)
         if found:
@@ -317,13 +317,13 @@ class Level3Problem:
 
 def _flipped(op: Op, hermitian: bool) -> tuple[Op, bool]:
     """Return the op of the transposed operand, and whether it has to be conjugated besides."""
-    if hermitian:  # an update by op(A) op(A)^H: its C and N are each other's flips, "conj" says the rest
+    if hermitian:  # an update by op(A) op(A)^H: flipping exchanges C and N, and "conj" says the rest
         return ("C" if op == "N" else "N"), False
     return ("T" if op == "N" else "N"), op == "C"
 
 
 def _fortran(x: MatrixDescriptor, order: MemoryOrder) -> MatrixDescriptor:
-    """Return ``x``, copied to ``order`` where it has another one, as F-ordered memory."""
+    """Return ``x`` as F-ordered memory, after a copy to ``order`` if it has the other one."""
     if x.order != order:
         x = replace(x, order=order, ld=None)
     return x.T if order == "C" else x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models: the layers of transformers, written down in descriptors/models, as the products of tensor parallelism."""
+"""Models: the layers of transformers in descriptors/models, as the products of tensor parallelism."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Layer:
     """One linear layer that is split over ranks.
 
     Attributes:
-        name: what the model calls it.
+        name: its name in the model.
         collective: "all_gather", "reduce_scatter", "all_reduce" or "all_scatter": what goes with its GEMM.
-        outputs, inputs: of the whole layer.
+        outputs, inputs: sizes of the whole layer.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Layer:
     inputs: int
 
     def shape(self, tokens: int, ranks: int) -> tuple[int, int, int]:
-        """Return tokens, outputs (of each rank where these are split) and inputs. Local.
+        """Return tokens, outputs (per rank if these are split) and inputs. Local.
 
         Raises:
             LayoutError: outputs or inputs cannot be split evenly over the ranks.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParallelProblem: a tensor-parallel product as a value, and the matrix product that it is.
+"""ParallelProblem: a tensor-parallel product as a value, and the matrix product that it stands for.
 
 T tokens, K inputs, N outputs, P ranks; ``Y[T, N] = X[T, K] W`` on row-major arrays, W as N × K or K × N.
 """
@@ -41,12 +41,12 @@ class ParallelProblem:
         outputs: outputs of each rank's weights.
         rows: rows of the result on each rank.
         dtype, w_dtype, out_dtype: types of X, W and the result.
-        c_dtype: type of C; None where there is none (beta is 0).
+        c_dtype: type of C; None if there is none (beta is 0).
         outputs_first: W is N × K in memory, otherwise K × N.
-        inner: tokens in each index of X's first dimension: what is split is split between these.
-        return_gathered: X gathered is wanted as well.
+        inner: tokens in each index of X's first dimension, at whose boundaries tokens are split.
+        return_gathered: the gathered X is wanted as well.
         row_bytes: by name, how many bytes the rows of "x", "w", "c" and "out" are apart on each rank.
-        turned: the arrays of a run are those of the transposed product, whose operands change places.
+        turned: the arrays of a run are those of the transposed product, whose operands are exchanged.
         transposed: operands of a run, of "x" and "w", whose arrays are transposed first; after ``turned``.
         conjugated: operands of a run, of "x" and "w", that are conjugated first.
     """
@@ -122,7 +122,7 @@ class ParallelProblem:
 
     @classmethod
     def of_matmul(cls, p: MatmulProblem) -> ParallelProblem | str:
-        """Return a product of scheme "ag", "rs" or "ar" as what its ranks hold, or why that has no such form. Local."""
+        """Return a product of scheme "ag", "rs" or "ar" in this form, or why it has no such form. Local."""
         if p.scheme == "gemm":
             return "it is for the layouts of schemes 'ag', 'rs' and 'ar'"
         turned = p.d.order == "F"
@@ -157,7 +157,7 @@ class ParallelProblem:
         if self.form == "matmul_allgather":
             return "it has no scheme: every rank computes columns of the result and gets all of them"
         if self.return_gathered:
-            return "X is gathered where the caller gets it"
+            return "it does not return the gathered X"
         maker = {
             "allgather_matmul": MatmulProblem.allgather,
             "matmul_reduce_scatter": MatmulProblem.reduce_scatter,
@@ -190,13 +190,13 @@ class ParallelProblem:
         if self.form == "matmul_allreduce":
             return "every rank gets all of the result: see the algorithms that sum partial products"
         if self.return_gathered:
-            return "X is gathered where the caller gets it"
+            return "it does not return the gathered X"
         first = tuple(n // max(1, self.inner) for n in self.tokens)
         split = {"tokens": first, "outputs": self.outputs} if self.gathers else {"inputs": self.inputs}
         for name, shards in split.items():
             even = Axis.even(sum(shards), self.size).counts()
             if list(shards) != even:
-                return f"{name} are {list(shards)} on the ranks, by the rule they would be {even}"
+                return f"{name} are {list(shards)} on the ranks, expected {even}"
         down, across = Grid(self.size, 1), Grid(1, self.size)
 
         def matrix(
@@ -221,12 +221,12 @@ class ParallelProblem:
         return self._typed(MatmulProblem(a, b, d, "N", op_b))
 
     def as_allreduce(self) -> MatmulProblem | str:
-        """Return GEMM + AllReduce with K dealt out in equal blocks, the last ones shorter, or why it is none. Local."""
+        """Return GEMM + AllReduce with K in equal blocks, the last ones shorter, or why it is not one. Local."""
         if self.form != "matmul_allreduce":
             return "its result is not the same on every rank"
         even = Axis.even(sum(self.inputs), self.size).counts()
         if list(self.inputs) != even:
-            return f"inputs are {list(self.inputs)} on the ranks, by the rule they would be {even}"
+            return f"inputs are {list(self.inputs)} on the ranks, expected {even}"
         tokens, outputs, inputs = self.tokens[0], self.outputs[0], sum(self.inputs)
         block, across = max(1, even[0]), Grid(1, self.size)
         a = MatrixDescriptor((tokens, inputs), (max(1, tokens), block), across, dtype=self.dtype, order="C")
@@ -247,7 +247,7 @@ class ParallelProblem:
         return replace(p, b=replace(p.b, dtype=self.w_dtype), d=d, c=c)
 
     def misaligned(self) -> list[str]:
-        """Say which rows are not aligned as 8-bit products want them. Local.
+        """Return which rows are not aligned as 8-bit products need them. Local.
 
         Source: cuBLASLt's documentation of FP8 kernels.
         """
@@ -259,6 +259,6 @@ class ParallelProblem:
 
     @staticmethod
     def named(fault: str) -> str:
-        """Return a fault of a matrix product in the words of these: A is x, B is w, D the result. Local."""
+        """Return a fault of a matrix product in terms of this one: A is x, B is w, D is the result. Local."""
         names = {"a": "x", "b": "w", "d": "result"}
         return re.sub(r"\b[abd](?=[:,]|$)", lambda found: names[found[0]], fault)

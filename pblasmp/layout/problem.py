@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MatmulProblem: a matrix product on descriptors, how it is made, and whether it is legal."""
+"""MatmulProblem: a matrix product on descriptors, ways to make one, and whether it is legal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MatmulProblem(Product):
         c: descriptor of C, or None.
         scheme: "gemm" for any layout; "ag", "rs" or "ar" for the 1D layouts that overlap communication.
 
-    Making one checks nothing but the kind of its arguments: see ``validate``.
+    Making one checks only the types of the arguments: see ``validate``.
 
     Raises:
         LayoutError: an operand is not a descriptor, or an op or the scheme is unknown.
@@ -127,10 +127,10 @@ class MatmulProblem(Product):
         out_dtype: DTypeLike | None = None,
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
-        """Return AllGather + GEMM on ``nranks`` ranks: B (in C order: A) is gathered meanwhile. Local.
+        """Return AllGather + GEMM on ``nranks`` ranks: B (in C order: A) is gathered. Local.
 
         Raises:
-            LayoutError: m or n does not divide by ``nranks``.
+            LayoutError: m or n is not divisible by ``nranks``.
         """
         return cls._one_dimensional("ag", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
@@ -151,7 +151,7 @@ class MatmulProblem(Product):
         """Return GEMM + ReduceScatter on ``nranks`` ranks: k is split, D scattered. Local.
 
         Raises:
-            LayoutError: n (in C order: m) or k does not divide by ``nranks``.
+            LayoutError: n (in C order: m) or k is not divisible by ``nranks``.
         """
         return cls._one_dimensional("rs", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
@@ -175,15 +175,15 @@ class MatmulProblem(Product):
         is all of the m × n result.
 
         Raises:
-            LayoutError: k does not divide by ``nranks``, or the ops are not TN (in C order: NT).
+            LayoutError: k is not divisible by ``nranks``, or the ops are not TN (in C order: NT).
         """
         return cls._one_dimensional("ar", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> MatmulProblem:
-        """Return the product in a table of plain values: what ``to_dict`` makes, or a descriptor file holds. Local.
+        """Return the product in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
 
-        Whether the product is legal is another question: see ``validate``.
+        Whether the product is legal is a separate question: see ``validate``.
 
         Args:
             data: the keys of a descriptor file, of which ``title`` may be missing. Those that say nothing about layouts
@@ -204,10 +204,10 @@ class MatmulProblem(Product):
         return cls(**{**made.operands, **options})
 
     def to_dict(self, title: str = "") -> dict[str, Any]:
-        """Return a table of plain values that ``from_dict`` reads back: what json and TOML can hold. Local.
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
 
         Args:
-            title: of the file; by default what ``str`` says of the product.
+            title: of the file; by default ``str`` of the product.
         """
         operands = {name: x.to_dict() for name in "abdc" if (x := getattr(self, name)) is not None}
         scheme = {} if self.scheme == "gemm" else {"scheme": self.scheme}
@@ -217,7 +217,7 @@ class MatmulProblem(Product):
         """Return the product as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
 
         Args:
-            title: of the file; by default what ``str`` says of the product.
+            title: of the file; by default ``str`` of the product.
         """
         from .schema import to_toml
 
@@ -233,10 +233,10 @@ class MatmulProblem(Product):
         return self._draw().svg
 
     def faults(self, result: str = "d") -> list[str]:
-        """Return every reason why the problem is not legal, each with what to do; empty when it is. Local.
+        """Return every reason why the problem is not legal, each with a remedy; empty if it is legal. Local.
 
         Args:
-            result: what messages call D: the caller's argument that gives its layout.
+            result: the name of D in messages: the caller's argument that gives its layout.
         """
         return faults(self, result)
 
@@ -246,7 +246,7 @@ class MatmulProblem(Product):
         The rules are those of cuBLASMp, and the same on every engine: what runs on a laptop runs on GPUs.
 
         Args:
-            result: what messages call D: the caller's argument that gives its layout.
+            result: the name of D in messages: the caller's argument that gives its layout.
 
         Source: cublasmp.h of 0.10.0 and docs/layouts.md.
         """

@@ -25,11 +25,11 @@ class ColumnMajorProduct:
 
     Attributes:
         a, b, d, c: F-ordered descriptors of the memory (``c`` is laid out like ``d``, or is None).
-        op_a, op_b: what is done to them.
+        op_a, op_b: their ops.
         swapped: the product is the transpose of the caller's: ``a`` is the caller's B, ``b`` the caller's A.
         conj_a, conj_b: conjugate the operand first (op C of an operand whose memory order is not D's: BLAS
             has no conjugate without a transpose). Never set for real types.
-        copy_c: the caller's C is not in D's memory order: copy it locally first.
+        copy_c: the caller's C is not in D's memory order: first copy it locally.
     """
 
     a: MatrixDescriptor
@@ -112,8 +112,8 @@ class Product:
     def column_major(self) -> ColumnMajorProduct:
         """Return the same product of the same memory as one product of F-ordered matrices. Local.
 
-        A C-ordered matrix is its F-ordered transpose, so a C-ordered D turns the product round
-        (D^T = op(B)^T op(A)^T) and an operand whose order is not D's has its op flipped. Nothing moves.
+        A C-ordered matrix is its F-ordered transpose, so a C-ordered D means the transposed product
+        (D^T = op(B)^T op(A)^T), and an operand whose order is not D's has its op flipped. Nothing moves.
         """
         swapped = self.d.order == "C"
         p: Product = self.T if swapped else self

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nearest problem that can be computed: which operands must move to another layout first.
 
-Most algorithms take operands in any layout, and only C where D is; cuBLASMp's products have rules of their own.
+Most algorithms take operands in any layout, except that C must have D's; cuBLASMp's products have more rules.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["nearest_legal", "with_c_like_d"]
 
 
 def nearest_legal(p: MatmulProblem) -> MatmulProblem:
-    """Return ``p`` with the operands that break one of cuBLASMp's rules laid out afresh. Local.
+    """Return ``p`` with the operands that break one of cuBLASMp's rules in new layouts. Local.
 
-    They then begin on process (0, 0) of D's grid. D keeps its blocks, k those of A. Faults that no move can remedy
+    These begin on process (0, 0) of D's grid. D keeps its blocks, and k those of A. Faults that no move can remedy
     (sizes, types) remain.
     """
     d = _aligned(p.d)
@@ -38,7 +38,7 @@ def nearest_legal(p: MatmulProblem) -> MatmulProblem:
 
 
 def with_c_like_d(p: Routine) -> Routine:
-    """Return ``p`` with C in the layout of D, which every algorithm reads it in. Local."""
+    """Return ``p`` with C in the layout of D, as every algorithm needs it. Local."""
     if p.c is None or p.c.same_places(p.d):
         return p
     return replace(p, c=replace(p.d, dtype=p.c.dtype, ld=None))

@@ -11,7 +11,7 @@ __all__ = ["ROUTINES", "Routine"]
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """What one routine reads and writes, and what becomes of it when memory is seen transposed.
+    """What one routine reads and writes, and how it changes if memory is taken as its transpose.
 
     Attributes:
         formula: the definition, for people.
@@ -24,12 +24,12 @@ class Routine:
         triangular: A is triangular.
         solves: the routine solves for D.
         hermitian: the triangle describes a Hermitian matrix; of real types, a symmetric one.
-        swept_twice: D is updated by two products, of A and B and of B and A.
-        real: the scalars that have to be real for D to stay Hermitian.
+        swept_twice: D is updated by two products, A by B and B by A.
+        real: the scalars that must be real for D to stay Hermitian.
         twin: the same routine of symmetric matrices where this is the Hermitian one, and the other way round.
 
     What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, where D is
-    square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. What flips twice stays.
+    square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. Two flips cancel.
     """
 
     formula: str

@@ -74,7 +74,7 @@ def _types(p: Product, d: str) -> Iterator[str]:
 
 
 def _float8(p: Product, d: str) -> Iterator[str]:
-    """What products of 8-bit floats must obey besides. Source: cuBLASLt's documentation; cublasmp.h of 0.10.0."""
+    """Yield the faults under the rules for 8-bit floats. Source: cuBLASLt's documentation; cublasmp.h of 0.10.0."""
     names = (p.a.dtype.name, p.b.dtype.name)
     for name, x in (("a", p.a), ("b", p.b)):
         if not is_float8(x.dtype):

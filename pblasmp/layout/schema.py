@@ -44,7 +44,7 @@ _COMPLETE = ("shape", "block", "grid")
 
 
 def _names(known: Iterable[str]) -> Any:
-    """Return what a text that is one of some names has to be."""
+    """Return the type of a text that must be one of some names."""
     names: list[Any] = [*known]
     return Field(
         pattern=f"^({'|'.join(names)})$",
@@ -98,7 +98,7 @@ GridValue = Annotated[
 
 
 class OperandTable(TypedDict, total=False):
-    """One matrix. What it does not say, the top of the file does."""
+    """One matrix. Keys that it lacks are taken from the top of the file."""
 
     shape: Annotated[Pair, Field(title="rows and columns as stored, before op")]
     window: Annotated[
@@ -124,7 +124,7 @@ class OperandTable(TypedDict, total=False):
 
 
 class Raises(TypedDict):
-    """In a file of invalid/: the error, where it is noticed, and a part of the text of each fault."""
+    """In a file of invalid/: the error, the step that notices it, and a part of the text of each fault."""
 
     at: Annotated[
         Literal["structure", "values", "rules"], Field(description='"structure", "values" or "rules"')
@@ -199,8 +199,8 @@ def check(data: object, table: type, what: str, needs: tuple[str, ...] = ()) -> 
     Args:
         data: what was given.
         table: one of the types of this module.
-        what: what messages call it.
-        needs: keys that have to be there although the type does not ask for them.
+        what: its name in messages.
+        needs: keys that are required although the type does not require them.
     """
     faults = table_faults(data, table, needs=needs)
     if faults:
@@ -220,9 +220,9 @@ def table_faults(
     Args:
         data: what was given.
         table: one of the types of this module.
-        prefix: of the keys, in messages.
-        needs: keys that have to be there although the type does not ask for them.
-        without: keys that may be missing although the type asks for them.
+        prefix: prefix of the keys in messages.
+        needs: keys that are required although the type does not require them.
+        without: keys that may be missing although the type requires them.
     """
     if not isinstance(data, dict):
         return [f"{prefix.rstrip('.') or 'data'}: expected a table, got {short_repr(data)}"]
@@ -268,16 +268,16 @@ def _table_in(kind: Any) -> type | None:
 
 
 def _expected(kind: Any) -> str:
-    """Return in words what a value has to be."""
+    """Return in words what a value must be."""
     said = (getattr(each, "description", None) for each in reversed(getattr(kind, "__metadata__", ())))
     return next(filter(None, said), "a table")
 
 
-# --- what the keys of a table have to do with each other ---
+# --- how the keys of a table depend on each other ---
 
 
 def is_complete(table: Table) -> bool:
-    """Return whether the table of a matrix says by itself where every element is. Local."""
+    """Return whether the table of a matrix alone says where every element is. Local."""
     return all(key in table for key in _COMPLETE)
 
 
@@ -286,7 +286,7 @@ def problem_faults(data: object, *, titled: bool = True) -> list[str]:
 
     Args:
         data: what a file holds.
-        titled: it has to have a title.
+        titled: it must have a title.
     """
     found = table_faults(data, ProblemTable, without=() if titled else ("title",))
     return found or _product_faults(cast(Table, data))
@@ -297,7 +297,7 @@ def _product_faults(data: Table) -> list[str]:
     scheme = data.get("scheme", "gemm")
     sizes = [key for key in "mnk" if key in data]
     if 0 < len(sizes) < 3:
-        found.append(f"{', '.join(sizes)}: m, n and k come together")
+        found.append(f"{', '.join(sizes)}: m, n and k must be given together")
     if data.get("beta", 0) not in (0, [0, 0], (0, 0)) and "c" not in data:
         found.append("beta: there is no C to scale: expected a table [c], or beta = 0")
     if not sizes and "nranks" not in data and all(is_complete(data.get(name, {})) for name in "abd"):
@@ -326,7 +326,7 @@ def routine_faults(data: object, *, titled: bool = True) -> list[str]:
 
     Args:
         data: what a file holds.
-        titled: it has to have a title.
+        titled: it must have a title.
     """
     found = table_faults(data, RoutineTable, without=() if titled else ("title",))
     if found:

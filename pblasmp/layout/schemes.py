@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 1D layouts of AllGather + GEMM, GEMM + ReduceScatter and GEMM + AllReduce, as cuBLASMp wants them.
+"""The 1D layouts of AllGather + GEMM, GEMM + ReduceScatter and GEMM + AllReduce, as cuBLASMp requires them.
 
 All F-ordered: D[m, n] = op(A) op(B) over P ranks. Source: NVIDIA's cuBLASMp documentation of tensor
 parallelism and measurements with 0.7.0 and 0.10.0 (docs/schemes.md has the table).
@@ -54,7 +54,9 @@ def scheme_faults(scheme: str, m: int, n: int, k: int, nranks: int, op_a: str, o
             below = extents[name] // nranks * nranks
             nearest = f"{below} or {below + nranks}" if below else str(nranks)
             got = f"{name} = {extents[name]}"
-            faults.append(f"scheme {scheme!r}: {got} must divide by {nranks} ranks (nearest: {nearest})")
+            faults.append(
+                f"scheme {scheme!r}: {got} must be divisible by {nranks} ranks (nearest: {nearest})"
+            )
     return faults
 
 
@@ -72,7 +74,7 @@ def scheme_operands(
     """Return the descriptors of A, B and D of ``D[m, n] = op(A) op(B)`` in this scheme, in one memory order. Local.
 
     Raises:
-        LayoutError: the scheme lacks these ops, or an extent does not divide by the number of ranks.
+        LayoutError: the scheme lacks these ops, or an extent is not divisible by the number of ranks.
     """
     if order == "C":  # the transpose of the F-ordered product, whose A is our B
         b, a, d = scheme_operands(scheme, n, m, k, nranks, op_b, op_a, dtype)

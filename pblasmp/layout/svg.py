@@ -23,12 +23,12 @@ from .trapezoid import Trapezoid
 __all__ = ["PALETTE", "Block", "Colours", "Drawing", "Panel", "block_count", "blocks", "draw", "draw_panels"]
 
 PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
-"""Light colours that stay apart for the colour-blind, for black text on them (after Paul Tol's qualitative "light")."""
+"""Light colours that the colour-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
 
 _SIDE = 260.0  # the longest side of a matrix
 _ELEMENT = 26.0  # the largest side of an element
 _THIN = 8.0  # the shortest side of a matrix
-_MOST_BLOCKS = 24  # on a side; of a matrix with more, a corner is drawn
+_MOST_BLOCKS = 24  # on a side; if a matrix has more, a corner is drawn
 _MOST_ROWS, _MOST_COLUMNS = 8, 6  # of processes
 _MARGIN, _GAP = 12.0, 34.0
 _INK, _GREY, _RED = "#222222", "#6b6b6b", "#a02020"
@@ -57,7 +57,7 @@ def block_count(axis: Axis) -> int:
 
 
 class Colours:
-    """From a rank to an index in ``PALETTE``: a colour for each of a few ranks; of many, neighbours differ."""
+    """Maps a rank to an index in ``PALETTE``: few ranks have a colour each; of many, neighbours differ."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -122,7 +122,7 @@ def draw(x: Any) -> Drawing:
     In a notebook the returned object shows itself; ``.svg`` is its text, and ``.save("layout.svg")`` writes a file.
 
     Args:
-        x: a grid, a descriptor or a problem; or what has one of the latter two: a matrix, a plan, a problem file.
+        x: a grid, a descriptor or a problem; or an object with one of the latter two: a matrix, plan or problem file.
 
     Raises:
         LayoutError: ``x`` is none of these.
@@ -143,8 +143,8 @@ def draw_panels(
 
     Args:
         panels: the matrices.
-        title: the line above.
-        faults: what is wrong with them, written below.
+        title: the line above the picture.
+        faults: what is wrong with the matrices, written below.
         grid: a process grid, drawn in place of local arrays.
     """
     picture = _Picture()
@@ -183,7 +183,7 @@ class _Picture:
         return right
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "") -> None:
-        """Draw a rectangle with a white edge; ``tip`` is shown where the mouse is."""
+        """Draw a rectangle with a white edge; ``tip`` is shown at the mouse."""
         inner = f"><title>{html.escape(tip, quote=False)}</title></rect>" if tip else "/>"
         self.parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems as tables of plain values, the way descriptor files hold them, and the descriptors that these make. 0-based.
+"""Problems as tables of plain values, as in descriptor files, and the descriptors made from them. 0-based.
 
 A table is checked in two steps, and each gathers every fault: its structure (``schema``), then its values (do they make
-descriptors?). Whether the problem is legal is another question.
+descriptors?). Whether the problem is legal is a separate question.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FLIPPED: dict[Op, Op] = {"N": "T", "T": "N", "C": "N"}
 
 @dataclass(slots=True)
 class Operands:
-    """The matrices of a problem as they are made: what a matrix's own table says goes before what all share.
+    """The matrices of a problem while they are made: a matrix's own table takes precedence over what all share.
 
     Attributes:
-        data: the problem's table, whose structure is right.
+        data: the problem's table, with a correct structure.
         parents: by operand, the whole matrix.
-        windows: by operand, the part of it that takes part.
+        windows: by operand, the part of it that is used.
         operands: by operand, that part.
         scalars: "alpha" and "beta", of a product.
         faults: what keeps the values from making descriptors.
@@ -111,7 +111,7 @@ def routine_operands(data: Table) -> Operands:
 
 
 def _any_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
-    """Make A, B and D of a product on any layout; D follows A and B where nothing else says so."""
+    """Make A, B and D of a product on any layout; D follows A and B unless its own table says otherwise."""
     data = made.data
     order, dtype = ("C", "float64") if scheme == "gemm" else ("F", "float32")
     dtype = data.get("dtype", dtype)
@@ -160,5 +160,5 @@ def _scheme_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
 
 
 def _stored(op: str, rows: int, cols: int) -> tuple[int, int]:
-    """Return rows and columns of the stored matrix for those of op(matrix), and the other way round."""
+    """Return rows and columns of the stored matrix for those of op(matrix), or the reverse."""
     return (rows, cols) if op == "N" else (cols, rows)

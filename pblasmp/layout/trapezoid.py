@@ -31,14 +31,14 @@ class Trapezoid:
 
     @classmethod
     def of_shape(cls, shape: tuple[int, int], uplo: str, diag: str = "N") -> Trapezoid:
-        """Return what ScaLAPACK's p?trmr2d moves of a matrix. Local.
+        """Return the part of a matrix that ScaLAPACK's p?trmr2d moves. Local.
 
         A tall upper trapezoid ends, and a wide lower one begins, so that its diagonal ends in the last corner.
 
         Args:
             shape: rows and columns.
             uplo: "L" or "U".
-            diag: "U" leaves the diagonal out.
+            diag: "U" leaves out the diagonal.
 
         Source: ScaLAPACK REDIST, p?trmr2d (the functions insidemat of its four types).
         """
@@ -59,16 +59,16 @@ class Trapezoid:
         return Trapezoid("U", self.diagonal + 1) if self.uplo == "L" else Trapezoid("L", self.diagonal - 1)
 
     def mask(self, rows: Indices, cols: Indices) -> NDArray[np.bool_]:
-        """Return which of these elements belong to it, as a rows × cols array in F order."""
+        """Return which elements of these rows and columns belong to it, as a rows × cols array in F order."""
         apart: Indices = (cols[:, None] - rows).T
         return apart <= self.diagonal if self.uplo == "L" else apart >= self.diagonal
 
     def parts(self, rows: Indices, cols: Indices, finest: int = _FINEST) -> Iterator[Part]:
-        """Return what a local array has of it: ``(row slice, column slice, cut)``, as large parts as can be.
+        """Yield the parts of a local array in it, as large as possible: ``(row slice, column slice, cut)``.
 
-        All of a part belongs to it, unless it is cut: these parts hold all of the diagonal, and are ``finest`` columns
-        wide at most. Of some columns what is not cut comes first. Columns are halved until nothing of them is cut or
-        they are that narrow.
+        A part belongs to it completely, unless it is cut: cut parts contain the diagonal, and are at most ``finest``
+        columns wide. For given columns, the part that is not cut comes first. Columns are halved until no part is cut,
+        or they are that narrow.
 
         Args:
             rows: global index of each local row, ascending.
@@ -80,7 +80,7 @@ class Trapezoid:
 
         def cut(down: slice, across: slice) -> Iterator[Part]:
             """Yield the parts of some columns; ``down`` are the rows that are not done yet."""
-            low, high = int(first[across.start]), int(after[across.stop - 1])  # the diagonal is between them
+            low, high = int(first[across.start]), int(after[across.stop - 1])  # the diagonal is between these
             whole = slice(high, down.stop) if self.uplo == "L" else slice(down.start, low)
             if whole.stop > whole.start:
                 yield whole, across, False

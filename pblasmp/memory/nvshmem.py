@@ -30,10 +30,10 @@ def nvshmem_core() -> Any:
 
 
 class NvshmemHeap:
-    """NVSHMEM over all ranks of a context: initialised unless it is, finalised only if initialised here. Collective.
+    """NVSHMEM over all ranks of a context: initialised if needed, finalised only if initialised here. Collective.
 
     Args:
-        rank, size: this rank's number, and how many there are: all of those that NVSHMEM knows.
+        rank, size: this rank's number, and how many ranks there are: all that NVSHMEM knows.
         bcast: returns rank 0's value on every rank.
         device: index of this rank's GPU.
         agreement: returns a ``with`` block, as ``Session.agreement`` does.
@@ -78,22 +78,22 @@ class NvshmemHeap:
         return address
 
     def free(self, address: int) -> None:
-        """Give memory back. Collective over all ranks."""
+        """Free memory. Collective over all ranks."""
         self._sizes.pop(address)
         self._core.free(self._buffers.pop(address))
 
     def offer(self, address: int, grid: int) -> None:
-        """Nothing to do: the whole heap is reachable by everyone."""
+        """Do nothing: every rank can reach the whole heap."""
 
     def withdraw(self, grid: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def holds(self, address: int) -> int:
         """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
         return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:
-        """Give everything back, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
+        """Free everything, last made first; end NVSHMEM if it was started here. Collective over all ranks."""
         with ExitStack() as last_first:
             if self._ours:
                 last_first.callback(self._core.finalize)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symmetric memory: the same number of bytes on every rank, reachable by the others.
 
-cuBLASMp since 0.8 takes NCCL windows: memory of ncclMemAlloc, registered with the grids that use it. Before, it takes
-NVSHMEM's heap. Everything here is collective, in the same order on every rank, with the same sizes.
+cuBLASMp 0.8 and later take NCCL windows: memory of ncclMemAlloc, registered with the grids that use it. Older versions
+take NVSHMEM's heap. Everything here is collective, in the same order on every rank, with the same sizes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class SymmetricHeap(Protocol):
         """Return the address of ``nbytes`` of new memory. Collective."""
 
     def free(self, address: int) -> None:
-        """Give memory back, taken from every grid first. Collective."""
+        """Free memory, after withdrawing it from every grid. Collective."""
 
     def offer(self, address: int, grid: int) -> None:
-        """Make memory usable by a grid (a handle); more than once is no harm. Collective over the grid."""
+        """Make memory usable by a grid (a handle); may be repeated. Collective over the grid."""
 
     def withdraw(self, grid: int) -> None:
-        """Take back all that was offered to a grid that is about to be destroyed. Collective over the grid."""
+        """Withdraw all memory from a grid that is about to be destroyed. Collective over the grid."""
 
     def holds(self, address: int) -> int:
         """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
 
     def close(self) -> None:
-        """Give everything back, last made first. Collective."""
+        """Free everything, last made first. Collective."""
 
 
 class NcclWindows:
@@ -65,7 +65,7 @@ class NcclWindows:
     def free(self, address: int) -> None:
         """Deregister and free. Collective."""
         buffer, _ = self._buffers.pop(address)
-        with ExitStack() as last_first:  # all of it, whatever fails
+        with ExitStack() as last_first:  # every step, even if one fails
             last_first.callback(buffer.close)
             for offer in self._offers:
                 if offer[0] == address:
@@ -94,7 +94,7 @@ class NcclWindows:
         return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:
-        """Give everything back, last made first. Collective."""
+        """Free everything, last made first. Collective."""
         with ExitStack() as last_first:
             for address in self._buffers:
                 last_first.callback(self.free, address)

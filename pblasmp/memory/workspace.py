@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workspace that all plans of a grid share: one buffer on the device, one pinned on the host, both growing."""
+"""The workspace that all plans of a grid share: a growing buffer on the device and a pinned one on the host."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _STEP_BYTES = 32 << 20
 
 
 class SharedWorkspace:
-    """Two growing buffers. Plans keep ``device`` and ``host``, whose values are the current addresses.
+    """Two growing buffers. Plans hold ``device`` and ``host``, whose values are the current addresses.
 
-    What it is made with is collective, and raises on every rank if on one.
+    The functions that it is given are collective; if one raises on a rank, it raises on every rank.
 
     Args:
         new_device: ``new_device(nbytes)`` returns the address of new symmetric memory.
-        free_device: ``free_device(address)`` gives it back.
+        free_device: ``free_device(address)`` frees it.
         new_host: ``new_host(nbytes)`` returns pinned memory: an object with ``ptr``.
         idle: waits until all work on the device is done.
 
     Attributes:
-        generation: counts the replacements, so that what holds addresses (a CUDA graph) can tell that they are stale.
+        generation: counts the replacements, so that a holder of addresses (a CUDA graph) can tell that they are stale.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class SharedWorkspace:
         self.generation = 0
 
     def covers(self, device_bytes: int, host_bytes: int) -> bool:
-        """Return whether the buffers are that large already. Local."""
+        """Return whether the buffers are already that large. Local."""
         return device_bytes <= self._device_bytes and host_bytes <= self._host_bytes
 
     def grow(self, device_bytes: int, host_bytes: int) -> None:
         """Make the buffers at least that large, the same on every rank. Collective.
 
-        The device's gets some room to spare, since registering a new one takes far longer than a product.
-        Waits for work in flight before a buffer is replaced.
+        The buffer on the device gets some spare room, since registering a new one takes far longer than a
+        product. Waits for work in flight before a buffer is replaced.
         """
         if self.covers(device_bytes, host_bytes):
             return
@@ -69,12 +69,12 @@ class SharedWorkspace:
             self._give_back(address)
 
     def close(self) -> None:
-        """Give both buffers back. Collective."""
+        """Free both buffers. Collective."""
         self._free_device()
         self._host_memory, self.host.value, self._host_bytes = None, None, 0
 
 
 def roomy(nbytes: int) -> int:
-    """Return what to allocate for ``nbytes``: from 32 MiB on, up to a quarter or 32 MiB more. Local."""
+    """Return how much to allocate for ``nbytes``: from 32 MiB on, up to a quarter or 32 MiB more. Local."""
     step = max(_STEP_BYTES, 1 << max(0, nbytes.bit_length() - 3))
     return nbytes if nbytes < _STEP_BYTES else -(-nbytes // step) * step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of PBLAS, BLACS and ScaLAPACK's TOOLS: for codes that were written against them.
+"""PBLAS, BLACS and ScaLAPACK's TOOLS under their own names, for programs that were written against them.
 
 Indices are 1-based, descriptors are nine integers, local arrays are in Fortran order and are written in place:
 
@@ -13,8 +13,8 @@ Indices are 1-based, descriptors are nine integers, local arrays are in Fortran 
     pblas.pdsyrk("L", "N", m, n, 1.0, a, 1, 1, desca, 0.0, c, 1, 1, descc)
     pblas.gridexit(ictxt)
 
-Options may be lower case and longer than a letter. An illegal argument raises ``ArgumentError`` on every process, whose
-``info`` is what PBLAS reports: -i for argument i, -(100 i + j) for entry j of descriptor i.
+Options may be in lower case and longer than one letter. An illegal argument raises ``ArgumentError`` on every process.
+Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for entry j of descriptor i.
 """
 
 from __future__ import annotations

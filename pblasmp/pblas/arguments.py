@@ -20,7 +20,7 @@ class ArgumentError(LayoutError):
 
     Attributes:
         info: as ScaLAPACK's INFO: ``-i`` where argument i is illegal, ``-(100 * i + j)`` for entry j of descriptor i,
-            both counted from 1; where several are, the one that comes first.
+            both counted from 1; if several are illegal, the number of the first.
     """
 
     info: int = 0
@@ -34,7 +34,7 @@ class ArgumentError(LayoutError):
 
 
 class Faults:
-    """What is wrong with the arguments of one call: all of it, each under its number. Local.
+    """Everything that is wrong with the arguments of one call, each fault under its number. Local.
 
     Args:
         call: the routine.
@@ -66,12 +66,12 @@ class Faults:
         return ArgumentError.number(info, f"{self._call}: {head}\n  INFO = {info}")
 
     def check(self) -> None:
-        """Raise what was found, if anything."""
+        """Raise the error if there are any faults."""
         if self:
             raise self.error()
 
     def integer(self, name: str, value: Any, minimum: int | None = None) -> int:
-        """Return ``value`` as an int; note it where it is none, or too small."""
+        """Return ``value`` as an int; note a fault if it is not an integer, or is too small."""
         try:
             number = operator.index(value)
         except TypeError:
@@ -83,7 +83,7 @@ class Faults:
         return number
 
     def letter(self, name: str, value: Any, allowed: str) -> str:
-        """Return the upper-case letter that an option begins with; note it where it is none of ``allowed``."""
+        """Return the upper-case letter that an option begins with; note a fault if it is not in ``allowed``."""
         found = value[:1].upper() if isinstance(value, str) else ""
         if found and found in allowed:
             return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process grids with a number, as BLACS has them: gridinit, gridinfo, gridexit."""
+"""Process grids with context numbers, as in BLACS: gridinit, gridinfo, gridexit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ProcessGrid:
     """What a context's number refers to: a pblasmp Context of exactly the grid's ranks, and the grid.
 
     Attributes:
-        number: as gridinit returned it.
-        context: the ranks; in rank order they are the grid's.
+        number: the one that gridinit returned.
+        context: the ranks, in the order of the grid's.
         grid: how they are arranged.
         parent: the Context that gridinit was given, which closes this when it closes.
     """
@@ -44,7 +44,7 @@ class ProcessGrid:
 
 
 class _Outside:
-    """The entry in a context's list of children where others have a grid."""
+    """The entry, on ranks outside a grid, in a context's list of children, where the ranks inside have the grid."""
 
     def close(self) -> None:
         pass
@@ -65,7 +65,7 @@ def gridinit(
     """Make a grid of the first ``nprow * npcol`` processes and return the number of its BLACS context.
 
     Collective over the processes of ``context``. Those that are not in the grid get -1, as in BLACS, and take no part
-    in what is done on it. A grid over a Context ends with it, at the latest.
+    in calls on it. A grid over a Context is freed with the Context at the latest.
 
     Args:
         context: the processes: a pblasmp Context, an mpi4py communicator, or None for COMM_WORLD.
@@ -149,7 +149,7 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
 def gridexit(ictxt: int) -> None:
     """Free a grid; its number is not a context any more. Collective over the grid.
 
-    On processes outside it (``ictxt`` is -1) nothing happens.
+    On processes outside the grid (``ictxt`` is -1) nothing happens.
 
     Raises:
         ArgumentError: ``ictxt`` is neither -1 nor a context.

@@ -26,13 +26,13 @@ _GENERAL = ["m", "n", "a", "ia", "ja", "desca", "b", "ib", "jb", "descb", "ictxt
 _ARGUMENTS = {"gemr2d": _GENERAL, "trmr2d": ["uplo", "diag", *_GENERAL]}
 _TEXT = """Copy {what} of sub(A) to sub(B), which may be on another grid, in {dtype}.
 
-Collective over the grid of ``ictxt``. Indices are 1-based, local arrays are in Fortran order (one dimension, column
-after column, will do). A process outside A's grid gives a descriptor whose context is -1; of its other arguments for A
-nothing is read. The same goes for B.
+Collective over the grid of ``ictxt``. Indices are 1-based, local arrays are in Fortran order, or have one dimension,
+column after column. A process outside A's grid gives a descriptor whose context is -1; its other arguments for A are
+not read. The same goes for B.
 
 Args:
 {options}    m: rows of sub(A) and sub(B).
-    n: columns of them.
+    n: columns of sub(A) and sub(B).
     a: local array of A.
     ia: row of A, from 1, where sub(A) begins.
     ja: column of A, from 1, where sub(A) begins.
@@ -147,7 +147,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
 
 
 def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int, int]) -> Operand | None:
-    """Return A or B as this process describes it; None where it has no part of it."""
+    """Return A or B as this process describes it; None if the process has no part of it."""
     desc = given[f"desc{name}"]
     try:
         number = int(desc[1])
@@ -165,14 +165,14 @@ def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int,
 def _side(
     name: str, places: list[tuple[Described, tuple[int, int]] | None], shape: tuple[int, int], dtype: np.dtype
 ) -> Side:
-    """Return sub(A) or sub(B) as an exchange sees it: who is where on its grid, as everyone said."""
+    """Return sub(A) or sub(B) as an exchange sees it, with the place in its grid that each process has given."""
     found = {place[1]: rank for rank, place in enumerate(places) if place is not None}
-    told = {place[0] for place in places if place is not None}
-    if len(told) != 1:
+    descriptions = {place[0] for place in places if place is not None}
+    if len(descriptions) != 1:
         raise RankMismatchError(
-            f"{name.upper()}: its processes describe it in {len(told)} ways, expected one"
+            f"{name.upper()}: its processes describe it in {len(descriptions)} ways, expected one"
         )
-    ((grid, (m, n, mb, nb, rsrc, csrc), i, j),) = told
+    ((grid, (m, n, mb, nb, rsrc, csrc), i, j),) = descriptions
     if len(found) != grid.size:
         raise RankMismatchError(
             f"{name.upper()}: {len(found)} of the {grid.size} processes of its grid take part, expected all of them"

@@ -42,13 +42,13 @@ class Operand:
     shape: tuple[int, int]
 
     def check(self, faults: Faults, on: ProcessGrid) -> None:
-        """Note what is wrong with A's descriptor and with the place of sub(A) in it. Local.
+        """Note what is wrong with A's descriptor and with the place of sub(A) in A. Local.
 
         Source: PBLAS, PB_Cchkmat.
         """
         what = f"desc{self.name}"
         if len(self.desc) != 9:
-            return  # noted before
+            return  # the fault has been noted
         _, _, m, n, mb, nb, rsrc, csrc, lld = self.desc
         empty, any_size = 0 in self.shape, math.inf
         least = 0 if empty else 1
@@ -100,7 +100,7 @@ class Operand:
         if written and not getattr(array.flags, "writeable", True):
             faults.add(self.name, "the local array is read-only")
         if 0 in self.shape:
-            return array  # nothing of it is read or written
+            return array  # it is neither read nor written
         try:
             return column_major_view(array, descriptor.local_shape(rank), self.desc[8])
         except PblasmpError as error:
@@ -112,14 +112,14 @@ class Operand:
     ) -> DistributedMatrix | None:
         """Return sub(A) as a matrix over the memory of the local array; None where that is not possible. Local.
 
-        Its local array is what the caller gave: also NumPy's where the engine computes on GPUs, see ``staged``.
+        Its local array is what the caller gave: perhaps NumPy's although the engine computes on GPUs, see ``staged``.
         """
         ctx = grid.context
         whole = self.descriptor(grid.grid, dtype)
         array = self.view(faults, whole, ctx.rank, written=written)
         if array is None:
             return None
-        if 0 in self.shape:  # it may begin anywhere
+        if 0 in self.shape:  # an empty part may begin anywhere
             return ctx._allocate(replace(whole, shape=self.shape))
         if not _is_for_staging(ctx.engine.xp, array):
             try:
@@ -153,7 +153,7 @@ def entries(faults: Faults, name: str, desc: Any) -> tuple[int, ...]:
 
 
 def check_sharing(faults: Faults, matrices: dict[str, DistributedMatrix], written: str) -> None:
-    """Note with which others the matrix that is written has an element in common, of NumPy's arrays. Local."""
+    """Note which other matrices overlap the one that is written, if they are NumPy arrays. Local."""
     arrays = {name: x.local for name, x in matrices.items() if isinstance(x.local, np.ndarray)}
     out = arrays.pop(written, None)
     for name, array in arrays.items():
@@ -175,7 +175,7 @@ def grid_of(descs: Sequence[Any]) -> ProcessGrid | None:
 
 @contextmanager
 def staged(matrices: dict[str, DistributedMatrix], written: str) -> Iterator[dict[str, DistributedMatrix]]:
-    """Yield matrices that the engine can use: copies on the GPU for NumPy's arrays, written back at the end. Local."""
+    """Yield matrices that the engine can use: copies on the GPU for NumPy arrays, written back at the end. Local."""
     used, back = {}, None
     for name, x in matrices.items():
         ctx = x.context

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 PBLAS, made from one table: the arguments in their order, the shapes, and the call behind."""
+"""The level-3 PBLAS, made from one table: the arguments in their order, the shapes, and the function called."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Routine:
 
     Attributes:
         name: without p and the letter of the type.
-        letters: the types it is for.
-        arguments: in PBLAS's order; "A" stands for a, ia, ja and desca, likewise B and C.
+        letters: the types that have it.
+        arguments: in PBLAS's order; "A" stands for a, ia, ja and desca; so do B and C for theirs.
         shapes: by matrix, rows and columns and perhaps the option that, unless it is "N", exchanges them; or "side":
             square, of m rows for "L" and n for "R".
         formula: what it computes.
-        python: the function of pblasmp behind it.
-        fixed: what it is always given.
-        trans: what its trans may be, by type: real and complex.
+        python: the function of pblasmp that computes it.
+        fixed: arguments that are the same in every call.
+        trans: the letters that its trans may have, for real and for complex types.
         real: scalars that are real for every type.
         written: the matrix that is written.
     """
@@ -185,13 +185,13 @@ def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
         facts.update({name: _fact(value) for name, value in values.items()})
     adds_nothing = values["alpha"] == 0 or values.get("k") == 0
     if 0 in (values.get("m", 1), values["n"]) or (adds_nothing and values.get("beta") == 1):
-        return  # not even the imaginary part of a Hermitian diagonal is set to zero then
+        return  # then not even the imaginary parts of a Hermitian diagonal are set to zero
     with staged(matrices, routine.written) as used:
         routine.compute(values, used)
 
 
 def _checked(routine: Routine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
-    """Return the options, sizes and scalars in one form each; note what is wrong with them."""
+    """Return the options, sizes and scalars, each in a standard form; note what is wrong with them."""
     values: Values = {}
     for name in routine.names:
         value = given[name]
@@ -218,7 +218,7 @@ def _operand(routine: Routine, faults: Faults, name: str, given: Values, values:
 
 
 def _fact(value: Any) -> Any:
-    """Return what must be equal on every process: of a matrix all but its context's number and its local array."""
+    """Return what must be equal on every process: for a matrix, all but its context's number and its local array."""
     return (value.i, value.j, value.desc[2:8]) if isinstance(value, Operand) else value
 
 

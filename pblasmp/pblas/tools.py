@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ScaLAPACK's TOOLS: descriptors, and the place of an index. 1-based, as there; processes count from 0."""
+"""ScaLAPACK's TOOLS: descriptors, and the place of an index. 1-based, as in ScaLAPACK; processes count from 0."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def descinit(
 ) -> NDArray[np.int32]:
     """Return the descriptor of an ``m`` × ``n`` matrix, nine integers (int32). Local.
 
-    Errors count the arguments as ScaLAPACK does, where the descriptor itself comes first: ``m`` has number 2. On a
-    process outside the grid (``ictxt`` is -1) the descriptor says so and nothing is checked but the sizes.
+    Errors count the arguments as ScaLAPACK does, whose first argument is the descriptor: ``m`` has number 2. On a
+    process outside the grid (``ictxt`` is -1) the descriptor says so, and only the sizes are checked.
 
     Args:
         m: rows.
         n: columns.
         mb: rows of a block.
         nb: columns of a block.
-        irsrc: process row that has the first row; ``icsrc`` the process column that has the first column.
-        icsrc: see there.
+        irsrc: process row that has the first row.
+        icsrc: process column that has the first column.
         ictxt: the grid's context.
-        lld: leading dimension of this process's local array, at least its rows and at least 1.
+        lld: leading dimension of this process's local array: at least its number of rows, and at least 1.
 
     Raises:
         ArgumentError: an argument is illegal.
@@ -105,7 +105,7 @@ def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
     Args:
         indxglob: the index.
         nb: block size.
-        iproc: not used; it makes the arguments those of the other tools.
+        iproc: not used; the other tools have it.
         isrcproc: the process that has the first block.
         nprocs: number of processes.
 
@@ -126,7 +126,7 @@ def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
     Args:
         indxglob: the index.
         nb: block size.
-        iproc: not used; it makes the arguments those of the other tools.
+        iproc: not used; the other tools have it.
         isrcproc: not used.
         nprocs: number of processes.
 
@@ -172,13 +172,13 @@ def infog2l(
     past the end of the local array; the last two the process that has its first element.
 
     Args:
-        grindx: global row, from 1; ``gcindx`` global column.
-        gcindx: see there.
+        grindx: global row, from 1.
+        gcindx: global column, from 1.
         desc: the matrix's descriptor.
-        nprow: process rows of its grid; ``npcol`` process columns.
-        npcol: see there.
-        myrow: process row asked about; ``mycol`` process column.
-        mycol: see there.
+        nprow: process rows of its grid.
+        npcol: process columns of its grid.
+        myrow: process row asked about.
+        mycol: process column asked about.
 
     Raises:
         ArgumentError: an argument is illegal.

@@ -50,8 +50,8 @@ Plan = ParallelPlan
 def shard(n: int, ranks: int, rank: int) -> slice:
     """Return which of ``n`` indices a rank holds: the library's rule for who holds what. Local; 0-based.
 
-    Blocks of ⌈n/ranks⌉, one per rank; where n does not divide, the last ones are shorter or empty. Results are split by
-    it. Inputs may be split otherwise, in the order of the ranks: each array says how many indices its rank has.
+    Blocks of ⌈n/ranks⌉, one per rank; if n does not divide evenly, the last ones are shorter or empty. Results are
+    split by this rule. Inputs may be split otherwise, in rank order: each array says how many indices its rank has.
 
     Raises:
         LayoutError: an argument is out of range.
@@ -90,26 +90,26 @@ def allgather_matmul(
 
     Args:
         x: this rank's (T/P, ..., K), C-ordered: NumPy on the host engine, CuPy on cublasmp, PyTorch on either.
-        w: this rank's (N/P, K), as torch.nn has it; any two numbers of outputs, of either memory order.
+        w: this rank's (N/P, K), as torch.nn has it, in either memory order; ranks may have different N/P.
         ctx: the context.
         transposed: w is inputs × outputs, (K, N/P).
         bias: one value for each of this rank's outputs, of the result's type.
         activation: "relu", "gelu" (its tanh form) or None.
         alpha, beta: numbers; with ``beta == 0`` C is never read.
-        c: like the result, which it may be (``out=c``).
+        c: like the result, and may be the result itself (``out=c``).
         out: where to write the result: (T, ..., N/P).
-        dtype: type of the result, by default ``out``'s or else x's; float32 where that has 16 bits. With 8-bit floats
-            bfloat16 by default, float16, float32, or 8 bits: docs/low-precision.md.
+        dtype: type of the result: that of ``out``, else of x, by default; or float32 if that has 16 bits. With 8-bit
+            floats bfloat16 by default, or float16, float32 or 8 bits: docs/low-precision.md.
         scales: with 8-bit x and w, ``pblasmp.Scales`` (a: x's, b: w's, d: the result's, amax), the same on every rank.
-        x_dtype, w_dtype: the 8-bit floats that bytes (CuPy has no such type) hold, by default e4m3 with scales.
+        x_dtype, w_dtype: the 8-bit floats that bytes stand for (CuPy has no such type); with scales e4m3 by default.
         return_gathered: return X gathered, (T, ..., K), as well.
         algo, compute, comm_sms: as for ``pblasmp.matmul``.
 
     Returns:
-        (T, ..., N/P), of the library that x is of; with ``return_gathered`` a pair.
+        (T, ..., N/P), an array of x's library; with ``return_gathered`` a pair.
 
     Raises:
-        LayoutError: arrays do not fit each other, or an array cannot be used in place.
+        LayoutError: the arrays do not fit together, or one cannot be used in place.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
@@ -148,18 +148,18 @@ def matmul_reduce_scatter(
 
     Args:
         x: this rank's (T, ..., K/P), C-ordered.
-        w: this rank's (N, K/P), as torch.nn has it, of either memory order; any split of the inputs.
+        w: this rank's (N, K/P), as torch.nn has it, in either memory order; the inputs may be split in any way.
         ctx: the context.
         transposed: w is inputs × outputs, (K/P, N).
         bias: N values, the same on every rank, added once.
         activation, alpha, beta, algo, compute, comm_sms: as for ``allgather_matmul``.
-        c: like the result, which it may be (``out=c``).
+        c: like the result, and may be the result itself (``out=c``).
         out: where to write the result: (T/P, ..., N).
         dtype, scales, x_dtype, w_dtype: as for ``allgather_matmul``.
         comm_dtype: type in which partial sums travel (cublasmp), by default the result's.
 
     Returns:
-        (T/P, ..., N), of the library that x is of.
+        (T/P, ..., N), an array of x's library.
 
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
@@ -198,7 +198,7 @@ def matmul_allreduce(
 
     Args:
         x: this rank's (..., K/P), C-ordered.
-        w: this rank's (N, K/P), as torch.nn has it, of either memory order; any split of the inputs.
+        w: this rank's (N, K/P), as torch.nn has it, in either memory order; the inputs may be split in any way.
         ctx: the context.
         transposed: w is inputs × outputs, (K/P, N).
         bias: N values, the same on every rank, added once.
@@ -208,7 +208,7 @@ def matmul_allreduce(
         dtype, scales, x_dtype, w_dtype, comm_dtype: as for ``matmul_reduce_scatter``.
 
     Returns:
-        (..., N), of the library that x is of.
+        (..., N), an array of x's library.
 
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
@@ -239,23 +239,23 @@ def matmul_allgather(
     algo: str = "auto",
     compute: str | None = None,
 ) -> Any:
-    """Return ``activation(alpha X Wᵀ + beta C + bias)`` on every rank, each having computed the columns of its weights.
+    """Return ``activation(alpha X Wᵀ + beta C + bias)`` on every rank; each computes the columns of its weights.
 
     Collective over the context.
 
     Args:
         x: (..., K), the same on every rank, C-ordered.
-        w: this rank's (N/P, K), as torch.nn has it, of either memory order; any numbers of outputs.
+        w: this rank's (N/P, K), as torch.nn has it, in either memory order; ranks may have different N/P.
         ctx: the context.
         transposed: w is inputs × outputs, (K, N/P).
         bias: one value for each of this rank's outputs, of the result's type.
         activation, alpha, beta: as for ``allgather_matmul``.
-        c: like the result, which it may be; each rank reads the columns that it computes.
+        c: like the result, and may be the result itself; each rank reads the columns that it computes.
         out: where to write the result: (..., N).
         dtype, scales, x_dtype, w_dtype, algo, compute: as for ``allgather_matmul``.
 
     Returns:
-        (..., N), of the library that x is of.
+        (..., N), an array of x's library.
 
     Raises:
         LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
@@ -286,7 +286,7 @@ def _planner(form: Form) -> Callable[..., ParallelPlan]:
     plan.__doc__ = f"""Prepare ``{form}``, as ``pb.plan(pb.{form}, ...)`` does. Collective over the context.
 
     Args:
-        x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs reach.
+        x: an array, or a shape: the plan then makes ``plan.input_buffer()``, in memory that other GPUs can reach.
         w, ctx, bias, c, out, scales, **options: as for ``{form}``.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tensor-parallel product is given: arrays read and checked, and what all ranks know of them."""
+"""The arguments of a tensor-parallel product: its arrays, read and checked, and what all ranks know of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ACTIVATIONS = ("relu", "gelu")
 
 
 class Arrays(NamedTuple):
-    """What a user passes for each run. ``x`` may be a shape: then the plan makes the array."""
+    """The arrays that a user passes for each run. ``x`` may be a shape: then the plan makes the array."""
 
     x: Any
     w: Any
@@ -99,9 +99,9 @@ class Request:
 
 
 class Local(NamedTuple):
-    """One rank's sizes, which other ranks must know; leading dimensions are 0 where there is no array."""
+    """One rank's sizes, which the other ranks must know; the leading dimension of a missing array is 0."""
 
-    first: int  # x's first dimension, 1 where it has but one
+    first: int  # x's first dimension, 1 if x has only one
     inputs: int
     outputs: int
     ld_x: int
@@ -116,19 +116,19 @@ class RankArrays:
     """A rank's arrays as local arrays, folded to 2D.
 
     Attributes:
-        given: as the user has them.
-        lead: x's dimensions but the last.
+        given: the arrays as the user passed them.
+        lead: x's dimensions except the last.
         w: in C order, outputs × inputs or, unless ``outputs_first``, inputs × outputs.
         any_order: w is in C order either way.
-        w_turned: ``w`` is the transpose of what was given.
+        w_turned: ``w`` is the transpose of the given array.
         ld_w: leading dimension of w as it was given.
         dtype, w_dtype, c_dtype, out_dtype: types of x, w, c and the result; local arrays may be of bytes.
         x, c, out, bias: the other arrays; None where there is none.
-        scales: over local arrays.
+        scales: with local arrays.
         shapes: of c and out before they were folded.
         shape: of the result.
         result: what the user gets.
-        gathered, gathered_result: where X is gathered to, and what the user gets of it.
+        gathered, gathered_result: where X is gathered to, and what the user gets for it.
     """
 
     given: Arrays
@@ -157,7 +157,7 @@ class RankArrays:
 
     @property
     def results(self) -> Any:
-        """What a call returns: the result, and the gathered X where it is asked for."""
+        """What a call returns: the result, and the gathered X if it was asked for."""
         return self.result if self.gathered is None else (self.result, self.gathered_result)
 
     @property
@@ -176,10 +176,10 @@ class RankArrays:
         return Operands(self.x, self.w, self.c, self.out, epilogue, self.scales, self.gathered)
 
     def complete(self, ctx: Context, spec: Specification) -> None:
-        """Check what depends on other ranks' sizes, and make the result where none is given. Local.
+        """Check what depends on other ranks' sizes, and make the result if none is given. Local.
 
         Raises:
-            LayoutError: c or out has another shape than the result, or overlaps what it must not.
+            LayoutError: c or out does not have the result's shape, or overlaps an array that it must not.
         """
         if self.any_order and self.outputs_first != spec.outputs_first:
             self.w, self.outputs_first, self.w_turned = self.w.T, spec.outputs_first, not self.w_turned
@@ -191,7 +191,7 @@ class RankArrays:
         self.check_overlaps(ctx)
 
     def check_overlaps(self, ctx: Context) -> None:
-        """Raise LayoutError where a result that was given overlaps what it must not. Local."""
+        """Raise LayoutError if the given result overlaps an array that it must not. Local."""
         if self.given.out is None:
             return
         for name, array in (("x", self.x), ("w", self.w), ("bias", self.bias)):
@@ -203,7 +203,7 @@ class RankArrays:
             raise LayoutError("out: shares memory with c; expected c itself or a separate array")
 
     def make_results(self, ctx: Context, spec: Specification) -> None:
-        """Make the result, where none is given, and what is gathered. Local."""
+        """Make the result, if none is given, and the array for what is gathered. Local."""
         like = self.given.w if isinstance(self.given.x, tuple) else self.given.x
         self.result = self.given.out
         if self.out is None:
@@ -212,7 +212,7 @@ class RankArrays:
             self.gathered_result, self.gathered = _new(ctx, like, spec.gathered_shape(), self.dtype)
 
     def without_arrays(self) -> RankArrays:
-        """Return what is known of the arrays, and none of them. Local."""
+        """Return a copy that has the facts about the arrays, but not the arrays. Local."""
         return replace(
             self, given=Arrays(None, None), w=None, x=None, c=None, out=None, bias=None, scales=None, result=None,
             gathered=None, gathered_result=None,
@@ -232,7 +232,7 @@ class Specification:
     outputs_first: bool
     rest: tuple[int, ...]  # dimensions of x between the first and the last
     has_bias: bool
-    scales: tuple[str, ...]  # which there are
+    scales: tuple[str, ...]  # names of those that are given
     ranks: tuple[Local, ...]
 
     def __hash__(self) -> int:
@@ -264,7 +264,7 @@ class Specification:
 
     @property
     def scattered(self) -> list[int]:
-        """Rows of Y on each rank, where each sums a part of it."""
+        """Rows of Y on each rank if each sums a part of Y."""
         return [n * self.inner for n in Axis.even(self.ranks[0].first, len(self.ranks)).counts()]
 
     @property
@@ -286,7 +286,7 @@ class Specification:
         )  # fmt: skip
 
     def check_rule(self) -> None:
-        """Raise LayoutError unless what the ranks hold is split by the library's rule. Local."""
+        """Raise LayoutError unless what the ranks hold is split by ``shard``'s rule. Local."""
         name, held = "w", self.outputs
         if self.asked.form == "allgather_matmul":
             name, held = "x", [rank.first for rank in self.ranks]
@@ -312,7 +312,7 @@ class Specification:
 
 
 def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
-    """Return a rank's operands as far as they can be judged without other ranks. Local.
+    """Return a rank's operands, checked as far as that is possible without the other ranks. Local.
 
     Raises:
         LayoutError: an array is not usable in place, or does not fit the others.
@@ -369,7 +369,7 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
 
 
 def signature(asked: Request, given: Arrays) -> Hashable:
-    """Return what decides how arrays are read, whatever is in them; None where they have to be read. Local."""
+    """Return all that decides how arrays are read, apart from their values; None if they must be read anew. Local."""
     try:
         scales = None if given.scales is None else tuple(given.scales.facts())
         if not (isinstance(asked.alpha, CONSTANTS) and isinstance(asked.beta, CONSTANTS)):
@@ -395,10 +395,10 @@ def _kind(array: Any) -> Hashable:
 def read_again(
     ctx: Context, spec: Specification, asked: Request, given: Arrays, before: RankArrays
 ) -> RankArrays:
-    """Return a rank's arrays like those read before, which had the same signature, with new results. Local.
+    """Return a rank's arrays, read like earlier ones with the same signature, with new results. Local.
 
     Raises:
-        LayoutError: c or out overlaps what it must not.
+        LayoutError: c or out overlaps an array that it must not.
     """
     engine = ctx.engine
     w = _operand(engine, given.w, "w", asked.w_dtype, given.scales)[0]
@@ -406,7 +406,7 @@ def read_again(
     arrays.given, arrays.w = given, w.T if before.w_turned else w
     arrays.x = fold(_operand(engine, given.x, "x", asked.x_dtype, given.scales)[0], "x")
     for name, dtype in (("c", before.c_dtype), ("out", before.out_dtype)):
-        if name in before.shapes:  # it is given, and used
+        if name in before.shapes:  # the array is given, and used
             setattr(arrays, name, fold(as_local(engine, getattr(given, name), name, dtype), name))
     if given.bias is not None:
         arrays.bias = as_local(engine, given.bias, "bias")
@@ -421,7 +421,7 @@ def read_again(
 def _operand(
     engine: Engine, array: Any, name: str, asked: Any, scales: Scales | None
 ) -> tuple[Any, np.dtype]:
-    """Return x or w as a local array and its element type, or raise LayoutError; with scales bytes are e4m3. Local."""
+    """Return x or w as a local array, and its type, or raise LayoutError; with scales, bytes are e4m3. Local."""
     expected = None if asked is None else as_dtype(asked)
     local, dtype = as_typed(
         engine, array, name, expected or (None if scales is None else FLOAT8["float8_e4m3fn"])
@@ -434,10 +434,10 @@ def _operand(
 def _result_arrays(
     ctx: Context, asked: Request, given: Arrays, dtype: np.dtype, w_dtype: np.dtype
 ) -> tuple[MatmulProblem, dict[str, Any]]:
-    """Return a product of these types, and c, out and bias where they are given and used. Local.
+    """Return a product of these types, and those of c, out and bias that are given and used. Local.
 
     Raises:
-        LayoutError: types do not go together, or an array is not usable in place.
+        LayoutError: the types cannot be combined, or an array is not usable in place.
     """
     engine = ctx.engine
     out_dtype = result_dtype(dtype) if asked.dtype is None else as_dtype(asked.dtype)
@@ -476,7 +476,7 @@ def _types(
 
 
 def _new(ctx: Context, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
-    """Return a new array of the library that ``like`` is of, and the local array over it."""
+    """Return a new array of the library of ``like``, and the local array over it."""
     array = new_like(like, ctx.engine, shape, dtype)
     return array, fold(as_local(ctx.engine, array, "out"), "out")
 

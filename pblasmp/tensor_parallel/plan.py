@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParallelPlan: a plan of a tensor-parallel product, whose arrays come and go; and how plain functions keep theirs."""
+"""ParallelPlan: a plan of a tensor-parallel product on changing arrays; and the plans that plain functions keep."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ParallelPlan(Plan[Any]):
         self._spec = spec
         self._last: RankArrays | None = None
         self._buffer: Any = None
-        self._memory: Any = None  # the buffer's, where it is symmetric
+        self._memory: Any = None  # of the buffer, if it is symmetric
         super().__init__(ctx, spec.asked.form, spec.problem, spec.options, arrays.operands(spec))
         self._operands = None  # a plan that plain functions share holds no array
 
@@ -54,12 +54,12 @@ class ParallelPlan(Plan[Any]):
         bias: Any = None,
         scales: Scales | None = None,
     ) -> Any:
-        """Multiply and return the result, which the next run without ``out`` writes again. Collective over the context.
+        """Multiply and return the result, which the next run without ``out`` overwrites. Collective over the context.
 
         Args:
-            x, w, c, bias, scales: like the planned ones; by default those of the run before. Without any, nothing is
-                checked, and GPUs are only given work.
-            out: where to write the result; by default where the run before wrote it.
+            x, w, c, bias, scales: like the planned ones; by default those of the previous run. If none is given,
+                nothing is checked, and on GPUs work is only queued.
+            out: where to write the result; by default where the previous run wrote it.
 
         Raises:
             LayoutError: an array does not fit what was planned.
@@ -115,7 +115,7 @@ class ParallelPlan(Plan[Any]):
             self._last, self._operands = arrays, arrays.operands(self._spec)
 
     def _run(self, arrays: RankArrays) -> Any:
-        """Multiply held arrays, on which the ranks have agreed. Collective over the context."""
+        """Multiply the arrays that the plan holds, on which the ranks have agreed. Collective over the context."""
         assert self._operands is not None
         with self._ctx._running(self._call):
             self._ctx._control.channel.runs += 1
@@ -123,18 +123,18 @@ class ParallelPlan(Plan[Any]):
         return arrays.results
 
     def run_with(self, arrays: RankArrays) -> Any:
-        """Multiply arrays on which the ranks have agreed, and hold none of them. Collective over the context."""
+        """Multiply arrays on which the ranks have agreed, and keep none of them. Collective over the context."""
         with self._ctx._running(self._call):
             self._ctx._control.channel.runs += 1
             self._product.run(arrays.operands(self._spec))
         return arrays.results
 
     def input_buffer(self) -> Any:
-        """Return the plan's own array for x, which it then reads: fill it, and call ``plan()``. Collective.
+        """Return the plan's own array for x, which it reads from then on: fill it, and call ``plan()``. Collective.
 
-        Collective over the context. For AllGather + GEMM it is in memory that other GPUs reach (cublasmp), from where
-        it is gathered without a copy. It is yours until the plan is closed, and of the library that the planned ``x``
-        or else ``w`` is of.
+        Collective over the context. For AllGather + GEMM it is in memory that other GPUs can reach (cublasmp), and is
+        gathered from there without a copy. It is yours until the plan is closed. It is an array of the library of the
+        planned ``x``, or of ``w`` if a shape was given for x.
 
         Raises:
             ClosedError: the plan is closed.
@@ -159,8 +159,8 @@ class ParallelPlan(Plan[Any]):
     def graph(self) -> Graph[Any]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective over the context.
 
-        A replay reads what the arrays of the last run, or the planned ones, then hold, and writes the same result. The
-        plan is run once first.
+        A replay reads the current values of the arrays of the last run, or of the planned ones, and writes the same
+        result. The plan is run once first.
 
         Raises:
             UnsupportedError: the algorithm cannot be recorded.
@@ -207,9 +207,10 @@ _SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of o
 
 
 def make_buffer(ctx: Context, spec: Specification, arrays: RankArrays) -> tuple[Any, Any]:
-    """Return a new array for x, and its memory if that is symmetric: where x is gathered. Collective."""
+    """Return a new array for x, and its memory if that is symmetric, as it is if x is gathered. Collective."""
     rows, width = spec.tokens[ctx.rank], arrays.inputs
-    ld = max(1, width, spec.ranks[ctx.rank].ld_x)  # the planned x's: others like it may take its place again
+    # The planned x's leading dimension, so that arrays like that x may replace the buffer later.
+    ld = max(1, width, spec.ranks[ctx.rank].ld_x)
     symmetric = spec.asked.form == "allgather_matmul"
     if symmetric:
         local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld, symmetric=True)
@@ -230,7 +231,7 @@ def check_context(ctx: object, call: str) -> None:
 def check_algorithm(ctx: Context, form: Form, algo: str, argument: str) -> None:
     """Raise UnsupportedError unless ``algo``, the value of ``argument``, is a name that a product takes. Local.
 
-    Whether the algorithm takes arrays of some shape and type is found out when they are multiplied.
+    Whether the algorithm takes arrays of a given shape and type is only checked when they are multiplied.
     """
     check_parallel(ctx.engine, form, algo, argument)
 
@@ -254,7 +255,7 @@ def _read(ctx: Context, asked: Request, given: Arrays, facts: dict[str, Any]) ->
 
 
 def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
-    """Return what the ranks ask for together, whose arrays go with each other. Collective over the context."""
+    """Check that the arrays of all ranks fit together, and return what they ask for. Collective over the context."""
     options = asked.options(arrays.out_dtype)
     mine = np.zeros((ctx.size, len(Local._fields)), np.int64)
     mine[ctx.rank] = arrays.local
@@ -287,7 +288,7 @@ def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
 
 
 def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
-    """Return a plan of the user's own. Collective over the context."""
+    """Return a plan for the user. Collective over the context."""
     check_context(ctx, asked.form)
     with _stream(ctx, given):
         with ctx._agreement(asked.form) as facts:
@@ -307,7 +308,7 @@ def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
 
 
 def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
-    """Return the product, by a plan that the context keeps for the next time. Collective over the context."""
+    """Return the product, computed by a plan that the context keeps for repeated calls. Collective over the context."""
     check_context(ctx, asked.form)
     with _stream(ctx, given):
         key = signature(asked, given)

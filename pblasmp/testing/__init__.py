@@ -9,7 +9,7 @@
     def test_sums():
         assert run_mpi(sums, 4, offset=1) == [10, 10, 10, 10]
 
-The ranks stay for the next test. Where pblasmp is installed, pytest also has ``run_mpi`` as a fixture.
+The ranks are kept for the next test. Where pblasmp is installed, pytest also has ``run_mpi`` as a fixture.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that live as long as a test session: one world for each number of ranks, replaced when a call breaks it."""
+"""Ranks that live as long as a test session: one world per number of ranks, replaced when a call breaks it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..launch import Job, Launcher
 
 __all__ = ["Pool", "RanksFailedError", "World", "pool"]
 
-_LIMIT = 16  # ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
+_LIMIT = 16  # most ranks that are kept: enough for worlds of 1, 2, 3, 4 and 6
 _GRACE_SECONDS = 1.0  # for ranks that are about to answer, once another one has failed
 _LAUNCHER_SECONDS = 5.0  # for the launcher to end the job, once a rank is gone
 _SHOWN_LINES = 40
@@ -38,12 +38,12 @@ _RANK = (  # a rank imports from where this process does
 
 
 class RanksFailedError(AssertionError):
-    """At least one rank failed, or the call did not end in time; the message has the whole story."""
+    """At least one rank failed, or the call did not end in time; the message tells how it went on each rank."""
 
 
 @dataclass
 class _Link:
-    """The connection to one rank, and what is known of it."""
+    """The connection to one rank, and what is known about the rank."""
 
     socket: socket.socket
     rank: int = -1
@@ -57,7 +57,7 @@ class World:
 
     Args:
         nranks: how many.
-        launcher: torchrun; by default mpirun starts them.
+        launcher: what starts them, torchrun say; by default mpirun.
 
     Raises:
         LibraryNotFoundError: there is no launcher.
@@ -102,7 +102,7 @@ class World:
                 link.socket.shutdown(socket.SHUT_WR)
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for the ranks' end and return the exit status, None if they did not end in time. Local."""
+        """Wait for the ranks to end and return the exit status, None if they did not end in time. Local."""
         return self._job.wait(timeout)
 
     def end(self) -> None:
@@ -115,7 +115,7 @@ class World:
         """Run "module:function" on every rank and return what each answered. Local.
 
         Raises:
-            RanksFailedError: a rank failed; end() is all that is left to do with this world.
+            RanksFailedError: a rank failed; this world can then only be ended, with end().
         """
         __tracebackhide__ = True
         printed = len(self._printed())
@@ -159,12 +159,12 @@ class World:
         for file in self._directory.glob("case*") if order else ():
             os.truncate(file, 0)
         for link in self._links:
-            with contextlib.suppress(OSError):  # it is gone, as _gather will see
+            with contextlib.suppress(OSError):  # the rank is gone, which _gather will notice
                 link.socket.sendall(line)
         return self._gather(deadline)
 
     def _gather(self, deadline: float) -> bool:
-        """Wait for an answer of every rank; return whether all are well. A failure leaves the others a moment."""
+        """Wait for every rank's answer; return whether all are well. After a failure the others get a moment more."""
         failing: float | None = None  # until then
         while True:
             answers = [link.answer for link in self._links if link.answer is not None]
@@ -207,7 +207,7 @@ class World:
             link.answer = said
 
     def _ask_for_stacks(self) -> None:
-        """Have the ranks that still run write where they are."""
+        """Have the ranks that are still running write their stacks."""
         if not self.alive:
             return
         for link in self._links:
@@ -217,7 +217,7 @@ class World:
         time.sleep(0.3)
 
     def story(self, title: str, printed: int = 0) -> str:
-        """Return the state of every rank and what was printed, by ranks after ``printed`` bytes. Local."""
+        """Return the state of every rank, and the output: that of ranks without its first ``printed`` bytes. Local."""
         links = {link.rank: link for link in self._links}
         parts = [title]
         for rank in range(self.nranks):
@@ -227,9 +227,9 @@ class World:
             case = f" (after case {last})" if last else ""
             if link is None or link.answer is None:
                 stack = self._directory / f"stack{rank}"
-                stood = stack.read_text().rstrip() if stack.exists() else ""
-                stood = stood or "no report: it was killed, or it exited without returning"
-                parts.append(f"--- rank {rank} did not finish{case}\n{stood}")
+                report = stack.read_text().rstrip() if stack.exists() else ""
+                report = report or "no report: it was killed, or it exited without returning"
+                parts.append(f"--- rank {rank} did not finish{case}\n{report}")
             elif "error" in link.answer:
                 parts.append(f"--- rank {rank} FAILED{case}\n{link.answer['error'].rstrip()}")
             else:
@@ -241,7 +241,7 @@ class World:
         return "\n".join(parts)
 
     def _printed(self) -> bytes:
-        """Return what the ranks have printed; what is in the job's own output comes from the launcher."""
+        """Return what the ranks have printed; the job's own output is the launcher's."""
         path = self._directory / "printed"
         return path.read_bytes() if path.exists() else b""
 
@@ -270,7 +270,7 @@ class Pool:
         timeout: float,
         launcher: Launcher | None = None,
     ) -> list[dict[str, Any]]:
-        """Run a function on a world that is kept, or on a new one; a world that fails is ended. Local.
+        """Run a function on a kept world, or on a new one; a world on which it fails is ended. Local.
 
         Raises:
             RanksFailedError: a rank failed.

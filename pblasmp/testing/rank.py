@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that runs functions for a test session: what :class:`~.pool.World` starts.
 
-It connects to the socket in the directory and says who it is. Then it gets orders, one JSON object a line, and answers
-each: a function to run; or to put back what the function changed, once all ranks have run it. Between orders it sleeps.
-What it prints goes to a file in the directory, its last case to another, and at SIGUSR2 where it is.
+It connects to the socket in the directory and says which rank it is. Then it gets orders, one JSON object per line, and
+answers each: to run a function; or to undo what the function changed, once all ranks have run it. Between orders it
+sleeps. Its output goes to a file in the directory, its last case to another one and, at SIGUSR2, its stack to a third.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .state import State
 
 __all__ = ["run_function"]
 
-_POLLS = 20  # of a wait for other ranks, before it sleeps: other worlds want the cores
+_POLLS = 20  # of a wait for other ranks, before it sleeps: other worlds need the cores
 
 
 def run_function(
     name: str, file: str, comm: Any, kwargs: dict[str, Any], done: Callable[[str], object] = str
 ) -> dict[str, Any]:
-    """Run "module:function" and return what it returned or, of a generator, the cases that it yielded.
+    """Run "module:function" and return what it returned or, for a generator, the cases that it yielded.
 
     Args:
         name: the function.
-        file: where its module is, should it not be importable by name.
+        file: where its module is, in case it cannot be imported by name.
         comm: its first argument.
         kwargs: its keyword arguments.
         done: called with the name of each case after it.
@@ -79,7 +79,7 @@ def _import(name: str, file: str) -> ModuleType:
 
 
 def _plain(value: Any) -> Any:
-    """Turn NumPy's values into JSON's."""
+    """Turn NumPy values into JSON's."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -98,7 +98,7 @@ class _MpiWorld:
         self.rank, self.size = self.comm.rank, self.comm.size
 
     def leftovers(self) -> str:
-        """Say what has not been received, or return an empty string; every rank has run its function. Local."""
+        """Return which message has not been received, or ""; every rank has run its function. Local."""
         status = self._mpi.Status()
         for _ in range(3):  # a message may arrive while MPI looks for it
             if self.comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
@@ -126,7 +126,7 @@ class _Rank:
 
     def __init__(self, directory: Path, nranks: int, kind: str) -> None:
         printed = os.open(directory / "printed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        for stream in (1, 2):  # at once, where the launcher would bring it later
+        for stream in (1, 2):  # at once: through the launcher it would arrive later
             os.dup2(printed, stream)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(os.fspath(directory / "socket"))
@@ -144,7 +144,7 @@ class _Rank:
         self._state: State | None = None
 
     def serve(self) -> None:
-        """Do as ordered until there are no more orders."""
+        """Carry out orders until there are no more."""
         for line in self._socket.makefile():
             order = json.loads(line)
             self._say(self._run(**order) if order else self._tidy())
@@ -153,7 +153,7 @@ class _Rank:
         self._socket.sendall(json.dumps(words).encode() + b"\n")
 
     def _note(self, case: str) -> None:
-        """Write the name of a case that has ended over that of the last one, for reports."""
+        """Write the name of the case that has just ended over that of the previous one, for reports."""
         os.pwrite(self._last, f"{case!r}\n".encode(), 0)
 
     def _run(
@@ -193,7 +193,7 @@ def main(directory: str, nranks: str, kind: str) -> None:
     """Serve as a rank until there are no more orders.
 
     Args:
-        directory: of the socket and of this rank's stack.
+        directory: where the socket is, and where this rank's stack goes.
         nranks: how many ranks there should be.
         kind: "mpi" or "torch".
     """

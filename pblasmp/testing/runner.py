@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a function on ranks: on ranks that are kept for the next call, on new ones, or under mpirun on those here."""
+"""Running a function on ranks: on kept ones, on new ones or, under mpirun, on those that are running already."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def run_mpi(
 ) -> list[Any]:
     """Run ``function(comm, **kwargs)`` on ``nranks`` MPI ranks and return what each returned, by rank. Local.
 
-    ``comm`` is the ranks' ``MPI.COMM_WORLD``. The ranks are kept and serve the next call for as many ranks; a call that
-    fails ends them. Warnings are errors there. A generator function runs many cases in one call: it yields
+    ``comm`` is the ranks' ``MPI.COMM_WORLD``. The ranks are kept for the next call for as many ranks; a call that
+    fails ends them. On them warnings are errors. A generator function runs many cases in one call: it yields
     ``(case, error)``, with None for a case that passed, and must yield the same cases on every rank.
 
-    If mpirun started this process, nothing is launched: the first ranks run the function, on a part of the world.
+    If mpirun started this process, nothing is launched: the first ranks of its world run the function, with a
+    communicator of their own.
 
     Args:
         function: a function at the top level of an importable module, or "module:name".
         nranks: the number of ranks.
         timeout: seconds for the whole call.
-        launch: start ranks for this call alone: for tests of start and end, or of what a library reads when it loads.
+        launch: start new ranks for this call alone, to test how ranks start and end, or what libraries read on loading.
         **kwargs: arguments of the function; they travel as JSON, and so do results.
 
     Raises:
@@ -59,7 +60,7 @@ def run_torch(
 ) -> list[Any]:
     """Run ``function(group, **kwargs)`` on ``nranks`` ranks that torchrun starts, without MPI. Local.
 
-    ``group`` is PyTorch's default process group, of gloo. All else is as in :func:`run_mpi`.
+    ``group`` is PyTorch's default process group, with gloo. Everything else is as in :func:`run_mpi`.
     """
     __tracebackhide__ = True
     name = _name(function, nranks)
@@ -78,12 +79,12 @@ class Torchrun(Launcher):
         return [*torchrun, f"--nproc-per-node={nranks}", *argv]
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Return ``environ`` with one BLAS thread for each rank, which torchrun would set with a warning. Local."""
+        """Return ``environ`` with one BLAS thread per rank, which torchrun would set with a warning. Local."""
         return {"OMP_NUM_THREADS": "1", **environ}
 
 
 def _name(function: Function | str, nranks: object) -> str:
-    """Return "module:name", or raise LayoutError where no rank would find it, or there is none. Local."""
+    """Return "module:name", or raise LayoutError if the ranks could not find it, or there would be no rank. Local."""
     if not isinstance(nranks, int) or nranks < 1:
         raise LayoutError(f"nranks: expected an integer, at least 1, got {nranks!r}")
     if isinstance(function, str):
@@ -91,13 +92,13 @@ def _name(function: Function | str, nranks: object) -> str:
     name = getattr(function, "__qualname__", "<")
     if "<" in name:  # <lambda>, <locals>, or no function
         raise LayoutError(
-            f"function: expected one at the top level of a module, where the ranks find it by name, got {function!r}"
+            f"function: expected one at the top level of a module, where ranks can find it by name, got {function!r}"
         )
     return f"{function.__module__}:{name}"
 
 
 def _file(function: Function | str) -> str:
-    """Return where the function's module is, for modules that cannot be imported by name; "" where it is unknown."""
+    """Return where the function's module is, for modules that cannot be imported by name; "" if that is unknown."""
     module = None if isinstance(function, str) else sys.modules.get(function.__module__)
     return getattr(module, "__file__", None) or ""
 
@@ -142,7 +143,7 @@ def _run_here(name: str, file: str, nranks: int, kwargs: dict[str, Any]) -> list
 
 
 def _results(name: str, outcomes: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return every rank's result; raise where a case failed, ranks ran different cases, or there was none."""
+    """Return every rank's result; raise if a case failed, ranks ran different cases, or there was none."""
     __tracebackhide__ = True
     results = [outcome["result"] for outcome in outcomes]
     if not outcomes[0]["cases"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test may change in its process, put back so that the next test finds it as it was."""
+"""What a test may change in its process, restored so that the next test finds it unchanged."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class State:
         self._attributes = [(owner, dict(vars(owner))) for owner in _owners()]
         self._unraisable: list[str] = []
         sys.unraisablehook = self._note
-        gc.freeze()  # what is here now stays: restore() need not search it
+        gc.freeze()  # objects that exist now stay: restore() need not search them
 
     def restore(self) -> list[str]:
-        """Put everything back; return what was left open, as its warning says. Local."""
+        """Restore everything; return the warnings about what was left open. Local."""
         gc.collect()
         os.chdir(self._directory)
         if os.environ != self._environ:
@@ -66,7 +66,7 @@ def _owners() -> Iterator[Any]:
 
 
 def _restore(owner: Any, attributes: dict[str, Any]) -> None:
-    """Give ``owner`` the attributes that it had; those that it has gained since stay."""
+    """Give ``owner`` its earlier attributes back; attributes that it has gained since stay."""
     now = vars(owner)
     for name, value in attributes.items():
         if not name.startswith("__") and now.get(name, _MISSING) is not value:

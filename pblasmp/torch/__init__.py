@@ -9,7 +9,7 @@
         down = pt.RowParallelLinear(2048, 512, ctx=ctx, sequence_parallel=True)
         y = down(torch.relu(up(x)))                          # x, y: this rank's part of the tokens
 
-Importing it imports PyTorch; pblasmp itself never does.
+Importing this module imports PyTorch; pblasmp itself never does.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def allgather_matmul(
 ) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where the ranks hold rows of x. Collective over the context.
 
-    Operands may be DTensors, split as described; if x is one, so is the result. Likewise in the other functions.
+    Operands may be DTensors, split as described; if x is one, so is the result. The other functions do the same.
 
     Args:
         x: (T/P, ..., K), this rank's part of the first dimension.
@@ -53,19 +53,19 @@ def allgather_matmul(
         bias: (N/P,), this rank's outputs.
         scales: multiply in 8 bits: ``DelayedScaling``, or without gradients ``pblasmp.Scales`` (a: x's, b: w's). x and
             w are float32, float16 or bfloat16, and are cast; for ``pblasmp.Scales`` they may have 8 bits already. y is
-            of x's type, bfloat16 where that has 8 bits.
-        algo: the algorithm, as of ``pblasmp.allgather_matmul``. Where w needs a gradient x is gathered for that, too:
-            some algorithms refuse to.
-        backward_algo: that of the product that gives the gradient of x, GEMM + ReduceScatter.
+            of x's type, or bfloat16 if that has 8 bits.
+        algo: the algorithm, as for ``pblasmp.allgather_matmul``. If w needs a gradient, the gathered x is needed for
+            that, which some algorithms do not provide.
+        backward_algo: the algorithm of the product that gives the gradient of x, GEMM + ReduceScatter.
 
     Returns:
         (T, ..., N/P).
 
     Raises:
-        LayoutError: shapes or types do not fit, on every rank; or x needs a gradient and is not split as
-            ``pblasmp.tensor_parallel.shard`` splits.
-        UnsupportedError: there is no such algorithm, or it refuses the product, on every rank; of what goes back
-            perhaps only then. Likewise in the other functions.
+        LayoutError: shapes or types do not fit, or x needs a gradient and is not split as
+            ``pblasmp.tensor_parallel.shard`` splits; raised on every rank.
+        UnsupportedError: there is no such algorithm, or it refuses the product; raised on every rank, for
+            ``backward_algo`` perhaps only in the backward pass. This holds for the other functions, too.
     """
     split = _Split(0, 0, 0, -1)
     _check("allgather_matmul", x, w, ctx, bias, split, scales, algo, backward_algo)
@@ -104,15 +104,15 @@ def matmul_reduce_scatter(
         ctx: the ranks.
         bias: (N,), the same on every rank, added once; so is its gradient.
         scales: as for ``allgather_matmul``.
-        algo: the algorithm, as of ``pblasmp.matmul_reduce_scatter``.
-        backward_algo: that of the product that gives the gradient of x, AllGather + GEMM. Where w or bias needs a
-            gradient, that of y is gathered for it, too: some algorithms refuse to.
+        algo: the algorithm, as for ``pblasmp.matmul_reduce_scatter``.
+        backward_algo: the algorithm of the product that gives the gradient of x, AllGather + GEMM. If w or bias needs
+            a gradient, the gathered gradient of y is needed for that, which some algorithms do not provide.
 
     Returns:
         (T/P, ..., N), this rank's part of the first dimension, as ``pblasmp.tensor_parallel.shard`` splits it.
 
     Raises:
-        LayoutError: shapes or types do not fit, on every rank.
+        LayoutError: shapes or types do not fit; raised on every rank.
     """
     split = _Split(-1, 1, None, 0)
     _check("matmul_reduce_scatter", x, w, ctx, bias, split, scales, algo, backward_algo)
@@ -143,13 +143,13 @@ def matmul_allreduce(
         ctx: the ranks.
         bias: (N,), the same on every rank, added once.
         scales: as for ``allgather_matmul``.
-        algo: the algorithm, as of ``pblasmp.matmul_allreduce``. What goes back is local.
+        algo: the algorithm, as for ``pblasmp.matmul_allreduce``. The backward pass is local.
 
     Returns:
         (..., N), the same on every rank.
 
     Raises:
-        LayoutError: shapes or types do not fit, on every rank.
+        LayoutError: shapes or types do not fit; raised on every rank.
     """
     split = _Split(-1, 1, None, None)
     _check("matmul_allreduce", x, w, ctx, bias, split, scales, algo, "auto")
@@ -181,15 +181,15 @@ def matmul_allgather(
         ctx: the ranks.
         bias: (N/P,), this rank's outputs.
         scales: as for ``allgather_matmul``.
-        algo: the algorithm, as of ``pblasmp.matmul_allgather``.
-        backward_algo: that of the product that gives the gradient of x, GEMM + AllReduce.
+        algo: the algorithm, as for ``pblasmp.matmul_allgather``.
+        backward_algo: the algorithm of the product that gives the gradient of x, GEMM + AllReduce.
 
     Returns:
         (..., N), the same on every rank.
 
     Raises:
-        LayoutError: shapes or types do not fit, on every rank; or w is not split as
-            ``pblasmp.tensor_parallel.shard`` splits.
+        LayoutError: shapes or types do not fit, or w is not split as ``pblasmp.tensor_parallel.shard`` splits; raised
+            on every rank.
     """
     split = _Split(None, 0, 0, None)
     _check("matmul_allgather", x, w, ctx, bias, split, scales, algo, backward_algo)
@@ -217,7 +217,7 @@ def matmul_local(
 ) -> Tensor:
     """Return this rank's columns of y = x wᵀ + bias, where every rank has x; its gradient is summed. Collective.
 
-    As ``matmul_allgather`` without the gathering: communicates when it goes back.
+    Like ``matmul_allgather`` without the gathering: it communicates only in the backward pass.
     """
     split = _Split(None, 0, 0, -1)
     _check("matmul_local", x, w, ctx, bias, split, scales, "auto", backward_algo, agree=scales is not None)
@@ -243,7 +243,7 @@ def split_matmul_allreduce(
 ) -> Tensor:
     """Return y = x wᵀ + bias on every rank, where every rank has x, and its columns of w. Collective.
 
-    As ``matmul_allreduce`` of this rank's columns of x.
+    Like ``matmul_allreduce`` of this rank's columns of x.
     """
     split = _Split(None, 1, None, None)
     _check("split_matmul_allreduce", x, w, ctx, bias, split, scales, algo, backward_algo)
@@ -259,7 +259,7 @@ def split_matmul_allreduce(
 
 
 class _Split(NamedTuple):
-    """The dimensions along which operands and result are split; None where every rank has all."""
+    """The dimensions along which operands and result are split; None if every rank has all of one."""
 
     x: int | None
     w: int
@@ -295,10 +295,10 @@ def _check(
     *,
     agree: bool = True,
 ) -> None:
-    """Raise LayoutError unless these are tensors that can have gradients here, and DTensors are split as they must be.
+    """Raise LayoutError unless these are tensors that can have gradients, and DTensors are split as they must be.
 
-    UnsupportedError unless there are such algorithms. With ``agree`` on every rank: the others then are at what a
-    product of theirs begins with. Collective, where it fails, over the context.
+    Raise UnsupportedError unless there are such algorithms. With ``agree`` every rank raises: the other ranks learn of
+    the error in the agreement with which their product begins. Collective over the context if it fails.
     """
     check_context(ctx, "pblasmp.torch")
     operators.refuse_transforms("pblasmp.torch")

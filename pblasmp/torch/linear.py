@@ -80,7 +80,7 @@ class _ParallelLinear(ParallelModule):
         """Draw new values, on the CPU and as torch.nn.Linear does. Collective over the context.
 
         Every rank draws the whole layer, so that generators that were in step stay in step, and takes its shard of
-        rank 0's.
+        rank 0's values.
         """
         has_bias = self.bias is not None
         self.load_linear(
@@ -90,13 +90,13 @@ class _ParallelLinear(ParallelModule):
         )
 
     def load_linear(self, linear: torch.nn.Linear) -> None:
-        """Take this rank's shard of the values of a whole layer of rank 0. Collective over the context.
+        """Take this rank's shard of the values of rank 0's whole layer. Collective over the context.
 
         Args:
-            linear: of the same sizes on every rank; its values matter on rank 0 alone.
+            linear: of the same sizes on every rank; only rank 0's values are used.
 
         Raises:
-            LayoutError: it has other sizes or another type, or only one of both layers has a bias, on every rank.
+            LayoutError: sizes or types differ, or only one of the two layers has a bias; raised on every rank.
         """
         with self.ctx._agreement("load_linear") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
@@ -122,7 +122,7 @@ class _ParallelLinear(ParallelModule):
         return x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
 
     def extra_repr(self) -> str:
-        """Return what is printed of the layer."""
+        """Return the layer's options as text, for printing."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
@@ -153,19 +153,19 @@ class ColumnParallelLinear(_ParallelLinear):
         sequence_parallel: the ranks hold parts of the input's first dimension, which is gathered.
         device: by default this rank's GPU on cublasmp, the CPU on the host engine.
         dtype: by default PyTorch's.
-        linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
-        device_mesh: of one dimension and the context's ranks, which the parameters, DTensors, are on; by default the
-            one that the context was made of, or one of its ranks.
-        scales: multiply in 8 bits, forward and back: a ``DelayedScaling``, of which the layer takes a copy,
+        linear: a whole layer whose values on rank 0 are taken; by default they are drawn as torch.nn.Linear does.
+        device_mesh: the one-dimensional mesh of the context's ranks that the parameters (DTensors) are on; by default
+            the one that the context was made from, or a new one.
+        scales: multiply in 8 bits, forward and backward: a ``DelayedScaling``, which the layer copies to
             ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
-        algo: the algorithm of what goes forward: of ``pblasmp.allgather_matmul`` with ``sequence_parallel``, of
-            ``matmul_allgather`` with ``gather_output``; otherwise "auto", each rank multiplies alone.
-        backward_algo: that of what gives the input's gradient: of ``matmul_reduce_scatter`` with ``sequence_parallel``,
-            otherwise of ``matmul_allreduce``.
+        algo: the algorithm of the forward product: ``pblasmp.allgather_matmul`` with ``sequence_parallel``,
+            ``matmul_allgather`` with ``gather_output``; otherwise only "auto", since each rank multiplies alone.
+        backward_algo: the algorithm of the product that gives the input's gradient: ``matmul_reduce_scatter`` with
+            ``sequence_parallel``, otherwise ``matmul_allreduce``.
 
     Raises:
-        LayoutError: the ranks are to gather inputs and outputs both, or ``linear`` does not fit.
-        UnsupportedError: there is no such algorithm, on every rank.
+        LayoutError: both the input and the output are to be gathered, or ``linear`` does not fit.
+        UnsupportedError: there is no such algorithm; raised on every rank.
     """
 
     _split = 0
@@ -222,11 +222,11 @@ class ColumnParallelLinear(_ParallelLinear):
         algo: str = "auto",
         backward_algo: str = "auto",
     ) -> Self:
-        """Return the shard of a whole layer of rank 0. Collective over the context.
+        """Return this rank's shard of rank 0's whole layer. Collective over the context.
 
         Args:
-            linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, gather_output, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as of the
+            linear: of the same sizes on every rank; only rank 0's values are used. It is not changed.
+            ctx, gather_output, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as for the
                 class.
         """
         _check_linear(linear)
@@ -237,7 +237,7 @@ class ColumnParallelLinear(_ParallelLinear):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return this rank's outputs, or all. Collective over the context.
+        """Return this rank's outputs, or all outputs. Collective over the context.
 
         Args:
             x: (..., K), the same on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
@@ -256,7 +256,7 @@ class RowParallelLinear(_ParallelLinear):
     """y = x wᵀ + b with the inputs split over the ranks. Making one is collective over the context.
 
     ``weight`` is a DTensor of (N, K); a rank's part, ``weight.to_local()``, is (N, K/P): its inputs, as
-    ``pblasmp.tensor_parallel.shard`` splits them. ``bias`` is one of (N,), the same on every rank, and so is its
+    ``pblasmp.tensor_parallel.shard`` splits them. ``bias`` is a DTensor of (N,), the same on every rank, and so is its
     gradient. On one rank without a process group they are plain tensors. The names are Megatron's.
 
     Args:
@@ -267,19 +267,20 @@ class RowParallelLinear(_ParallelLinear):
         sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
         device: by default this rank's GPU on cublasmp, the CPU on the host engine.
         dtype: by default PyTorch's.
-        linear: a whole layer of rank 0 to take the values of; by default they are drawn, as torch.nn.Linear does.
-        device_mesh: of one dimension and the context's ranks, which the parameters, DTensors, are on; by default the
-            one that the context was made of, or one of its ranks.
-        scales: multiply in 8 bits, forward and back: a ``DelayedScaling``, of which the layer takes a copy,
+        linear: a whole layer whose values on rank 0 are taken; by default they are drawn as torch.nn.Linear does.
+        device_mesh: the one-dimensional mesh of the context's ranks that the parameters (DTensors) are on; by default
+            the one that the context was made from, or a new one.
+        scales: multiply in 8 bits, forward and backward: a ``DelayedScaling``, which the layer copies to
             ``layer.scales``; for inference also ``pblasmp.Scales`` (a: of the input, b: of the weight).
-        algo: the algorithm of what goes forward: of ``pblasmp.matmul_reduce_scatter`` with ``sequence_parallel``,
-            otherwise of ``matmul_allreduce``.
-        backward_algo: that of what gives the input's gradient: of ``allgather_matmul`` with ``sequence_parallel``, of
-            ``matmul_allgather`` without ``input_is_parallel``; otherwise "auto", each rank multiplies alone.
+        algo: the algorithm of the forward product: ``pblasmp.matmul_reduce_scatter`` with ``sequence_parallel``,
+            otherwise ``matmul_allreduce``.
+        backward_algo: the algorithm of the product that gives the input's gradient: ``allgather_matmul`` with
+            ``sequence_parallel``, ``matmul_allgather`` without ``input_is_parallel``; otherwise only "auto", since each
+            rank multiplies alone.
 
     Raises:
-        LayoutError: the output is to be scattered and the input not split, or ``linear`` does not fit.
-        UnsupportedError: there is no such algorithm, on every rank.
+        LayoutError: the output is to be scattered but the input is not split, or ``linear`` does not fit.
+        UnsupportedError: there is no such algorithm; raised on every rank.
     """
 
     _split = 1
@@ -338,11 +339,11 @@ class RowParallelLinear(_ParallelLinear):
         algo: str = "auto",
         backward_algo: str = "auto",
     ) -> Self:
-        """Return the shard of a whole layer of rank 0. Collective over the context.
+        """Return this rank's shard of rank 0's whole layer. Collective over the context.
 
         Args:
-            linear: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, input_is_parallel, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as of the
+            linear: of the same sizes on every rank; only rank 0's values are used. It is not changed.
+            ctx, input_is_parallel, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as for the
                 class.
         """
         _check_linear(linear)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device mesh of a context's ranks, which DTensors are on, and tensors on it and off it.
+"""The device mesh of a context's ranks, and DTensors on it.
 
-A context made of a device mesh has that one. Others get one over the context's ranks: of PyTorch's process group, or,
-where MPI started the ranks and there is none, of one that is made here and lasts as long as the contexts that use it.
+A context made from a device mesh has that one. Others get one over the context's ranks, from PyTorch's process group.
+If MPI started the ranks and there is no group, one is made here, which lasts as long as the contexts that use it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = [
 def init_process_group(comm: MPI.Comm | None = None) -> None:
     """Make PyTorch's default process group of MPI's ranks, without torchrun. Collective over ``comm``.
 
-    Its ranks are MPI's; tensors of the CPU go through gloo and, where there are GPUs, theirs through NCCL. Under mpirun
-    the first layer of a context makes a group of the context's ranks itself, where there is none; call this first if
-    contexts of different ranks have layers, or for a device mesh. ``torch.distributed.destroy_process_group()`` ends
-    it.
+    Its ranks are those of MPI. CPU tensors go through gloo and, if there are GPUs, GPU tensors through NCCL. Under
+    mpirun the first layer of a context makes a group of the context's ranks itself if there is none; call this first
+    if contexts with different ranks have layers, or if you need a device mesh.
+    ``torch.distributed.destroy_process_group()`` ends the group.
 
     Args:
         comm: an mpi4py communicator, by default COMM_WORLD.
 
     Raises:
-        UnsupportedError: a rank has a process group already, on every rank.
+        UnsupportedError: a rank already has a process group; raised on every rank.
     """
     ranks = wrap(comm)
     try:
@@ -75,7 +75,7 @@ def _start(comm: Communicator) -> None:
 
 
 class _OwnGroup:
-    """A process group made here, as one of the contexts that use it holds it: the last to close ends it."""
+    """One context's hold on a process group that was made here: the last context to close ends the group."""
 
     users = 0
 
@@ -102,9 +102,9 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
     Collective over the context, the first time.
 
     Raises:
-        UnsupportedError: the ranks are not all in one process group, or not in its order, on every rank.
+        UnsupportedError: the ranks are not all in one process group, or not in its order; raised on every rank.
     """
-    if dist.group.WORLD is not _Known.world:  # another one than before, or none any more
+    if dist.group.WORLD is not _Known.world:  # a new group, or none any more
         _Known.of_ranks.clear()
         _Known.of_context.clear()
         _Known.world = dist.group.WORLD
@@ -163,12 +163,12 @@ def reduce(tensor: Tensor, ctx: Context, op: Any = dist.ReduceOp.SUM) -> Tensor:
 
 
 def device_type(ctx: Context) -> str:
-    """Return where the context's tensors are, as PyTorch says it: "cpu" or "cuda". Local."""
+    """Return PyTorch's name of where the context's tensors are: "cpu" or "cuda". Local."""
     return "cpu" if getattr(ctx.engine, "device", None) is None else "cuda"
 
 
 def on_mesh(tensor: Tensor, mesh: DeviceMesh | None, placement: Placement, shape: Sequence[int]) -> Tensor:
-    """Return this rank's part as a DTensor of ``shape``; itself where there is no mesh. Local."""
+    """Return this rank's part as a DTensor of ``shape``, or the part itself if there is no mesh. Local."""
     if mesh is None:
         return tensor
     whole: Tensor = DTensor.from_local(

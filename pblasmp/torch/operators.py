@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ARG001 - all parts of an operator have its arguments
-"""The products as operators of PyTorch: what they compute, what shape comes out, and their gradients.
+"""The products as operators of PyTorch: what they compute, the shapes of their results, and their gradients.
 
-T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. What goes forward through one product
-comes back through another, with the same weights transposed:
+T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. The gradient of x comes from
+another product, with the same weights transposed:
 
     forward                                              gradient of x
     allgather_matmul         gather x, multiply          matmul_reduce_scatter
@@ -15,10 +15,10 @@ comes back through another, with the same weights transposed:
 
 ``algo`` names the algorithm of the product forward, ``backward_algo`` that of the product that gives the gradient of x.
 
-Gradients of weights and biases are local: from the gathered input that was kept, or the gathered gradient. On GPUs
-those that do not wait for a gathered gradient are computed on another stream beside the collective product.
+Gradients of weights and biases are local: they come from the gathered input that was kept, or from the gathered
+gradient. On GPUs those that need no gathered gradient are computed on another stream, during the collective product.
 
-Operators take the context by its name: torch.compile then sees a constant that has the number of ranks in it.
+Operators take the context by its name: torch.compile then sees a constant, which includes the number of ranks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ BACK = {
     "matmul_local": "matmul_allreduce",
     "split_matmul_allreduce": "matmul_allgather",
 }
-"""What gives the gradient of x."""
+"""By product, the product that gives the gradient of x."""
 
 
 def own(total: int, ctx: Context) -> slice:
@@ -102,9 +102,9 @@ def refuse_transforms(call: str) -> None:
 
 
 def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: object) -> PblasmpError | None:
-    """Return an error unless these are names of algorithms for a product of ``BACK`` and for what goes back. Local.
+    """Return an error unless these are names of algorithms for a product of ``BACK`` and for its backward pass. Local.
 
-    Compiled code finds out later whether the engine has them: when it multiplies.
+    Compiled code only finds out when it multiplies whether the engine has them.
     """
     for argument, name, which in (("algo", algo, form), ("backward_algo", backward_algo, BACK[form])):
         if not isinstance(name, str):
@@ -112,9 +112,9 @@ def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: ob
         if name == "auto":
             continue
         if which == "matmul_local":
-            way = "forward" if argument == "algo" else "back"
+            way = "forward" if argument == "algo" else "backward"
             return UnsupportedError(
-                f"{argument}: expected 'auto', got {name!r}: what goes {way} here is multiplied by each rank alone"
+                f"{argument}: expected 'auto', got {name!r}: in this {way} pass each rank multiplies alone"
             )
         if not torch.compiler.is_compiling():
             asked: Any = "matmul_allreduce" if which == "split_matmul_allreduce" else which
@@ -126,9 +126,9 @@ def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: ob
 
 
 def check_total(form: str, y: Tensor, total: int | None) -> None:
-    """Raise LayoutError unless a product has as many rows or outputs as was said, None if any number will do. Local.
+    """Raise LayoutError unless a product has ``total`` rows or outputs; None: any number will do. Local.
 
-    On every rank, if at all: what is gathered is split by the rule.
+    If one rank raises, all do: what is gathered is split by ``shard``'s rule.
     """
     if total is None or form not in ("allgather_matmul", "matmul_allgather"):
         return
@@ -141,16 +141,16 @@ def check_total(form: str, y: Tensor, total: int | None) -> None:
 
 
 def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Return what goes back, with an error where its result would be differentiated again.
+    """Return a backward function whose result raises an error where it would be differentiated again.
 
-    PyTorch's ``once_differentiable`` lets zeros through: of gradients of sums, and in torch.autograd.functional.
+    PyTorch's ``once_differentiable`` gives zeros instead for gradients of sums, and in torch.autograd.functional.
     """
 
     @wraps(back)
     def checked(node: Any, *gradients: Tensor | None) -> Gradients:
         if torch.is_grad_enabled():
             raise UnsupportedError(
-                "pblasmp.torch: products have no second derivative: leave create_graph=True out"
+                "pblasmp.torch: products have no second derivative: do not pass create_graph=True"
             )
         return back(node, *gradients)
 
@@ -167,7 +167,7 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
     """Return a product whose split operand must be split as ``shard`` splits. Collective over the context.
 
     Raises:
-        LayoutError: it is split otherwise, on every rank.
+        LayoutError: it is split otherwise; raised on every rank.
     """
     bias = how.pop("bias")
     arrays = Arrays(x, borrowed(w), bias=bias if bias is None else borrowed(bias))
@@ -175,16 +175,16 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
 
 
 def borrowed(parameter: Tensor) -> Tensor:
-    """Return a tensor over the same memory, while it lasts, whose storage is another. Local.
+    """Return a tensor over the same memory with a storage of its own, valid as long as the parameter's. Local.
 
-    What shows a tensor of the CPU to NumPy fixes the size of its storage, which FSDP frees between uses.
+    Sharing a CPU tensor with NumPy fixes the size of its storage, which FSDP must be able to free between uses.
     """
     if parameter.device.type != "cpu" or not parameter.numel():
         return parameter
     strides = parameter.stride()
     last = sum((extent - 1) * stride for extent, stride in zip(parameter.shape, strides, strict=True))
     memory = (ctypes.c_byte * ((last + 1) * parameter.itemsize)).from_address(parameter.data_ptr())
-    memory.of = parameter  # a temporary one lasts as long as what is over its memory
+    memory.of = parameter  # keeps a temporary parameter alive as long as its memory is used
     return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
 
 
@@ -411,7 +411,7 @@ matmul_allgather = operator(
 matmul_allgather.register_autograd(_matmul_allgather_back, setup_context=_matmul_allgather_saves)
 
 
-# -- matmul_local: communicates when it goes back
+# -- matmul_local: communicates in the backward pass
 
 
 def _matmul_local(x: Tensor, w: Tensor, bias: Tensor | None, name: str, backward_algo: str) -> Tensor:
@@ -500,7 +500,7 @@ split_matmul_allreduce.register_autograd(
 
 
 def _keep(node: Any, x: Tensor, w: Tensor) -> None:
-    """Keep for the way back what it needs: x for the gradient of w, w for that of x. Local."""
+    """Keep what the backward pass needs: x for the gradient of w, w for that of x. Local."""
     needs_x, needs_w, *_ = node.needs_input_grad
     node.save_for_backward(x if needs_w else None, w if needs_x else None)
 
@@ -508,16 +508,16 @@ def _keep(node: Any, x: Tensor, w: Tensor) -> None:
 def _both(
     node: Any, gy: Tensor, of_x: Callable[[], Tensor], of_parameters: Callable[[], Gradients]
 ) -> Gradients:
-    """Return the gradient of x, if needed, by a collective product, and beside it those of weights and bias. Local."""
+    """Return the gradient of x, if needed, by a collective product, and meanwhile those of weights and bias. Local."""
     if not node.needs_input_grad[0]:
         return None, *of_parameters()
     return beside(gy, of_x, of_parameters)
 
 
 def beside(like: Tensor, first: Callable[[], Tensor], then: Callable[[], Gradients]) -> Gradients:
-    """Return the results of both; on GPUs ``then`` runs beside what ``first`` has queued, and must not need it. Local.
+    """Return the results of both; on GPUs ``then`` runs while ``first`` does, and must not need its result. Local.
 
-    The products of several GPUs wait for each other: meanwhile there is room for the weights' gradient.
+    Products on several GPUs wait for each other, which leaves room for the weights' gradient.
     """
     streams = _streams(like)
     if streams is None:
@@ -560,7 +560,7 @@ def _of_parameters(node: Any, gy: Tensor, x: Tensor | None) -> tuple[Tensor | No
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """Return a tensor with all dimensions but the last folded. Local."""
+    """Return a tensor with all dimensions but the last folded into one. Local."""
     return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 

@@ -27,9 +27,9 @@ class ParallelModule(torch.nn.Module):
 
     Args:
         ctx: the ranks.
-        device, dtype, device_mesh: as of the layers.
-        **parameters: by name, the whole shape and the dimension that is split, None where every rank has all of it;
-            None where there is no such parameter.
+        device, dtype, device_mesh: as for the layers.
+        **parameters: by name, the whole shape and the dimension that is split (None if every rank has all of it);
+            None if there is no such parameter.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ParallelModule(torch.nn.Module):
         local(getattr(self, name)).copy_(self._part(values, name))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take whole tensors and shards of this rank too, not only DTensors. Local."""
+        """Accept whole tensors and shards of this rank as well as DTensors. Local."""
         for name, parameter in self._parameters.items():
             given: Any = state_dict.get(prefix + name)
             if isinstance(parameter, DTensor) and type(given) in (Tensor, torch.nn.Parameter):
@@ -104,6 +104,7 @@ def _fitting(mesh: object, ctx: Context) -> DeviceMesh:
         )
     if mesh.device_type != device_type(ctx):
         raise LayoutError(
-            f"device_mesh: of {mesh.device_type!r}, the context computes on {device_type(ctx)!r}"
+            f"device_mesh: device type is {mesh.device_type!r}, expected {device_type(ctx)!r}, "
+            "where the context computes"
         )
     return mesh

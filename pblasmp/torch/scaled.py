@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ARG001 - all parts of an operator have its arguments
-"""The products in 8 bits as operators of PyTorch: operands are cast with scales, and gradients go back in 8 bits, too.
+"""The products in 8 bits as operators of PyTorch: operands are cast with scales, and so are gradients.
 
-    cast_delayed    x and w, or a gradient, to 8 bits with the scale of their history; and the history after it
-    cast_static     x and w with scales that the user gives
-    scaled          a product of them; x, w and bias have gradients
+    cast_delayed    x and w, or a gradient, to 8 bits with scales from their history; also returns the new history
+    cast_static     x and w to 8 bits with scales that the user gives
+    scaled          the product of 8-bit x and w; x, w and bias have gradients
     scaled_back     the product that gives the gradient of x
     scaled_weight   the product that gives the gradient of w, local
 
-Every whole tensor has one scale, the same on every rank: parts that are gathered or summed then mean the same, and
-results do not depend on the number of ranks. Hence each amax is reduced over the ranks, in one message forward, which
-has those of x and w, and one back.
+Every whole tensor has one scale, the same on every rank: parts that are gathered or summed then have the same unit, and
+results do not depend on the number of ranks. Hence each amax is reduced over the ranks: those of x and w in one message
+of the forward pass, that of the gradient in one of the backward pass.
 
-Hopper multiplies 8-bit matrices only where both are contiguous along what is summed: what goes back is transposed.
+Hopper multiplies 8-bit matrices only if both are contiguous along the dimension that is summed over: the backward pass
+transposes first.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ def scaled_product(
 
     Args:
         form: one of ``BACK``.
-        x, w, bias, ctx: as of the function of that name.
+        x, w, bias, ctx: as for the function of that name.
         scales: checked by ``fault_of_scales``.
         algo, backward_algo: checked by ``fault_of_algorithms``.
         by_rule: what is gathered must be split as ``shard`` does.
-        total: how many rows or outputs are gathered, where that has to be known.
+        total: how many rows or outputs are gathered, if that has to be known.
     """
     part = x.detach()
     if form == "split_matmul_allreduce":
@@ -176,7 +177,7 @@ def _cast_delayed(
 ) -> list[Tensor]:
     ctx = Context._named(name)
     with ctx._running(call):
-        if recipe:  # what goes back was agreed on when it went forward
+        if recipe:  # the backward pass was agreed on in the forward pass
             with ctx._agreement(call) as facts:
                 facts["scales"] = (
                     f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
@@ -301,11 +302,12 @@ def _local(
 
 def _on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
     each = ScalingType.TensorWise
-    a_unit, b_unit = (unit.clone() if unit.data_ptr() % 16 else unit for unit in units)  # cuBLASLt wants that
+    # cuBLASLt needs aligned scales.
+    a_unit, b_unit = (unit.clone() if unit.data_ptr() % 16 else unit for unit in units)
     return scaled_mm(a, b.t(), a_unit, each, b_unit, each, output_dtype=dtype)
 
 
-# -- going forward, with what goes back
+# -- the forward pass, and how it is differentiated
 
 
 def _scaled(
@@ -364,7 +366,7 @@ def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
     ctx.bias_dtype = None if bias is None else bias.dtype
     needs_x, needs_w, *_ = ctx.needs_input_grad
     kept = output[1] if ctx.form == "allgather_matmul" else x8
-    gathers = ctx.form == "matmul_reduce_scatter"  # the gradient that w's is made of
+    gathers = ctx.form == "matmul_reduce_scatter"  # the gradient of y, which that of w is made from
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(kept if needs_w else None, w8 if needs_x or (gathers and needs_w) else None, units)
@@ -433,7 +435,7 @@ scaled = operator(
 scaled.register_autograd(_scaled_to_gradients, setup_context=_scaled_saves)
 
 
-# -- going back
+# -- the backward pass
 
 
 def _scaled_back(

@@ -33,20 +33,20 @@ class DelayedScaling(torch.nn.Module):
     For ``scales=`` of the layers and functions; arguments and defaults are Transformer Engine's. A layer takes a copy,
     so that one recipe serves many layers; a function uses and updates what it is given. Scales and histories are the
     same on every rank of the context. They are updated in training mode, where gradients are enabled; in ``eval()`` and
-    under ``torch.no_grad()`` they stay.
+    under ``torch.no_grad()`` they stay as they are.
 
     Args:
         margin: values are scaled to 2^margin below the largest of their 8-bit format.
         fp8_format: "hybrid": e4m3 forward, e5m2 for gradients; or "e4m3" for both.
         amax_history_len: how many steps are remembered.
-        amax_compute_algo: "max": the scale is of the largest amax remembered; "most_recent": of the newest.
+        amax_compute_algo: "max": the scale follows from the largest amax remembered; "most_recent": from the newest.
 
     Attributes:
         amax_history: (3, amax_history_len), of x, w and the gradient of y, newest first; a buffer, so that checkpoints
-            have it. 0 where nothing was recorded.
+            contain it. 0 where nothing was recorded.
 
     Raises:
-        LayoutError: an argument is none of these.
+        LayoutError: an argument has another value.
     """
 
     amax_history: Tensor
@@ -75,8 +75,8 @@ class DelayedScaling(torch.nn.Module):
         self._fresh()
 
     def _fresh(self) -> None:
-        """Forget what is known of the history: it may be another one. Local."""
-        self.agreed = ""  # the name of the context whose ranks have found theirs to be equal
+        """Forget what is known about the history: it may have been replaced. Local."""
+        self.agreed = ""  # the name of the context whose ranks have found their histories to be equal
         self._recorded = False  # whether an amax of x and of w is known to be there
 
     @property
@@ -104,7 +104,7 @@ class DelayedScaling(torch.nn.Module):
         return self._recorded
 
     def extra_repr(self) -> str:
-        """Return what is printed of it."""
+        """Return the options as text, for printing."""
         return (
             f"margin={self.margin}, fp8_format={self.fp8_format!r}, "
             f"amax_history_len={self.amax_history.shape[1]}, amax_compute_algo={self.amax_compute_algo!r}"
@@ -116,7 +116,7 @@ class DelayedScaling(torch.nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take a history of any length; none, of a model that had no scales, leaves mine as it is. Local."""
+        """Load a history of any length; a checkpoint without one, of a model without scales, changes nothing. Local."""
         key, mine = f"{prefix}amax_history", self.amax_history
         given = state_dict.get(key)
         if given is None:
@@ -137,9 +137,9 @@ def units_of(history: Tensor, kind: torch.dtype, margin: int, algo: str, own: Te
     Args:
         history: (tensors, steps), newest first.
         kind: the type of the 8-bit tensors.
-        margin, algo: as of ``DelayedScaling``.
-        own: the tensors' own amax, for rows where nothing was recorded; without it their unit is 1. Where it is
-            infinite, the unit is not a number, and so will be the product.
+        margin, algo: as for ``DelayedScaling``.
+        own: the tensors' own amax, for rows where nothing was recorded; without it their unit is 1. If it is
+            infinite, the unit is NaN, and so is the product.
     """
     amax = history[:, 0] if algo == "most_recent" else history.amax(1)
     if own is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Styles for torch.distributed.tensor.parallel.parallelize_module, with the products of this package inside."""
+"""Styles for torch.distributed.tensor.parallel.parallelize_module that use the products of this package."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Style(ParallelStyle):
 
 
 def _become(module: torch.nn.Module, split: ParallelModule) -> torch.nn.Module:
-    """Turn a whole layer into a split one; its hooks stay. Local."""
+    """Turn a whole layer into a split one in place; its hooks stay. Local."""
     module.__class__ = type(split)
     fresh = vars(torch.nn.Module())
     vars(module).update({name: value for name, value in vars(split).items() if name not in fresh})
@@ -81,14 +81,14 @@ class ColwiseParallel(_Style):
     """Split a torch.nn.Linear by its outputs: ``ColumnParallelLinear``. Applying it is collective over the context.
 
     Args:
-        ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
+        ctx: the ranks; by default the open context that was made from the device mesh, ``pb.Context(device_mesh)``.
         input_layouts: Replicate(), every rank has the input, or Shard(0): its part of the first dimension.
         output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
-        scales: multiply in 8 bits, as of ``ColumnParallelLinear``.
-        algo, backward_algo: algorithms by name, as of ``ColumnParallelLinear``.
+        scales: multiply in 8 bits, as for ``ColumnParallelLinear``.
+        algo, backward_algo: algorithms by name, as for ``ColumnParallelLinear``.
 
     Raises:
-        LayoutError: a layout is none of these, or both gather. When applied: the module is not a torch.nn.Linear.
+        LayoutError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear.
     """
 
     def __init__(
@@ -121,19 +121,19 @@ class ColwiseParallel(_Style):
 
 
 class RowwiseParallel(_Style):
-    """Split a torch.nn.Linear by its inputs, as ``RowParallelLinear``. Applying it is collective over the context.
+    """Split a torch.nn.Linear by its inputs: ``RowParallelLinear``. Applying it is collective over the context.
 
-    A torch.nn.Embedding is split by its words, as ``VocabParallelEmbedding``.
+    A torch.nn.Embedding is split by its words: ``VocabParallelEmbedding``.
 
     Args:
-        ctx: the ranks; by default the open context that was made of the device mesh, ``pb.Context(device_mesh)``.
-        input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always are.
+        ctx: the ranks; by default the open context that was made from the device mesh, ``pb.Context(device_mesh)``.
+        input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always Replicate().
         output_layouts: Replicate(), every rank gets the sum, or Shard(0): its part of the first dimension.
-        scales: of a Linear: multiply in 8 bits, as of ``RowParallelLinear``.
-        algo, backward_algo: of a Linear: algorithms by name, as of ``RowParallelLinear``.
+        scales: for a Linear: multiply in 8 bits, as for ``RowParallelLinear``.
+        algo, backward_algo: for a Linear: algorithms by name, as for ``RowParallelLinear``.
 
     Raises:
-        LayoutError: a layout is none of these. When applied: the module is neither, or does not go with the layouts.
+        LayoutError: a layout is none of these. On application: the module is neither, or does not fit the layouts.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ class RowwiseParallel(_Style):
 class SequenceParallel(tensor.parallel.SequenceParallel):
     """Let a module (LayerNorm, RMSNorm, Dropout) work on this rank's part of a sequence. Local when applied.
 
-    PyTorch's style of the same name, with the first dimension split and tensors that are not DTensors as the output, as
-    the layers of this package take them. Parameters become DTensors, the same on every rank, whose gradients are summed
+    PyTorch's style of the same name, but with the first dimension split and plain tensors as the output, as the layers
+    of this package take them. Parameters become DTensors, the same on every rank, whose gradients are summed
     over the ranks.
 
     Args:
@@ -202,7 +202,7 @@ class SequenceParallel(tensor.parallel.SequenceParallel):
 def _sum_gradient(parameter: torch.Tensor) -> None:
     """Sum the ranks' parts of a gradient. Collective over the mesh.
 
-    Left as parts, every optimizer step would sum them again, and PyTorch before 2.13 does not clip them.
+    If they were left as parts, every optimizer step would sum them again; and PyTorch before 2.13 does not clip parts.
     """
     if isinstance(parameter, tensor.DTensor) and isinstance(parameter.grad, tensor.DTensor):
         parameter.grad = parameter.grad.redistribute(placements=parameter.placements)

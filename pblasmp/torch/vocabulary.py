@@ -38,12 +38,12 @@ class VocabParallelEmbedding(ParallelModule):
         sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
         device: by default this rank's GPU on cublasmp, the CPU on the host engine.
         dtype: by default PyTorch's.
-        embedding: a whole table of rank 0 to take the values of; by default they are drawn, as torch.nn.Embedding does.
-        device_mesh: of one dimension and the context's ranks, which the weight is on; by default the one that the
-            context was made of, or one of its ranks.
+        embedding: a whole table whose values on rank 0 are taken; by default drawn as torch.nn.Embedding does.
+        device_mesh: the one-dimensional mesh of the context's ranks that the weight is on; by default the one that the
+            context was made from, or a new one.
 
     Raises:
-        LayoutError: a size is out of range, or ``embedding`` does not fit, on every rank.
+        LayoutError: a size is out of range, or ``embedding`` does not fit; raised on every rank.
     """
 
     weight: torch.nn.Parameter
@@ -81,11 +81,11 @@ class VocabParallelEmbedding(ParallelModule):
         device: Any = None,
         device_mesh: DeviceMesh | None = None,
     ) -> Self:
-        """Return the shard of a whole table of rank 0. Collective over the context.
+        """Return this rank's shard of rank 0's whole table. Collective over the context.
 
         Args:
-            embedding: of the same sizes on every rank; its values matter on rank 0 alone. It is not changed.
-            ctx, sequence_parallel, device, device_mesh: as of the class.
+            embedding: of the same sizes on every rank; only rank 0's values are used. It is not changed.
+            ctx, sequence_parallel, device, device_mesh: as for the class.
         """
         _check_embedding(embedding)
         return cls(
@@ -100,10 +100,10 @@ class VocabParallelEmbedding(ParallelModule):
         )
 
     def load_embedding(self, embedding: torch.nn.Embedding) -> None:
-        """Take this rank's shard of the values of a whole table of rank 0. Collective over the context.
+        """Take this rank's shard of the values of rank 0's whole table. Collective over the context.
 
         Raises:
-            LayoutError: it has other sizes or another type, on every rank.
+            LayoutError: sizes or types differ; raised on every rank.
         """
         with self.ctx._agreement("load_embedding") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
@@ -138,7 +138,7 @@ class VocabParallelEmbedding(ParallelModule):
         return y
 
     def extra_repr(self) -> str:
-        """Return what is printed of the layer."""
+        """Return the layer's options as text, for printing."""
         return (
             f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, ranks={self.ctx.size}, "
             f"sequence_parallel={self.sequence_parallel}"
@@ -155,14 +155,14 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """Return torch.nn.functional.cross_entropy of logits that are split by the vocabulary. Collective over the context.
 
-    No rank ever has all logits of a token: three numbers for each are exchanged.
+    No rank ever has all logits of a token: the ranks exchange three numbers per token.
 
     Args:
-        logits: (..., V/P), this rank's words, as ``ColumnParallelLinear`` returns them; split by ``shard``. A DTensor
-            split along its last dimension, too.
+        logits: (..., V/P), this rank's words, as ``ColumnParallelLinear`` returns them; split by ``shard``. May be
+            a DTensor that is split along its last dimension.
         target: (...), integers from 0 to V - 1 or ``ignore_index``, the same on every rank.
         ctx: the ranks.
-        ignore_index: tokens with this target count nothing.
+        ignore_index: tokens with this target do not count.
         reduction: "mean" of the tokens that count, "sum" or "none".
 
     Returns:
@@ -231,7 +231,7 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
         gy = gather_rows(gy, node.context_name, words.shape[0])
     first = own(node.total, Context._named(node.context_name)).start
     here = ((words >= first) & (words < first + node.rows)).reshape(-1)
-    index = torch.where(here, words.reshape(-1) - first, node.rows)  # a row more takes the other ranks' words
+    index = torch.where(here, words.reshape(-1) - first, node.rows)  # an extra row for the others' words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
         0, index, gy.reshape(index.shape[0], gy.shape[-1])
     )
@@ -327,7 +327,7 @@ vocab_losses.register_autograd(_losses_back, setup_context=_losses_saves)
 
 
 def _check_range(name: str, words: Tensor, total: int) -> None:
-    """Raise LayoutError unless all words are in the vocabulary; on every rank, which have the same. Local."""
+    """Raise LayoutError unless all words are in the vocabulary; on every rank, since all have the same words. Local."""
     if words.numel() and not 0 <= int(words.min()) <= int(words.max()) < total:
         raise LayoutError(f"{name}: from {int(words.min())} to {int(words.max())}, expected 0 to {total - 1}")
 

@@ -324,8 +324,10 @@ def unknown(ctx: pb.Context) -> None:
         make = partial(kind.make, 12, 16, ctx=ctx, **kind.how)
         for argument, product in zip(("algo", "backward_algo"), PRODUCTS[kind.form], strict=True):
             if not product:
-                way = "forward" if argument == "algo" else "back"
-                match = f"{argument}: expected 'auto', got 'push': what goes {way} here is multiplied by each"
+                way = "forward" if argument == "algo" else "backward"
+                match = (
+                    f"{argument}: expected 'auto', got 'push': in this {way} pass each rank multiplies alone"
+                )
                 with pytest.raises(pb.UnsupportedError, match=match):
                     make(**{argument: "push"})
                 continue

@@ -80,7 +80,7 @@ def bad_input_on_one_rank(comm, directory):
             yield f"{name}: no descriptor", error(pb.LayoutError, words, getattr(ctx, name), wrong("d", d))
         yield "scatter: no array", error(pb.LayoutError, ["array: ", on], ctx.scatter, None, d, last)
         array = np.ones((8, 7))
-        words = [f"array: shape is (8, 7), the descriptor's (8, 6) {on}"]
+        words = [f"array: shape is (8, 7), expected the descriptor's (8, 6) {on}"]
         yield "scatter: another shape", error(pb.LayoutError, words, ctx.scatter, wrong(array, None), d, last)
         words = ["array: setting an array element with a sequence", on]
         yield "scatter: ragged", error(pb.LayoutError, words, ctx.scatter, [[1, 2], [3]], d, last)
@@ -121,7 +121,7 @@ def bad_input_on_one_rank(comm, directory):
             ),
         )
         for case, words, function in (
-            ("from_function: none", [f"function: expected one of i and j, got None {on}"], wrong(None, np.add)),
+            ("from_function: none", [f"function: expected a function of i and j, got None {on}"], wrong(None, np.add)),
             ("from_function: nothing returned", [f"from_function: expected numbers, got object {on}"],
              lambda i, j: None if bad else i + j),
         ):  # fmt: skip

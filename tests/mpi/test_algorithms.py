@@ -166,11 +166,11 @@ def refusals(comm):
 
         x, w = np.zeros((2, three(3)), "f4"), np.zeros((4, three(3)), "f4")
         for case, words, function, args, how in (
-            ("gathered x", "algo 'gathered': X is gathered where the caller gets it", pb.allgather_matmul,
+            ("gathered x", "algo 'gathered': it does not return the gathered X", pb.allgather_matmul,
              (even["allgather_matmul"].local_x, even["allgather_matmul"].local_w), {**gathered, "algo": "gathered"}),
             ("columns", "algo: the host engine has 'auto', 'mpi', 'pull', 'push' here, got 'sum'", pb.matmul_allgather,
              (even["matmul_allgather"].local_x, even["matmul_allgather"].local_w), {"algo": "sum"}),
-            *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, by the rule they would be",
+            *((("inputs", f"algo 'sum': inputs are {[4, *[3] * (p - 1)]} on the ranks, expected",
                 pb.matmul_allreduce, (x, w), {"algo": "sum"}),
                ("outputs", f"algo 'shared': outputs are {[4, *[3] * (p - 1)]} on the ranks", pb.allgather_matmul,
                 (np.zeros((2, 5), "f4"), np.zeros((three(3), 5), "f4")), {"algo": "shared"})) if p > 2 else ()),

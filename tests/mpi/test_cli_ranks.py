@@ -352,8 +352,8 @@ def test_ranks_that_another_mpi_starts_and_ends(pblasmp, environment, tmp_path):
     done = pblasmp("matmul", "--size", 8, "-n", 2)
     assert done.returncode == 1
     assert done.stderr == (
-        f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to another MPI than the "
-        "library, MPICH Version: 5. PBLASMP_MPIRUN names another one\n"
+        f"pblasmp: the ranks ended with status 16 and without a result: {mpirun}: it belongs to a different MPI from "
+        "the library, MPICH Version: 5. PBLASMP_MPIRUN names another one\n"
     )
 
 
@@ -574,7 +574,7 @@ def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
 def test_tune_of_what_does_not_divide(pblasmp):
     done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
     assert (done.returncode, done.stdout) == (2, "")
-    why = "tokens and inputs are split over the ranks here, expected multiples of 2"
+    why = "tokens and inputs are split over the ranks, expected multiples of 2"
     assert done.stderr == f"pblasmp: 64, 32, 47: {why}\n"
 
 
@@ -598,7 +598,7 @@ def test_bench_over_sizes(pblasmp, tmp_path):
 def test_bench_of_what_does_not_divide(pblasmp):
     done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
     assert done.returncode == 2
-    assert "--shape 64,32,47: T and K are split over the ranks here, expected multiples of 2" in done.stderr
+    assert "--shape 64,32,47: T and K are split over the ranks, expected multiples of 2" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -84,7 +84,7 @@ def ways_to_say_it(comm):
             found = make((20, 30)).descriptor
             yield f"{name}, defaults", None if found == plain else f"{found}"
             if name != "scatter":
-                words = ["block, dtype", "not with a descriptor"]
+                words = ["block, dtype", "cannot be given with a descriptor"]
                 call = (ctx, pb.LayoutError, words, make, plain)
                 yield f"{name}, both", agreed_error(*call, block=4, dtype="float32")
                 for grid in ("2", "axb", 3, (1, 2, 3), "1x2x3"):
@@ -116,9 +116,9 @@ def ways_to_say_it(comm):
             "its type",
             first(misplaced(again, whole[4:19, 7:23].astype("complex64")), None if same else "moved"),
         )
-        words = ["block not with a descriptor"]
+        words = ["block cannot be given with a descriptor"]
         yield "both", agreed_error(ctx, pb.LayoutError, words, a.redistribute, expected, block=3)
-        words = ["grid not with out="]
+        words = ["grid cannot be given with out="]
         yield "out, too", agreed_error(ctx, pb.LayoutError, words, a.redistribute, out=moved, grid=(1, 1))
         yield "neither", agreed_error(ctx, pb.LayoutError, ["block="], a.redistribute)
 

@@ -71,7 +71,10 @@ def test_different_exceptions_on_all_ranks_show_one(tmp_path):
     [
         ("no_such_engine", "pblasmp.errors.LayoutError: engine: expected one of auto, host, cublasmp, got 'none'"),
         ("in_the_making", "ZeroDivisionError: division by zero"),
-        ("bad_input", "pblasmp.errors.LayoutError: array: shape is (3, 3), the descriptor's (8, 8) (on rank 0)"),
+        (
+            "bad_input",
+            "pblasmp.errors.LayoutError: array: shape is (3, 3), expected the descriptor's (8, 8) (on rank 0)",
+        ),
         ("one_leaves_early", "pblasmp.errors.RankMismatchError: the ranks made different calls:"),
         ("interrupted", "KeyboardInterrupt"),
     ],
@@ -281,7 +284,7 @@ def test_a_child_does_not_speak_for_its_rank(tmp_path):
 def test_two_threads_get_an_error(tmp_path):
     status, printed, _ = ends("two_threads", tmp_path)
     assert status == 1, printed
-    why = f"{BROKEN}on rank 1 a thread called matmul while another used it"
+    why = f"{BROKEN}on rank 1 a thread called matmul while another thread was using it"
     assert [on_rank(printed, rank)[:1] for rank in range(3)] == [[why]] * 3, printed
 
 

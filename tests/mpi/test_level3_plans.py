@@ -236,7 +236,7 @@ def paths(comm):
                     with pb.plan(call, a, b) as plan:
                         report = plan.report()
                         told = path == "shared" or all(
-                            "bytes a node, only" in report.algorithms[name].why
+                            "bytes per node, only" in report.algorithms[name].why
                             for name in ("shared", "gathered")
                         )
                         yield (

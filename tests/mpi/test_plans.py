@@ -157,7 +157,7 @@ def choices(comm):
         for case, nbytes, why_not, path, words in (
             ("enough", 1 << 30, "", "shared", []),
             ("no room", 1 << 20, "", "panels",
-             ["a shared copy of the operands would need 1048576 bytes a node, only 838860 available",
+             ["a shared copy of the operands would need 1048576 bytes per node, only 838860 available",
               "gathered operands would need"]),
             ("no sharing", 1 << 30, "no memfd here", "gathered", ["no memfd here"]),
             ("neither", 1 << 20, "no memfd here", "panels", ["no memfd here", "gathered operands would need"]),

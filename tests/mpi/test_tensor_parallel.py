@@ -142,7 +142,7 @@ def misuse(comm):
         pieces = {"return_gathered": True}
         for name, words, args, how in (
             ("complex activation", ["activation: only for real types"], halves, {"activation": "relu"}),
-            ("algo", ["algo 'shared': X is gathered where the caller gets it"], (x, w), {**pieces, "algo": "shared"}),
+            ("algo", ["algo 'shared': it does not return the gathered X"], (x, w), {**pieces, "algo": "shared"}),
             ("compute", ["compute: the host engine takes only None"], (x, w), {**pieces, "compute": "tf32"}),
         ):  # fmt: skip
             yield name, agreed_error(ctx, pb.UnsupportedError, words, pb.allgather_matmul, *args, ctx, **how)

@@ -126,7 +126,10 @@ BAD = [
     ("matmul objects.npy B.npy -o D.npy", "objects.npy: not a readable .npy file"),
     ("matmul vector.npy B.npy -o D.npy", "vector.npy: expected a matrix (2 dimensions), got 1"),
     ("matmul B.npy A.npy -o D.npy", "B.npy is 3 × 5 and A.npy 4 × 3: with --trans NN, op(A) has 5 columns"),
-    ("matmul A.npy B.npy --trans TN -o D.npy", "op(A) has 4 columns and op(B) 3 rows, expected as many"),
+    (
+        "matmul A.npy B.npy --trans TN -o D.npy",
+        "op(A) has 4 columns and op(B) 3 rows, expected the same number",
+    ),
     ("matmul A.npy B.npy --c A.npy -o D.npy", "A.npy is 4 × 3, but the product is 4 × 5"),
     ("matmul ints.npy B.npy -o D.npy", "ints.npy holds int64: choose a type to multiply in with --dtype"),
     ("matmul half.npy B.npy -o D.npy", "half.npy holds |V2: choose a type to multiply in with --dtype"),
@@ -143,7 +146,7 @@ BAD = [
     ("run none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
     ("run bad.toml", "blok: unknown key: did you mean 'block'?"),
     ("run illegal.toml", "illegal.toml"),
-    ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: -n 2"),
+    ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: give -n 2"),
     ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
     ("show none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
@@ -159,7 +162,7 @@ BAD = [
     ("bench --dtype complex64", "'complex64' is not one of"),
     ("tune --model llama-8b", "--model and --tokens go together. Try 'pblasmp tune --help'"),
     ("tune --tokens 64", "--model and --tokens go together"),
-    ("tune --model llama-8b --tokens 64 --shape 8,8,8", "--model says the shapes: leave --shape out"),
+    ("tune --model llama-8b --tokens 64 --shape 8,8,8", "--model determines the shapes: leave --shape out"),
     ("tune --model llama-8b --tokens 64,x", "'64,x': expected numbers of tokens, for example 1024,4096"),
     ("tune --model llama --tokens 64", "model: expected one of llama-70b, llama-8b, got 'llama'"),
     ("tune --limit 0", "'--limit': 0.0 is not in the range x>0"),
@@ -344,7 +347,7 @@ def test_run_has_limits(pblasmp, tmp_path):
     (tmp_path / "many.toml").write_text('title = "T"\nm = 4\nn = 4\nk = 4\nblock = 2\nnranks = 5000\n')
     status, _, err = pblasmp("run", "many.toml")
     assert status == 2
-    assert re.search(r"many.toml needs 5000 ranks, at most \d+ are started: --max-ranks 5000", err)
+    assert re.search(r"many.toml needs 5000 ranks, at most \d+ are started: give --max-ranks 5000", err)
     assert "at most 3 are" in pblasmp("run", "many.toml", "--max-ranks", 3)[2]
     size = 10**9
     (tmp_path / "big.toml").write_text(
@@ -515,7 +518,7 @@ def test_info_tells_what_is_missing_and_what_does_not_fit(monkeypatch, tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     found = info.collect()
     assert found["engine"]["version"] == "host"
-    assert found["mpirun"]["problem"] == "it belongs to another MPI than the library, MPICH Version: 5"
+    assert found["mpirun"]["problem"] == "it belongs to a different MPI from the library, MPICH Version: 5"
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no libmpi')")
     monkeypatch.setenv("PBLASMP_MPIRUN", str(tmp_path / "none"))
     found = info.collect()
@@ -577,5 +580,5 @@ def test_bench_leaves_pytorch_out_on_every_rank_or_on_none(monkeypatch):
         raise RuntimeError("no peer access")
 
     monkeypatch.setattr(rivals, "_ways", failing)
-    expected = "PyTorch's ways are left out: no peer access"
+    expected = "PyTorch is left out: no peer access"
     assert rivals.by_pytorch(_OnGpus(True, ""), "all_reduce", None, None) == ({}, expected)

@@ -44,9 +44,9 @@ def _is_empty(problem: MatmulProblem, options: Options) -> bool:
 
 
 def _taken(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
-    """Return the product in layouts that cuBLASMp takes and computes without a known fault, and why it moves operands.
+    """Return the product in layouts that cuBLASMp takes and computes without a known fault, and why operands are moved.
 
-    Local. ``p`` itself where nothing is to be moved.
+    Local. ``p`` itself if nothing must be moved.
     """
     legal = nearest_legal(p) if p.scheme == "gemm" else p
     nearest, reasons = faults.avoided(legal, version)
@@ -67,7 +67,7 @@ def _later(
         if not why and _taken(problem, session.version)[0].d != problem.d:
             why = "D is moved after the product"
         if why and (e.fused or is_float8(problem.d.dtype)):
-            kind = "" if e.fused else ", and a D of 8 bits is rounded by then"
+            kind = "" if e.fused else ", and by then an 8-bit D has been rounded"
             raise UnsupportedError(f"epilogue: {e.name} cannot be fused: {why}{kind}")
     s = None if operands is None else operands.scales
     amax = s is not None and s.amax is not None and not is_float8(problem.d.dtype)
@@ -96,8 +96,8 @@ def _row(name: str) -> Algorithm:
         nearest, reasons = _taken(p, session.version)
         blocks = operands is not None and operands.scales is not None and operands.scales.mode == "block"
         if blocks and (nearest.a, nearest.b) != (p.a, p.b):
-            return f"scales of mode 'block' are for operands as they are: {'; '.join(reasons)}"
-        return "; ".join(reasons) if options.algo == "auto" else ""  # asked for by name, it moves operands
+            return f"scales of mode 'block' need operands that are not moved: {'; '.join(reasons)}"
+        return "; ".join(reasons) if options.algo == "auto" else ""  # if asked for by name, it moves operands
 
     def cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
         return 1.0 if automatic(p, session_of(engine).version) == name else 9.0
@@ -117,7 +117,7 @@ def _row(name: str) -> Algorithm:
 
 
 def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Operands, name: str) -> Product:
-    """Return a product without known faults, of copies in other layouts where that takes it."""
+    """Return a product without known faults, of copies in other layouts if necessary."""
     session = session_of(engine)
     if _is_empty(p, options):
         return LocalProduct(options.beta, "D = beta C: there is nothing to multiply")
@@ -136,7 +136,7 @@ def _prepared(engine: Engine, p: MatmulProblem, options: Options, operands: Oper
 def _level3_refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:  # noqa: ARG001
     session = session_of(engine)
     try:
-        session.library.raw(symbol_of(p))  # which this version may lack
+        session.library.raw(symbol_of(p))  # this version may lack the function
     except PblasmpError as error:
         return str(error)
     if 0 in (p.m, p.n, p.k) or options.alpha == 0:
@@ -146,7 +146,7 @@ def _level3_refusal(engine: Engine, p: Level3Problem, options: Options, operands
         return why
     _, reasons = nearest_level3(p, session.version)
     if reasons and options.algo == "auto":
-        return "; ".join(reasons)  # other algorithms take operands as they are
+        return "; ".join(reasons)  # other algorithms take the operands without moving them
     if reasons and not options.redistribute:
         return f"{'; '.join(reasons)}: redistribute=True allows it"
     return ""
@@ -169,7 +169,7 @@ def _is_level3(problem: Problem) -> bool:
     return isinstance(problem, Level3Problem) and symbol_of(problem) in FUNCTIONS
 
 
-_SLOWEST = 9.0  # three to eleven times as long as ours on four H200, in blocks of 256: benchmarks/README.md
+_SLOWEST = 9.0  # 3 to 11 times as slow as our algorithms on four H200, in blocks of 256: benchmarks/README.md
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (

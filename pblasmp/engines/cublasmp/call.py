@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A routine of cuBLASMp, prepared: descriptors, pointers, temporaries, workspace, the call itself, its CUDA graph."""
+"""A prepared cuBLASMp routine: descriptors, pointers, temporaries, workspace, the call itself, its CUDA graph."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ Array = Any
 class PreparedCall(Product, ABC):
     """One routine on this rank's local arrays. Making, growing and closing one is collective over the context.
 
-    A subclass says in ``_bind`` which arrays the call gets, and in ``_arguments_of_call`` what else. Nothing of a run's
-    arrays is held after they are gone.
+    A subclass defines the call's arrays in ``_bind``, and its other arguments in ``_arguments_of_call``. The arrays of
+    a run are not kept alive.
 
     Args:
-        session: whose library is called.
+        session: the session whose library is called.
         routine: the function's name without its prefix.
         grid: the grid whose workspace is used.
         operands: those that ``run`` is expected to get.
-        inside: whether this rank calls the routine, or only takes part in what is collective.
+        inside: whether this rank calls the routine, or only takes part in the collective steps.
 
     Attributes:
-        workspace: what it needs, the largest of all ranks, and this rank's temporaries.
-        copied_bytes: what is copied to and from temporaries in one run.
+        workspace: the largest workspace of any rank, plus this rank's temporaries.
+        copied_bytes: bytes that are copied to and from temporaries in one run.
     """
 
     queues = True
-    holds_memory = True  # temporaries, which only some ranks may need
-    _listens = True  # whether the first run asks the log what the library does
+    holds_memory = True  # namely temporaries, which perhaps only some ranks need
+    _listens = True  # whether the first run reads in the log what the library does
 
     def __init__(
         self, session: Session, routine: str, grid: Grid, operands: Operands, *, inside: bool
@@ -71,15 +71,15 @@ class PreparedCall(Product, ABC):
         self.copied_bytes = 0
         self.workspace = Workspace(0, 0)
 
-    # -- what a subclass says
+    # -- what a subclass defines
 
     @abstractmethod
     def _bind(self, operands: Operands) -> None:
-        """Point the call at these local arrays, and list what is done before and after it."""
+        """Point the call at these local arrays, and list the steps before and after it."""
 
     @abstractmethod
     def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return C's arguments before the workspace and behind it; descriptors are made here."""
+        """Return C's arguments before and after the workspace; descriptors are made here."""
 
     def _unbind(self) -> None:
         """Forget the arrays of the last run."""
@@ -88,7 +88,7 @@ class PreparedCall(Product, ABC):
     # -- making
 
     def _prepare(self) -> None:
-        """Make descriptors and ask for the workspace. Collective; closes what was made where a rank fails."""
+        """Make descriptors and query the workspace. Collective; if a rank fails, closes what was made."""
         try:
             self._sizes = device, host = self._session.largest(self._asked_for)
             self.workspace = Workspace(device + sum(x.nbytes for x in self._temporaries.values()), host)
@@ -99,7 +99,7 @@ class PreparedCall(Product, ABC):
             del self._planned
 
     def _asked_for(self) -> tuple[int, int]:
-        """Return the bytes that the call wants on the device and on the host. Local."""
+        """Return the bytes of workspace that the call needs on the device and on the host. Local."""
         if not self._inside:
             return 0, 0
         self._bind_to(self._planned)
@@ -111,7 +111,7 @@ class PreparedCall(Product, ABC):
         return self._needs
 
     def _descriptor(self, x: MatrixDescriptor, lld: int) -> int:
-        """Return cuBLASMp's descriptor of an F-ordered matrix, from where its first block begins."""
+        """Return cuBLASMp's descriptor of an F-ordered matrix, which begins where its first block begins."""
         lib, out, grid = self._lib, ctypes.c_void_p(), self._session.grid(x.grid)
         extents = x.shape[0] + x.lead[0], x.shape[1] + x.lead[1]
         dtype = DATA_TYPES[x.dtype.name]
@@ -125,7 +125,7 @@ class PreparedCall(Product, ABC):
     # -- arrays
 
     def _point(self, name: str, array: Array | None, x: MatrixDescriptor | None = None) -> None:
-        """Let a pointer lead to an F-ordered array, or to where the first block of ``x`` would begin. Local."""
+        """Point an argument at an F-ordered array, or at where the first block of ``x`` would begin. Local."""
         pointer = self._pointers.setdefault(name, ctypes.c_void_p())
         if array is None:
             return
@@ -140,14 +140,14 @@ class PreparedCall(Product, ABC):
         return x.lead[0] * (prow == x.source[0]), x.lead[1] * (pcol == x.source[1])
 
     def _height(self, x: MatrixDescriptor) -> int:
-        """Return the least leading dimension that cuBLASMp takes for this rank's array of an F-ordered matrix."""
+        """Return the smallest leading dimension that cuBLASMp takes for this rank's array of an F-ordered matrix."""
         if self._session.rank >= x.grid.size:
             return 1
         axis = Axis(x.shape[0] + x.lead[0], x.block[0], x.source[0], x.grid.nprow)
         return max(1, axis.count(x.grid.coords(self._session.rank)[0]))
 
     def _lld(self, array: Array, x: MatrixDescriptor) -> int:
-        """Return the leading dimension of an F-ordered local array; of a single column any that will do."""
+        """Return the leading dimension of an F-ordered local array; for a single column, any legal one."""
         if array.size == 0 or array.shape[1] == 1:
             return self._height(x)
         stride: int = array.strides[1] // array.itemsize
@@ -158,7 +158,7 @@ class PreparedCall(Product, ABC):
         return self._lld(array, x) >= self._height(x)
 
     def _temporary(self, name: str, x: MatrixDescriptor) -> Array:
-        """Return an F-ordered array for this rank's part of ``x``, the same each time."""
+        """Return an F-ordered array for this rank's part of ``x``, the same one each time."""
         if name not in self._temporaries:
             inside = self._session.rank < x.grid.size
             shape = x.local_shape(self._session.rank) if inside else (0, 0)
@@ -176,7 +176,7 @@ class PreparedCall(Product, ABC):
         return out
 
     def _copies(self, name: str, nbytes: int, why: str) -> None:
-        """Tell the report, once, that an operand is copied."""
+        """Note in the report, once, that an operand is copied."""
         if name not in self._copied:
             self._copied.add(name)
             self.copied_bytes += nbytes
@@ -185,18 +185,18 @@ class PreparedCall(Product, ABC):
     # -- running
 
     def _logged(self, asked: str) -> str:
-        """Return what cuBLASMp logged that it ran; before the first run, what it is asked for."""
+        """Return what cuBLASMp has run according to its log; before the first run, what it is asked for."""
         if self._said:
             return "; ".join(self._said)
         return f"{asked}, not run yet" if self._call is None else f"{asked}, cuBLASMp logged nothing"
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Anything a reader of the plan's report should know."""
+        """Remarks for the plan's report."""
         return tuple(self._notes)
 
     def run(self, operands: Operands) -> None:
-        """Queue the call on CuPy's current stream. Collective; the first run allocates and listens to the log."""
+        """Queue the call on CuPy's current stream. Collective; the first run allocates and reads the log."""
         if self._bound is None or self._bound() is not operands:
             self._bind_to(operands)
         if self._call is None or not self._workspace.covers(*self._sizes):
@@ -205,7 +205,7 @@ class PreparedCall(Product, ABC):
         self._queue()
 
     def _bind_to(self, operands: Operands) -> None:
-        """Let the call be that of these operands, as long as they exist."""
+        """Bind the call to these operands, as long as they exist."""
         self._bound = weakref.ref(operands, self._gone)
         if self._inside:
             self._bind(operands)
@@ -216,7 +216,7 @@ class PreparedCall(Product, ABC):
             self._unbind()
 
     def _first(self) -> None:
-        """Prepare the call and make it: what can fail here is done before any GPU waits for the others."""
+        """Prepare the call and make it: the steps that can fail here come before any GPU waits for other ranks."""
         self._workspace.grow(*self._sizes)
         what, log = f"cublasMp{self._routine}: the first run", None
         try:
@@ -229,7 +229,7 @@ class PreparedCall(Product, ABC):
                 with self._session.queueing(what), listening:
                     self._make_results()
         except Exception:
-            self._call = None  # the next run is again a first one
+            self._call = None  # the next run is a first one again
             raise
         self._said = [] if log is None else log.said
 
@@ -261,7 +261,7 @@ class PreparedCall(Product, ABC):
 
     def capture(self, operands: Operands) -> Callable[[], None]:
         """Record the call as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        self.run(operands)  # what is done but once is done before recording
+        self.run(operands)  # steps that only the first run takes come before recording
         return self._recordings.record(lambda: self.run(operands)) if self._inside else _nothing
 
     def misfit(self, name: str, array: Array) -> str:
@@ -278,9 +278,9 @@ class PreparedCall(Product, ABC):
 
 
 def _nothing() -> None:
-    """Run on a rank that does not call."""
+    """Do nothing, on a rank that does not call the routine."""
 
 
 def columns(array: Array, order: str) -> Array:
-    """Return a local array as cuBLASMp sees it: the same memory in F order, transposed where it is in C order."""
+    """Return a local array as cuBLASMp sees it: the same memory in F order, transposed if it is in C order."""
     return array.T if order == "C" else array

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cuBLASMp's level-3 routines ask of layouts, and the nearest layouts that they take.
+"""The layouts that cuBLASMp's level-3 routines require, and the nearest such layouts.
 
 Everything is on D's processes. trsm takes any blocks and offsets since 0.9.1; the others need offsets on block
-boundaries, and blocks that fit each other. Source: cublasmp.h of 0.8 to 0.10.
+boundaries, and matching blocks. Source: cublasmp.h of 0.8 to 0.10.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _WORDS = {"a": "A", "b": "B", "d": "the result"}
 
 
 def symbol_of(problem: Level3Problem) -> str:
-    """Return the function that computes a routine: of real types the Hermitian ones are the symmetric ones. Local."""
+    """Return the function that computes a routine; for real types the Hermitian ones are the symmetric ones. Local."""
     real = problem.d.dtype.kind != "c"
     name = problem.traits.twin if problem.traits.hermitian and real else problem.routine
     return f"cublasMp{name.capitalize()}"
 
 
 def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem, tuple[str, ...]]:
-    """Return the routine with layouts that cuBLASMp takes, ``problem`` itself where it does, and the reasons. Local.
+    """Return the routine with layouts that cuBLASMp takes, ``problem`` itself if it takes that, and the reasons. Local.
 
-    D stays where it can, and keeps its memory order, as every operand does.
+    D stays where it is if possible. Every matrix keeps its memory order.
     """
     form = problem.column_major()
     q = form.problem
@@ -53,7 +53,7 @@ def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem,
         moved["c"] = d
         reasons["c"] = "C is moved: it must have the result's layout"
     if problem.traits.shape == "added" and faults.sums_may_hang(version, d):
-        like = replace(d if problem.op_a == "N" else d.T, ld=None)  # the sum then is each rank's own
+        like = replace(d if problem.op_a == "N" else d.T, ld=None)  # then each rank adds its own parts
         if not problem.a.same_places(like) or problem.a.order != like.order:
             moved["a"] = like
             reasons["a"] = f"A is moved to the result's layout: {symbol_of(q)} may hang where it moves data"
@@ -87,9 +87,9 @@ def _nearest(q: Level3Problem, version: int) -> dict[str, MatrixDescriptor]:
 def _laid(
     x: MatrixDescriptor, block: tuple[int, int], d: MatrixDescriptor, lead: tuple[int, int] = (0, 0)
 ) -> MatrixDescriptor:
-    """Return ``x`` if it is in ``block`` on D's processes from a supported offset, else a layout that is.
+    """Return ``x`` if it is in ``block`` on D's processes from a supported offset, else such a layout.
 
-    It then begins where D does.
+    The new layout begins where D does.
     """
     if x.block == block and x.lead == lead and x.grid.same_ranks(d.grid):
         return x
@@ -97,13 +97,13 @@ def _laid(
 
 
 def _like(x: MatrixDescriptor | None, d: MatrixDescriptor) -> MatrixDescriptor:
-    """Return ``x`` if it is where D is, which it is copied to, else D's layout."""
+    """Return ``x`` if it is laid out like D, to which it is copied, else D's layout."""
     assert x is not None
     return x if x.same_places(d) else replace(d, ld=None)
 
 
 def _what(old: MatrixDescriptor, new: MatrixDescriptor, d: MatrixDescriptor) -> str:
-    """Return in words what was not as it is asked for."""
+    """Return in words which requirement was not met."""
     if not old.grid.same_ranks(d.grid):
         return "it on the result's processes"
     return "it in other blocks" if old.block != new.block else "it to start at a block boundary"

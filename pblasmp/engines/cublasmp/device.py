@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU a rank takes: the one it has chosen, or the one with its number on the node.
+"""The GPU of a rank: the one that it has made current, or the one with its number on the node.
 
 Ranks share GPUs only where NCCL is told to allow it.
 Source: NCCL's user guide, environment variables.
@@ -22,7 +22,7 @@ _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A rank's GPU: its CUDA index here, its PCI address, the node it is in, and how many ranks have it."""
+    """A rank's GPU: its CUDA index here, its PCI address, its node, and how many ranks share it."""
 
     index: int
     bus: str
@@ -33,9 +33,9 @@ class Device:
 def find_device(comm: Communicator) -> Device | Exception:
     """Return this rank's GPU, or why not every rank has its own; the same outcome on all. Collective.
 
-    Where every rank has chosen a different GPU, as with torch.cuda.set_device, these are taken. Otherwise a rank
-    takes the GPU whose index is its number among the ranks of its node; where a launcher shows each rank a single GPU,
-    that one. Where NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank, ranks share GPUs: they are dealt out in turn.
+    If every rank has chosen a different GPU, as with torch.cuda.set_device, these are taken. Otherwise a rank takes the
+    GPU whose index is its number among the ranks of its node or, if the launcher shows each rank only one GPU, that
+    one. If NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank, ranks share GPUs, which are dealt out in turn.
     """
     node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
     comm.patient = count_cores(comm, node) < len(node)
@@ -61,7 +61,7 @@ def find_device(comm: Communicator) -> Device | Exception:
 
 
 def _current() -> Device | None:
-    """Return the GPU that is current in this process, None without one."""
+    """Return the GPU that is current in this process, None if there is none."""
     try:
         import cupy
 
@@ -74,7 +74,7 @@ def _current() -> Device | None:
 def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
     """Return GPU ``indices[number]``, or why the ranks of this node, which take ``indices``, cannot have them.
 
-    Where they may share, the indices begin again behind the last GPU.
+    If they may share GPUs, indices after the last GPU begin again at the first.
     """
     try:
         import cupy

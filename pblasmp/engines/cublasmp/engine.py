@@ -43,7 +43,7 @@ class CublasmpEngine:
         nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
 
     Attributes:
-        session: what is made once: communicators, grids, workspaces, symmetric memory, streams.
+        session: what is made only once: communicators, grids, workspaces, symmetric memory, streams.
     """
 
     name = "cublasmp"
@@ -95,7 +95,7 @@ class CublasmpEngine:
         return self.session.empty(shape, dtype, order, ld, symmetric=symmetric)
 
     def recycle(self, array: Any) -> None:
-        """Let the next symmetric array have the memory of this one, when queued work is done. Collective."""
+        """Let later symmetric arrays reuse the memory of this one, once queued work is done. Collective."""
         self.synchronize()
         self.session.recycle(array)
 
@@ -135,7 +135,7 @@ class CublasmpEngine:
         values: Sequence[NDArray[Any] | None],
         dtype: np.dtype,
     ) -> None:
-        """Move what is on GPUs to arrays on the host. Collective."""
+        """Move arrays on GPUs to arrays on the host. Collective."""
         host_exchange.get(self, src, arrays, dst, values, dtype)
 
     def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -174,12 +174,12 @@ class CublasmpEngine:
         return streams.current(streams.external(handle, device))
 
     def graphs(self) -> Recordings | None:
-        """Return where a product keeps CUDA graphs. Local."""
+        """Return a store for a product's CUDA graphs. Local."""
         operations = self.operations
         return None if self.session.gpu is None else self.session.recordings(lambda: operations.generation)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all its work; raise where a rank is gone. Local."""
+        """Wait until the device has done all its work; raise if a rank is gone. Local."""
         self.session.synchronize()
 
     def prepare_move(
@@ -199,9 +199,9 @@ class CublasmpEngine:
 
 
 def _over_tensor(cupy: Any, tensor: Any) -> Any:
-    """Return a CuPy array over a tensor of PyTorch; None where its reader has to order the libraries' streams. Local.
+    """Return a CuPy array over a PyTorch tensor; None if the streams of the two libraries must be ordered. Local.
 
-    DLPack does so at every call, which takes several times as long.
+    DLPack orders them in every call, which takes several times as long.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor) or not (tensor.is_cuda and tensor.numel()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilogues on GPUs: which of them cuBLASMp computes with the product, how it is called, and what is done for the rest.
+"""Epilogues on GPUs: which ones cuBLASMp computes with the product, how to ask for them, and how the rest is computed.
 
 Source: cublasmp.h of 0.10.0 and cuBLASMp's release notes.
 """
@@ -27,7 +27,7 @@ __all__ = ["FinishedProduct", "attributes", "why_not_fused"]
 
 Array = Any
 
-_SINCE = 700  # before, release notes tell of faults in AllGather + GEMM and GEMM + ReduceScatter
+_SINCE = 700  # earlier release notes mention faults in AllGather + GEMM and GEMM + ReduceScatter
 _DRELU_SINCE = 801
 _ALIGNMENT = 16  # bytes
 
@@ -99,7 +99,7 @@ def attributes(
 
 
 def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
-    """Return cuBLASMp's number for ``e``; A and B have changed places where ``swapped``."""
+    """Return cuBLASMp's number for ``e``; A and B have changed places if ``swapped``."""
     if e.bias_grad_a is not None or e.bias_grad_b is not None:
         return MatmulEpilogue.BGRADB if (e.bias_grad_b is not None) != swapped else MatmulEpilogue.BGRADA
     words = [(e.activation or "").upper()]
@@ -111,15 +111,15 @@ def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
 
 
 class FinishedProduct(Product):
-    """A product, and what CuPy computes from its rounded result: an epilogue, amax.
+    """A product, and what CuPy computes from its rounded result: an epilogue or amax.
 
     Args:
         engine: where it runs.
         product: the product alone.
         p: the problem.
         operands: the planned ones.
-        why: why the library does not compute what follows; empty where it computes the epilogue.
-        reason: what the report says.
+        why: why the library does not compute the epilogue; empty if it does.
+        reason: the reason in the report.
     """
 
     queues = False
@@ -143,7 +143,7 @@ class FinishedProduct(Product):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The product's, and why this follows it."""
+        """The notes of the product, and why the epilogue or amax is computed after it."""
         return (*self._product.notes, self._note)
 
     def run(self, operands: Operands) -> None:
@@ -162,7 +162,7 @@ class FinishedProduct(Product):
         return self._product.misfit(name, array)
 
     def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
-        """There is more than one call to record."""
+        """Refuse: there is more than one call to record."""
         raise UnsupportedError(f"a CUDA graph: {self._note}")
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known faults of the library, and how each is avoided. tests/gpu shows that each is still there.
+"""Known faults of the library, and how each is avoided. tests/gpu shows that each still exists.
 
 Measured on H200 GPUs with CUDA 13 and cuBLASMp 0.7.0, 0.8.1, 0.9.1 and 0.10.0. All wrong products have more than one
 process and blocks of m, k and n that are not all equal; op(A) = op(B) = N was never wrong.
@@ -55,8 +55,8 @@ def check_nccl(version: int, nccl: int) -> None:
 def reads_b_transposed(form: ColumnMajorProduct) -> bool:
     """Return whether this is a product with op(B) = T or C that cuBLASMp may get wrong.
 
-    With op(A) = N: relative errors of 0.3. With op(A) = T: errors in some rows, now and then, where blocks of D are
-    wider than high on a column of processes, higher than wide on a row; on 0.7 and 0.8 some never end.
+    With op(A) = N: relative errors of 0.3. With op(A) = T: occasional errors in some rows, if blocks of D are wider
+    than high on a column of processes, or higher than wide on a row; on 0.7 and 0.8 some products never end.
     """
     return form.op_b != "N" and _risky(form)
 
@@ -72,7 +72,7 @@ def reads_a_transposed(form: ColumnMajorProduct, version: int) -> bool:
 def is_shifted(form: ColumnMajorProduct) -> bool:
     """Return whether op(A) = T, op(B) = N and B's first column is not on the process column of D's.
 
-    Some columns of D are wrong then, not always.
+    Then some columns of D are sometimes wrong.
     """
     shifted = form.b.source[1] != form.d.source[1] and form.d.grid.npcol > 1
     return form.op_a != "N" and form.op_b == "N" and shifted and _risky(form)
@@ -86,25 +86,25 @@ def _risky(form: ColumnMajorProduct) -> bool:
 def needs_c_in_d(d: Any) -> bool:
     """Return whether C must be D itself for this local array of D: a 16-bit one off the 16-byte grid.
 
-    Where C is better aligned than D, a kernel ends with a misaligned address (0.10; float16 and bfloat16). C and D in
-    one place, or D without C, are right.
+    If C is better aligned than D, a kernel fails with a misaligned address (0.10; float16 and bfloat16). Results are
+    right if C is D, or if there is no C.
     """
     address, pitch = int(d.data.ptr), max(d.strides)
     return bool(d.dtype.itemsize == 2 and (address % _ALIGNMENT or pitch % _ALIGNMENT))
 
 
 def moves_unseen(version: int, dtype: np.dtype) -> bool:
-    """Return whether cublasMpGemr2D of ``version`` has not been seen to move ``dtype``: NCCL moves it then.
+    """Return whether cublasMpGemr2D of ``version`` is untested for ``dtype``: then NCCL moves it.
 
-    Seen right, without a hang: 5,000 random moves with 0.10 on 4 GPUs, 600 with 0.8.1 and with 0.9.1 on 2.
+    Tested, all right and without a hang: 5,000 random moves with 0.10 on 4 GPUs, 600 each with 0.8.1 and 0.9.1 on 2.
     """
     return is_float8(dtype) or version < _FIRST_MOVES
 
 
 def sums_may_hang(version: int, d: MatrixDescriptor) -> bool:
-    """Return whether cublasMpGeadd and cublasMpTradd of ``version`` are not to move data between processes.
+    """Return whether cublasMpGeadd and cublasMpTradd of ``version`` must not move data between processes.
 
-    With 0.10 5,000 random ones were right, without a hang; older ones have not been tried.
+    With 0.10, 5,000 random ones were right, without a hang; older versions have not been tried.
     """
     return version < _FIRST_SUMS and d.grid.size > 1
 
@@ -125,13 +125,13 @@ def level3_is_wrong(problem: Level3Problem, alpha: complex, version: int) -> str
 def reads_c_with_beta_0(problem: Level3Problem) -> bool:
     """Return whether cuBLASMp multiplies C by a beta of 0 instead of leaving it alone: NaN there stays NaN.
 
-    Seen of cublasMpTradd with 0.10, for upper triangles in column-major terms.
+    Seen in cublasMpTradd of 0.10, for upper triangles in column-major terms.
     """
     return problem.routine == "tradd"
 
 
 def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, ...]]:
-    """Return a product without known faults, ``p`` or one with operands laid out otherwise, and the reasons. Local.
+    """Return a product without known faults, ``p`` or one with operands in other layouts, and the reasons. Local.
 
     A product whose layouts are those of AllGather + GEMM is run as such. One with those of GEMM + ReduceScatter is left
     to cuBLASMp, which then sums in float32 what the scheme would sum in D's type.
@@ -161,7 +161,7 @@ def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, .
 def _laid_for(
     d: MatrixDescriptor, x: MatrixDescriptor, seen: MatrixDescriptor, *, outer: int, flip: bool
 ) -> MatrixDescriptor:
-    """Return operand ``x``, ``seen`` by the product in F order, on D's processes.
+    """Return operand ``x``, which the F-ordered product sees as ``seen``, on D's processes.
 
     Args:
         d: D of the column-major form.

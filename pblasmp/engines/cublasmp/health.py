@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health: whether a rank's GPU and NCCL still work, waits that look at that, and how what cannot end is aborted."""
+"""Health: whether a rank's GPU and NCCL still work, waits that check this, and aborting work that cannot end."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from .windows import nccl_handle
 
 __all__ = ["Health"]
 
-_POLLS = 64  # of a wait, between two looks for faults
+_POLLS = 64  # of a wait, between two checks for faults
 _NOT_READY = 600  # of CUDA's errors
-_CAPTURE_ERRORS = range(900, 909)  # what is wrong with the recording of a graph, not with the GPU
+_CAPTURE_ERRORS = range(900, 909)  # errors of recording a graph, not of the GPU
 _NCCL_IS_WELL = (0, 7)  # ncclSuccess, ncclInProgress
-_FLAGS_SECONDS = 0.1  # that queued work is given to end by flags alone, before NCCL is aborted
-_DRAIN_SECONDS = 0.5  # that an error is held back for it to end: less than others wait for this rank to leave
+_FLAGS_SECONDS = 0.1  # that queued work gets to end by flags alone, before NCCL is aborted
+_DRAIN_SECONDS = 0.5  # that an error waits for work to end: less than other ranks wait for this one to leave
 _ABORT_SECONDS = 10.0
-_LOOK_SECONDS = 0.5  # between two looks of the thread that looks for notes while this rank waits in a library
-_EXIT_SECONDS = 20  # that a process whose GPU may never be done may take to end
+_LOOK_SECONDS = 0.5  # between two looks of the thread that reads notes while this rank waits in a library
+_EXIT_SECONDS = 20  # that a process may take to end if its GPU may never finish
 _FOREIGN = ("cuda", "cupy", "cupy_backends", "nccl")
 
 
 class Health:
-    """A rank's GPU and NCCL as the context's side channel asks for them: whether they work, and to end. Local.
+    """A rank's GPU and NCCL for the context's side channel: tells whether they work, and aborts them. Local.
 
     Args:
         comm: the ranks of the context.
         device: this rank's GPU, the current one.
         queues: returns the streams on which work is queued.
-        raise_flags: raises what other ranks would raise here, and waits for that, on the stream that it is given.
+        raise_flags: raises the flags that other ranks would raise here, and waits for that, on a given stream.
 
     Attributes:
         nccls: the NCCL communicators that this rank is in.
@@ -60,7 +60,7 @@ class Health:
 
         self._comm, self._device, self._cupy = comm, device, cupy
         self._queues, self._raise_flags = queues, raise_flags
-        self._aside = cupy.cuda.Stream(non_blocking=True)  # on which nothing waits
+        self._aside = cupy.cuda.Stream(non_blocking=True)  # a stream on which nothing waits
         self._lost: StatusError | None = None
         self._aborting = threading.Lock()  # taken for good by the first thread that aborts
         self.nccls: list[Any] = []
@@ -69,11 +69,11 @@ class Health:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the GPU has been found to be lost."""
+        """Whether the GPU is known to be lost."""
         return self._lost is not None
 
     def wait(self, *queues: Any) -> None:
-        """Wait for CuPy's streams or events, as long as the ranks are there that they may wait for. Local.
+        """Wait for CuPy's streams or events, as long as the ranks that they may wait for exist. Local.
 
         Raises:
             ClosedError: the context is broken.
@@ -96,10 +96,10 @@ class Health:
             raise
 
     def fault(self) -> StatusError | None:
-        """Return why this rank can compute no more: its GPU is lost, or NCCL reports an error. Local."""
+        """Return why this rank cannot compute any more: its GPU is lost, or NCCL reports an error. Local."""
         if self._lost is None:
             runtime = self._cupy.cuda.runtime
-            status = int(runtime.streamQuery(self._aside.ptr))  # errors that stay are every call's
+            status = int(runtime.streamQuery(self._aside.ptr))  # persistent errors are returned by every call
             if status not in (0, _NOT_READY, *_CAPTURE_ERRORS):
                 what = f"GPU {self._device.bus} of rank {self._comm.rank} cannot be used any more in this process"
                 self._lost = StatusError(f"{what}: {runtime.CUDARuntimeError(status)}")
@@ -112,10 +112,10 @@ class Health:
         return None
 
     def abort(self, *, blocked: bool = False) -> None:
-        """End what this GPU waits for from other ranks; keep for good what it may still use. Local.
+        """End this GPU's waits for other ranks; never free what it may still use. Local.
 
-        Flags that would come from other ranks are raised here, and NCCL's communicators aborted. What has been queued
-        runs on what happens to be in its buffers. A communicator of the caller's is left alone.
+        Flags that would come from other ranks are raised here, and NCCL's communicators are aborted. Queued work runs
+        on whatever is in its buffers. A communicator of the caller's is left alone.
 
         Args:
             blocked: this rank's own thread may be waiting in NCCL.
@@ -134,19 +134,19 @@ class Health:
             ended.wait(_DRAIN_SECONDS)
 
     def begin(self) -> None:
-        """The session has been made: from now on another thread looks for notes, too, until the end. Local."""
+        """Start a thread that also looks for notes, from the making of the session to its end. Local."""
         if self._comm.size > 1:
             channel = weakref.ref(self._comm.channel)
             threading.Thread(target=_rescue, args=[channel, self._over], name="pblasmp", daemon=True).start()
 
     def end(self) -> None:
-        """The session is over. Local."""
+        """Stop that thread: the session is over. Local."""
         self._over.set()
         self.nccls.clear()
 
     def _let_go(self, ended: threading.Event) -> None:
         """Raise this rank's own flags until the queued work has ended."""
-        with contextlib.suppress(Exception):  # nobody could be told
+        with contextlib.suppress(Exception):  # there is nobody to report an error to
             self._cupy.cuda.Device(self._device.index).use()
             deadline = time.monotonic() + _ABORT_SECONDS
             while not self._is_idle() and time.monotonic() < deadline:
@@ -156,7 +156,7 @@ class Health:
                 ended.set()
 
     def _abort_nccl(self, ended: threading.Event, *, blocked: bool) -> None:
-        """Abort the communicators: while windows are in use, without closing these first."""
+        """Abort the communicators; if windows are in use, without closing these first."""
         from nccl.bindings import nccl as bindings
 
         with contextlib.suppress(Exception):
@@ -174,9 +174,9 @@ class Health:
 
 
 def _rescue(channel: weakref.ref[SideChannel], over: threading.Event) -> None:
-    """Look for notes where this rank's own thread waits in NCCL or cuBLASMp for a rank that has broken the context.
+    """Look for notes while this rank's own thread may wait in NCCL or cuBLASMp for a rank that broke the context.
 
-    NCCL connects two ranks when the first message is queued, and waits there for the other one's.
+    NCCL connects two ranks when the first message is queued, and then waits for the other rank.
     """
     while not over.wait(_LOOK_SECONDS):
         found = channel()
@@ -185,8 +185,8 @@ def _rescue(channel: weakref.ref[SideChannel], over: threading.Event) -> None:
 
 
 def _nccl_error(nccl: Any) -> str:
-    """Return the error that NCCL has met since, or an empty string. Local."""
-    if not hasattr(nccl, "get_async_error"):  # not nccl4py's
+    """Return the asynchronous error of NCCL, or an empty string. Local."""
+    if not hasattr(nccl, "get_async_error"):  # not one of nccl4py's communicators
         return ""
     try:
         result = nccl.get_async_error()
@@ -203,13 +203,13 @@ def _keep_for_good(thing: object) -> None:
 
 
 def _end_in_time() -> None:
-    """Let a signal end this process, should a library's destructor wait for the GPU. Local."""
+    """Have a signal end this process, in case a library's destructor waits for the GPU. Local."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_EXIT_SECONDS)
 
 
 def _ignore_destructors() -> None:
-    """Say nothing of CUDA's objects that cannot be destroyed from now on: the GPU is lost, of which all have heard."""
+    """Suppress messages about CUDA objects that cannot be destroyed: the loss of the GPU has been reported."""
     before = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between arrays on the host and on a GPU, through pinned memory.
 
-A GPU reads and writes pinned memory alone at the speed of its link. So values go chunk by chunk through a few pinned
-buffers: threads copy one while the link carries another. Memory beyond the buffers is not needed on either side.
+A GPU reads and writes only pinned memory at the speed of its link. So values go chunk by chunk through a few pinned
+buffers: threads copy one while the link carries another. No memory beyond the buffers is needed on either side.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Array = Any
 
 _CHUNK = 16 << 20  # bytes
 _BUFFERS = 3
-_THREADS = 8  # one copies 10 GB/s, a link carries 50
-_WORTH = 1 << 20  # bytes, from which on this is faster than CuPy's copy
+_THREADS = 8  # one thread copies 10 GB/s, a link carries 50
+_WORTH = 1 << 20  # bytes from which on this is faster than CuPy's copy
 
 
 class HostCopies:
@@ -31,7 +31,7 @@ class HostCopies:
 
     Args:
         cupy: the module.
-        ranks: on this node, which share its cores.
+        ranks: how many ranks share the cores of this node.
         wait: waits for an event; by default the event's own method.
     """
 
@@ -40,12 +40,10 @@ class HostCopies:
         self._wait = wait or (lambda event: event.synchronize())
         self._threads = max(1, min(_THREADS, (os.cpu_count() or 1) // max(1, ranks)))
         self._pool: ThreadPoolExecutor | None = None
-        self._buffers: list[
-            tuple[Any, NDArray[Any], Any]
-        ] = []  # memory, its bytes, when it may be written again
+        self._buffers: list[tuple[Any, NDArray[Any], Any]] = []  # memory, its bytes, when it is free
 
     def takes(self, array: Array) -> bool:
-        """Return whether an array on the GPU is worth it, and in lines that fit into a buffer. Local."""
+        """Return whether an array on the GPU is large enough, and its lines fit into a buffer. Local."""
         lines = _lines(array)
         fits: bool = lines.strides[1] == array.itemsize and lines.shape[1] * array.itemsize <= _CHUNK
         return bool(array.nbytes >= _WORTH and fits)
@@ -75,7 +73,7 @@ class HostCopies:
             if len(waiting) == _BUFFERS:
                 self._take(found, *waiting.pop(0))
             memory, raw, free = self._buffer(i)
-            self._wait(free)  # of a write before, perhaps on another stream
+            self._wait(free)  # an earlier write, perhaps on another stream, has ended
             self._carry(lines, start, stop, memory, to_device=False)
             free.record(self._cupy.cuda.get_current_stream())
             waiting.append((start, stop, raw, free))
@@ -88,7 +86,7 @@ class HostCopies:
         self._copy(found[start:stop], _as_lines(raw, stop - start, found))
 
     def _chunks(self, lines: Array) -> Iterator[tuple[int, int]]:
-        """Yield the first and the last line, not included, of what fits into a buffer."""
+        """Yield the half-open ranges of lines that fit into a buffer."""
         count, width = lines.shape
         step = max(1, _CHUNK // (width * lines.itemsize))
         for start in range(0, count, step):
@@ -103,7 +101,7 @@ class HostCopies:
         return self._buffers[i % _BUFFERS]
 
     def _copy(self, to: NDArray[Any], of: NDArray[Any]) -> None:
-        """Copy lines on the host, by several threads."""
+        """Copy lines on the host with several threads."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, "pblasmp-copies")
         cuts = np.linspace(0, len(to), self._threads + 1).astype(int)
@@ -121,7 +119,7 @@ class HostCopies:
         runtime.memcpy2DAsync(*to, *of, width, stop - start, kind, stream)
 
     def close(self) -> None:
-        """Give the buffers back. Local."""
+        """Free the buffers. Local."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -133,7 +131,7 @@ def _is_by_rows(array: Array) -> bool:
 
 
 def _lines(array: Array) -> Array:
-    """Return an array so that its rows are contiguous."""
+    """Return an array, transposed if necessary, whose rows are contiguous."""
     return array if _is_by_rows(array) else array.T
 
 

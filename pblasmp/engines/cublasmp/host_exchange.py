@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges between arrays on the host and on GPUs: panel by panel through the GPU of the rank that has the host's.
+"""Exchanges between arrays on the host and on GPUs: in panels through the GPU of the rank with the host's array.
 
-Whatever the layout is on the GPUs, the host copies whole lines, and GPUs send each other the blocks.
+Whatever the layout on the GPUs, the host copies whole lines, and the GPUs exchange the blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def put(engine: Engine, src: Side, values: OnHost, dst: Side, arrays: OnGpu, dty
 
 
 def get(engine: Engine, src: Side, arrays: OnGpu, dst: Side, values: OnHost, dtype: np.dtype) -> None:
-    """Move what is on GPUs to arrays on the host, of the same type: see ``Engine.get``. Collective."""
+    """Move arrays on GPUs to arrays on the host of the same type: see ``Engine.get``. Collective."""
     if dst.order == "F":
         src, dst, values, arrays = src.T, dst.T, _turned(values), _turned(arrays)
     for panel, staged in _panels(engine, dst, values, dtype):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between GPUs that reach each other: copy engines push them into the receivers' symmetric memory.
 
-No multiprocessor is needed for it, so messages travel while a product runs. Each exchange under way has a box: memory
-on every rank with a slot for each sender. A sender writes a slot again when its receiver has said that it has unpacked
-what was in it.
+This needs no multiprocessor, so messages travel while a product runs. Each exchange under way has a box: memory on
+every rank with a slot for each sender. A sender writes to a slot again once the receiver has signalled that it has
+unpacked the previous message.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Inbox"]
 
-_BOXES = 16  # exchanges under way at once, at most
+_BOXES = 16  # most exchanges under way at once
 _CAME, _FREE = 32, 48  # flags of a message and of a slot, one for each box
-_MOST = 4 << 30  # bytes of a box; what needs more travels by NCCL
+_MOST = 4 << 30  # bytes of a box; larger exchanges go through NCCL
 _ALIGNED = 256
 _BYTE = np.dtype(np.uint8)
 
@@ -34,7 +34,7 @@ class Inbox:
     """The boxes of this rank. Local to make. Ranks start and finish the same exchanges in the same order.
 
     Args:
-        gpu: this rank's, with windows.
+        gpu: this rank's GPU, which must have windows.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -42,7 +42,7 @@ class Inbox:
         self._slots = [0] * _BOXES  # bytes of a slot, by box
         self._free = list(range(_BOXES))
         self._pushed: set[tuple[int, int]] = set()  # (box, receiver) of slots that have been written
-        self._telling = False  # flags may still be on their way
+        self._telling = False  # whether flags may still be under way
 
     def takes(self, largest: int) -> bool:
         """Return whether there is room for messages of up to ``largest`` bytes between any two ranks. Local."""
@@ -54,13 +54,13 @@ class Inbox:
         """Queue what this rank sends in an exchange. Collective: it reserves symmetric memory.
 
         Args:
-            packs: for each receiver, the bytes of its message, and what queues on "main" the writing of it at an
-                address.
+            packs: for each receiver, the bytes of its message, and a function that queues on "main" the writing of
+                the message at an address.
             largest: bytes of the largest message between any two ranks, the same on every rank.
 
         Returns:
-            What finishes the exchange: called with what queues, for each sender, the reading of its message at an
-            address. Local.
+            The function that finishes the exchange. Its argument has, for each sender, a function that queues the
+            reading of its message at an address. Local.
         """
         gpu, box = self._gpu, min(self._free)
         slot = max(self._slots[box], -(-largest // _ALIGNED) * _ALIGNED)
@@ -90,13 +90,13 @@ class Inbox:
         return partial(self._finish, box, slot, bool(packs))
 
     def _finish(self, box: int, slot: int, pushed: bool, unpacks: Mapping[int, Queue]) -> None:
-        """Queue the reading of what has come. Local."""
+        """Queue the reading of the messages that arrive. Local."""
         gpu = self._gpu
         gpu.use_current_stream()
         for source, unpack in unpacks.items():
             gpu.await_flag("main", source, _CAME + box)
             unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
-        if unpacks:  # copy engines take flags behind the messages that are under way: "main" does not wait
+        if unpacks:  # the flags queue after messages in the copy engines: "main" does not wait for them
             gpu.follow("tell", "main")
             self._telling = True
         for source in unpacks:
@@ -104,7 +104,7 @@ class Inbox:
         if pushed:
             gpu.await_mark("main", f"box {box}")
         self._free.append(box)
-        if self._telling and len(self._free) == _BOXES:  # where a CUDA graph ends all streams come together
+        if self._telling and len(self._free) == _BOXES:  # a CUDA graph must end with all streams joined
             gpu.follow("main", "tell")
             self._telling = False
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's own CUDA kernels: sums of the ranks' parts, barriers between GPUs, strided and transposing copies.
 
-They are compiled when they are first needed (CuPy keeps them on disk), one module for each combination of types, and
-include no header: CuPy finds CUDA's own not everywhere.
+They are compiled when they are first needed (CuPy caches them on disk), one module for each combination of types. They
+include no headers, since CuPy does not find CUDA's everywhere.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ __device__ __forceinline__ c128 scaled(c128 x, float) { return x; }
 """
 )
 
-# V neighbours a thread, in the order of the parts: the same bits wherever the same parts are added.
+# V adjacent entries per thread, added in the order of the parts: the same bits wherever the same parts are added.
 _ADD = r"""
 __host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 template<class T> struct alignas(least(16, V * sizeof(T))) Line { T v[V]; };
@@ -233,12 +233,12 @@ _WORDS = {16: "quad", 8: "u64", 4: "u32", 2: "u16", 1: "u8"}
 
 
 def vector_width(part: np.dtype, cols: int, views: Sequence[View]) -> int:
-    """Return how many neighbours a thread can add at once: those of 16 bytes of a part, or one. Local.
+    """Return how many adjacent entries a thread can add at once: 16 bytes of a part, or one entry. Local.
 
     Args:
         part: type of the parts.
         cols: entries of a row.
-        views: all that are read or written so: their rows must start where vectors may.
+        views: all matrices that are read or written in this way: their rows must be aligned for vectors.
     """
     width = max(1, _VECTOR_BYTES // part.itemsize)
     if cols % width:
@@ -290,12 +290,12 @@ class Kernels:
         """Queue half a barrier of all ranks, or a whole one. Local.
 
         Args:
-            what: "arrive": tell every rank; "await": until every rank has arrived once more than at the last time;
+            what: "arrive": signal every rank; "await": wait until every rank has arrived once more than last time;
                 "meet": both.
             stream: CuPy's.
             flags: addresses of every rank's words: ``kinds * (size + 2)`` of them, zero at first.
             rank: this one.
-            kind: which barrier; each counts for itself.
+            kind: which barrier; each has counts of its own.
             kinds: how many there are.
         """
         kernel = self._compiled(what, _SYNC % {"ranks": self._size})
@@ -322,7 +322,7 @@ class Kernels:
         Args:
             stream: CuPy's.
             parts: matrices of one shape, type and leading dimension, added in this order.
-            outs: where the same result is stored, here or at peers; all but the first have one leading dimension.
+            outs: where the same result is stored, here or at peers; all but the first share a leading dimension.
             beta, c: read where beta is not 0.
             bias: one row.
             activation: None, "relu", "gelu".
@@ -334,7 +334,7 @@ class Kernels:
         """
         first, out = parts[0], outs[0]
         c = c if beta != 0 else None
-        read = c or (out if out.dtype.itemsize > 1 else first)  # what is not read must have a type, too
+        read = c or (out if out.dtype.itemsize > 1 else first)  # an operand needs a type even if not read
         like = [view for view in (*parts, *outs, c) if view is not None]
         if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
             raise LayoutError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
@@ -395,7 +395,7 @@ class Kernels:
         extents: Sequence[int],
         blocks: int = 0,
     ) -> None:
-        """Queue a copy of four dimensions, the last of them bytes that are neighbours. Local.
+        """Queue a copy in four dimensions, the last of them contiguous bytes. Local.
 
         Blocks of a block-cyclic matrix are packed so: (blocks down, rows of one, blocks across, bytes of a row of one).
 
@@ -439,7 +439,7 @@ class Kernels:
         *,
         conjugate: bool = False,
     ) -> None:
-        """Queue a copy of runs of rows x runs of columns: to where rows are neighbours, from where columns are. Local.
+        """Queue a copy of runs of rows x runs of columns: rows are adjacent in ``to``, columns in ``of``. Local.
 
         Args:
             stream: CuPy's.
@@ -447,7 +447,7 @@ class Kernels:
             there, here: bytes from one to the next: runs of rows, rows, runs of columns, columns.
             extents: how many of each.
             itemsize: bytes of an entry: 1, 2, 4, 8 or 16.
-            conjugate: the conjugates of complex numbers.
+            conjugate: write the conjugates of complex numbers.
         """
         row_runs, rows, col_runs, cols = extents
         if not row_runs * rows * col_runs * cols:
@@ -464,12 +464,12 @@ class Kernels:
 
 
 def _index(total: int) -> str:
-    """Return the type that counts to ``total``: division is a third as fast in 64 bits."""
+    """Return the type for counting to ``total``: division in 64 bits takes three times as long."""
     return "unsigned" if total < _U32 else "u64"
 
 
 def _struct(values: Sequence[int]) -> Any:
-    """Return a struct of addresses or strides, as kernels take it."""
+    """Return a struct of addresses or strides, in the form that kernels take."""
     return np.array(values, np.uint64).view(np.dtype([("p", np.uint64, len(values))]))[0]
 
 

@@ -34,8 +34,7 @@ _DIAGONALS = {"N": DiagType.NON_UNIT, "U": DiagType.UNIT}
 class CublasmpLevel3(PreparedCall):
     """A routine on this rank's part of D's grid. Making, growing and closing one is collective over the context.
 
-    cuBLASMp updates in place: what D starts from, C or the right-hand sides of a solve, is copied to D first, unless
-    it is D.
+    cuBLASMp updates in place: C, or the right-hand sides of a solve, are copied to D first, unless they are D.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class CublasmpLevel3(PreparedCall):
 
     @property
     def path(self) -> str:  # type: ignore[override]
-        """What cuBLASMp logged that it ran; before the first run, what is called."""
+        """What cuBLASMp has run according to its log; before the first run, the function that is called."""
         return self._logged(self._symbol)
 
     # -- making
@@ -97,12 +96,12 @@ class CublasmpLevel3(PreparedCall):
         self._views = {}
 
     def _bind(self, operands: Operands) -> None:
-        """Point the call at these local arrays; what has to be copied on the way goes through temporaries."""
+        """Point the call at these local arrays, or at temporaries for those that must be copied."""
         self._before, self._after = [], []
         q, p, form = self._f_ordered, self._problem, self._form
         a, b, c, d = operands.a, operands.b, operands.c, operands.d
         out = whole = columns(d, p.d.order)
-        if not self._fits(out, q.d):  # the rows before the first need room
+        if not self._fits(out, q.d):  # there must be room for the rows before the first one
             out = self._temporary("d", q.d)
             self._after.append(lambda: write_all(whole, out))
         solves = p.traits.solves
@@ -134,26 +133,26 @@ class CublasmpLevel3(PreparedCall):
         if name.lower() in self._form.relaid:
             return self._through(name, view, x, cupy.positive, "it is in another memory order")
         if self._problem.traits.triangular and self._session.overlap(view, d):
-            return self._through(name, view, x, cupy.positive, "it is where the result goes")
+            return self._through(name, view, x, cupy.positive, "it is in the place of the result")
         if not self._fits(view, x):
             return self._through(name, view, x, cupy.positive, "it begins inside a block")
         return view
 
     def _start_from(self, name: str, begins: Array, out: Array) -> None:
-        """Copy to D, before each run, what the routine updates there."""
+        """Copy to D, before each run, the matrix that the routine updates."""
         self._copies(name, out.nbytes, "the result is computed in its place")
         write = self._writer()
         self._before.append(lambda: write(out, begins))
 
     def _writer(self) -> Callable[[Array, Any], None]:
-        """Return what queues the copy of an array, or of a number, to the part of D that is written; made once."""
+        """Return a function that queues the copy of an array or a number to the written part of D; made once."""
         if self._write is None:
             self._write = part_writer(self._f_ordered.written, self._f_ordered.d, self._session.rank)
         return self._write
 
 
 class ScaledPart(LocalProduct):
-    """D = beta C in the part that the routine writes: there is nothing else, or alpha is 0. Local."""
+    """D = beta C in the part that the routine writes, because alpha is 0 or an operand is empty. Local."""
 
     def __init__(self, problem: Level3Problem, beta: complex, rank: int) -> None:
         super().__init__(beta, "D = beta C: there is nothing to compute")
@@ -184,7 +183,7 @@ def _diagonal(x: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
 
 
 def _received_bytes(q: Level3Problem, rank: int) -> int:
-    """Return about how many bytes a rank must get from others: its share of the operands; triangles count whole."""
+    """Return about how many bytes a rank needs from others: its share of the operands; triangles count as squares."""
     rows, cols = q.d.local_shape(rank)
     if q.traits.shape == "added":
         needed = rows * cols if q.op_a != "N" else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a GPU reaches the others: measured times are good for machines with the same links alone.
+"""How a GPU reaches the others: measured times are valid only for machines with the same links.
 
 Source: nvml.h of CUDA 13.
 """
@@ -16,7 +16,7 @@ _MAX_LINKS = 36  # more than any GPU has; beyond a GPU's own number NVML answers
 
 
 def links_of(bus: str, nvml: Any = None) -> str:
-    """Return the links of the GPU at a PCI address, "18 NVLinks" or "PCIe 5 x16"; empty where nobody says. Local.
+    """Return the links of the GPU at a PCI address, "18 NVLinks" or "PCIe 5 x16"; empty if that is unknown. Local.
 
     Args:
         bus: the address, as CUDA gives it.

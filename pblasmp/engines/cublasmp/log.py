@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cuBLASMp says that it does: the way it takes is known only from its log."""
+"""What cuBLASMp does, according to its log: nothing else tells which algorithm it takes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TRACE = 5
 
 
 class Listening:
-    """While in the ``with`` block, collects in ``said`` the lines in which the library names the way it takes.
+    """Within the ``with`` block, collects in ``said`` the log lines that name the algorithm that the library takes.
 
-    Where the user has set the log's level, it stays as it is, and what it leaves out is not heard.
+    If the user has set the log's level, it stays as it is, and lines that it excludes are not collected.
     """
 
     def __init__(self, library: Library) -> None:
@@ -38,7 +38,7 @@ class Listening:
     def __enter__(self) -> Self:
         library = self._library
         with ExitStack() as undo:
-            if not self._users_own:  # the log also goes to standard output, which is the user's
+            if not self._users_own:  # otherwise the log would also go to the user's standard output
                 library.cublasMpLoggerOpenFile(os.devnull.encode())
                 undo.callback(library.cublasMpLoggerSetLevel, 0)
                 library.cublasMpLoggerSetLevel(_TRACE)

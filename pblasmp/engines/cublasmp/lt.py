@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every lane; CUDA graphs may record them.
 
-Triangular solves, too, which are cuBLAS's. The bindings are nvmath-python's: their calls cost a microsecond, ctypes'
-with 16 arguments several, and CuPy's cuBLAS refuses to be recorded.
+Also triangular solves, through cuBLAS. The bindings are nvmath-python's: a call takes a microsecond, where ctypes with
+16 arguments takes several, and CuPy's cuBLAS cannot be recorded.
 
-Matrices are row-major. cuBLASLt's are column-major, so it is asked for the transpose: D^T = op(W)^T op(X)^T; what is
-row-major in memory is the transpose already, and the letters of op stay as they are.
+Matrices are row-major. cuBLASLt's are column-major, so it computes the transpose, D^T = op(W)^T op(X)^T: row-major
+memory already holds the transpose, and the letters of op stay the same.
 
 Source: cuBLASLt's documentation (CUDA 13), cublasLt.h.
 """
@@ -27,11 +27,11 @@ from .views import View
 
 __all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Finish", "LocalProducts", "fuses", "why_not_float8"]
 
-WORKSPACE_BYTES = 32 << 20  # what cuBLAS takes on Hopper
-_REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find anew
+WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
+_REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find again
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
-SCALE_ALIGNED = 16  # bytes; at other addresses of scales the algorithm that cuBLASLt finds refuses to run
+SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
 _FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
 
 Op = Literal["N", "T", "C"]
@@ -39,7 +39,7 @@ Op = Literal["N", "T", "C"]
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What follows the sum inside the product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
+    """The scales and the epilogue of a product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
 
     Addresses of device memory, 0 for none.
 
@@ -72,7 +72,7 @@ class Finish:
 
     @property
     def pointers(self) -> dict[str, int]:
-        """Attributes of a matmul descriptor, with the addresses that are given; X is cuBLASLt's B, W its A."""
+        """Attributes of a matmul descriptor for the given addresses; X is cuBLASLt's B, W its A."""
         given = {
             "BIAS_POINTER": self.bias,
             "EPILOGUE_AUX_POINTER": self.aux,
@@ -88,7 +88,7 @@ PLAIN = Finish()
 
 
 class Batch(NamedTuple):
-    """Equal products of matrices at equal distances: how many, and entries from one X, W, D and C to the next."""
+    """Products of equal sizes at equal distances: how many, and the entries from one X, W, D and C to the next."""
 
     size: int
     x: int
@@ -123,7 +123,7 @@ class LocalProducts:
     Args:
         cupy: the module; its current device is the GPU.
         binding: ``nvmath.bindings.cublasLt``, by default imported.
-        cublas: ``nvmath.bindings.cublas``, likewise; None with another ``binding``: there is no ``trsm``.
+        cublas: ``nvmath.bindings.cublas``, by default imported; None with a given ``binding``: there is no ``trsm``.
 
     Raises:
         LibraryNotFoundError: nvmath-python is not installed.
@@ -141,7 +141,7 @@ class LocalProducts:
             binding, cublas = nvmath.bindings.cublasLt, nvmath.bindings.cublas
         self._cublas = cublas
         self._cupy, self._lt = cupy, binding
-        self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the one used last is the last one
+        self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
         self._workspaces: dict[str, Any] = {}
         self._scalars: dict[Any, np.ndarray] = {}
         self._scales: dict[tuple[str, str], Any] = {}
@@ -153,7 +153,7 @@ class LocalProducts:
             self._closing.callback(cublas.destroy, self._solver)
 
     def reserve(self) -> None:
-        """Make the workspace of "main" now: in a run, other ranks may be waiting already. Local."""
+        """Make the workspace of "main" now, since in a run other ranks may already be waiting. Local."""
         self._workspace("main")
 
     def _workspace(self, lane: str) -> int:
@@ -180,7 +180,7 @@ class LocalProducts:
         sms: int = 0,
         lane: str = "main",
     ) -> None:
-        """Queue ``D = alpha op(X) op(W) + beta C`` and what follows, with one rounding. Local.
+        """Queue ``D = alpha op(X) op(W) + beta C`` and ``finish``, with one rounding. Local.
 
         Args:
             stream: address of the CUDA stream.
@@ -190,7 +190,7 @@ class LocalProducts:
             c: like ``d``; may be ``d``; by default ``d``.
             finish: bias, activation, scales.
             compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
-            batch: the other products to do; ``x``, ``w``, ``d`` and ``c`` are those of the first one.
+            batch: how many products there are; ``x``, ``w``, ``d`` and ``c`` are those of the first one.
             sms: how many multiprocessors to use at most, 0 for all.
             lane: products of one lane run one after another, on whatever stream, and share a workspace.
 
@@ -233,12 +233,12 @@ class LocalProducts:
             arguments: what follows the handle in C; alpha is on the host.
         """
         self._cublas.set_stream(self._solver, stream)
-        workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has taken it away
+        workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has reset the workspace
         self._cublas.set_workspace(self._solver, *workspace)
         getattr(self._cublas, f"{letter}trsm")(self._solver, *arguments)
 
     def _with_aligned_scales(self, finish: Finish, stream: int, lane: str) -> Finish:
-        """Queue copies of the scales whose addresses cuBLASLt does not take. Return where all of them are."""
+        """Queue copies of the scales whose addresses cuBLASLt does not take. Return ``finish`` with all addresses."""
         runtime = self._cupy.cuda.runtime
         copies: dict[str, Any] = {}
         for name in ("scale_x", "scale_w", "scale_d"):
@@ -271,7 +271,7 @@ class LocalProducts:
         batch: Batch | None,
         sms: int,
     ) -> _Prepared:
-        """Return descriptors and algorithm, from the cache where they were made before."""
+        """Return descriptors and algorithm, from the cache if they were made before."""
         key = (
             extents, ops, beta == 0, compute, batch, sms,
             tuple((view.dtype, view.ld, _alignment(view, step)) for view, step in _stepped(views, batch)),
@@ -282,7 +282,7 @@ class LocalProducts:
             self._prepared.move_to_end(key)
             return found
         self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, batch, sms)
-        if len(self._prepared) > _REMEMBERED:  # what was queued with them is done with them
+        if len(self._prepared) > _REMEMBERED:  # work that was queued with them no longer needs them
             self._prepared.popitem(last=False)[1].made.close()
         return found
 
@@ -303,7 +303,7 @@ class LocalProducts:
         if float8 and (why := why_not_float8(x, w, d, *ops)):
             raise UnsupportedError(why)
         kind = accumulation_dtype(x.dtype)
-        # C stands in D's place where there is none; an 8-bit D has a 16-bit C.
+        # If there is no C, D's layout stands for it; an 8-bit D has a 16-bit C.
         c_dtype = DTYPES["bfloat16"] if beta == 0 and is_float8(d.dtype) else c.dtype if beta else d.dtype
         made = ExitStack()
         with made:
@@ -362,7 +362,7 @@ class LocalProducts:
         return product
 
     def close(self) -> None:
-        """Give descriptors, handle and workspaces back. Local; no work may be in flight."""
+        """Free descriptors, handle and workspaces. Local; no work may be in flight."""
         with self._closing:
             for product in self._prepared.values():
                 self._closing.push(product.made)
@@ -380,11 +380,11 @@ class _Prepared:
         self.description, self.without_c = description, without_c
         self.layouts: list[int] = []
         self.algo, self.result = 0, np.empty(0)
-        self.made = ExitStack()  # what gives the descriptors back
+        self.made = ExitStack()  # destroys the descriptors
         self._pointed: dict[str, int] = {}
 
     def point(self, lt: Any, pointers: dict[str, int]) -> None:
-        """Set the addresses that have changed since the call before."""
+        """Set the addresses that have changed since the previous call."""
         if pointers == self._pointed:
             return
         for name, address in pointers.items():

@@ -19,7 +19,7 @@ def part_writer(part: Trapezoid | None, x: MatrixDescriptor, rank: int) -> Calla
 
     Args:
         part: what is copied; None: everything.
-        x: the layout of both matrices; arrays are as its shape says, in any memory order.
+        x: the layout of both matrices; their arrays may have any memory order.
         rank: this rank.
     """
     if part is None or rank >= x.grid.size:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU rank does with its own arrays: CuPy and cuBLAS, queued on CuPy's current stream."""
+"""The operations of a GPU rank on its own arrays: CuPy and cuBLAS, queued on CuPy's current stream."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class CublasmpOperations:
     """See ``engines.base.Operations``. Local to make.
 
     Args:
-        session: whose streams are followed.
+        session: the session whose streams are used.
     """
 
     tile = 256  # smaller tiles waste less work but slow cuBLAS down
     panel = 8192
-    lead = 1024  # the rest arrives while this much is multiplied
+    lead = 1024  # while this much is multiplied, the rest arrives
     stripes = 4
     update_order = ""
     panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
@@ -56,11 +56,11 @@ class CublasmpOperations:
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._lane = _LANES[0]
         self._buffers: dict[str, Array] = {}
-        self.generation = 0  # of these: a CUDA graph made before one is replaced holds stale addresses
+        self.generation = 0  # of the buffers: a CUDA graph made before one is replaced holds stale addresses
         self._sums: dict[
             tuple[bool, bool, bool, str | None, bool], Any
-        ] = {}  # kernels, by what they add where
-        self._values: dict[np.dtype, Array] = {}  # of every byte as an 8-bit float, by type
+        ] = {}  # kernels, by what they add and where
+        self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` on the device. Local."""
@@ -83,7 +83,7 @@ class CublasmpOperations:
         return buffer
 
     def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``, or bytes for 8-bit floats, which CuPy does not know. Local."""
+        """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
         return stored_dtype(dtype)
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
@@ -91,11 +91,11 @@ class CublasmpOperations:
         return dtype
 
     def multiplies(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``, of 8-bit floats bfloat16: cuBLAS has them in another interface. Local."""
+        """Return ``dtype``, or bfloat16 for 8-bit floats, which cuBLAS has only in another interface. Local."""
         return DTYPES["bfloat16"] if is_float8(dtype) else dtype
 
     def store(self, d: Array, x: Array, dtype: np.dtype) -> None:
-        """Queue the rounding of ``x`` into ``d``; of float32 where that is of 8-bit floats. Local."""
+        """Queue the rounding of ``x`` into ``d``; ``x`` is float32 if ``d`` has 8-bit floats. Local."""
         if d.strides[0] < d.strides[1]:
             d, x = d.T, x.T
         d[...] = to_bits(self.xp, x, dtype) if is_float8(dtype) else x
@@ -105,7 +105,7 @@ class CublasmpOperations:
         return not is_float8(dtype)
 
     def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
-        """Return ``array``, or in the buffer ``name`` the values of its bytes. Local."""
+        """Return ``array`` or, for 8-bit floats, their values in the buffer ``name``. Local."""
         wide = self.multiplies(dtype)
         if wide == dtype:
             return array
@@ -150,7 +150,7 @@ class CublasmpOperations:
                 c = None
         if self._lane == _LANES[0]:
             self._session.follow_stream()  # products share a workspace
-        if a.shape[1] == 0:  # nothing of a and b tells how they are stored
+        if a.shape[1] == 0:  # the memory order of empty a and b is unknown
             scale(d, beta)
             return
         if turned:
@@ -177,7 +177,7 @@ class CublasmpOperations:
     ) -> None:
         """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local.
 
-        With a ``batch`` as many of them.
+        With ``batch``, queue as many such products.
         """
         stream = self.xp.cuda.get_current_stream()
         if self._products is not None:
@@ -211,7 +211,7 @@ class CublasmpOperations:
         beta: complex,
         compute: str | None,
     ) -> None:
-        """Queue a product by cuBLAS, which is column-major: it computes the transpose."""
+        """Queue a product by cuBLAS, which is column-major and so computes the transpose."""
         m, n, k = d.cols, d.rows, x.cols if op_x == "N" else x.rows
         self._check(f"a local product of {n} x {m} x {k}", m, n, k, x.ld, w.ld, d.ld)
         kind, result = DATA_TYPES[x.dtype.name], DATA_TYPES[d.dtype.name]
@@ -297,9 +297,9 @@ class CublasmpOperations:
         if d.size == 0:
             return
         if self._lane == _LANES[0]:
-            self._session.follow_stream()  # a product's own buffer may be among these
+            self._session.follow_stream()  # one of these may be a product's own buffer
         places: Any = () if part is None else part.indices(self.xp)
-        if d.strides[0] < d.strides[1]:  # kernels go along rows
+        if d.strides[0] < d.strides[1]:  # kernels run along rows
             d, x, c, *places = (each.T for each in (d, x, c, *places))
         is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo
         hermitian = is_complex and part is not None and part.hermitian
@@ -312,7 +312,7 @@ class CublasmpOperations:
 
 
 def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
-    """Return a kernel that reads and writes what it must, once."""
+    """Return a kernel that reads and writes only what it must, and only once."""
     import cupy
 
     left, right = "conj(x)" if conjugate else "x", "c"
@@ -333,7 +333,7 @@ def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: 
 
 
 def _row_major(array: Array) -> tuple[View, Op]:
-    """Return a matrix as it is in memory, and which letter makes it what it is."""
+    """Return a matrix as it is in memory, and the op that makes the array of it."""
     flag, ld = blas_operand(array)
     rows, cols = array.shape
     address, dtype = int(array.data.ptr), np.dtype(array.dtype)

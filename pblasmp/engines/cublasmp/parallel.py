@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel products from local GEMMs and copies between GPUs, as algorithms of the GPU engine.
 
-The ways themselves are in ``overlapped``. A plan's second run on the same arrays records a CUDA graph, later ones
-replay it: then the host queues one launch.
+The algorithms themselves are in ``overlapped``. A plan's second run on the same arrays records a CUDA graph, and later
+ones replay it: then the host queues a single launch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ALIGNED = 16  # bytes, of 8-bit operands
 
 
 def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
-    """Return the product as its algorithms want it. Local."""
+    """Return the product in the form that its algorithms take. Local."""
     extents = {}
     for name in ("tokens", "outputs", "inputs"):
         counts: tuple[int, ...] = getattr(p, name)
@@ -64,7 +64,7 @@ class OverlappedProduct(Product):
         engine: where it runs.
         p: the product.
         options: alpha, beta, types.
-        operands: the planned ones, whose epilogue is that of every run.
+        operands: the planned ones, whose epilogue every run has.
         kind: the algorithm.
     """
 
@@ -120,7 +120,7 @@ class OverlappedProduct(Product):
         self.run(operands)
         if self._p.conjugated:
             raise UnsupportedError(
-                "a CUDA graph: operands are conjugated first, where no two runs need put them"
+                "a CUDA graph: operands are conjugated first, and each run may put the result elsewhere"
             )
         return self._recordings.record(lambda: self._queue(operands))
 
@@ -138,7 +138,7 @@ def _first_sentence(kind: type) -> str:
 
 
 def _view(problem: Problem) -> Problem | str:
-    """Return the tensor-parallel product that a problem is, its X row-major, or why it is none."""
+    """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
     if isinstance(problem, MatmulProblem) and problem.scheme != "gemm":
         q = problem.T if problem.d.order == "F" else problem
         if (q.op_a == "N") != (q.a.order == "C"):
@@ -149,7 +149,7 @@ def _view(problem: Problem) -> Problem | str:
 def _why_not(
     kind: type[Kind], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
-    """Return why a way over local GEMMs and copies cannot be taken. Collective the first time."""
+    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective the first time."""
     session = session_of(engine)
     if p.size != session.size:
         return f"its layouts are on {p.size} ranks, it needs all {session.size} of the context"
@@ -159,7 +159,7 @@ def _why_not(
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
         return f"epilogue {e.name!r}: only a bias and an activation follow it"
     if e is not None and e.fused and (p.sums or not fuses(p.dtype)):
-        return "its epilogue follows the product, and fused=True was asked for"
+        return "its epilogue runs after the product, but fused=True asks for a fused one"
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
     spec = _spec(p, options, None if e is None else e.activation)
@@ -181,7 +181,7 @@ def _why_not(
 
 def _row(form: str, name: str) -> Algorithm:
     kind = KINDS[form][name]
-    fallback = name == "push"  # by messages, where GPUs do not reach each other's memory
+    fallback = name == "push"  # by messages, if GPUs do not reach each other's memory
 
     def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
         why = _why_not(kind, engine, p, options, operands)
@@ -209,27 +209,29 @@ def _row(form: str, name: str) -> Algorithm:
 # -- rules, from measurements on two and four H200, where nothing was measured on this machine: benchmarks/README.md
 
 _PAIR = 2
-_HIDES = 1e11  # operations of all ranks that hide what the host needs to queue a product without a graph
-_HIDES_PIECES = 1.5e12  # and of one in many pieces
-_HIDES_COPIES = 1e10  # operations that hide what copies in pieces cost more than NCCL's
-_HIDES_SENDING = 2000  # inputs for each peer: an output's GEMM takes as long then as sending it to them
-_HIDES_SUMS = 4e11  # operations of a rank that hide, on more than two, most of an AllReduce in pieces
-_PULLS = 2.5e10  # operations of a rank, below which GEMM + ReduceScatter is one GEMM and one sum
-_STORES = 7.5e10  # and below which, on more than two, GEMMs store the parts where they are added
+_HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph
+_HIDES_PIECES = 1.5e12  # and to queue one in many pieces
+_HIDES_COPIES = 1e10  # operations that hide the extra cost of copies in pieces over NCCL's
+_HIDES_SENDING = (
+    2000  # inputs per peer, with which computing an output takes as long as sending it to all peers
+)
+_HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, most of an AllReduce in pieces
+_PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
+_STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
-_RING_WAVES = 3  # from which on two GPUs add in the product's epilogue, where they can
+_RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
 def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
-    """Return the rank of an algorithm in the rules: 0.5 for the best one, 0.6 for NCCL's, the others behind these.
+    """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
 
-    "ring" comes before the best one where it is ahead, as it does not compute every product.
+    "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
     """
-    if p.return_gathered:  # cuBLASMp's do not leave X where the caller gets it
+    if p.return_gathered:  # cuBLASMp's algorithms do not return the gathered X
         pushes = options.repeated or p.flops >= _HIDES
         return 0.5 if (name == "push") == pushes else 0.6
-    if p.gathers:  # cuBLASMp's are ahead where they can be taken, but for graphs on two GPUs
+    if p.gathers:  # cuBLASMp's, if they apply, are faster except for graphs on two GPUs
         if options.repeated and p.size == _PAIR and name == ("push" if p.flops >= _HIDES_COPIES else "nccl"):
             return 0.5
         return 1.5 if name == "nccl" else 1.4

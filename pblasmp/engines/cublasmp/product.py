@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One product as cuBLASMp sees it: descriptors, attributes, workspace, and the call, prepared."""
+"""One product as cuBLASMp sees it: descriptors, attributes, workspace, and the prepared call."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["CublasmpProduct", "LocalProduct", "automatic"]
 
 Array = Any
 
-_SMALL_FLOPS = 2 * 2048**3  # a rank's share; below it cutting the product up costs more than it hides
+_SMALL_FLOPS = 2 * 2048**3  # a rank's share; below this, cutting up the product costs more than it hides
 
 
 def automatic(problem: MatmulProblem, version: int) -> str:
     """Return the algorithm that ``algo="auto"`` means. Local.
 
-    Without overlap small products are fastest, and so is AllReduce at every size where there is no multicast.
+    Small products are fastest without overlap, and so is AllReduce of every size without multicast.
     Source: benchmarks/README.md.
     """
     if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm":
@@ -54,7 +54,7 @@ class LocalProduct(Product):
         """Write beta C into D."""
         c, d, scales = operands.c, operands.d, operands.scales
         if scales is not None and scales.amax is not None:
-            scales.amax[...] = 0  # of an 8-bit D, which is 0; of any other it is computed afterwards
+            scales.amax[...] = 0  # of an 8-bit D, which is 0; for other types it is computed afterwards
         if self._beta == 0 or c is None:
             d[...] = 0
         else:
@@ -88,7 +88,7 @@ class CublasmpProduct(PreparedCall):
 
     @property
     def path(self) -> str:  # type: ignore[override]
-        """What cuBLASMp logged that it ran; before the first run, what it is asked for."""
+        """What cuBLASMp has run according to its log; before the first run, what it is asked for."""
         return self._logged(self._algo)
 
     # -- making
@@ -103,10 +103,10 @@ class CublasmpProduct(PreparedCall):
             for name, x, array in zip("abcd", (form.a, form.b, form.c, form.d), self._sources, strict=True)
             if x is not None and array is not None
         }
-        if is_float8(form.d.dtype) and form.c is None:  # C has 16 bits, though it is not there
+        if is_float8(form.d.dtype) and form.c is None:  # C has 16 bits, although there is none
             like_d = replace(form.d, dtype=bias_dtype(problem))
             descriptors["c"] = self._descriptor(like_d, self._lld(self._sources[3], form.d))
-        if "c" not in descriptors and self._session.version < 800:  # C may not be NULL: D, which is not read
+        if "c" not in descriptors and self._session.version < 800:  # C may not be NULL: pass D, not read
             self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
         m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
         p = self._pointers
@@ -147,7 +147,7 @@ class CublasmpProduct(PreparedCall):
             self._lib.cublasMpMatmulDescriptorSetAttribute(self._descriptor_of_product, attribute, at, size)
 
     def _following(self) -> dict[MatmulAttribute, int]:
-        """Return the attributes of epilogue and scales."""
+        """Return the attributes for epilogue and scales."""
         session, problem, found = self._session, self._problem, {}
         self._copied_scales.clear()
         if self._epilogue is not None:
@@ -159,9 +159,9 @@ class CublasmpProduct(PreparedCall):
         return found
 
     def _place(self, name: str, value: Any) -> int:
-        """Return the device address of a scale: an array, or a number, put where it stays as long as the product.
+        """Return the device address of a scale: an array, or a number in memory that lasts as long as the product.
 
-        The value of an array at an address that the library refuses is copied before each run.
+        If the library refuses the address of an array, its value is copied before each run.
         """
         number = isinstance(value, (int, float))
         if not number:
@@ -186,7 +186,7 @@ class CublasmpProduct(PreparedCall):
             self._temporaries[name][...] = value.reshape(1)
 
     def _communication_type(self) -> np.dtype | None:
-        """Return the type in which partial sums travel, where that is not the library's own choice, float32."""
+        """Return the type in which partial sums travel, if that is not the library's own choice, float32."""
         if self._problem.scheme not in ("rs", "ar"):
             return None
         asked = self._options.comm_dtype
@@ -212,7 +212,7 @@ class CublasmpProduct(PreparedCall):
         self._copied_scales.clear()
 
     def _bind(self, operands: Operands) -> None:
-        """Point the call at these local arrays; what has to be copied on the way goes through temporaries."""
+        """Point the call at these local arrays, or at temporaries for those that must be copied."""
         import cupy
 
         self._before = []
@@ -242,7 +242,7 @@ class CublasmpProduct(PreparedCall):
         if operands.scales is not None:
             self._before.append(self._copy_scales)
         if epilogue is not None and epilogue.activation == "relu" and epilogue.aux is not None:
-            mask = epilogue.aux  # products of parts of D may write some bits of a byte alone
+            mask = epilogue.aux  # products of parts of D may write only some bits of a byte
             self._before.append(lambda: mask.fill(0))
 
     def _into_d(self, c: Array, d: Array, copy: Callable[..., Any]) -> Array:
@@ -261,7 +261,7 @@ def _gathered_note(name: str, symmetric: bool) -> str:
 
 
 def received_bytes(form: ColumnMajorProduct, problem: MatmulProblem, rank: int) -> int:
-    """Return the bytes that a rank must get from others at least: its share of op(A) and op(B), or of partial sums."""
+    """Return the fewest bytes that a rank can get from others: its share of op(A) and op(B), or of partial sums."""
     if problem.scheme in ("rs", "ar"):
         parts = form.d.grid.size
         rows, cols = form.d.local_shape(rank)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products whose operands copy engines push while they are multiplied, for GPUs that reach each other.
 
-Every rank pushes its part of the operands into its peers' slabs, chunk by chunk of D's rows and columns, with a flag
-behind each. When one comes, a rank multiplies it by all that is there of the other operand, over the whole of k, with
-one rounding, while the next ones are under way. See ``engines.sections`` for who sends what, and in which order.
+Every rank pushes its part of the operands into its peers' slabs, in chunks of D's rows and columns, with a flag after
+each. When a chunk arrives, a rank multiplies it by all that has arrived of the other operand, over the whole of k, with
+one rounding, while the next chunks are under way. See ``engines.sections`` for who sends what, and in which order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .views import View, contiguous, moves
 __all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
 
 _BUFFER = "slabs"
-_STREAM = "copy"  # copies on two streams would share the copy engines in no known order
+_STREAM = "copy"  # copies on two streams would share the copy engines in an unknown order
 _CHUNKS = 8  # of an operand, at most
 _FLOAT8 = 16  # 8-bit products take multiples of this
 _ALIGNED = 16  # bytes
@@ -42,7 +42,7 @@ Array = Any
 
 
 class _Sent(NamedTuple):
-    """What a rank pushes in one go: of an operand's part, the rows of the receiver's slab that are in a chunk."""
+    """One push: the rows of a part of an operand that are in one chunk of the receiver's slab."""
 
     which: int
     chunk: int
@@ -53,18 +53,18 @@ class _Sent(NamedTuple):
 
 
 class Pushed:
-    """The work that this rank queues for one product. Collective to make: it reserves symmetric memory.
+    """The work that this rank queues for one product. Making one is collective: it reserves symmetric memory.
 
     Args:
         gpu: this rank's.
         plan: who sends what.
         p: the product.
-        multiply: a local product: the name of a stream, then as ``operations.multiply``.
+        multiply: computes a local product: takes the name of a stream, then the arguments of ``operations.multiply``.
 
     Attributes:
-        sent_bytes: what this rank pushes in one run.
-        copied_bytes: what it packs, unpacks and copies to its own slabs.
-        packed_bytes: memory for what it packs.
+        sent_bytes: bytes that this rank pushes in one run.
+        copied_bytes: bytes that it packs, unpacks and copies to its own slabs.
+        packed_bytes: memory for its packed messages.
     """
 
     def __init__(self, gpu: Gpu, plan: PushPlan, p: MatmulProblem, multiply: Callable[..., None]) -> None:
@@ -75,7 +75,7 @@ class Pushed:
             gpu.reserve(_BUFFER, plan.nbytes)
         self._receivers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
         self._parts = [slab.parts(gpu.rank) for slab in plan.slabs]
-        self._still = [slab.in_place(gpu.rank) for slab in plan.slabs]
+        self._in_place = [slab.in_place(gpu.rank) for slab in plan.slabs]
         self._own = [slab.read_in_place(gpu.rank) for slab in plan.slabs]
         self._chunks = [plan.chunks(which, gpu.rank) for which in (0, 1)]
         self._packs: dict[tuple[int, Stretches, Stretches], int] = {}
@@ -105,8 +105,8 @@ class Pushed:
             gpu.scratch(_BUFFER, plan.nbytes)
 
     def stays(self, which: int) -> bool:
-        """Return whether what this rank has of an operand's slab is multiplied where it is. Local."""
-        return self._still[which] or self._own[which] is not None
+        """Return whether this rank's own part of an operand's slab is multiplied where it is. Local."""
+        return self._in_place[which] or self._own[which] is not None
 
     @staticmethod
     def _pack(which: int, part: Part) -> tuple[int, Stretches, Stretches]:
@@ -118,9 +118,9 @@ class Pushed:
 
         Args:
             a, b: this rank's local arrays as they are in memory, row by row.
-            d, c: likewise; ``c`` is None where beta is 0.
+            d, c: this rank's D and C, also as they are in memory; ``c`` is None if beta is 0.
             turned: ``d`` is in F order: its rows are D's columns.
-            alpha, beta, compute: as everywhere.
+            alpha, beta, compute: as in ``Options``.
         """
         gpu, views = self._gpu, (a, b)
         gpu.begin()
@@ -133,22 +133,22 @@ class Pushed:
         self._push(views, islice(steps, 2))
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
         self._place(views, slabs)
-        there = [(0, 0), (0, 0)]  # rows of A and columns of B
+        arrived = [(0, 0), (0, 0)]  # rows of A and columns of B
         for which, chunk in self._plan.sequence(self._rank):
             self._await(which, chunk)
-            came = self._chunks[which][chunk]
-            rows, cols = (came, there[1]) if which == 0 else (there[0], came)
-            there[which] = 0, came[1]
+            new = self._chunks[which][chunk]
+            rows, cols = (new, arrived[1]) if which == 0 else (arrived[0], new)
+            arrived[which] = 0, new[1]
             if rows[1] and cols[1]:
                 self._multiply(views, slabs, rows, cols, d, c, turned, alpha, beta, compute)
-                self._push(views, islice(steps, 1))  # queued behind the product, which begins the sooner
+                self._push(views, islice(steps, 1))  # queued after the product, so that this begins sooner
         self._push(views, steps)
         gpu.end(*([_STREAM] if self._steps else []))
 
     # -- sending
 
     def _in_order(self) -> list[list[_Sent]]:
-        """Return what this rank pushes, in steps, as the receivers need it: at first what they unpack."""
+        """Return this rank's pushes in steps, in the order that the receivers need; packed messages come first."""
         steps: list[list[_Sent]] = [[]]
         for which, sends in enumerate(self._sends):
             steps[0] += [_Sent(which, 0, to, part) for to, part in sends if not part.direct]
@@ -165,7 +165,7 @@ class Pushed:
         return [step for step in steps if step]
 
     def _push(self, views: tuple[View, View], steps: Iterable[list[_Sent]]) -> None:
-        """Queue what the receivers wait for in these steps."""
+        """Queue the pushes of these steps."""
         for sent in chain.from_iterable(steps):
             if sent.part.direct:
                 self._push_chunk(sent, views[sent.which])
@@ -173,7 +173,7 @@ class Pushed:
                 self._push_message(sent.which, sent.to, sent.part)
 
     def _push_chunk(self, sent: _Sent, view: View) -> None:
-        """Queue the rows of a part that belong to a chunk of the receiver's, straight to their place."""
+        """Queue the push of the rows of a part that are in one chunk of the receiver, straight to their place."""
         which, chunk, to, part, start, stop = sent
         gpu, (count, width) = self._gpu, part.shape
         here, first = part.outer[0].src, part.outer[0].dst
@@ -190,20 +190,20 @@ class Pushed:
         gpu.raise_flag(_STREAM, to, _flag(which, chunk))
 
     def _push_message(self, which: int, to: int, part: Part) -> None:
-        """Queue a packed part, which the receiver unpacks."""
+        """Queue the push of a packed part, which the receiver unpacks."""
         gpu = self._gpu
         rows, cols = part.shape
         base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
-        there = gpu.symmetric(_BUFFER, to) + self._plan.places(to)[1][which, self._rank]
+        target = gpu.symmetric(_BUFFER, to) + self._plan.places(to)[1][which, self._rank]
         kind = self._dtypes[which]
         line = rows * cols
-        gpu.push(_STREAM, View(there, 1, line, line, kind), View(base, 1, line, line, kind))
+        gpu.push(_STREAM, View(target, 1, line, line, kind), View(base, 1, line, line, kind))
         gpu.raise_flag(_STREAM, to, _flag(which, 0))
 
     # -- receiving
 
     def _place(self, views: tuple[View, View], slabs: list[View]) -> None:
-        """Queue what this rank writes into its slabs itself: its own parts, and messages that are unpacked."""
+        """Queue what this rank writes into its slabs itself: its own parts, and the messages that it unpacks."""
         gpu, inboxes = self._gpu, self._plan.places(self._rank)[1]
         for which, parts in enumerate(self._parts):
             for part in parts:
@@ -219,7 +219,7 @@ class Pushed:
                 self._move(which, message, slabs[which], unpacked(part.outer), unpacked(part.inner))
 
     def _await(self, which: int, chunk: int) -> None:
-        """Queue the wait for all that others push of a chunk."""
+        """Queue the wait for all parts of a chunk that other ranks push."""
         start, stop = self._chunks[which][chunk]
         for part in self._parts[which]:
             first = part.outer[0].dst
@@ -230,7 +230,7 @@ class Pushed:
     def _multiply(self, views: tuple[View, View], slabs: list[View], rows: tuple[int, int], cols: tuple[int, int],
                   d: View, c: View | None, turned: bool, alpha: complex, beta: complex,
                   compute: str | None) -> None:  # fmt: skip
-        """Queue one tile of D: a batch of products where its rows or columns are blocks at equal distances."""
+        """Queue one tile of D: a batch of products if its rows or columns are blocks at equal distances."""
         everything = 0, self._p.k
         tiles = [self._plan.tiles(which, self._rank, *outer) for which, outer in enumerate((rows, cols))]
         for pair in product(*tiles):
@@ -255,9 +255,9 @@ class Pushed:
             )  # fmt: skip
 
     def _rows(self, which: int, at: int, views: tuple[View, View], slabs: list[View]) -> tuple[View, int]:
-        """Return the memory that a row of this rank's slab is in, and at which of its rows."""
+        """Return the memory that holds a row of this rank's slab, and the index of the row in it."""
         own = self._own[which]
-        if own is not None and at < self._chunks[which][0][1]:  # its own section is the first chunk
+        if own is not None and at < self._chunks[which][0][1]:  # this rank's own section is the first chunk
             return views[which], own + at
         return slabs[which], at
 
@@ -270,8 +270,8 @@ class Pushed:
     # -- memory
 
     def _slab(self, which: int, view: View) -> View:
-        """Return this rank's slab: its local array, or where it is put together."""
-        if self._still[which]:
+        """Return this rank's slab: its local array, or the buffer where it is assembled."""
+        if self._in_place[which]:
             return view
         return self._peer_slab(which, self._rank)
 
@@ -286,7 +286,7 @@ class Pushed:
         return self._view(which, at, count, width)
 
     def _view(self, which: int, at: int, outer: int, k: int) -> View:
-        """Return contiguous memory of an operand's memory order."""
+        """Return a view of contiguous memory in an operand's memory order."""
         rows, cols = (outer, k) if self._plan.slabs[which].side.order == "C" else (k, outer)
         return View(at, rows, cols, max(1, cols), self._dtypes[which])
 
@@ -295,7 +295,7 @@ class Pushed:
         return _tile(view, rows, cols)
 
     def _move(self, which: int, of: View, to: View, outer: Stretches, inner: Stretches) -> None:
-        """Queue the copy of blocks by kernels, on the main stream."""
+        """Queue a copy of blocks by kernels on the main stream."""
         slab: Slab = self._plan.slabs[which]
         lines, runs = (outer, inner) if slab.side.order == "C" else (inner, outer)
         for copied in moves(to, of, lines, runs):
@@ -316,7 +316,7 @@ def conjugated(p: MatmulProblem, which: int) -> bool:
 
 
 def conjugated_first(p: MatmulProblem, plan: PushPlan, which: int) -> bool:
-    """Return whether a copy has to be conjugated before: the product conjugates what it transposes alone. Local."""
+    """Return whether an operand must be conjugated first: the product conjugates only what it transposes. Local."""
     to_the_left = (which == 0) == (p.d.order == "C")
     return conjugated(p, which) and (plan.slabs[which].side.order == "C") == to_the_left
 
@@ -329,7 +329,7 @@ class PushedProduct(Product):
         session: its GPU.
         p: the product.
         options: how.
-        operands: the planned ones, whose epilogue and scales are those of every run.
+        operands: the planned ones, whose epilogue and scales every run has.
     """
 
     path = "push"
@@ -354,13 +354,13 @@ class PushedProduct(Product):
         self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(operands), 0)
         self._recordings = session.recordings()
         self._ran = False
-        self._copies: dict[str, Array] = {}  # kept, as graphs hold their addresses
+        self._copies: dict[str, Array] = {}  # kept, since graphs hold their addresses
 
     def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:  # noqa: ARG002
         self._engine.operations.multiply(x, w, d, c, **how)  # type: ignore[attr-defined]
 
     def _own_bytes(self, operands: Operands) -> int:
-        """Return the bytes of the copies that it keeps for these operands."""
+        """Return the bytes of the copies that this product keeps for these operands."""
         p, d = self._p, operands.d
         copied = self._temporary or (d is not None and not _starts_well(d))
         wanted = [(p.d, self._exact if self._temporary else p.d.dtype)] if copied else []
@@ -419,7 +419,7 @@ class PushedProduct(Product):
             self._engine.operations.store(d, target, p.d.dtype if self._temporary else target.dtype)
 
     def _follow(self, target: Array, operands: Operands) -> None:
-        """Queue what follows the product as one kernel, which writes D."""
+        """Queue the rest after the product as one kernel, which writes D."""
         gpu, p, d, e, scales = self._session.gpu, self._p, operands.d, operands.epilogue, operands.scales
         assert gpu is not None
         amax = None if scales is None else scales.amax
@@ -437,7 +437,7 @@ class PushedProduct(Product):
         )  # fmt: skip
 
     def _view(self, which: int, array: Array) -> View:
-        """Return a local operand as it is in memory, conjugated where the product cannot do it."""
+        """Return a local operand as it is in memory, conjugated if the product cannot do that."""
         matrix = (self._p.a, self._p.b)[which]
         if array is None or not array.size:
             return View(0, 0, 0, 1, matrix.dtype)
@@ -451,7 +451,7 @@ class PushedProduct(Product):
         return View.of(array if matrix.order == "C" else array.T, matrix.dtype, "ab"[which])
 
     def _is_aligned_first(self, which: int, array: Array) -> bool:
-        """Return whether a local operand is copied first, as it would be multiplied where cuBLASLt is slow."""
+        """Return whether a local operand is copied first, because cuBLASLt would be slow on its alignment."""
         return self._pushed.stays(which) and not _starts_well(array)
 
     def _copy(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
@@ -471,12 +471,12 @@ class PushedProduct(Product):
         return self._recordings.record(lambda: self._queue(operands))
 
     def close(self) -> None:
-        """End the graphs. Local."""
+        """Destroy the graphs. Local."""
         self._recordings.close()
 
 
 def _why_not_one_kernel(operands: Operands) -> str:
-    """Return why what follows the product is more than the one kernel that writes D, or an empty string. Local."""
+    """Return why the rest after the product takes more than the one kernel that writes D, or an empty string. Local."""
     e = operands.epilogue
     if e is None or (not {*e.given} - {"bias"} and e.activation in (None, "relu", "gelu")):
         return ""
@@ -499,13 +499,13 @@ def _padded(shape: tuple[int, int], dtype: np.dtype, order: str) -> tuple[int, i
 
 
 def _starts_well(array: Array) -> bool:
-    """Return whether cuBLASLt's fast kernels take an array: others take 1.3 (float64) to 7 (bfloat16) times as long."""
+    """Return whether cuBLASLt's fast kernels take an array: others are 1.3 (float64) to 7 (bfloat16) times as slow."""
     apart = max(array.strides) if min(array.shape, default=0) > 1 else 0
     return not array.size or not (int(array.data.ptr) % _ALIGNED or apart % _ALIGNED)
 
 
 def _readable(c: Array, dtype: np.dtype, *, turned: bool) -> bool:
-    """Return whether cuBLASLt reads C where it is: it takes what it could write D into."""
+    """Return whether cuBLASLt reads C where it is, as it does if it could write D there."""
     return c.dtype == dtype and contiguous(c, turned=turned) and _starts_well(c)
 
 
@@ -541,7 +541,9 @@ def _refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Opera
     if options.algo != "auto":
         return ""
     enough, limit = session.room(plan.nbytes)
-    return "" if enough else f"gathered operands would need {plan.nbytes} bytes a GPU, only {limit} available"
+    return (
+        "" if enough else f"gathered operands would need {plan.nbytes} bytes per GPU, only {limit} available"
+    )
 
 
 def _why_not_float8(p: MatmulProblem, plan: PushPlan) -> str:
@@ -558,7 +560,7 @@ def _why_not_float8(p: MatmulProblem, plan: PushPlan) -> str:
 
 
 def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
-    """Return less than cuBLASMp costs where something is sent. Local."""
+    """Return less than cuBLASMp costs if anything is sent. Local."""
     return 0.9 if engine.transport.size > 1 else 5.0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of what a product queues, as long as it and the memory that they name are there."""
+"""CUDA graphs of the work that a product queues, valid as long as the product and the memory that they use."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class Recordings:
     """The graphs of one product. Local.
 
     Args:
-        session: whose streams are followed, and recorded on.
-        generation: changes when memory is replaced that graphs hold addresses of.
+        session: the session whose streams are used, and recorded on.
+        generation: changes when memory whose addresses graphs hold is replaced.
     """
 
     def __init__(self, session: _Session, generation: Callable[[], Any]) -> None:
         self._session, self._generation = session, generation
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
-        self._last: weakref.ref[Operands] | None = None  # of the run before
-        self._own: _Recorded | None = None  # the graph of these
+        self._last: weakref.ref[Operands] | None = None  # of the previous run
+        self._own: _Recorded | None = None  # the graph for these operands
 
     def run(self, operands: Operands, queue: Callable[[], None], *, allocates: bool = False) -> None:
         """Queue a product; from the second run on the same operands, by replaying its graph. Local.
 
         Args:
-            operands: what it is run on.
-            queue: queues it, which is what happens while another graph is recorded, too.
-            allocates: it makes arrays meanwhile, whose memory lasts as long as the graph.
+            operands: the operands of the run.
+            queue: queues the product; it is also called while another graph is being recorded.
+            allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
         """
         self._session.follow_stream()
         if self._session.capturing:
@@ -71,7 +71,7 @@ class Recordings:
 
         Args:
             queue: queues the product.
-            allocates: it makes arrays meanwhile, whose memory lasts as long as the graph.
+            allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
         """
         recorded = self._graph(queue, allocates=allocates)
 
@@ -100,13 +100,13 @@ class Recordings:
                 queue()
             finally:
                 graph = stream.end_capture()
-        session.follow_stream()  # again, off the stream of the recording
+        session.follow_stream()  # back from the stream of the recording
         recorded = _Recorded(graph, generation, pool)
         self._recorded.add(recorded)
         return recorded
 
     def close(self) -> None:
-        """Destroy the graphs: NCCL destroys no communicator while one holds work of it."""
+        """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
         for recorded in self._recorded:
             recorded.graph = recorded.pool = None
         self._own = self._last = None

@@ -54,7 +54,7 @@ def copies(session: Session) -> bool:
 
 
 class _Copy:
-    """Every element stays on its rank: its memory order or its type changes."""
+    """A move in which every element stays on its rank: only memory order or type change."""
 
     workspace = Workspace(0, 0)
     path = "by a local copy"
@@ -68,17 +68,17 @@ class _Copy:
         self._write(target, source)
 
     def misfit(self, source: Array) -> str:  # noqa: ARG002
-        """Any array of the planned layout will do."""
+        """Return an empty string: any array of the planned layout will do."""
         return ""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class _Converted:
-    """A move that converts 8-bit floats, which no library and no kernel of ours does on the way: bytes travel.
+    """A move that converts 8-bit floats. No library and none of our kernels converts them on the way: bytes travel.
 
-    Elements are converted before they travel where they become 8-bit floats, otherwise when they have arrived.
+    Elements are converted before they travel if they become 8-bit floats, otherwise after they have arrived.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class _Converted:
 class _Gemr2D(PreparedCall):
     """A move by cublasMpGemr2D, between matrices of one type and one memory order.
 
-    A source of another type or memory order goes through a temporary. Offsets inside a block are offsets of the call.
+    A source of another type or memory order goes through a temporary. Offsets inside a block are passed in the call.
     """
 
-    _listens = False  # there is one way
+    _listens = False  # there is only one algorithm
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _Gemr2D(PreparedCall):
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]
-        """Bytes that this rank holds and others need."""
+        """Bytes that this rank holds and other ranks need."""
         return self._exchange.sent_bytes
 
     def run(self, source: Array, target: Array) -> None:  # type: ignore[override]
@@ -181,7 +181,7 @@ class _Gemr2D(PreparedCall):
         return super().misfit("a", source)
 
     def _bind(self, operands: Operands) -> None:
-        """Point the call at the local arrays, or at temporaries in their place."""
+        """Point the call at the local arrays, or at temporaries for them."""
         source, target = operands.a, operands.d
         self._before, self._after = [], []
         a, b = columns(source, self._order), columns(target, self._order)

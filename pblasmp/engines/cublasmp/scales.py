@@ -18,7 +18,7 @@ from ...scales import Scales
 __all__ = ["attributes", "check"]
 
 _FLOAT8_SINCE, _BLOCK_SINCE = 89, 100  # compute capabilities
-_OUTPUT_SINCE = 800  # before, C may not be left out, and D cannot replace it
+_OUTPUT_SINCE = 800  # in earlier versions C may not be left out, and D cannot stand for it
 
 
 def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int) -> None:
@@ -40,8 +40,8 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
             f"an 8-bit D needs cuBLASMp {version_text(_OUTPUT_SINCE)}, found {version_text(version)}"
         )
     if is_float8(p.d.dtype) and p.scheme == "gemm" and p.d.grid.size > 1:
-        raise UnsupportedError(  # it says so in the run, when some GPUs wait already for what others send
-            "cuBLASMp has an 8-bit D on one GPU and in the schemes 'ag', 'rs' and 'ar', not in other layouts"
+        raise UnsupportedError(  # cuBLASMp only fails in the run, when some GPUs already wait for others
+            "cuBLASMp has an 8-bit D only on one GPU and in the schemes 'ag', 'rs' and 'ar'"
         )
     if scales is None or scales.mode == "tensor":
         return
@@ -59,11 +59,11 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
 def attributes(
     scales: Scales, p: MatmulProblem, place: Callable[[str, Any], int]
 ) -> dict[MatmulAttribute, int]:
-    """Return the attributes of a matmul descriptor that tell of scales. Local.
+    """Return the attributes of a matmul descriptor for the scales. Local.
 
     Args:
         p: the caller's product; a column-major A is the caller's B where D is in C order.
-        place: the device address of the scale of that name: an array, or a number that is put there.
+        place: returns the device address of the scale of a name, given as an array or a number.
     """
     letters = {"a": "B", "b": "A", "d": "D"} if p.d.order == "C" else {"a": "A", "b": "B", "d": "D"}
     found = {}

@@ -45,12 +45,12 @@ def session_of(engine: Engine) -> Session:
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:
-    """Return ``dtype``, or bytes for 8-bit floats, which CuPy does not know. Local."""
+    """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
     return np.dtype(np.uint8) if is_float8(dtype) else dtype
 
 
 class Session:
-    """What is made once on a GPU and used by all that is prepared. Making and closing one is collective over ``comm``.
+    """What is made once on a GPU and used by all prepared products. Making and closing one is collective over ``comm``.
 
     Args:
         comm: the ranks of the context.
@@ -62,8 +62,8 @@ class Session:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
-        near: the ranks of this one's node.
-        held_with: what the GPU may use as long as it uses this.
+        near: the ranks of this rank's node.
+        held_with: objects that the GPU may use as long as it uses this session.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:
@@ -81,7 +81,7 @@ class Session:
         self._recording: Any = None
         self.gpu: Gpu | None = None
         self.held_with: tuple[Any, ...] = ()
-        with ExitStack() as self._closing:  # gives back what was made, last first, all of it whatever fails
+        with ExitStack() as self._closing:  # frees what was made, last first, every step even if one fails
             with self.agreement("Context: GPU"):
                 before = cupy.cuda.runtime.getDevice()
                 self._closing.callback(cupy.cuda.Device(before).use)
@@ -105,7 +105,8 @@ class Session:
                 library.cublasMpCreate(ctypes.byref(handle), self._stream.ptr)
                 self._closing.callback(library.cublasMpDestroy, handle.value)
             if self.version < _WINDOWS_SINCE and comm.size > 1:
-                self.grid(Grid(comm.size, 1))  # NVSHMEM: a first grid of fewer ranks lets later ones hang
+                # With NVSHMEM, later grids may hang if the first one has fewer ranks.
+                self.grid(Grid(comm.size, 1))
             self._closing = self._closing.pop_all()
         assert handle.value is not None
         self.handle = handle.value
@@ -140,7 +141,7 @@ class Session:
         return nccl
 
     def _own_gpu(self) -> tuple[Gpu | None, str]:
-        """Return what overlapped algorithms are written over, or None and why not. Collective."""
+        """Return the Gpu that overlapped algorithms use, or None and the reason. Collective."""
         missing = "" if find_spec("nvmath") is not None else f"nvmath-python is missing: {install('cu13')}"
         why = next((each for each in self._comm.allgather(missing) if each), "")
         if why:
@@ -151,7 +152,7 @@ class Session:
         )  # fmt: skip
         try:
             gpu = Gpu(peers)
-        except UnsupportedError as error:  # more ranks than its kernels take
+        except UnsupportedError as error:  # there are more ranks than its kernels take
             return None, str(error)
         self._closing.callback(gpu.close)
         return gpu, ""
@@ -227,7 +228,7 @@ class Session:
 
         Args:
             nbytes: how much.
-            grid: the handle of the grid that it is for, 0 on ranks outside it; None: no grid's, so far.
+            grid: the handle of the grid that will use it, 0 on ranks outside it; None: no grid, so far.
         """
         self._check_room(nbytes)
         address = 0
@@ -245,7 +246,7 @@ class Session:
         return address
 
     def _together(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``function`` does here, or raise on every rank what it raises on any. Collective."""
+        """Return the result of ``function``, or raise on every rank what it raises on any. Collective."""
         with Agreement(self._comm, "workspace"):
             return function(*arguments)
 
@@ -263,7 +264,7 @@ class Session:
                 )
 
     def room(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every GPU has ``nbytes`` of symmetric memory to give, and how many at least. Collective."""
+        """Return whether every GPU has ``nbytes`` for symmetric memory, and the least that any has. Collective."""
         held = 0 if self.gpu is None else self.gpu.held
         if nbytes <= held:
             return True, held
@@ -272,29 +273,29 @@ class Session:
         return nbytes <= limit, limit
 
     def recordings(self, buffers: Callable[[], int] = int) -> Recordings:
-        """Return where a product of ``gpu`` keeps its graphs. Local.
+        """Return a store for the graphs of a product on ``gpu``. Local.
 
         Args:
-            buffers: changes when memory is replaced that is not the GPU's own.
+            buffers: a count that changes when memory other than the Gpu's own is replaced.
         """
         gpu = self.gpu
         assert gpu is not None
         return Recordings(self, lambda: (gpu.addresses, buffers()))
 
     def agreement(self, what: str, *, blocks: bool = False) -> Agreement:
-        """Return a ``with`` block of which every rank raises what one raises inside. Collective over the context.
+        """Return a ``with`` block in which an error on one rank is raised on every rank. Collective over the context.
 
         Args:
-            what: what the ranks do there, in messages.
-            blocks: it waits for the other ranks in a library: see ``Agreement``.
+            what: what the ranks do in the block, for messages.
+            blocks: a library call inside waits for the other ranks: see ``Agreement``.
         """
         return Agreement(self._comm, what, blocks=blocks)
 
     @contextmanager
     def queueing(self, what: str) -> Iterator[None]:
-        """Return a ``with`` block like ``agreement``, around what queues work that waits for other ranks. Collective.
+        """Return a ``with`` block like ``agreement``, for queueing work that waits for other ranks. Collective.
 
-        Where only some ranks fail, the GPUs of the others wait for what never comes: the context is broken then.
+        If only some ranks fail, the GPUs of the others wait for work that never comes: then the context is broken.
         """
         failed = True
         try:
@@ -335,7 +336,7 @@ class Session:
         return array
 
     def _symmetric(self, nbytes: int) -> tuple[int, int]:
-        """Return address and size of symmetric memory: what was recycled, where it fits, or new. Collective."""
+        """Return address and size of symmetric memory: recycled memory if it fits, or new. Collective."""
         nbytes = max(self._comm.allgather(max(1, nbytes)))
         fitting = [block for block in self._recycled if nbytes <= block[1] <= 2 * nbytes]
         if fitting:
@@ -344,11 +345,11 @@ class Session:
         return self._new_memory(nbytes), nbytes
 
     def recycle(self, array: Any) -> None:
-        """Let the next symmetric array have the memory of this one; queued work is done. Collective."""
+        """Let later symmetric arrays reuse the memory of this one; queued work must be done. Collective."""
         self._recycled.append(self._blocks.pop(id(array)))
 
     def share(self, array: Any, grid: Grid) -> bool:
-        """Make an array usable by a grid, if it is in symmetric memory on every rank; say whether. Collective."""
+        """Make an array usable by a grid if it is symmetric memory on every rank; return whether it is. Collective."""
         start = self.heap.holds(int(array.data.ptr)) if array.size else 0
         inside = self.rank < grid.size
         if not all(self._comm.allgather(start != 0 or not inside or array.size == 0)):
@@ -359,7 +360,7 @@ class Session:
         return True
 
     def address(self, array: Any, operand: int = 0) -> int:
-        """Return the device address of a local array; of an empty one an address of that operand's own. Local."""
+        """Return the device address of a local array; for an empty one, a distinct address for each operand. Local."""
         address: int = array.data.ptr if array.size else self._nowhere.data.ptr + 64 * operand
         return address
 
@@ -381,23 +382,24 @@ class Session:
 
     @property
     def relaxed(self) -> Any:
-        """CUDA's mode of recording that lets other work go on meanwhile. Local."""
+        """CUDA's mode of recording that allows other work meanwhile. Local."""
         return self._cupy.cuda.runtime.streamCaptureModeRelaxed
 
     def share_largest(self, array: Any) -> None:
-        """Queue the largest of all ranks' numbers, in the array's place, on CuPy's current stream. Collective."""
+        """Queue, on CuPy's current stream, replacing an array by the maximum over all ranks. Collective."""
         stream = self._cupy.cuda.get_current_stream().ptr
         self._nccl.allreduce(array, array, self._nccl_core.MAX, stream=stream)
 
     def follow_stream(self) -> None:
-        """Queue what follows on CuPy's current stream, which lives on while cuBLASMp's handle holds it. Local.
+        """Use CuPy's current stream from now on, and keep it alive as long as cuBLASMp's handle holds it. Local.
 
-        Behind what was queued on another stream before: all products share workspaces and buffers.
+        It waits for what was queued on another stream before, since all products share workspaces and buffers.
         """
         stream = self._cupy.cuda.get_current_stream()
         if stream.ptr == self._stream.ptr:
             return
-        if not stream.is_capturing() and not self._stream.is_capturing():  # a graph knows only its own work
+        # While a graph is recorded, it cannot wait for work outside it.
+        if not stream.is_capturing() and not self._stream.is_capturing():
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(self._stream)
             stream.wait_event(event)
@@ -420,13 +422,14 @@ class Session:
 
     def synchronize(self) -> None:
         """Wait until the GPU has done all its work; raises as ``wait`` does. Local."""
-        self.wait(self._stream, self._cupy.cuda.get_current_stream())  # the last is behind all others of ours
+        # The stream used last has waited for all others of ours.
+        self.wait(self._stream, self._cupy.cuda.get_current_stream())
         self._cupy.cuda.runtime.deviceSynchronize()
 
     def close(self) -> None:
-        """Give everything back, last made first. Collective over the context.
+        """Free everything, last made first. Collective over the context.
 
-        Where the context breaks meanwhile, or this GPU is lost, all of it is kept for good.
+        If the context breaks meanwhile, or this GPU is lost, nothing is freed.
         """
         with ExitStack() as behind:
             behind.callback(self._give_back)
@@ -443,7 +446,7 @@ class Session:
 
 
 def _addresses(array: Any) -> NDArray[Any]:
-    """Return a NumPy array at the same addresses: never to be read, only to be compared."""
+    """Return a NumPy array at the same addresses, only for comparing these: it must never be read."""
 
     class Described:
         __array_interface__ = {  # noqa: RUF012

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CUDA stream is CuPy's current one."""
+"""CuPy's current CUDA stream."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["current", "external"]
 
 @contextmanager
 def current(stream: Any) -> Iterator[None]:
-    """Make a stream CuPy's current one, and afterwards the one that was. Local.
+    """Make a stream CuPy's current one, and restore the previous one afterwards. Local.
 
-    CuPy's own ``with stream:`` goes back to the stream of the ``with`` block around it: a stream that the user chose
-    by ``use()`` would be forgotten.
+    CuPy's own ``with stream:`` restores the stream of the surrounding ``with`` block: a stream that the user chose with
+    ``use()`` would be lost.
     """
     import cupy
 
@@ -28,7 +28,7 @@ def current(stream: Any) -> Iterator[None]:
 
 
 def external(handle: int, device: int) -> Any:
-    """Return another library's stream as CuPy's. Local."""
+    """Return another library's stream as a CuPy stream. Local."""
     import cupy
 
     if hasattr(cupy.cuda.Stream, "from_external"):
@@ -37,7 +37,7 @@ def external(handle: int, device: int) -> Any:
 
 
 class _Handle:
-    """A CUDA stream as libraries show each other theirs."""
+    """A CUDA stream in the protocol with which libraries share streams."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle

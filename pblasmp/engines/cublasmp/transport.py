@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How GPU ranks exchange data: by copy engines where they reach each other's memory, otherwise by NCCL's messages."""
+"""How GPU ranks exchange data: by copy engines if they reach each other's memory, otherwise by NCCL's messages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["CublasmpTransport"]
 
 Array = Any
 
-_REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
+_REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
 class CublasmpTransport(Room):
     """See ``engines.base.Transport``. Local to make.
 
     Args:
-        session: whose communicator and streams are used.
-        operations: whose buffers are used.
+        session: the session whose communicator and streams are used.
+        operations: the operations whose buffers are used.
     """
 
     why_not_shared = "GPUs share no memory: each needs its own slabs"
@@ -57,7 +57,7 @@ class CublasmpTransport(Room):
         return self._exchanges(src, dst, dtype)
 
     def message_bytes(self, exchange: Exchange) -> int:
-        """Return how much memory the messages of an exchange are packed in, here and where they are received. Local."""
+        """Return how many bytes the packed messages of an exchange take, here and at the receivers. Local."""
         return 2 * self.size * exchange.largest_bytes if self.pushes(exchange) else 0
 
     def pushes(self, exchange: Exchange) -> bool:
@@ -66,7 +66,7 @@ class CublasmpTransport(Room):
         return self.inbox is not None and largest > 0 and self.inbox.takes(largest)
 
     def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
-        """Queue messages, as one group, behind what CuPy's current stream has so far. Local."""
+        """Queue messages, as one group, after what CuPy's current stream has so far. Local."""
         cupy, nccl, address = self._cupy, self._session.nccl, self._stream.ptr
         self._session.follow_stream()
         event = cupy.cuda.Event(disable_timing=True)
@@ -93,14 +93,14 @@ class CublasmpTransport(Room):
         conjugate: bool = False,
         slots: int | None = None,  # noqa: ARG002 - the GPU's queue is the only one
     ) -> Transfer:
-        """Queue an exchange: what is sent is packed, messages travel, ``finish`` unpacks them. Local."""
+        """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Local."""
         self._session.follow_stream()  # all exchanges share boxes and flags
         return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
 
     def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
         """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
 
-        By kernels at the speed of memory; what is converted, or conjugated in the same memory order, by CuPy.
+        Kernels copy at the speed of memory; CuPy copies what is converted, or conjugated in the same memory order.
         """
         conjugate = conjugate and src.dtype.kind == "c"
         gpu, minor = self._session.gpu, _contiguous(dst, src)
@@ -135,7 +135,7 @@ class CublasmpTransport(Room):
         self._session.nccl.allreduce(flat, flat, self._nccl_core.SUM, stream=stream)
 
     def fence(self) -> None:
-        """Nothing is shared. Local."""
+        """Do nothing: GPUs share no buffers. Local."""
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:  # noqa: ARG002 - nothing is shared
         """Return at least ``nbytes`` of the buffer ``name``. Local."""
@@ -146,7 +146,7 @@ class CublasmpTransport(Room):
         return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
-        """Return the type asked for, by default the result's, of 8-bit ones bfloat16. Local."""
+        """Return the type asked for, by default the result's, or bfloat16 if that has 8 bits. Local."""
         return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)
 
 
@@ -157,7 +157,7 @@ class _Messages:
         self._cupy, self._done, self._arrays = cupy, done, arrays
 
     def finish(self) -> None:
-        """Let CuPy's current stream wait for them. Local."""
+        """Let CuPy's current stream wait for the messages. Local."""
         self._cupy.cuda.get_current_stream().wait_event(self._done)
         self._arrays = []
 
@@ -254,14 +254,14 @@ class _Exchange:
 
 
 def _contiguous(dst: Array, src: Array) -> int | None:
-    """Return the dimension along which both arrays have neighbours in memory, None if there is none."""
+    """Return the dimension along which both arrays are contiguous, None if there is none."""
     both = zip(dst.strides, src.strides, strict=True)
     found = [i for i, pair in enumerate(both) if set(pair) == {src.itemsize}]
     return found[-1] if found else None
 
 
 def _turns(dst: Array, src: Array) -> bool:
-    """Return whether rows of one and columns of the other array are neighbours, and all is where words may be."""
+    """Return whether rows of one array and columns of the other are contiguous, and all entries are aligned."""
     size = dst.itemsize
     places = (int(dst.data.ptr), int(src.data.ptr), *dst.strides, *src.strides)
     return dst.strides[0] == size == src.strides[1] and not any(place % size for place in places)
@@ -301,5 +301,5 @@ def _flat(array: Array, order: str) -> Array:
 
 
 def _bytes(array: Array) -> Array:
-    """Return the bytes of a contiguous array: NCCL knows them whatever its type is."""
+    """Return the bytes of a contiguous array: NCCL can send these whatever its type is."""
     return array.reshape(-1).view(np.uint8)

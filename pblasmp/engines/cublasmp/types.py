@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pblasmp's names are in cuBLASMp's numbers."""
+"""pblasmp's names as cuBLASMp's numbers."""
 
 from __future__ import annotations
 

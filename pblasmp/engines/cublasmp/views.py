@@ -19,13 +19,13 @@ Four = tuple[int, int, int, int]
 
 
 def contiguous(array: Any, *, turned: bool) -> bool:
-    """Return whether the entries of a row, ``turned`` of a column, are neighbours. Local."""
+    """Return whether the entries of a row (if ``turned``, of a column) are contiguous. Local."""
     return bool(array.shape[not turned] == 1 or array.strides[not turned] == array.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Rows of ``cols`` entries, ``ld`` entries apart, from ``address`` on. A plain value; nothing is kept alive."""
+    """Rows of ``cols`` entries, ``ld`` entries apart, from ``address`` on. A plain value: it keeps nothing alive."""
 
     address: int
     rows: int
@@ -38,8 +38,8 @@ class View:
         """Return a view of a CuPy array of two dimensions. Local.
 
         Args:
-            array: row-major: a row's entries are neighbours, rows do not overlap.
-            dtype: the type of its bytes, where the array cannot say so: 8-bit floats in an array of bytes.
+            array: row-major: a row's entries are contiguous, and rows do not overlap.
+            dtype: the element type, if the array cannot tell: 8-bit floats in an array of bytes.
             name: of the operand, for the error.
 
         Raises:
@@ -64,16 +64,16 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its entries, without what is between its rows."""
+        """Bytes of its entries, without the gaps between its rows."""
         return self.rows * self.cols * self.dtype.itemsize
 
     @property
     def contiguous(self) -> bool:
-        """Whether nothing is between its rows."""
+        """Whether there are no gaps between its rows."""
         return self.ld == self.cols or self.rows <= 1
 
     def shifted(self, entries: int) -> View:
-        """Return as large a matrix so many entries behind this one. Local."""
+        """Return a matrix of the same size that begins so many entries later. Local."""
         at = self.address + entries * self.dtype.itemsize
         return View(at, self.rows, self.cols, self.ld, self.dtype)
 
@@ -89,7 +89,7 @@ class View:
 
 
 def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:
-    """Yield what ``Kernels.move`` takes to copy blocks of one matrix to their places in another. Local.
+    """Yield the arguments of ``Kernels.move`` that copy blocks of one matrix to their places in another. Local.
 
     Args:
         to, of: matrices of one element type.
@@ -109,7 +109,7 @@ def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Mov
 
 
 def transposing_moves(to: Any, of: Any, piece: Piece) -> Iterator[tuple[int, Four, int, Four, Four]]:
-    """Yield what ``Kernels.transpose`` takes to copy a piece of one CuPy array to its place in another. Local."""
+    """Yield arguments of ``Kernels.transpose`` that copy a piece of one CuPy array to its place in another. Local."""
     (down, across), (up, along) = to.strides, of.strides
     for rows in piece.rows:
         for cols in piece.cols:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symmetric memory by NCCL's windows: growing buffers that plans share, peers' addresses, flags and barriers.
+"""Symmetric memory through NCCL's windows: growing buffers that plans share, peers' addresses, flags and barriers.
 
-What was measured on NVLink decides how ranks signal each other. While a GEMM holds all multiprocessors, a kernel that
-signals or waits is not scheduled before the GEMM ends. So a flag is a copy of 4 bytes behind the data, in the same
-stream; a wait is a stream memory operation on this GPU's own memory. Kernels are barriers only: at the start and at the
-end of a product, and between its GEMMs and its sums.
+How ranks signal each other follows from measurements on NVLink. While a GEMM holds all multiprocessors, a kernel that
+signals or waits is not scheduled before the GEMM ends. So a flag is a copy of 4 bytes after the data, in the same
+stream, and a wait is a stream memory operation on this GPU's own memory. Kernels are used only for barriers: at the
+start and at the end of a product, and between its GEMMs and its sums.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ KINDS = "end", "between"
 """Barriers: of one product and the next; within a product."""
 
 _UP = 1
-_FAR = 0x3F  # each byte of a count of products that is not reached
+_FAR = 0x3F  # each byte of a count of products that is never reached
 
 
 class Buffer:
     """Symmetric memory under a name. Its addresses change when it grows: ask for them in every run.
 
     Attributes:
-        peers: its address on every rank, as this rank sees it.
+        peers: the addresses of every rank's buffer, as this rank sees them.
         nbytes: its size.
     """
 
@@ -66,7 +66,7 @@ class Windows:
         self.rank, self.size = session.rank, session.size
         self._session, self._kernels = session, kernels
         self._core, self._driver = nccl.core, driver
-        self._awaiting: dict[int, list[Any]] = {}  # operations on a flag, by its address
+        self._awaiting: dict[int, list[Any]] = {}  # batched operations on a flag, by its address
         self._cupy = session.cupy
         self._runtime = session.cupy.cuda.runtime
         self._agreement = session.agreement
@@ -80,7 +80,7 @@ class Windows:
         self._first = 4 * len(KINDS) * (self.size + 2)
         try:
             with self._agreement("symmetric memory: barriers"):
-                self.arrive(stream)  # nothing came before the first product
+                self.arrive(stream)  # there is no product before the first one to wait for
                 session.wait(stream)
         except BaseException:
             self._release(self._flags)
@@ -89,7 +89,7 @@ class Windows:
     # -- memory
 
     def buffer(self, name: str) -> Buffer:
-        """Return the buffer of that name, empty before it is reserved. Local."""
+        """Return the buffer of that name, empty until it is reserved. Local."""
         return self._buffers.setdefault(name, Buffer())
 
     @property
@@ -98,12 +98,12 @@ class Windows:
         return max((buffer.nbytes for buffer in self._buffers.values()), default=0)
 
     def reserve(self, name: str, nbytes: int) -> Buffer:
-        """Return a buffer of at least ``nbytes``, the same number on every rank. Collective where it must grow.
+        """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.
 
         Waits for all work in flight before a buffer is replaced. New memory is zero.
 
         Raises:
-            MemoryError: a rank has no room; on every rank, and the buffer stays as it was.
+            MemoryError: a rank has no room; raised on every rank, and the buffer stays as it was.
         """
         buffer = self.buffer(name)
         if nbytes <= buffer.nbytes:
@@ -124,7 +124,7 @@ class Windows:
             if memory is not None:
                 memory.close()
             raise
-        self._release(buffer)  # every rank is idle: all have agreed
+        self._release(buffer)  # all ranks have agreed, and so are idle
         buffer._memory = memory
         try:
             with self._agreement(what, blocks=True):
@@ -144,7 +144,7 @@ class Windows:
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
-        """Return new memory; where little is free, what CuPy keeps for its next arrays is given back first."""
+        """Return new memory; if little is free, memory that CuPy keeps for later arrays is freed first."""
         free, _ = self._runtime.memGetInfo()
         if free < 2 * nbytes:
             self._cupy.get_default_memory_pool().free_all_blocks()
@@ -154,7 +154,7 @@ class Windows:
             raise MemoryError(f"{what}: {error}") from error
 
     def _release(self, buffer: Buffer) -> None:
-        """Give a buffer's memory back. Collective, where it has any."""
+        """Free a buffer's memory. Collective if it has any."""
         window, memory = buffer._window, buffer._memory
         buffer._window = buffer._memory = None
         buffer.peers, buffer.nbytes = [], 0
@@ -164,18 +164,18 @@ class Windows:
             if window is not None:
                 last_first.callback(window.close)
 
-    # -- barriers: kernels, for when no GEMM runs
+    # -- barriers: kernels, for times when no GEMM runs
 
     def arrive(self, stream: Any) -> None:
-        """Queue: tell every rank that this one's product has ended. Local."""
+        """Queue: signal every rank that this rank's product has ended. Local."""
         self._signal("arrive", stream, 0)
 
     def await_all(self, stream: Any) -> None:
-        """Queue: wait until every rank's product before has ended. Local."""
+        """Queue: wait until every rank's previous product has ended. Local."""
         self._signal("await", stream, 0)
 
     def meet(self, stream: Any) -> None:
-        """Queue a barrier within a product: what was stored before is seen by all after. Local."""
+        """Queue a barrier within a product: after it, every rank sees what was stored before it. Local."""
         self._signal("meet", stream, 1)
 
     def _signal(self, what: str, stream: Any, kind: int) -> None:
@@ -184,14 +184,14 @@ class Windows:
     # -- flags: copies of 4 bytes, to run next to a GEMM
 
     def raise_flag(self, stream: Any, rank: int, number: int) -> None:
-        """Queue: tell ``rank`` that all before in this stream is done. Once for every ``await_flag`` there. Local."""
+        """Queue: signal ``rank`` that all earlier work on this stream is done. Once per ``await_flag`` there. Local."""
         at = self._flags.peers[rank] + self._offset(number, self.rank)
         self._runtime.memcpyAsync(at, int(self._up.data.ptr), 4, self._runtime.memcpyDefault, stream.ptr)
 
     def await_flag(self, stream: Any, rank: int, number: int) -> None:
         """Queue: wait for the flag ``number`` of ``rank``, and lower it again. Local.
 
-        One batch of two operations, and so one node of a graph: launching a graph takes the host time for each node.
+        One batch of two operations, and so one graph node: launching a graph takes host time for each node.
         """
         at = self._flags.peers[self.rank] + self._offset(number, rank)
         operations = self._awaiting.get(at)
@@ -211,9 +211,9 @@ class Windows:
         return [wait, lower]
 
     def raise_own(self, stream: Any) -> None:
-        """Queue: raise all that this rank waits for, as if the others had; again and again until it waits no more.
+        """Queue: raise all flags that this rank waits for, as if other ranks had. Repeat this until it no longer waits.
 
-        For a context that is broken: what follows reads what happens to be there. Local.
+        For a broken context: the work that follows reads whatever is in its buffers. Local.
         """
         at, copy = self._flags.peers[self.rank], self._runtime.memcpyDefault
         self._runtime.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
@@ -226,7 +226,7 @@ class Windows:
         return int(self._first + 4 * (number * self.size + source))
 
     def close(self) -> None:
-        """Give all memory back, last made first, whatever fails. Collective."""
+        """Free all memory, last made first, every step even if one fails. Collective."""
         with ExitStack() as last_first:
             for buffer in self._buffers.values():
                 last_first.callback(self._release, buffer)
@@ -255,14 +255,14 @@ def open_windows(session: Any, kernels: Kernels) -> Windows | str:
 
 
 def nccl_handle(communicator: Any) -> Any:
-    """Return what nccl4py's bindings take for its communicator: an object of theirs, before 0.6 an address. Local."""
+    """Return what nccl4py's bindings take for its communicator: an object, or before 0.6 an address. Local."""
     from nccl.bindings import nccl
 
     return getattr(nccl, "Comm", int)(communicator.ptr)
 
 
 def _check(result: Any) -> None:
-    """Raise StatusError where the driver says that something is wrong."""
+    """Raise StatusError if the driver reports an error."""
     status = result[0]
     if status:
         raise StatusError(f"CUDA driver: {status.name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host engine: MPI ranks, one local GEMM over the whole of k, operands shared within a node."""
+"""The host engine: MPI ranks, one local GEMM over the whole of k, and operands that the ranks of a node share."""
 
 from __future__ import annotations
 

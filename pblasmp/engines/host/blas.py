@@ -43,7 +43,7 @@ def library_name() -> str:
 
 @functools.cache
 def described(library: str) -> str:
-    """Return the local BLAS in words: "scipy's openblas 0.3.29 Haswell"; its name alone where nobody says. Local."""
+    """Return the local BLAS in words: "scipy's openblas 0.3.29 Haswell"; or just its name if unknown. Local."""
     found = [each for each in threadpool_info() if each.get("user_api") == "blas"]
     if library == "mkl":
         mine = [each for each in found if each.get("internal_api") == "mkl"]
@@ -51,7 +51,7 @@ def described(library: str) -> str:
         import scipy
 
         folder = Path(scipy.__path__[0])
-        beside = folder, folder.parent / "scipy.libs"  # where its wheel has it
+        beside = folder, folder.parent / "scipy.libs"  # where SciPy's wheels have it
         mine = [each for each in found if Path(each.get("filepath", "")).parent in beside] or found
     words = {
         " ".join(str(each[name]) for name in ("internal_api", "version", "architecture") if each.get(name))
@@ -137,7 +137,7 @@ def gemm(
     (m, n), k = d.shape, a.shape[1]
     if m == 0 or n == 0:
         return
-    if k == 0:  # empty arrays do not show their memory order
+    if k == 0:  # the memory order of empty arrays is unknown
         scale(d, beta)
         return
     (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host engine's buffers: named, growing, kept between products; shared by a node's ranks or private."""
+"""The host engine's buffers: named, growing, and kept between products; private, or shared by a node's ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Buffers"]
 
 
 class Buffers:
-    """Named buffers that every product of an engine uses in turn.
+    """Named buffers that all products of an engine use, one product at a time.
 
     Args:
         node: the ranks of this node.
@@ -42,7 +42,7 @@ class Buffers:
         return probe.why_not
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         for memory in self._shared.values():
             memory.close()
         self._shared.clear()

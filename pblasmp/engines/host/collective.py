@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel products the plain way: one GEMM, and one collective of MPI before or after it."""
+"""Tensor-parallel products without overlap: one GEMM, and one MPI collective before or after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ALGORITHMS"]
 
 Array = Any
 
-_LONGEST = (1 << 31) - 1  # what a collective of MPI 3 counts
+_LONGEST = (1 << 31) - 1  # the largest count of an MPI 3 collective
 
 
 class _Collective(ParallelProduct):
@@ -131,7 +131,7 @@ def _prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Ope
 
 
 def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    return 5.5  # what is shared or overlapped is faster
+    return 5.5  # shared memory or overlap is faster
 
 
 _FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")

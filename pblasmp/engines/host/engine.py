@@ -37,7 +37,7 @@ class HostEngine:
     """CPU ranks. Making and closing one is collective over ``comm``.
 
     BLAS gets the cores of the node divided by its ranks, unless an environment variable such as OMP_NUM_THREADS says
-    otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try what crosses nodes on one machine.
+    otherwise. PBLASMP_RANKS_PER_NODE splits a machine into several nodes, to try communication between nodes on it.
     """
 
     name = "host"
@@ -69,7 +69,7 @@ class HostEngine:
     @property
     def machine(self) -> str:
         """This rank's processor. Local."""
-        return f"{_processor()} with {os.cpu_count()} cores, {self.threads} threads a rank"
+        return f"{_processor()} with {os.cpu_count()} cores, {self.threads} threads per rank"
 
     @property
     def libraries(self) -> str:
@@ -77,7 +77,7 @@ class HostEngine:
         return f"{blas.described(blas.library_name())}, NumPy {np.__version__}"
 
     def recycle(self, array: NDArray[Any]) -> None:
-        """Memory is the garbage collector's here. Local."""
+        """Do nothing: here the garbage collector frees memory. Local."""
 
     def empty(
         self,
@@ -95,7 +95,7 @@ class HostEngine:
         return np.empty((ld, cols), dtype, order="F")[:rows]
 
     def adopt(self, array: Any, dtype: np.dtype | None = None) -> NDArray[Any]:
-        """Return a NumPy array over the memory of ``array``: NumPy's, or anything that shares the host's. Local.
+        """Return a NumPy array over the memory of ``array``: NumPy's, or any array in the host's memory. Local.
 
         Bytes become the 8-bit floats that ``dtype`` says they are.
         """
@@ -162,14 +162,14 @@ class HostEngine:
         return overlap(a, b)
 
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """There are no streams on the host. Local."""
+        """Return a context that does nothing: the host has no streams. Local."""
         return nullcontext()
 
     def graphs(self) -> None:
         """Return None: there are no graphs. Local."""
 
     def synchronize(self) -> None:
-        """Nothing is ever queued here. Local."""
+        """Do nothing: nothing is ever queued here. Local."""
 
     def prepare_move(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CPU rank does with its own arrays: NumPy and the local BLAS."""
+"""The operations of a CPU rank on its own arrays: NumPy and the local BLAS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HostOperations:
 
     Args:
         library: the BLAS, "scipy" or "mkl".
-        buffers: memory that everything uses in turn.
+        buffers: memory that all products use, one at a time.
     """
 
     xp: Any = np
@@ -38,7 +38,7 @@ class HostOperations:
     lead = 0
     panel_flops = 1.0
     stripes = 1  # messages are short anyway
-    update_order = "C"  # k contiguous: BLAS is faster by a tenth where a product is a part of a triangle
+    update_order = "C"  # k contiguous: BLAS then computes parts of a triangle a tenth faster
 
     def __init__(self, library: str, buffers: Buffers) -> None:
         self._library, self._buffers = library, buffers
@@ -54,11 +54,11 @@ class HostOperations:
         return memory[:nbytes].view(dtype).reshape(shape, order=order)  # type: ignore[call-overload, no-any-return]
 
     def stored(self, dtype: np.dtype) -> np.dtype:
-        """Return ``dtype``: NumPy knows them all. Local."""
+        """Return ``dtype``: NumPy has all types. Local."""
         return dtype
 
     def slab_dtype(self, dtype: np.dtype) -> np.dtype:
-        """Return the type that BLAS multiplies: operands are converted when they arrive. Local."""
+        """Return the type that BLAS multiplies: operands are converted on arrival. Local."""
         return accumulation_dtype(dtype)
 
     multiplies = slab_dtype
@@ -76,7 +76,7 @@ class HostOperations:
         return array.astype(self.multiplies(dtype), copy=False)
 
     def refusal(self, dtype: np.dtype, compute: str | None) -> str:  # noqa: ARG002
-        """Return why not, unless ``compute`` is None. Local."""
+        """Return why ``compute`` is refused, or an empty string if it is None. Local."""
         return "" if compute is None else f"compute: the host engine takes only None, got {compute!r}"
 
     def gemm(
@@ -104,7 +104,7 @@ class HostOperations:
         d[...] = target
 
     def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Run tasks one after the other: each of them has all threads. Local."""
+        """Run tasks one after the other, each with all threads. Local."""
         for task in tasks:
             task()
 
@@ -182,5 +182,5 @@ def _like(out: Array, x: Array, conjugate: bool) -> Array:
 
 
 def _scaled(x: Array, factor: np.generic, where: Array | bool) -> Array:
-    """Return ``factor x`` where ``where`` is true, the rest is anything."""
+    """Return ``factor x`` where ``where`` is true; the rest is undefined."""
     return x if factor == 1 else np.multiply(x, factor, out=np.empty_like(x), where=where)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How CPU ranks exchange data: MPI messages, and memory that the ranks of a node share."""
+"""How CPU ranks exchange data: through MPI messages, and memory that the ranks of a node share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["HostTransport"]
 Array = NDArray[Any]
 
 _NOTHING = np.empty(0, np.int64)
-_REMEMBERED = 64  # exchange plans: a product that is repeated is not planned anew
+_REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
 class HostTransport(Room):
@@ -32,11 +32,11 @@ class HostTransport(Room):
     Args:
         comm: all the ranks.
         nodes: the ranks of each node.
-        buffers: memory that everything uses in turn.
+        buffers: memory that all products use, one at a time.
         why_not_shared: empty, or why ranks cannot share memory.
 
     Attributes:
-        collectives: those of MPI; None where the ranks do not communicate by MPI.
+        collectives: MPI's; None if the ranks do not communicate by MPI.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HostTransport(Room):
         return available_bytes()
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
-        """Return the type that products are summed in: sums never travel in less here. Local."""
+        """Return the type that products are summed in: here sums never travel in less precision. Local."""
         return accumulation_dtype(dtype)
 
 
@@ -105,7 +105,7 @@ class _Messages:
         self._comm, self._requests, self._arrays = comm, requests, arrays
 
     def finish(self) -> None:
-        """Wait until they are all there. Local."""
+        """Wait until all messages have been sent and received. Local."""
         for request in self._requests:
             self._comm.wait(request)
         self._requests, self._arrays = [], []

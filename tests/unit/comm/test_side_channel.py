@@ -218,7 +218,7 @@ def test_two_threads_at_once():
             )
         return str(raised(agrees, comm))
 
-    why = f"{BROKEN}on rank 1 a thread called second while another used it"
+    why = f"{BROKEN}on rank 1 a thread called second while another thread was using it"
     assert on_ranks(3, work) == [why] * 3
 
 

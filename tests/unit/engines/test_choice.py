@@ -88,7 +88,9 @@ def test_shared_where_one_copy_a_node_fits(nodes, needed):
     assert memory.asked == [needed]
     name, refused = taken(SQUARE, nodes, Memory(needed - 1), "")
     assert name != "shared"
-    expected = f"a shared copy of the operands would need {needed} bytes a node, only {needed - 1} available"
+    expected = (
+        f"a shared copy of the operands would need {needed} bytes per node, only {needed - 1} available"
+    )
     assert refused["shared"] == expected
 
 
@@ -145,7 +147,7 @@ def test_without_sharing_each_rank_gathers_its_own():
     memory = Memory(needed)
     assert taken(SQUARE, NODES, memory, "no memfd") == ("gathered", {"shared": "no memfd"})
     assert memory.asked == [needed]
-    gathered = f"gathered operands would need {needed} bytes a node, only {needed - 1} available"
+    gathered = f"gathered operands would need {needed} bytes per node, only {needed - 1} available"
     refused = {"shared": "no memfd", "gathered": gathered}
     assert taken(SQUARE, NODES, Memory(needed - 1), "no memfd") == ("panels", refused)
 

@@ -330,10 +330,10 @@ def test_a_scheme_whose_extents_do_not_divide():
     b = MatrixDescriptor((5, 8), (5, 2), Grid(1, 4), dtype="float32", order="F")
     a = MatrixDescriptor((5, 10), (5, 3), Grid(1, 4), dtype="float32", order="F")
     p = MatmulProblem(a, b, d, "T", "N", scheme="ag")
-    assert p.faults() == ["scheme 'ag': m = 10 must divide by 4 ranks (nearest: 8 or 12)"]
+    assert p.faults() == ["scheme 'ag': m = 10 must be divisible by 4 ranks (nearest: 8 or 12)"]
     (fault,) = p.T.faults()
     assert fault == (
-        "scheme 'ag': m = 10 must divide by 4 ranks (nearest: 8 or 12) "
+        "scheme 'ag': m = 10 must be divisible by 4 ranks (nearest: 8 or 12) "
         "(of the transposed product, whose m is your n: d is in C order)"
     )
 

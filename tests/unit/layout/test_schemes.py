@@ -155,7 +155,7 @@ def test_what_is_sharded_must_divide(scheme, sharded, order):
             continue
         with pytest.raises(LayoutError) as error:
             BUILDERS[scheme](*sizes.values(), 4, *ops, order=order)
-        assert f"{renamed[name]} = 10 must divide by 4 ranks (nearest: 8 or 12)" in str(error.value)
+        assert f"{renamed[name]} = 10 must be divisible by 4 ranks (nearest: 8 or 12)" in str(error.value)
         for nearest in (8, 12):
             BUILDERS[scheme](*(sizes | {name: nearest}).values(), 4, *ops, order=order).validate()
 
@@ -164,8 +164,8 @@ def test_every_extent_that_does_not_divide_is_named():
     with pytest.raises(LayoutError) as error:
         MatmulProblem.allgather(9, 3, 5, 4)
     assert str(error.value) == (
-        "scheme 'ag': m = 9 must divide by 4 ranks (nearest: 8 or 12); "
-        "scheme 'ag': n = 3 must divide by 4 ranks (nearest: 4)"
+        "scheme 'ag': m = 9 must be divisible by 4 ranks (nearest: 8 or 12); "
+        "scheme 'ag': n = 3 must be divisible by 4 ranks (nearest: 4)"
     )
 
 

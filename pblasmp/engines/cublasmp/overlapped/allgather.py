@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AllGather + GEMM on GPUs: every rank has some of the tokens, and gets its outputs of all of them."""
+"""AllGather + GEMM on GPUs: every rank has some of the tokens, and gets its outputs for all tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Gather(Algorithm):
         return matrix.lines(self.starts[rank], self.starts[rank + 1])
 
     def view(self, address: int) -> View:
-        """Return all tokens' X at an address."""
+        """Return a view of the X of all tokens at an address."""
         (inputs,) = self.spec.inputs
         return View(address, self.spec.rows, inputs, inputs, self.spec.dtype)
 
@@ -61,7 +61,7 @@ class NcclGather(_Gather):
 class PushedGather(_Gather):
     """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
 
-    All of X, where it is wanted, is copied to the caller by kernels, when no product runs.
+    If the caller wants all of X, kernels copy it there when no product runs.
     """
 
     name = "push"
@@ -72,7 +72,7 @@ class PushedGather(_Gather):
     def _queue(self, call: Call) -> None:
         gpu = self.gpu
         gpu.begin("copy")
-        for peer in reversed(self.peers) if call.x.rows else ():  # whose turn for this shard is first
+        for peer in reversed(self.peers) if call.x.rows else ():  # first the peer that needs this shard first
             gathered = self.view(gpu.symmetric("gathered", peer))
             gpu.push("copy", self.lines_of(gathered, self.rank), call.x)
             gpu.raise_flag("copy", peer, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM + AllReduce on GPUs: every rank multiplies all tokens with its inputs, and gets the sums of all of them.
+"""GEMM + AllReduce on GPUs: every rank multiplies all tokens by its inputs, and gets the sums for all tokens.
 
 Every entry is added by one rank, or by all in the same order: in float32 or wider, in the order of the ranks, rounded
 once. So every rank has the same bits, in every run; only NCCL rounds on the way.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduce", "TwoShotAllReduce"]
 
-_PULL = 2  # ranks, at most, that pull sums
+_PULL = 2  # most ranks that pull sums
 
 
 class _AllReduce(Algorithm):
@@ -47,7 +47,7 @@ class _AllReduce(Algorithm):
         return View(at, self.rows, self.cols, self.cols, self.spec.travels)
 
     def finish_lines(self, call: Call, start: int, stop: int) -> dict[str, Any]:
-        """Return what is done after the parts of these rows have been added."""
+        """Return the steps that follow the addition of the parts of these rows."""
         return self.finish(call, call.c.lines(start, stop) if call.c else None, call.out)
 
 
@@ -123,9 +123,9 @@ class TwoShotAllReduce(_AllReduce):
 class PushedAllReduce(_AllReduce):
     """In pieces: copy engines push parts to the ranks that add them, and bring back the sums, during the next GEMMs.
 
-    Two ranks pull each other's sums to where they are wanted. More push them into each other's memory, and copy them
-    from there: pulls and pushes on their way between the same GPUs were slower. The sums have a stream of high
-    priority, and run where one piece's GEMM ends. GEMMs that leave them 8 to 32 multiprocessors were slower on H200.
+    Two ranks pull each other's sums straight into D. More ranks push sums into each other's memory, and copy them from
+    there: pulls and pushes at the same time between the same GPUs were slower. The additions have a stream of high
+    priority, and run when a piece's GEMM ends. GEMMs that leave them 8 to 32 multiprocessors were slower on H200.
     """
 
     name = "push"
@@ -146,7 +146,7 @@ class PushedAllReduce(_AllReduce):
         return self.cols * self.spec.travels.itemsize
 
     def _most(self) -> int:
-        """Rows that the first rank adds: no other has more."""
+        """Rows that the first rank adds: no other rank adds more."""
         return sum(split[0] for split in self.split)
 
     def slot(self, owner: int, source: int, piece: int) -> View:
@@ -185,7 +185,7 @@ class PushedAllReduce(_AllReduce):
         gpu.end(*streams)
 
     def _add(self, call: Call, partial: View, piece: int) -> None:
-        """Add this rank's rows of a piece when all parts of them have come; tell the peers, or send them the sums."""
+        """Add this rank's rows of a piece once all parts have arrived; signal the peers, or send them the sums."""
         gpu = self.gpu
         start, stop = self.bounds(self.rank, piece)
         if stop == start:
@@ -226,7 +226,7 @@ class RingAllReduce(_AllReduce):
     """On two GPUs: products of the peer's rows first, pushed to it; those of a rank's own rows add what came.
 
     Each rank adds half of the tokens, in cuBLASLt's epilogue instead of a kernel, and pulls the peer's half. Pieces
-    take turns on two streams, so that one begins where the one before leaves multiprocessors idle.
+    alternate between two streams, so that one begins when the previous one leaves multiprocessors idle.
     """
 
     name = "ring"

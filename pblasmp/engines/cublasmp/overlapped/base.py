@@ -22,14 +22,14 @@ _AMAX = DTYPES["float32"]
 
 
 class Call:
-    """One run's operands, as views, and what follows the product.
+    """The operands of a run, as views, and what follows the product.
 
     Args:
-        gpu: where numbers of the scales are put.
+        gpu: the GPU on which scales that are numbers are stored.
         spec: the product.
         x, w, c, out, bias: CuPy arrays; 8-bit floats as arrays of bytes.
         scales: with ``a`` (X's), ``b`` (W's), ``d`` and ``amax``, as in ``Scales``; None: none.
-        gathered: where all of X is left; None: nowhere.
+        gathered: where to write all of X; None if it is not wanted.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Algorithm:
         UnsupportedError: ``why_not`` says why.
 
     Attributes:
-        workspace: bytes of memory that it needs, symmetric and this GPU's own, shared with other products.
+        workspace: bytes of memory that it needs, symmetric and local to this GPU, shared with other products.
     """
 
     name: ClassVar[str] = ""
     form: ClassVar[Form]
     needs_windows: ClassVar[bool] = True
     ranks: ClassVar[int | None] = None
-    """How many it is for; None: any number."""
+    """The number of ranks that it is for; None: any."""
 
     def __init__(self, gpu: Gpu, spec: Spec) -> None:
         why = self.why_not(gpu, spec)
@@ -114,10 +114,10 @@ class Algorithm:
         return ""
 
     def _prepare(self) -> None:
-        """Choose what depends on the sizes alone, and reserve this GPU's own buffers. Local."""
+        """Choose what depends only on the sizes, and reserve this GPU's own buffers. Local."""
 
     def _reserve(self, name: str, nbytes: int) -> None:
-        """Make this GPU's own buffer of that name large enough: not while a graph records. Local."""
+        """Make this GPU's own buffer of that name large enough, before a graph records. Local."""
         self.workspace += nbytes
         self.gpu.scratch(name, nbytes)
 
@@ -141,7 +141,7 @@ class Algorithm:
             x, w, c, out: row-major CuPy arrays; 8-bit floats as bytes. ``out`` may be ``c``.
             bias: one entry for each output that this rank's D has.
             scales: see ``Scales``; ``amax`` is set to zero first.
-            gathered: where AllGather + GEMM leaves all of X, contiguous.
+            gathered: a contiguous array to which AllGather + GEMM writes all of X.
         """
         call = Call(self.gpu, self.spec, x, w, c, out, bias, scales, gathered)
         if call.amax:
@@ -164,12 +164,13 @@ class Algorithm:
     def whole(
         self, stream: str, call: Call, x: View, c: View | None, d: View, *, beta: complex | None = None
     ) -> None:
-        """Queue a product that is finished at once: C, bias, activation and D's scale, with one rounding.
+        """Queue a product complete with C, bias, activation and D's scale, with one rounding.
 
         ``beta`` is the spec's by default.
 
-        Inside cuBLASLt's epilogue where it has one for the type, otherwise by a kernel; such types are not rounded.
-        cuBLASLt overwrites the amax of an 8-bit D, and ``d`` may be one part of several: a kernel takes the largest.
+        cuBLASLt's epilogue does this if it has one for the type, otherwise a kernel; such types are not rounded in
+        between. cuBLASLt overwrites the amax of an 8-bit D, but ``d`` may be one of several parts: a kernel takes the
+        largest.
         """
         spec = self.spec
         inside = fuses(spec.dtype)
@@ -198,7 +199,7 @@ class Algorithm:
             )  # fmt: skip
 
     def finish(self, call: Call, c: View | None, out: View) -> dict[str, Any]:
-        """Return what ``Gpu.add`` does after it has added the parts of ``out``."""
+        """Return the arguments of ``Gpu.add`` for what it does after adding the parts of ``out``."""
         return {
             "beta": self.spec.beta if c else 0, "c": c, "bias": call.bias, "activation": self.spec.activation,
             "scale": call.scale_d if is_float8(out.dtype) else 0, "amax": call.amax,

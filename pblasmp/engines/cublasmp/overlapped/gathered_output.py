@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM + AllGather of the output on GPUs: every rank computes its outputs of all tokens, and gets all outputs."""
+"""GEMM + AllGather of the output on GPUs: every rank computes its outputs for all tokens, and gets all outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _GatheredOutput(Algorithm):
         return matrix.columns(self.starts[rank], self.starts[rank + 1])
 
     def view(self, address: int, rank: int) -> View:
-        """Return a rank's columns, without what is between them in D."""
+        """Return a view of a rank's columns alone, contiguous at an address."""
         outputs = self.spec.outputs[rank]
         return View(address, self.rows, outputs, outputs, self.spec.out_dtype)
 

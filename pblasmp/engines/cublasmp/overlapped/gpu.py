@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gpu: what the algorithms here are written over. Every method but ``reserve`` and ``close`` only queues work.
+"""Gpu: the operations that the algorithms here use. Every method except ``reserve`` and ``close`` only queues work.
 
-Streams have names. "main" is the one that was CuPy's current one when a product began; the others are the engine's own,
-and are forked from it and joined to it by events, so that a CUDA graph that records "main" records them all.
+Streams have names. "main" is the stream that was CuPy's current one when a product began; the others are the engine's
+own. They are forked from it and joined to it by events, so that a CUDA graph that records "main" records them all.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..windows import Windows, nccl_handle, open_windows
 __all__ = ["Gpu"]
 
 _NCCL_TYPES = {
-    "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: they travel, NCCL does not add them
+    "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: NCCL moves 8-bit floats but does not add them
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "complex64": 7, "complex128": 8,
 }  # fmt: skip
 _SUM = 0
-_URGENT = -5  # priority of the stream of sums: as high as there is
+_URGENT = -5  # priority of the stream of sums: the highest
 
 
 class Gpu:
@@ -37,7 +37,7 @@ class Gpu:
             ``synchronize``, ``wait`` (see ``Session``).
 
     Attributes:
-        why_no_windows: why there is no symmetric memory, "" where there is.
+        why_no_windows: why there is no symmetric memory, "" if there is.
     """
 
     def __init__(self, session: Any) -> None:
@@ -68,17 +68,17 @@ class Gpu:
 
     @property
     def multiprocessors(self) -> int:
-        """How many the GPU has."""
+        """Number of multiprocessors of the GPU."""
         return self.kernels.multiprocessors
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
+        """A value that changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
         return self.generation, 0 if self.windows is None else self.windows.generation
 
     @property
     def streams(self) -> list[Any]:
-        """CuPy's streams on which it has queued work."""
+        """The CuPy streams on which this object has queued work."""
         return list(self._streams.values())
 
     @property
@@ -87,14 +87,14 @@ class Gpu:
         return 0 if self.windows is None else self.windows.largest
 
     def agreement(self, what: str) -> AbstractContextManager[Any]:
-        """Return a ``with`` block of which every rank raises what one raises inside. Collective."""
+        """Return a ``with`` block in which an error on one rank is raised on every rank. Collective."""
         block: AbstractContextManager[Any] = self._session.agreement(what)
         return block
 
     # -- memory
 
     def reserve(self, name: str, nbytes: int) -> None:
-        """Make the symmetric buffer ``name`` at least that large; the same number on every rank. Collective."""
+        """Make the symmetric buffer ``name`` at least that large, the same size on every rank. Collective."""
         assert self.windows is not None
         self.windows.reserve(name, nbytes)
 
@@ -106,7 +106,7 @@ class Gpu:
     def scratch(self, name: str, nbytes: int) -> int:
         """Return the address of this GPU's own buffer of that name, which all products share. Local.
 
-        Products reserve theirs when they are prepared: it must not grow while a graph records.
+        Products reserve theirs when they are prepared: a buffer must not grow while a graph records.
         """
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
@@ -117,7 +117,7 @@ class Gpu:
         return int(buffer.data.ptr)
 
     def scalar(self, value: Any) -> int:
-        """Return the address of a float32: of an array of one, or of a number that is put there; 0 for None. Local."""
+        """Return the device address of a float32, given as an array or a number; 0 for None. Local."""
         if value is None:
             return 0
         if hasattr(value, "data"):
@@ -148,7 +148,7 @@ class Gpu:
             self.windows.arrive(self._streams["main"])
 
     def meet(self) -> None:
-        """Wait on the main stream until every rank's main stream is here; no GEMM may run at its side. Local."""
+        """Wait on the main stream until every rank's has reached this point; no GEMM may run meanwhile. Local."""
         assert self.windows is not None
         self.windows.meet(self._streams["main"])
 
@@ -165,23 +165,23 @@ class Gpu:
                 self.follow("main", name)
 
     def follow(self, later: str, earlier: str) -> None:
-        """Let what comes on ``later`` wait for what ``earlier`` has so far. Local."""
+        """Let later work on ``later`` wait for all work so far on ``earlier``. Local."""
         self.mark(earlier, earlier)
         self.await_mark(later, earlier)
 
     def mark(self, name: str, stream: str) -> None:
-        """Let a mark stand for what a stream has so far. Local."""
+        """Set a mark for all work so far on a stream. Local."""
         event = self._events.get(name)
         if event is None:
             self._events[name] = event = self._cupy.cuda.Event(disable_timing=True)
         event.record(self.stream(stream))
 
     def await_mark(self, stream: str, name: str) -> None:
-        """Let what comes on a stream wait for what a mark stands for. Local."""
+        """Let later work on a stream wait for a mark. Local."""
         self.stream(stream).wait_event(self._events[name])
 
     def raise_flag(self, stream: str, rank: int, number: int) -> None:
-        """Tell ``rank`` that all before in this stream is done. Local."""
+        """Signal ``rank`` that all earlier work on this stream is done. Local."""
         assert self.windows is not None
         self.windows.raise_flag(self.stream(stream), rank, number)
 
@@ -216,7 +216,7 @@ class Gpu:
         finish: Finish = PLAIN,
         compute: str | None = None,
     ) -> None:
-        """D = alpha op(X) op(W) + beta C, and what follows; zero where there are no inputs. Local."""
+        """Queue D = alpha op(X) op(W) + beta C and what follows; D = 0 if there are no inputs. Local."""
         if not d.rows * d.cols:
             return
         if not x.cols:
@@ -285,7 +285,7 @@ class Gpu:
         self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._comm, main)
 
     def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
-        """Put every rank's ``of`` one behind another at ``to``. Local to queue, collective to run."""
+        """Gather every rank's ``of`` end to end at ``to``. Local to queue, collective to run."""
         main, comm, kind = self.stream("main").ptr, self._comm, 1
         if len(set(nbytes)) == 1:
             self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, main)
@@ -298,7 +298,7 @@ class Gpu:
         self._nccl.group_end()
 
     def close(self) -> None:
-        """Give everything back, whatever fails. Collective."""
+        """Free everything, every step even if one fails. Collective."""
         self._closing.callback(self._scalars.clear)
         self._closing.callback(self._scratch.clear)
         self._closing.callback(self._runtime.deviceSynchronize)
@@ -306,5 +306,5 @@ class Gpu:
 
 
 def _words(dtype: np.dtype) -> int:
-    """Return how many of NCCL's numbers an entry is."""
+    """Return how many NCCL elements an entry takes."""
     return 2 if dtype.kind == "c" else 1

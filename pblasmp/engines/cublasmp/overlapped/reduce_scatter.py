@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMM + ReduceScatter on GPUs: every rank multiplies all tokens with its inputs, and gets the sums of its own tokens.
+"""GEMM + ReduceScatter on GPUs: every rank multiplies all tokens by its inputs, and gets the sums for its own tokens.
 
 Parts are added in the order of the ranks, in float32 or wider, and rounded once; only NCCL rounds on the way.
 """
@@ -40,7 +40,7 @@ class _ReduceScatter(Algorithm):
         return View(at, self.spec.rows, self.cols, self.cols, self.spec.travels)
 
     def slots_bytes(self) -> int:
-        """Bytes for the parts that the rank with the most tokens receives."""
+        """Bytes of the parts that the rank with the most tokens receives."""
         return int(self.size * max(self.spec.tokens) * self.row_bytes)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spec: a tensor-parallel product as its algorithms on GPUs need to know it. A plain value."""
+"""Spec: a tensor-parallel product in the form that its algorithms on GPUs take. A plain value."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", 
 Weights = tuple[tuple[float, tuple[int, ...]], ...]
 
 SMALL_LAST: Weights = (12, (2, 2, 2, 2, 1, 1)), (3, (6, 6, 5, 3)), (0, (1,))
-"""The shares of the pieces of a product, from so many waves on. Measured on two H200 in bfloat16."""
+"""Relative sizes of the pieces of a product, each from so many waves on. Measured on two H200 in bfloat16."""
 EVEN: Weights = (3, (1, 1, 1, 1)), (0, (1,))
-"""Likewise on four H200, where the sums of GEMM + AllReduce are pushed."""
+"""The same on four H200, where the sums of GEMM + AllReduce are pushed."""
 HALVES: Weights = (12, (4, 3, 2, 1)), (1.5, (3, 3, 2)), (0, (1, 1))
-"""Likewise of each half of a product that two ranks share, whose sums are in the GEMM's epilogue; on two H100."""
+"""The same for each half of a product that two ranks share, with sums in the GEMM's epilogue; on two H100."""
 _TILE = 128, 256  # rows and columns of D that a multiprocessor computes at once, on Hopper
 
 
@@ -39,7 +39,7 @@ class Spec:
         dtype, w_dtype, out_dtype, c_dtype: types of X, W, D and C.
         transposed: W is outputs × inputs in memory, as torch.nn has it.
         alpha, beta: scalars.
-        comm_dtype: the type in which partial sums travel; None: D's, for an 8-bit D bfloat16.
+        comm_dtype: the type in which partial sums travel; None: D's, or bfloat16 for an 8-bit D.
         compute: as in ``matmul``.
         activation: None, "relu" or "gelu".
     """
@@ -73,27 +73,27 @@ class Spec:
 
 
 def offsets(parts: Sequence[int]) -> list[int]:
-    """Return where each part begins, and at last where the last one ends. Local."""
+    """Return where each part begins, followed by where the last one ends. Local."""
     return [0, *accumulate(parts)]
 
 
 def shares(total: int, size: int) -> tuple[int, ...]:
-    """Return ``total`` dealt out: no part more than one larger than another, the larger ones first. Local."""
+    """Return ``total`` divided into ``size`` parts that differ by at most one, the larger ones first. Local."""
     least, more = divmod(total, size)
     return tuple(least + (rank < more) for rank in range(size))
 
 
 def waves(rows: int, cols: int, multiprocessors: int) -> float:
-    """Return how many times all multiprocessors compute a tile until D is done. Local."""
+    """Return how many tiles each multiprocessor computes until D is done. Local."""
     tile_rows, tile_cols = _TILE
     return -(-rows // tile_rows) * -(-cols // tile_cols) / multiprocessors
 
 
 def pieces(rows: int, cols: int, multiprocessors: int, weights: Weights = SMALL_LAST) -> tuple[int, ...]:
-    """Return the rows of the pieces in which a product is computed while the ones before travel. Local.
+    """Return the rows of the pieces of a product: one is computed while earlier ones travel. Local.
 
-    Their number follows the waves of tiles that the product is: a piece costs a launch, and a part of a wave. The last
-    ones may be smaller, since nothing hides their way. Every piece but the last is a multiple of a tile's rows.
+    Their number depends on how many waves of tiles the product has: a piece costs a launch, and part of a wave. The
+    last ones may be smaller, since nothing hides their transfer. All but the last are multiples of a tile's rows.
     """
     tile_rows, _ = _TILE
     high = -(-rows // tile_rows)
