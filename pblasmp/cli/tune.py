@@ -11,11 +11,10 @@ import click
 from ..context import Context
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
-from ..errors import LayoutError
 from ..launchers import surroundings
 from ..layout.models import load_model
 from ..planning import tune as tune_product
-from .bench import COLLECTIVES, default_shapes
+from .bench import COLLECTIVES, default_shapes, require_even
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
@@ -78,12 +77,8 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         with ctx._agreement("pblasmp tune"):
             cases = _cases(options, ctx.size, on_gpus=ctx.engine.device is not None)
-            for _, (t, n, k) in cases:
-                if t % ctx.size or k % ctx.size:
-                    raise LayoutError(
-                        f"{t}, {n}, {k}: tokens and inputs are split over the ranks, expected multiples of "
-                        f"{ctx.size}"
-                    )
+            for name, shape in cases:
+                require_even(name, shape, ctx.size)
         rows, file = [], ""
         for name, shape in cases:
             t, n, k = shape

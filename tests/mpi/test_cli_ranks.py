@@ -574,8 +574,8 @@ def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
 def test_tune_of_what_does_not_divide(pblasmp):
     done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
     assert (done.returncode, done.stdout) == (2, "")
-    why = "tokens and inputs are split over the ranks, expected multiples of 2"
-    assert done.stderr == f"pblasmp: 64, 32, 47: {why}\n"
+    why = "K is split over the ranks, expected a multiple of 2"
+    assert done.stderr == f"pblasmp: all_reduce of 64,32,47: {why}\n"
 
 
 def test_bench_over_sizes(pblasmp, tmp_path):
@@ -596,10 +596,23 @@ def test_bench_over_sizes(pblasmp, tmp_path):
 
 
 def test_bench_of_what_does_not_divide(pblasmp):
-    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
-    assert done.returncode == 2
-    assert "--shape 64,32,47: T and K are split over the ranks, expected multiples of 2" in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = pblasmp("bench", "-n2", "--engine=host", "-call_scatter", "-creduce_scatter", "--shape=63,32,47")
+    assert (done.returncode, done.stdout) == (2, "")
+    why = "T and K are split over the ranks, expected multiples of 2"
+    assert done.stderr == f"pblasmp: reduce_scatter of 63,32,47: {why}\n"
+
+
+EVEN_WHERE_SPLIT = [("all_gather", "8,3,5"), ("all_reduce", "7,3,6"), ("all_scatter", "7,3,5")]
+
+
+@pytest.mark.parametrize(("collective", "shape"), EVEN_WHERE_SPLIT)
+def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, collective, shape):
+    environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
+    what = ("-n2", "--engine=host", f"-c{collective}", f"--shape={shape}")
+    done = pblasmp("bench", *what, "--samples=1", "--algo=all")
+    assert (done.returncode, done.stderr, "WRONG" in done.stdout) == (0, "", False)
+    done = pblasmp("tune", *what, "--limit=0.001")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_bench_needs_matplotlib_before_it_begins(pblasmp, patched):
