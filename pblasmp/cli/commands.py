@@ -17,10 +17,10 @@ from ..errors import LayoutError
 from ..launchers import surroundings
 from . import options
 from .options import FILE, DescriptorFile, as_json, common, engine, examples
-from .progress import describe, is_bad_input
+from .progress import describe, is_bad_input, warnings_to
 from .ranks import FailureError
 from .signals import reraise
-from .terminal import complain, console, leading, plain, print_json
+from .terminal import caution, complain, console, leading, plain, print_json
 
 __all__ = ["cli", "run_command_line"]
 
@@ -34,7 +34,8 @@ def run_command_line() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × shows a question mark
     try:
-        cli.main(prog_name="pblasmp", standalone_mode=False)
+        with warnings_to(caution):
+            cli.main(prog_name="pblasmp", standalone_mode=False)
     except click.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:  # noqa: BLE001 (the last that sees it)

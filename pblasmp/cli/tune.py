@@ -11,6 +11,7 @@ import click
 from ..context import Context
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
+from ..engines.measured import save, tuning_file
 from ..launchers import surroundings
 from ..layout.models import load_model
 from ..planning import tune as tune_product
@@ -18,6 +19,7 @@ from .bench import COLLECTIVES, default_shapes, require_even
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
+from .terminal import plain
 
 __all__ = ["TuneOptions", "print_tuned", "tune"]
 
@@ -97,15 +99,20 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
                     "refused": found.refused,
                 }
             )  # fmt: skip
-        return {"machine": ctx.engine.measured.machine, "dtype": dtype, "file": file, "measured": rows}
+        reason = save(tuning_file(), []) if not file and ctx.rank == 0 else ""
+        return {
+            "machine": ctx.engine.measured.machine, "dtype": dtype, "file": file, "reason": reason, "measured": rows,
+        }  # fmt: skip
 
 
 def print_tuned(result: dict[str, Any]) -> None:
     """Print what was measured. Local."""
     click.echo(f"{result['machine']}, {result['dtype']}")
-    click.echo("median times until all ranks are done, in µs; from now on auto takes the fastest algorithm")
+    known = "; from now on auto takes the fastest algorithm" if result["file"] else ""
+    click.echo(f"median times until all ranks are done, in µs{known}")
     for row in result["measured"]:
         times = sorted(row["us"].items(), key=lambda each: each[1])
         head = click.style(f"{row['collective']:<15}", bold=True)
         click.echo(f"{head}{row['case']:>20}  " + "  ".join(f"{name} {us:.0f}" for name, us in times))
-    click.echo(f"kept in {result['file']}" if result["file"] else "the times could not be kept")
+    failed = f"the times could not be kept: {plain(result['reason'])}"
+    click.echo(f"kept in {plain(result['file'])}" if result["file"] else failed)

@@ -568,7 +568,30 @@ def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
     environment["PBLASMP_TUNING"] = "/proc/none/times.json"
     done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "the times could not be kept"
+    why = "/proc/none/times.json: No such file or directory; remove it, or set PBLASMP_TUNING to another file"
+    assert done.stdout.splitlines()[-1] == f"the times could not be kept: {why}"
+    assert "from now on" not in done.stdout
+    assert re.fullmatch(rf"pblasmp: warning: tune: .*{re.escape(why)}\n", done.stderr)
+
+
+def test_a_broken_file_of_times_is_told_once(pblasmp, environment, tmp_path):
+    (tmp_path / "bad.json").write_text('{"kind"')
+    environment["PBLASMP_TUNING"] = "bad.json"
+    ignored = "pblasmp: warning: bad.json: ignored, algorithms are chosen by rule: broken or half-written: "
+    for prefix, ranks in (([], ["-n", 2]), (find_launcher().command(2, []), [])):
+        done = pblasmp("matmul", *ranks, "--engine=host", "--size", 8, prefix=prefix)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith(ignored)
+        assert done.stderr.count("\n") == 1
+    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4", "--shape=4,8,4", "--json")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stderr.splitlines()
+    result = json.loads(done.stdout)
+    assert first.startswith(ignored)
+    assert result["file"] == ""
+    assert result["reason"].startswith("bad.json: broken or half-written: ")
+    assert second.endswith(f"only this context knows them: {result['reason']}")
+    assert (tmp_path / "bad.json").read_text() == '{"kind"'
 
 
 def test_tune_of_what_does_not_divide(pblasmp):
