@@ -16,7 +16,7 @@ from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
 from . import options
-from .options import FILE, DescriptorFile, as_json, common, engine, examples
+from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
 from .progress import describe, is_bad_input, warnings_to
 from .ranks import FailureError
 from .signals import reraise
@@ -138,6 +138,7 @@ def cli(ctx: click.Context) -> None:
     help="Element type of all matrices.  [default: the files', or float64]",
 )
 @engine
+@algo
 @click.option(
     "--check", is_flag=True, help="Verify the product on random vectors; exit with 1 if it is wrong."
 )
@@ -212,13 +213,14 @@ def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | Non
     help="Upper limit on the ranks that a file may ask for.  [default: 16, or twice the cores if that is more]",
 )
 @engine
+@algo
 @as_json
 @common
-def run(file: str, ranks: int | None, max_ranks: int | None, engine: str, as_json: bool) -> None:
+def run(file: str, ranks: int | None, max_ranks: int | None, engine: str, algo: str, as_json: bool) -> None:
     """Run the product of a descriptor file on integers and compare it exactly with NumPy on one rank."""
     from .run import print_run, run_file
 
-    result = run_file(file, ranks, max_ranks, engine)
+    result = run_file(file, ranks, max_ranks, engine, algo)
     if leading():
         print_json(result) if as_json else print_run(result)
     if result["wrong"]:

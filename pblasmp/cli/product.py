@@ -53,6 +53,7 @@ class ProductOptions:
         alpha, beta: scalars of ``alpha op(A) op(B) + beta C``.
         dtype: element type of all matrices.
         engine: as in Context.
+        algo: as for ``pb.matmul``.
         check: whether to verify the product.
         repeat: number of calls timed after the first one; None: as many as fit into a second.
         size: rows and columns of random matrices.
@@ -70,6 +71,7 @@ class ProductOptions:
     beta: complex
     dtype: str | None
     engine: EngineName
+    algo: str
     check: bool
     repeat: int | None
     size: int
@@ -191,11 +193,12 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             "alpha": options.alpha, "beta": options.beta, "op_a": options.op_a, "op_b": options.op_b,
         }  # fmt: skip
         with clock.step("preparing"):
-            plan = pb.plan_matmul(a, b, c, **scalars)
+            plan = pb.plan_matmul(a, b, c, algo=options.algo, **scalars)
         with clock.step("multiplying"):
             d = plan()
             ctx.engine.synchronize()
-        result = _facts(ctx, a, b, d, options) | {"path": plan.report().path}
+        report = plan.report()
+        result = _facts(ctx, a, b, d, options) | {"algorithm": report.algorithm, "path": report.path}
         result["repeated_seconds"] = _repeated(ctx, plan, options.repeat, clock.seconds["multiplying"])
         if options.check:
             with clock.step("checking"):
@@ -276,7 +279,8 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
     yield "layout", f"{result['dtype']} in blocks of {block}, rank 0 holds {local} of D"
-    yield "engine", f"{result['engine']}, path {result['path']}"
+    path = "" if result["path"] == result["algorithm"] else f", path {result['path']}"
+    yield "engine", f"{result['engine']}, algorithm {result['algorithm']}{path}"
     operands = sum(seconds[step] for step in options.operand_steps)
     yield ("make" if options.a is None else "read"), f"{operands:.3f} s"
     yield "prepare", f"{seconds['preparing']:.3f} s"

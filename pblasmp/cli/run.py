@@ -24,7 +24,9 @@ from .ranks import on_ranks
 __all__ = ["print_run", "run_file"]
 
 
-def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) -> dict[str, Any]:
+def run_file(
+    file: str, nranks: int | None, max_ranks: int | None, engine: str, algo: str = "auto"
+) -> dict[str, Any]:
     """Run the product of a descriptor file and return how it compares. Collective over ranks.
 
     Args:
@@ -32,13 +34,14 @@ def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) 
         nranks: ranks to start; None: as many as the file needs.
         max_ranks: the most ranks to start for a file that asks for them; None: 16, or twice the cores.
         engine: as in Context.
+        algo: as for ``pb.matmul``.
 
     Raises:
         LayoutError: the file is faulty, its grid needs more or fewer ranks, or its matrices do not fit into memory.
         FailureError: a rank that was started failed.
     """
     if surroundings() is not None:
-        return on_ranks(_work, (file, None, engine), nranks)
+        return on_ranks(_work, (file, None, engine, algo), nranks)
     text = read_text(file)
     found = _load(file, text)
     if nranks is None:
@@ -51,7 +54,7 @@ def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) 
             )
     if nranks < found.nranks:
         raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: give -n {found.nranks}")
-    return on_ranks(_work, (file, text, engine), nranks)
+    return on_ranks(_work, (file, text, engine, algo), nranks)
 
 
 def _load(file: str, text: bytes) -> ProblemFile:
@@ -69,9 +72,9 @@ def _load(file: str, text: bytes) -> ProblemFile:
     return found
 
 
-def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[str, Any]:
+def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
-    file, text, engine = options
+    file, text, engine, algo = options
     with Context(engine=engine) as ctx, reporter.errors():
         with ctx._agreement("pblasmp run: reading"):
             if text is None and ctx.rank == 0:  # standard input is rank 0's alone
@@ -93,10 +96,10 @@ def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[st
         reporter.step("multiplying")
         with pb.plan_matmul(
             a, b, c, out=d, alpha=found.alpha, beta=found.beta,
-            op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme,
+            op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme, algo=algo,
         ) as plan:  # fmt: skip
             plan()
-            report = str(plan.report())
+            report = plan.report()
         reporter.step("comparing")
         got = whole["d"].gather()
         wrong = 0 if got is None else int(np.count_nonzero(got != _expected(found)))
@@ -105,7 +108,9 @@ def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[st
             "title": found.title,
             "ranks": ctx.size,
             "engine": ctx.engine.name,
-            "report": report,
+            "algorithm": report.algorithm,
+            "path": report.path,
+            "report": str(report),
             "elements": found.parents["d"].shape[0] * found.parents["d"].shape[1],
             "wrong": ctx.comm.bcast(wrong),
         }

@@ -295,6 +295,18 @@ def test_run_reads_standard_input(environment, tmp_path):
         assert "all equal to NumPy's" in done.stdout
 
 
+def test_algo(pblasmp):
+    done = pblasmp("matmul", "-n", 2, "--engine=host", "--size", 8, "--algo", "panels", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^engine +host, algorithm panels$", done.stdout, re.MULTILINE)
+    for what in (["matmul", "-n", 2, "--size", 8], ["run", "grid-1x2"]):
+        done = pblasmp(*what, "--engine=host", "--algo=gathered", "--json")
+        assert (done.returncode, json.loads(done.stdout)["algorithm"]) == (0, "gathered"), done.stderr
+        done = pblasmp(*what, "--engine=host", "--algo=ring")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"pblasmp: algo: the host engine has 'auto', .* here, got 'ring'\n", done.stderr)
+
+
 WRONG = """
 import pblasmp.plans as m
 right = m.MatrixPlan._run
