@@ -154,6 +154,30 @@ def test_adding_c_and_converting_integers(pblasmp, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "E.npy"), a @ b + c)
 
 
+@pytest.mark.parametrize(
+    ("given", "formula"),
+    [
+        (["--alpha", -2, "--beta", 0.5], "-2 A {a} · B {b} + 0.5 C"),
+        (["--trans", "TN", "--alpha", -1, "--beta", -1], "-Aᵀ {a} · B {b} - C"),
+        (["--dtype", "complex128", "--alpha", "1-2j", "--beta", 0], "(1-2j) A {a} · B {b}"),
+    ],
+)
+def test_the_formula_that_was_computed(pblasmp, tmp_path, given, formula):
+    for name in "ABC":
+        np.save(tmp_path / f"{name}.npy", integers((4, 4), 1))
+    done = pblasmp("matmul", "A.npy", "B.npy", "--c", "C.npy", "-o", "D.npy", "-n", 1, *given)
+    assert (done.returncode, done.stderr) == (0, "")
+    size = "(4 × 4, C order)"
+    assert done.stdout.splitlines()[0] == f"product   D {size} = {formula.format(a=size, b=size)}"
+
+
+def test_the_number_of_nodes_is_the_one_that_the_engine_uses(pblasmp, environment):
+    environment["PBLASMP_RANKS_PER_NODE"] = "1"
+    done = pblasmp("matmul", "-n", 2, "--engine=host", "--size", 8)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of 2 ranks on 2 nodes\n" in done.stdout
+
+
 def looks_for_garbage(options, reporter):
     return {"enabled": gc.isenabled()}
 
