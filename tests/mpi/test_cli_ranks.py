@@ -306,6 +306,30 @@ def test_run_compares_with_numpy(pblasmp, tmp_path):
     assert (result["ranks"], result["wrong"], result["elements"]) == (3, 0, 48)
 
 
+ROUTINE = """
+title = "Solve L X = B"
+routine = "trsm"
+grid = "1x2"
+block = 2
+a = { shape = [9, 9], window = [[1, 9], [1, 9]] }
+b = { shape = [8, 3] }
+d = { shape = [8, 6], window = [[0, 8], [2, 5]] }
+"""
+
+
+def test_run_compares_routines_with_numpy(pblasmp, tmp_path):
+    (tmp_path / "routine.toml").write_text(ROUTINE)
+    done = pblasmp("run", "routine.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Solve L X = B, on 2 ranks\nfloat64 trsm side=L ")
+    assert done.stdout.endswith("result     48 elements, all equal to NumPy's\n")
+    prefix = find_launcher().command(3, [])
+    done = pblasmp("run", "routine.toml", "--algo", "panels", "--json", prefix=prefix)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["ranks"], result["wrong"], result["algorithm"]) == (3, 0, "panels")
+
+
 def test_run_reads_standard_input(environment, tmp_path):
     text = (ROOT / "descriptors" / "problems" / "grid-1x2.toml").read_text()
     command = [sys.executable, "-m", "pblasmp", "run", "-"]
@@ -349,7 +373,7 @@ def test_a_wrong_product_is_found_and_not_written(pblasmp, patched, tmp_path):
     assert "check     WRONG" in done.stdout
     assert not (tmp_path / "D.npy").exists()
     done = pblasmp("run", "grid-2x2")
-    assert (done.returncode, done.stderr) == (1, "pblasmp: the product is wrong\n")
+    assert (done.returncode, done.stderr) == (1, "pblasmp: the result is wrong\n")
     assert "64 elements, 1 DIFFER from NumPy's" in done.stdout
 
 
