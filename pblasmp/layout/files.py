@@ -22,9 +22,19 @@ from .grid import Grid, as_grid, short_repr
 from .level3 import Level3Problem
 from .problem import MatmulProblem
 from .schema import GridTable, Table, problem_faults, routine_faults, table_faults
-from .tables import Window, product_operands
+from .tables import Window, product_operands, routine_operands
 
-__all__ = ["ProblemFile", "check", "find", "load_grid", "load_problem", "load_problem_file", "root"]
+__all__ = [
+    "ProblemFile",
+    "RoutineFile",
+    "check",
+    "find",
+    "load_any_file",
+    "load_grid",
+    "load_problem",
+    "load_problem_file",
+    "root",
+]
 
 tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -52,6 +62,31 @@ class ProblemFile:
     windows: Mapping[str, Window]
     alpha: complex
     beta: complex
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks that the grids need."""
+        return max(parent.grid.size for parent in self.parents.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RoutineFile:
+    """A level-3 routine as a descriptor file has it. Local.
+
+    Attributes:
+        path: the file that was read.
+        title, description: what it shows.
+        problem: the routine; an operand with a window is the sub-matrix.
+        parents: by operand ("a", "d" and maybe "b" and "c"), the whole matrix; without a window, the operand itself.
+        windows: by operand, the part that is used: ``parents[x][windows[x]]`` is the operand.
+    """
+
+    path: Path
+    title: str
+    description: str
+    problem: Level3Problem
+    parents: Mapping[str, MatrixDescriptor]
+    windows: Mapping[str, Window]
 
     @property
     def nranks(self) -> int:
@@ -95,16 +130,7 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem:
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    path, data, faults = _read(file)
-    if faults or "routine" not in data:
-        return _problem_file(path, data, faults).problem
-    faults = routine_faults(data)
-    if faults:
-        raise file_error(path, faults)
-    try:
-        return Level3Problem.from_dict(data)
-    except LayoutError as error:
-        raise LayoutError(f"{path}: {error}") from None
+    return load_any_file(file).problem
 
 
 def load_problem_file(file: Source) -> ProblemFile:
@@ -117,6 +143,33 @@ def load_problem_file(file: Source) -> ProblemFile:
         LayoutError: the file cannot be read or holds no matrix product; the message names the file and every fault.
     """
     return _problem_file(*_read(file))
+
+
+def load_any_file(file: Source) -> ProblemFile | RoutineFile:
+    """Return the matrix product or the level-3 routine written in a descriptor file, with its title. Local.
+
+    Args:
+        file: as ``load_problem`` takes it.
+
+    Raises:
+        LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
+    """
+    path, data, faults = _read(file)
+    if faults or "routine" not in data:
+        return _problem_file(path, data, faults)
+    faults = routine_faults(data)
+    if faults:
+        raise file_error(path, faults)
+    made = routine_operands(data)
+    if made.faults:
+        raise file_error(path, made.faults)
+    options: dict[str, Any] = {name: data[name] for name in ("side", "uplo", "op_a", "diag") if name in data}
+    try:
+        problem = Level3Problem(data["routine"], **{**made.operands, **options})
+    except LayoutError as error:
+        raise file_error(path, [str(error)]) from None
+    description = data.get("description", "").strip()
+    return RoutineFile(path, data["title"], description, problem, made.parents, made.windows)
 
 
 def load_grid(file: Source) -> Grid:
