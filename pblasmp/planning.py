@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
+from .context import Context
 from .engines.algorithms import Verdict, survey
 from .engines.catalogue import ALGORITHMS
 from .engines.options import Options, Problem
@@ -16,10 +17,10 @@ from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
+from .matrix import DistributedMatrix
 from .tuning import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
-    from .context import Context
     from .plans import Plan
 
 __all__ = ["algorithms", "plan", "tune"]
@@ -48,20 +49,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
         TypeError: the function has no such argument.
         Exception: what the function raises for these arguments.
     """
-    name = function if isinstance(function, str) else getattr(function, "__name__", "")
-    found = _public(name)
-    if found is None or not (isinstance(function, str) or function is found):
-        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
-        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
-        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {given}")
-    if name == "matmul":
-        return products.plan_matmul(*args, **kwargs)
-    if name in _PARALLEL:
-        planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
-        return planned
-    arguments = inspect.signature(found).bind(*args, **kwargs)
-    arguments.apply_defaults()
-    return level3.plan_routine(name, **arguments.arguments)
+    return _plan("plan", function, args, kwargs)
 
 
 def tune(
@@ -91,7 +79,7 @@ def tune(
         Exception: what the function raises for these arguments.
     """
     kwargs["algo"] = "auto"
-    with plan(function, *args, **kwargs) as planned:
+    with _plan("tune", function, args, kwargs) as planned:
         ctx = planned._ctx
         with ctx._agreement("tune") as facts:
             facts["limit"] = limit
@@ -119,6 +107,53 @@ def _measure(
     problem, operands, nearest = given
     moved = None if isinstance(nearest, ParallelProblem) or nearest == problem else nearest
     return measure(ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress)
+
+
+def _plan(
+    call: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan[Any]:
+    """Return the plan for ``call``, "plan" or "tune", which begins its errors. Collective over the context."""
+    try:
+        name, bound = _bound(call, function, args, kwargs)
+    except (LayoutError, TypeError) as error:  # other ranks may have found no fault
+        ctx = _context_in((*args, *kwargs.values()))
+        if ctx is None:
+            raise
+        with ctx._agreement(call):
+            raise error from None
+    if name == "matmul":
+        return products.plan_matmul(*args, **kwargs)
+    if name in _PARALLEL:
+        planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
+        return planned
+    bound.apply_defaults()
+    return level3.plan_routine(name, **bound.arguments)
+
+
+def _bound(
+    call: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, inspect.BoundArguments]:
+    """Return the name of a public function, and the arguments as it takes them, or raise. Local."""
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    found = _public(name)
+    if found is None or not (isinstance(function, str) or function is found):
+        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
+        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
+        raise LayoutError(f"{call}: expected one of the functions {known}, or its name, got {given}")
+    try:
+        return name, inspect.signature(found).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{call}: {name}: {error}") from None
+
+
+def _context_in(values: Iterable[object]) -> Context | None:
+    """Return the first context that is among some arguments, or that a matrix among them belongs to. Local."""
+    for x in values:
+        if isinstance(x, DistributedMatrix):
+            return x.context
+        if isinstance(x, Context):
+            return x
+    return None
 
 
 def _public(name: str) -> Callable[..., Any] | None:

@@ -106,6 +106,21 @@ def every_plan(comm):
         ):
             words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
             yield got, agreed_error(ctx, pb.LayoutError, words, pb.plan, wrong, a, a)
+        x, w, last = np.ones((4, 2)), np.ones((4, 2)), ctx.size - 1
+        for call in ("plan", "tune"):
+            function, begins = getattr(pb, call), f"{call}: "
+            name = "matmull" if ctx.rank == last else "matmul"
+            words = [begins + "expected one of the functions", "got 'matmull'"]
+            yield f"{call} matmull", agreed_error(ctx, pb.LayoutError, words, function, name, a, a)
+            name = "matmul_reduce" if ctx.rank == last else "matmul_allreduce"
+            words = [begins + "expected one of the functions", "got 'matmul_reduce'"]
+            yield f"{call} reduce", agreed_error(ctx, pb.LayoutError, words, function, name, x, w, ctx)
+            how = {"nonsense": 1} if ctx.rank == last else {}
+            words = [begins + "matmul: got an unexpected keyword argument 'nonsense'"]
+            yield f"{call} nonsense", agreed_error(ctx, TypeError, words, function, "matmul", a, a, **how)
+            for name, args, missing in (("matmul", (), "a"), ("matmul_allreduce", (x, w), "ctx"), ("syrk", (), "a")):
+                words = [f"{begins}{name}: missing a required argument: '{missing}'"]
+                yield f"{call} {name}", agreed_error(ctx, TypeError, words, function, name, *args)
 
 
 def by_name(comm):
