@@ -127,8 +127,7 @@ class Plan(Generic[Result]):
             logger.debug("algorithm %s: %s", name, verdict)
 
     def _repr_html_(self) -> str | None:
-        make = getattr(self.problem, "_repr_html_", None)
-        return None if make is None else str(make())
+        return self.problem._repr_html_()
 
     @property
     def workspace(self) -> Workspace:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..dtypes import is_float8
+from ..errors import LayoutError
 from .axis import Axis
 from .descriptor import MatrixDescriptor
 from .grid import Grid
 from .problem import MatmulProblem
+from .svg import Drawing, draw_panels
 
 if TYPE_CHECKING:
     from .problem import Op
@@ -117,6 +119,26 @@ class ParallelProblem:
             types = f"{types} by {self.w_dtype.name} to {self.out_dtype.name}"
         tokens, outputs, inputs = self.sizes
         return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
+
+    def _draw(self) -> Drawing:
+        p = self._drawn()
+        if isinstance(p, str):
+            raise LayoutError(f"draw: {self} has no picture: {p}")
+        x, w, y = p.a.panel("X"), p.b.panel("W"), p.d.panel("Y")
+        if self.form == "matmul_allreduce":  # the copies below each other
+            details = f"{p.m} × {p.n}, {p.d.dtype.name}, C order, a copy on every rank"
+            y = y._replace(details=details)
+        return draw_panels([x, w, y], str(self))
+
+    def _drawn(self) -> MatmulProblem | str:
+        """Return the product in layouts that can be drawn, or why it has none."""
+        if self.form == "matmul_allgather":
+            return "every rank holds all of X and of Y, which are not block-cyclic layouts"
+        kept = replace(self, return_gathered=False)
+        return kept.as_allreduce() if self.form == "matmul_allreduce" else kept.as_gemm()
+
+    def _repr_html_(self) -> str | None:
+        return None if isinstance(self._drawn(), str) else self._draw().svg
 
     # -- from and to matrix products
 
