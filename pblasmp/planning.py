@@ -18,6 +18,7 @@ from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .matrix import DistributedMatrix
+from .plans import check_c
 from .tuning import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ def algorithms(
     Args:
         problem: a product, a level-3 routine, or a tensor-parallel product as a value.
         ctx: the context in which it would be computed.
-        algo: what would be asked for.
+        algo: what would be asked for. "measure" has the verdicts of "auto"; where algorithms are yet to be timed,
+            ``why`` says so.
         compute, alpha, beta, redistribute: as for ``pb.matmul``.
 
     Returns:
@@ -190,7 +192,7 @@ def algorithms(
         the reason. A verdict is true if the algorithm applies.
 
     Raises:
-        LayoutError: the problem is not legal, or is not for as many ranks as the context has.
+        LayoutError: the problem is not legal, is not for as many ranks as the context has, or has no C for ``beta``.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
@@ -205,9 +207,20 @@ def algorithms(
             dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
         )
         facts.update(options.facts())
+        check_c(problem, beta)
         problem = _nearest(problem, options, ctx)
     with ctx._agreement("algorithms: asking"):
-        return survey(ctx.engine, ALGORITHMS, problem, options)
+        if options.algo != "measure":
+            return survey(ctx.engine, ALGORITHMS, problem, options)
+        options = replace(options, algo="auto")
+        found = survey(ctx.engine, ALGORITHMS, problem, options)
+        if ctx.engine.measured.knows(problem, options):
+            return found
+        first = "; all that apply would be timed first, and the fastest taken"
+        return {
+            name: replace(verdict, why=verdict.why + first) if verdict else verdict
+            for name, verdict in found.items()
+        }
 
 
 def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
@@ -222,7 +235,7 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
         nearest = with_c_like_d(problem if options.beta != 0 else replace(problem, c=None))
     else:
         products.check(problem, redistribute=options.redistribute)
-        nearest = with_c_like_d(problem)
+        nearest = with_c_like_d(products.as_read(problem, options.beta))
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
             ctx._check_descriptor(x)

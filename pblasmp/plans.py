@@ -14,7 +14,7 @@ from .engines.base import Product, Workspace
 from .engines.catalogue import prepare
 from .engines.options import CONSTANTS, Operands, Options, Problem
 from .errors import ClosedError, LayoutError, PblasmpError
-from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
@@ -34,6 +34,7 @@ __all__ = [
     "Plan",
     "Reading",
     "Recipe",
+    "check_c",
     "check_operands",
     "check_overlap",
     "context_of",
@@ -433,6 +434,19 @@ def context_of(call: str, *matrices: object) -> Context:
     raise LayoutError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
     )
+
+
+def check_c(problem: Problem, beta: complex) -> None:
+    """Raise LayoutError where ``beta`` is to scale a C that is not there. Local."""
+    if beta == 0:
+        return
+    if isinstance(problem, ParallelProblem):
+        if problem.c_dtype is None:
+            raise LayoutError(f"c: beta is {beta}, expected an array to scale by it")
+    elif isinstance(problem, Level3Problem) and "c" not in problem.traits.operands:
+        raise LayoutError(f"beta: {problem.routine} has no C to scale, expected 0, got {beta}")
+    elif problem.c is None:
+        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
 
 
 def check_operands(ctx: Context, required: str, matrices: Mapping[str, object]) -> None:
