@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .engines.options import Options
-from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine

@@ -13,7 +13,7 @@ from .engines.algorithms import Verdict
 from .engines.base import Product, Workspace
 from .engines.catalogue import prepare
 from .engines.options import CONSTANTS, Operands, Options, Problem
-from .errors import ClosedError, LayoutError, PblasmpError
+from .errors import ClosedError, LayoutError, PblasmpError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from .logs import logger
 from .matrix import DistributedMatrix
@@ -138,6 +138,14 @@ class Plan(Generic[Result]):
     def _check_open(self) -> None:
         if not self._open:
             raise ClosedError("this plan is closed")
+
+    def _check_graphs(self) -> None:
+        """Raise UnsupportedError where there are no CUDA graphs. Local."""
+        if self._ctx.engine.device is None:
+            name = self._ctx.engine.name
+            raise UnsupportedError(
+                f"a CUDA graph: the {name} engine has none, expected a GPU: call the plan itself"
+            )
 
     def _queue(self, operands: Operands) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
@@ -349,6 +357,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         """
         with self._ctx._agreement("plan.graph"):
             self._check_open()
+            self._check_graphs()
         with self._ctx._agreement("plan.graph: capturing"):
             if self._seeded:
                 raise LayoutError("a CUDA graph: the result of this plan starts as a copy of C: give out=")

@@ -506,5 +506,7 @@ def wrong_nodes(comm, value, word):
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "1.5", "2"])
 def test_ranks_per_node_is_a_positive_integer(value):
-    word = "on rank 1" if value == "2" else f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got '{value}'"
+    word = (
+        "on rank 1" if value == "2" else f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got '{value}'"
+    )
     run_mpi(wrong_nodes, 2, value=value, word=word)

@@ -86,6 +86,8 @@ def every_plan(comm):
                 with pb.plan(given, *args, **how) as plan:
                     wrong = [unlike(local(plan()), expected) for _ in range(2)]
                     report = plan.report()
+                    no_graph = ["a CUDA graph: the host engine has none"]
+                    wrong.append(agreed_error(ctx, pb.UnsupportedError, no_graph, plan.graph))
                 said = report.algorithm in report.algorithms and report.algorithms[report.algorithm].taken
                 case = name if given is function else f"{name} by name"
                 yield case, first(*wrong, None if said else str(report))
@@ -118,7 +120,11 @@ def every_plan(comm):
             how = {"nonsense": 1} if ctx.rank == last else {}
             words = [begins + "matmul: got an unexpected keyword argument 'nonsense'"]
             yield f"{call} nonsense", agreed_error(ctx, TypeError, words, function, "matmul", a, a, **how)
-            for name, args, missing in (("matmul", (), "a"), ("matmul_allreduce", (x, w), "ctx"), ("syrk", (), "a")):
+            for name, args, missing in (
+                ("matmul", (), "a"),
+                ("matmul_allreduce", (x, w), "ctx"),
+                ("syrk", (), "a"),
+            ):
                 words = [f"{begins}{name}: missing a required argument: '{missing}'"]
                 yield f"{call} {name}", agreed_error(ctx, TypeError, words, function, name, *args)
 
