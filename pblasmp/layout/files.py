@@ -20,13 +20,20 @@ from ..errors import LayoutError, faults_text
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, short_repr
 from .level3 import Level3Problem
+from .parallel import ParallelProblem
 from .problem import MatmulProblem
-from .schema import GridTable, Table, problem_faults, routine_faults, table_faults
+from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
 from .tables import Window, product_operands
 
 __all__ = ["ProblemFile", "check", "find", "load_grid", "load_problem", "load_problem_file", "root"]
 
 tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+_OTHERS: dict[str, tuple[type[Level3Problem | ParallelProblem], Callable[[object], list[str]]]] = {
+    "routine": (Level3Problem, routine_faults),
+    "form": (ParallelProblem, parallel_faults),
+}
+"""By the key that only they have, what files hold besides products of matrices, and what is wrong in such a table."""
 
 Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
@@ -84,10 +91,10 @@ def find(kind: str) -> list[Path]:
     return sorted((root() / kind).glob("*.toml"))
 
 
-def load_problem(file: Source) -> MatmulProblem | Level3Problem:
+def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProblem:
     """Return the problem written in a descriptor file: one that ``to_toml`` or you have written. Local.
 
-    Whether the problem is legal is a separate question: call its ``validate``.
+    Whether a product of matrices or a level-3 routine is legal is a separate question: call its ``validate``.
 
     Args:
         file: a path; the name of a file that comes with pblasmp; "-" for standard input; or an open file.
@@ -96,13 +103,15 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
     path, data, faults = _read(file)
-    if faults or "routine" not in data:
+    kind = next((each for key, each in _OTHERS.items() if not faults and key in data), None)
+    if kind is None:
         return _problem_file(path, data, faults).problem
-    faults = routine_faults(data)
+    made, structure_faults = kind
+    faults = structure_faults(data)
     if faults:
         raise file_error(path, faults)
     try:
-        return Level3Problem.from_dict(data)
+        return made.from_dict(data)
     except LayoutError as error:
         raise LayoutError(f"{path}: {error}") from None
 
@@ -142,8 +151,15 @@ def check(file: Source) -> list[str]:
     if "routine" in data:
         faults = routine_faults(data)
         return faults or _faults_of(lambda: Level3Problem.from_dict(data).faults())
+    if "form" in data:
+        return parallel_faults(data) or _faults_of(lambda: _no_faults(ParallelProblem.from_dict(data)))
     found = _product(path, data)
     return found if isinstance(found, list) else found.problem.faults()
+
+
+def _no_faults(_problem: ParallelProblem) -> list[str]:
+    """Return no faults: a tensor-parallel product that can be made is legal."""
+    return []
 
 
 def _faults_of(find: Callable[[], list[str]]) -> list[str]:
@@ -213,10 +229,10 @@ def _problem_file(path: Path, data: Table, faults: list[str]) -> ProblemFile:
 
 def _product(path: Path, data: Table) -> ProblemFile | list[str]:
     """Return the product in a file, or every fault of its structure, or every fault of its values."""
-    if "routine" in data:
-        return [
-            f"routine: expected a matrix product, got {short_repr(data['routine'])}: pblasmp.load_problem reads it"
-        ]
+    for key in _OTHERS:
+        if key in data:
+            given = short_repr(data[key])
+            return [f"{key}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]
     faults = problem_faults(data)
     if faults:
         return faults
