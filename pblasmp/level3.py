@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .engines.options import Options
-from .errors import LayoutError
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
-from .plans import MatrixPlan, Reading, Recipe, check_operands, context_of, run_once
+from .plans import MatrixPlan, Reading, Recipe, check_c, check_operands, context_of, run_once
 
 if TYPE_CHECKING:
     from .context import Context
@@ -552,8 +551,7 @@ def _read(
     options = Options.of(d.dtype, beta=beta, real=" ".join(traits.real), **how)
     facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
     asked.validate(_name_of_result(traits, b, c, out))
-    if options.beta != 0 and c is None:
-        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+    check_c(asked, beta)
     problem = asked if options.beta != 0 else replace(asked, c=None)
     nearest = with_c_like_d(problem)
     reasons = () if nearest == problem else ("c is moved to the layout of the result",)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
+from .context import Context
 from .engines.algorithms import Verdict, survey
 from .engines.catalogue import ALGORITHMS
 from .engines.options import Options, Problem
@@ -16,10 +17,11 @@ from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
+from .matrix import DistributedMatrix
+from .plans import check_c
 from .tuning import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
-    from .context import Context
     from .plans import Plan
 
 __all__ = ["algorithms", "plan", "tune"]
@@ -48,20 +50,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
         TypeError: the function has no such argument.
         Exception: what the function raises for these arguments.
     """
-    name = function if isinstance(function, str) else getattr(function, "__name__", "")
-    found = _public(name)
-    if found is None or not (isinstance(function, str) or function is found):
-        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
-        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
-        raise LayoutError(f"plan: expected one of the functions {known}, or its name, got {given}")
-    if name == "matmul":
-        return products.plan_matmul(*args, **kwargs)
-    if name in _PARALLEL:
-        planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
-        return planned
-    arguments = inspect.signature(found).bind(*args, **kwargs)
-    arguments.apply_defaults()
-    return level3.plan_routine(name, **arguments.arguments)
+    return _plan("plan", function, args, kwargs)
 
 
 def tune(
@@ -91,7 +80,7 @@ def tune(
         Exception: what the function raises for these arguments.
     """
     kwargs["algo"] = "auto"
-    with plan(function, *args, **kwargs) as planned:
+    with _plan("tune", function, args, kwargs) as planned:
         ctx = planned._ctx
         with ctx._agreement("tune") as facts:
             facts["limit"] = limit
@@ -121,6 +110,53 @@ def _measure(
     return measure(ctx.engine, ctx.comm, problem, options, operands, moved, limit=limit, progress=progress)
 
 
+def _plan(
+    call: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan[Any]:
+    """Return the plan for ``call``, "plan" or "tune", which begins its errors. Collective over the context."""
+    try:
+        name, bound = _bound(call, function, args, kwargs)
+    except (LayoutError, TypeError) as error:  # other ranks may have found no fault
+        ctx = _context_in((*args, *kwargs.values()))
+        if ctx is None:
+            raise
+        with ctx._agreement(call):
+            raise error from None
+    if name == "matmul":
+        return products.plan_matmul(*args, **kwargs)
+    if name in _PARALLEL:
+        planned: Plan[Any] = _PARALLEL[name](*args, **kwargs)
+        return planned
+    bound.apply_defaults()
+    return level3.plan_routine(name, **bound.arguments)
+
+
+def _bound(
+    call: str, function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, inspect.BoundArguments]:
+    """Return the name of a public function, and the arguments as it takes them, or raise. Local."""
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    found = _public(name)
+    if found is None or not (isinstance(function, str) or function is found):
+        known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
+        given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
+        raise LayoutError(f"{call}: expected one of the functions {known}, or its name, got {given}")
+    try:
+        return name, inspect.signature(found).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{call}: {name}: {error}") from None
+
+
+def _context_in(values: Iterable[object]) -> Context | None:
+    """Return the first context that is among some arguments, or that a matrix among them belongs to. Local."""
+    for x in values:
+        if isinstance(x, DistributedMatrix):
+            return x.context
+        if isinstance(x, Context):
+            return x
+    return None
+
+
 def _public(name: str) -> Callable[..., Any] | None:
     if name == "matmul":
         return products.matmul
@@ -147,7 +183,8 @@ def algorithms(
     Args:
         problem: a product, a level-3 routine, or a tensor-parallel product as a value.
         ctx: the context in which it would be computed.
-        algo: what would be asked for.
+        algo: what would be asked for. "measure" has the verdicts of "auto"; where algorithms are yet to be timed,
+            ``why`` says so.
         compute, alpha, beta, redistribute: as for ``pb.matmul``.
 
     Returns:
@@ -155,7 +192,7 @@ def algorithms(
         the reason. A verdict is true if the algorithm applies.
 
     Raises:
-        LayoutError: the problem is not legal, or is not for as many ranks as the context has.
+        LayoutError: the problem is not legal, is not for as many ranks as the context has, or has no C for ``beta``.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
@@ -170,9 +207,20 @@ def algorithms(
             dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
         )
         facts.update(options.facts())
+        check_c(problem, beta)
         problem = _nearest(problem, options, ctx)
     with ctx._agreement("algorithms: asking"):
-        return survey(ctx.engine, ALGORITHMS, problem, options)
+        if options.algo != "measure":
+            return survey(ctx.engine, ALGORITHMS, problem, options)
+        options = replace(options, algo="auto")
+        found = survey(ctx.engine, ALGORITHMS, problem, options)
+        if ctx.engine.measured.knows(problem, options):
+            return found
+        first = "; all that apply would be timed first, and the fastest taken"
+        return {
+            name: replace(verdict, why=verdict.why + first) if verdict else verdict
+            for name, verdict in found.items()
+        }
 
 
 def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
@@ -187,7 +235,7 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
         nearest = with_c_like_d(problem if options.beta != 0 else replace(problem, c=None))
     else:
         products.check(problem, redistribute=options.redistribute)
-        nearest = with_c_like_d(problem)
+        nearest = with_c_like_d(products.as_read(problem, options.beta))
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
             ctx._check_descriptor(x)

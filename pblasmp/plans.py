@@ -13,8 +13,8 @@ from .engines.algorithms import Verdict
 from .engines.base import Product, Workspace
 from .engines.catalogue import prepare
 from .engines.options import CONSTANTS, Operands, Options, Problem
-from .errors import ClosedError, LayoutError, PblasmpError
-from .layout import Level3Problem, MatmulProblem, MatrixDescriptor
+from .errors import ClosedError, LayoutError, PblasmpError, UnsupportedError
+from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
@@ -34,6 +34,7 @@ __all__ = [
     "Plan",
     "Reading",
     "Recipe",
+    "check_c",
     "check_operands",
     "check_overlap",
     "context_of",
@@ -127,8 +128,7 @@ class Plan(Generic[Result]):
             logger.debug("algorithm %s: %s", name, verdict)
 
     def _repr_html_(self) -> str | None:
-        make = getattr(self.problem, "_repr_html_", None)
-        return None if make is None else str(make())
+        return self.problem._repr_html_()
 
     @property
     def workspace(self) -> Workspace:
@@ -138,6 +138,14 @@ class Plan(Generic[Result]):
     def _check_open(self) -> None:
         if not self._open:
             raise ClosedError("this plan is closed")
+
+    def _check_graphs(self) -> None:
+        """Raise UnsupportedError where there are no CUDA graphs. Local."""
+        if self._ctx.engine.device is None:
+            name = self._ctx.engine.name
+            raise UnsupportedError(
+                f"a CUDA graph: the {name} engine has none, expected a GPU: call the plan itself"
+            )
 
     def _queue(self, operands: Operands) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
@@ -349,6 +357,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         """
         with self._ctx._agreement("plan.graph"):
             self._check_open()
+            self._check_graphs()
         with self._ctx._agreement("plan.graph: capturing"):
             if self._seeded:
                 raise LayoutError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
@@ -434,6 +443,19 @@ def context_of(call: str, *matrices: object) -> Context:
     raise LayoutError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
     )
+
+
+def check_c(problem: Problem, beta: complex) -> None:
+    """Raise LayoutError where ``beta`` is to scale a C that is not there. Local."""
+    if beta == 0:
+        return
+    if isinstance(problem, ParallelProblem):
+        if problem.c_dtype is None:
+            raise LayoutError(f"c: beta is {beta}, expected an array to scale by it")
+    elif isinstance(problem, Level3Problem) and "c" not in problem.traits.operands:
+        raise LayoutError(f"beta: {problem.routine} has no C to scale, expected 0, got {beta}")
+    elif problem.c is None:
+        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
 
 
 def check_operands(ctx: Context, required: str, matrices: Mapping[str, object]) -> None:

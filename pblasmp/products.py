@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import result_dtype
+from .dtypes import is_float8, result_dtype
 from .engines.options import Options
 from .epilogue import Epilogue
 from .errors import LayoutError
@@ -16,7 +16,7 @@ from .layout import MatmulProblem, MatrixDescriptor
 from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
-from .plans import Matrices, MatrixPlan, Reading, Recipe, check_operands, context_of, run_once
+from .plans import Matrices, MatrixPlan, Reading, Recipe, check_c, check_operands, context_of, run_once
 from .scales import Scales
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
-__all__ = ["check", "matmul", "plan_matmul"]
+__all__ = ["as_read", "check", "matmul", "plan_matmul"]
 
 
 def matmul(
@@ -160,10 +160,10 @@ def _read(
     facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
     named = "out" if out is not None else "c" if c is not None else "the result"
     check(asked, named, redistribute=redistribute)
-    if options.beta != 0 and c is None:
-        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
-    nearest = with_c_like_d(asked)
-    problem = asked if options.beta != 0 else nearest  # a C that is not read may have any layout
+    check_c(asked, beta)
+    with_c = as_read(asked, options.beta)
+    nearest = with_c_like_d(with_c)
+    problem = with_c if options.beta != 0 else nearest  # a C that is not read may have any layout
     reasons = () if problem == nearest else ("c is moved to the layout of the result",)
     recipe = Recipe("matmul", problem, options, nearest, reasons, d)
     matrices = recipe.matrices(ctx, a, b, c, out)
@@ -223,6 +223,14 @@ def check(problem: MatmulProblem, result: str = "d", *, redistribute: bool) -> N
                 f"{error}\n  redistribute=True accepts such layouts; some algorithms then move operands first"
             ) from None
         raise
+
+
+def as_read(problem: MatmulProblem, beta: complex) -> MatmulProblem:
+    """Return a product without a C that is not read. Local.
+
+    With an 8-bit D it keeps its C, whose type is that of biases.
+    """
+    return replace(problem, c=None) if beta == 0 and not is_float8(problem.d.dtype) else problem
 
 
 def _epilogue(

@@ -40,7 +40,7 @@ class Tuned:
         machine: the machine, in words.
         seconds: by algorithm, the median of the times until all ranks were done.
         refused: by algorithm, why it was not measured.
-        file: where it is kept; empty if it could not be saved.
+        file: where it is kept; empty if it could not be saved, or an extent is 0: nothing follows from such times.
     """
 
     problem: str
@@ -134,6 +134,8 @@ def _keep(
 ) -> Tuned:
     measured = engine.measured
     entry = measured.entry(problem, options, seconds, comm.bcast(time.strftime("%Y-%m-%d")))
+    if not entry.usable:
+        return Tuned(str(problem), measured.machine, seconds, refused, "")
     measured.add(entry)
     file = str(tuning_file())
     why = save(tuning_file(), [entry]) if comm.rank == 0 else ""

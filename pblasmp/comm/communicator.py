@@ -32,6 +32,7 @@ __all__ = [
     "chunks",
     "count_cores",
     "nodes_of",
+    "ranks_per_node",
     "wrap",
 ]
 
@@ -442,12 +443,24 @@ def _enough_communicators() -> Iterator[None]:
 
 def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
     """Return the ranks of each node; PBLASMP_RANKS_PER_NODE splits a machine into several. Collective."""
-    nodes = comm.nodes()
-    per_node = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
-    if per_node.isdecimal() and int(per_node) > 0:
-        step = int(per_node)
+    nodes, step = comm.nodes(), ranks_per_node()
+    if step is not None:
         nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
     return nodes
+
+
+def ranks_per_node() -> int | None:
+    """Return how many ranks PBLASMP_RANKS_PER_NODE puts on a node, None if it is not set. Local.
+
+    Raises:
+        LayoutError: it is not a positive integer.
+    """
+    given = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
+    if not given:
+        return None
+    if not (given.isdecimal() and int(given) > 0):
+        raise LayoutError(f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got {given!r}")
+    return int(given)
 
 
 def count_cores(comm: Communicator, ranks: Sequence[int]) -> int:

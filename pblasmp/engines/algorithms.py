@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..layout import ParallelProblem
 from .base import Engine, Product
 from .options import Operands, Options, Problem
 
@@ -25,10 +26,12 @@ def _same(problem: Problem) -> Problem | str:
     return problem
 
 
-def plain_refusal(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:  # noqa: ARG001
+def plain_refusal(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:
     """Return why a row without a ``refusal`` cannot be taken, since it computes only plain products. Local."""
     if options.compute is not None:
-        return f"compute: it takes only None, got {options.compute!r}"
+        dtype = problem.dtype if isinstance(problem, ParallelProblem) else problem.a.dtype
+        why = engine.operations.refusal(dtype, options.compute)
+        return why or f"compute: it takes only None, got {options.compute!r}"
     if operands is not None and operands.epilogue is not None:
         return f"epilogue: it takes none, got {operands.epilogue.name!r}"
     return "scales: it takes none" if operands is not None and operands.scales is not None else ""

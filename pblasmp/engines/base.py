@@ -76,7 +76,9 @@ class Product:
         Raises:
             UnsupportedError: it cannot be recorded.
         """
-        raise UnsupportedError(f"a CUDA graph: {self.path or type(self).__name__} cannot be recorded")
+        raise UnsupportedError(
+            f"a CUDA graph: this plan cannot be recorded: {self.path or type(self).__name__}"
+        )
 
     def close(self) -> None:
         """Free what only this product holds. Collective over the context."""

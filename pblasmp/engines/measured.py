@@ -55,6 +55,11 @@ class Entry:
         """The key under which a later measurement replaces this one."""
         return self.machine, self.key, *(round(_STEPS * math.log2(max(1, n))) for n in self.sizes)
 
+    @property
+    def usable(self) -> bool:
+        """Whether other products' times follow from these: not where there is nothing to compute."""
+        return 0 not in self.sizes
+
     @classmethod
     def read(cls, found: Any) -> Entry:
         """Return the entry in a file's JSON. Local.
@@ -89,7 +94,7 @@ class Measured:
     added: int = 0
 
     def add(self, entry: Entry) -> None:
-        """Add a measurement. Local; the same on every rank."""
+        """Add a usable measurement. Local; the same on every rank."""
         self.entries[entry.bucket] = entry
         self.added += 1
 
@@ -98,8 +103,9 @@ class Measured:
         return Entry(self.machine, self._key(problem, options), _sizes(problem), seconds, date)
 
     def knows(self, problem: Problem, options: Options) -> bool:
-        """Return whether these sizes themselves, or their bucket, were measured. Local."""
-        return self.entry(problem, options, {}, "").bucket in self.entries
+        """Return whether these sizes, or their bucket, were measured, or cannot be: an extent is 0. Local."""
+        entry = self.entry(problem, options, {}, "")
+        return not entry.usable or entry.bucket in self.entries
 
     def seconds(self, problem: Problem, options: Options) -> dict[str, float]:
         """Return by algorithm a problem's time, interpolated between measured sizes; empty if none is near. Local."""
@@ -180,7 +186,7 @@ def tuning_file() -> Path:
 
 
 def read_file(file: Path) -> list[Entry]:
-    """Return the measurements in a file; none, with a warning, if ``save`` did not write it. Local."""
+    """Return the usable measurements in a file; none, with a warning, if ``save`` did not write it. Local."""
     try:
         return _read(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -198,7 +204,7 @@ def _read(file: Path) -> list[Entry]:
         raise ValueError("not a file of measurements of pblasmp")
     if found.get("version") != _VERSION:
         raise ValueError(f"its version is {found.get('version')!r}, expected {_VERSION}")
-    return [Entry.read(each) for each in found["measurements"]]
+    return [entry for entry in map(Entry.read, found["measurements"]) if entry.usable]
 
 
 def save(file: Path, new: list[Entry]) -> str:

@@ -20,8 +20,9 @@ from ..errors import LayoutError, faults_text
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, short_repr
 from .level3 import Level3Problem
+from .parallel import ParallelProblem
 from .problem import MatmulProblem
-from .schema import GridTable, Table, problem_faults, routine_faults, table_faults
+from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
 from .tables import Window, product_operands, routine_operands
 
 __all__ = [
@@ -119,10 +120,10 @@ def find(kind: str) -> list[Path]:
     return sorted((root() / kind).glob("*.toml"))
 
 
-def load_problem(file: Source) -> MatmulProblem | Level3Problem:
+def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProblem:
     """Return the problem written in a descriptor file: one that ``to_toml`` or you have written. Local.
 
-    Whether the problem is legal is a separate question: call its ``validate``.
+    Whether a product of matrices or a level-3 routine is legal is a separate question: call its ``validate``.
 
     Args:
         file: a path; the name of a file that comes with pblasmp; "-" for standard input; or an open file.
@@ -130,7 +131,16 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem:
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    return load_any_file(file).problem
+    path, data, faults = _read(file)
+    if faults or "form" not in data:
+        return _any_file(path, data, faults).problem
+    faults = parallel_faults(data)
+    if faults:
+        raise file_error(path, faults)
+    try:
+        return ParallelProblem.from_dict(data)
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from None
 
 
 def load_problem_file(file: Source) -> ProblemFile:
@@ -154,7 +164,10 @@ def load_any_file(file: Source) -> ProblemFile | RoutineFile:
     Raises:
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
-    path, data, faults = _read(file)
+    return _any_file(*_read(file))
+
+
+def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | RoutineFile:
     if faults or "routine" not in data:
         return _problem_file(path, data, faults)
     faults = routine_faults(data)
@@ -195,8 +208,15 @@ def check(file: Source) -> list[str]:
     if "routine" in data:
         faults = routine_faults(data)
         return faults or _faults_of(lambda: Level3Problem.from_dict(data).faults())
+    if "form" in data:
+        return parallel_faults(data) or _faults_of(lambda: _no_faults(ParallelProblem.from_dict(data)))
     found = _product(path, data)
     return found if isinstance(found, list) else found.problem.faults()
+
+
+def _no_faults(_problem: ParallelProblem) -> list[str]:
+    """Return no faults: a tensor-parallel product that can be made is legal."""
+    return []
 
 
 def _faults_of(find: Callable[[], list[str]]) -> list[str]:
@@ -266,10 +286,10 @@ def _problem_file(path: Path, data: Table, faults: list[str]) -> ProblemFile:
 
 def _product(path: Path, data: Table) -> ProblemFile | list[str]:
     """Return the product in a file, or every fault of its structure, or every fault of its values."""
-    if "routine" in data:
-        return [
-            f"routine: expected a matrix product, got {short_repr(data['routine'])}: pblasmp.load_problem reads it"
-        ]
+    for key in ("routine", "form"):
+        if key in data:
+            given = short_repr(data[key])
+            return [f"{key}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]
     faults = problem_faults(data)
     if faults:
         return faults

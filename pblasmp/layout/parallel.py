@@ -7,17 +7,20 @@ T tokens, K inputs, N outputs, P ranks; ``Y[T, N] = X[T, K] W`` on row-major arr
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..dtypes import is_float8
+from ..dtypes import as_dtype, is_float8, result_dtype
+from ..errors import LayoutError
 from .axis import Axis
 from .descriptor import MatrixDescriptor
 from .grid import Grid
 from .problem import MatmulProblem
+from .svg import Drawing, draw_panels
 
 if TYPE_CHECKING:
     from .problem import Op
@@ -28,6 +31,10 @@ Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", 
 
 _FORMS: dict[str, Form] = {"ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce"}
 _ALIGNMENT = 16  # bytes
+_SHARES = ("tokens", "inputs", "outputs", "rows")
+_DEFAULTS = {
+    "outputs_first": True, "inner": 1, "return_gathered": False, "turned": False, "transposed": "", "conjugated": "",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,124 @@ class ParallelProblem:
             types = f"{types} by {self.w_dtype.name} to {self.out_dtype.name}"
         tokens, outputs, inputs = self.sizes
         return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
+
+    def _draw(self) -> Drawing:
+        p = self._drawn()
+        if isinstance(p, str):
+            raise LayoutError(f"draw: {self} has no picture: {p}")
+        x, w, y = p.a.panel("X"), p.b.panel("W"), p.d.panel("Y")
+        if self.form == "matmul_allreduce":  # the copies below each other
+            details = f"{p.m} × {p.n}, {p.d.dtype.name}, C order, a copy on every rank"
+            y = y._replace(details=details)
+        return draw_panels([x, w, y], str(self))
+
+    def _drawn(self) -> MatmulProblem | str:
+        """Return the product in layouts that can be drawn, or why it has none."""
+        if self.form == "matmul_allgather":
+            return "every rank holds all of X and of Y, which are not block-cyclic layouts"
+        kept = replace(self, return_gathered=False)
+        return kept.as_allreduce() if self.form == "matmul_allreduce" else kept.as_gemm()
+
+    def _repr_html_(self) -> str | None:
+        return None if isinstance(self._drawn(), str) else self._draw().svg
+
+    # -- from and to tables
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ParallelProblem:
+        """Return the product in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
+
+        Args:
+            data: the keys of a descriptor file, of which ``title`` may be missing.
+
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from .schema import error_of, parallel_faults
+
+        faults = parallel_faults(data, titled=False)
+        if faults:
+            raise error_of("product", faults)
+        values = {name: value for name, value in data.items() if name not in ("title", "description")}
+        for name in _SHARES:
+            if name in values:
+                values[name] = tuple(values[name])
+        dtype = as_dtype(values.get("dtype", "float32"))
+        defaults = {"dtype": dtype, "w_dtype": dtype, "out_dtype": result_dtype(dtype)}
+        kinds = {name: as_dtype(value) for name, value in values.items() if name.endswith("dtype")}
+        apart = tuple((name, tuple(each)) for name, each in values.get("row_bytes", {}).items())
+        values = {"rows": (), **values, **defaults, **kinds, "row_bytes": apart}
+        found = cls(**values)
+        if not found.rows:
+            found = replace(found, rows=found._default_rows())
+        faults = [*found._uneven()] or [*found._inconsistent()]
+        if faults:
+            raise error_of("product", faults)
+        return found
+
+    def to_dict(self, title: str = "") -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
+
+        Args:
+            title: of the file; by default ``str`` of the product.
+        """
+        shares = {name: list(getattr(self, name)) for name in _SHARES}
+        kinds = {
+            name: x.name
+            for name in ("dtype", "w_dtype", "out_dtype", "c_dtype")
+            if (x := getattr(self, name)) is not None
+        }
+        options = {
+            name: getattr(self, name)
+            for name in ("outputs_first", "inner", "return_gathered", "turned", "transposed", "conjugated")
+            if getattr(self, name) != _DEFAULTS[name]
+        }
+        apart = {name: list(each) for name, each in self.row_bytes}
+        return {
+            "title": title or str(self), "form": self.form, **shares, **kinds, **options,
+            **({"row_bytes": apart} if apart else {}),
+        }  # fmt: skip
+
+    def to_toml(self, title: str = "") -> str:
+        """Return the product as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
+
+        Args:
+            title: of the file; by default ``str`` of the product.
+        """
+        from .schema import to_toml
+
+        return to_toml(self.to_dict(title))
+
+    def _default_rows(self) -> tuple[int, ...]:
+        """Return how many rows of the result the ranks have, by the rule for who holds what."""
+        if self.form != "matmul_reduce_scatter":
+            return (sum(self.tokens),) * self.size if self.gathers else self.tokens
+        inner = max(1, self.inner)
+        return tuple(inner * n for n in Axis.even(self.tokens[0] // inner, self.size).counts())
+
+    def _uneven(self) -> Iterator[str]:
+        """Yield the lists that do not have a number for each rank."""
+        lists = {name: getattr(self, name) for name in _SHARES}
+        lists |= {f"row_bytes.{name}": each for name, each in self.row_bytes}
+        for name, each in lists.items():
+            if len(each) != self.size:
+                yield f"{name}: has {len(each)} numbers, expected {self.size}, one for each rank, like tokens"
+
+    def _inconsistent(self) -> Iterator[str]:
+        """Yield what cannot be so in this form."""
+        equal = ("tokens", "outputs") if self.sums else ("inputs",) if self.gathers else ("tokens", "inputs")
+        for name in equal:
+            if len(set(getattr(self, name))) > 1:
+                given = list(getattr(self, name))
+                yield f"{name}: expected the same number for each rank with form {self.form!r}, got {given}"
+        if any(n % max(1, self.inner) for n in (*self.tokens, *self.rows)):
+            yield f"inner: expected a divisor of tokens and rows, got {self.inner}"
+        if self.form != "matmul_reduce_scatter" and self.rows != self._default_rows():
+            yield f"rows: expected {list(self._default_rows())}, got {list(self.rows)}"
+        elif self.form == "matmul_reduce_scatter" and sum(self.rows) != self.tokens[0]:
+            yield f"rows: expected {self.tokens[0]} in all, as many as tokens, got {list(self.rows)}"
+        if self.return_gathered and not self.gathers:
+            yield f"return_gathered: form {self.form!r} gathers no X"
 
     # -- from and to matrix products
 

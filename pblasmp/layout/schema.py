@@ -24,6 +24,7 @@ from .routines import ROUTINES
 __all__ = [
     "GridTable",
     "OperandTable",
+    "ParallelTable",
     "ProblemTable",
     "RoutineTable",
     "Table",
@@ -32,6 +33,7 @@ __all__ = [
     "is_complete",
     "json_schema",
     "json_schemas",
+    "parallel_faults",
     "problem_faults",
     "routine_faults",
     "table_faults",
@@ -40,6 +42,7 @@ __all__ = [
 
 Table = dict[str, Any]
 
+FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 _COMPLETE = ("shape", "block", "grid")
 
 
@@ -77,6 +80,13 @@ Orders = Annotated[
         description='"C", "F", or three of these letters for A, B and D',
     ),
 ]
+
+
+Shares = Annotated[
+    list[Extent], Field(min_length=1, description="a list of integers, one for each rank, each at least 0")
+]
+Flag = Annotated[bool, Strict(), Field(description="true or false")]
+Arrays = Annotated[str, Strict(), Field(pattern="^(x|w|xw)$", description='"x", "w" or "xw"')]
 
 
 class _GridSize(TypedDict):
@@ -121,6 +131,15 @@ class OperandTable(TypedDict, total=False):
     order: MemoryOrder
     lead: Annotated[Pair, Field(title="rows and columns of the first block that come before the matrix")]
     ld: Annotated[Count, Field(title="leading dimension of padded local arrays, in elements")]
+
+
+class RowBytesTable(TypedDict, total=False):
+    """By array, how many bytes its rows are apart on each rank."""
+
+    x: Shares
+    w: Shares
+    c: Shares
+    out: Shares
 
 
 class Raises(TypedDict):
@@ -188,6 +207,31 @@ class RoutineTable(_Routine, total=False):
     order: MemoryOrder
     b: OperandTable
     c: OperandTable
+
+
+class _Parallel(_Titled):
+    form: Annotated[str, Strict(), _names(FORMS)]
+    tokens: Annotated[Shares, Field(title="rows of X on each rank")]
+    inputs: Annotated[Shares, Field(title="columns of X on each rank")]
+    outputs: Annotated[Shares, Field(title="outputs of each rank's weights")]
+
+
+class ParallelTable(_Parallel, total=False):
+    """A tensor-parallel product. README.md explains the format."""
+
+    description: Text
+    rows: Annotated[Shares, Field(title="rows of the result on each rank")]
+    dtype: DType
+    w_dtype: DType
+    out_dtype: DType
+    c_dtype: DType
+    outputs_first: Annotated[Flag, Field(title="W is outputs x inputs in memory")]
+    inner: Annotated[Extent, Field(title="tokens in each index of X's first dimension")]
+    return_gathered: Annotated[Flag, Field(title="the gathered X is returned as well")]
+    row_bytes: RowBytesTable
+    turned: Annotated[Flag, Field(title="the arrays are those of the transposed product")]
+    transposed: Annotated[Arrays, Field(title="operands that are transposed first")]
+    conjugated: Annotated[Arrays, Field(title="operands that are conjugated first")]
 
 
 # --- checking ---
@@ -341,6 +385,16 @@ def routine_faults(data: object, *, titled: bool = True) -> list[str]:
     ]
 
 
+def parallel_faults(data: object, *, titled: bool = True) -> list[str]:
+    """Return what keeps ``data`` from being a tensor-parallel product, whatever its values are. Local.
+
+    Args:
+        data: what a file holds.
+        titled: it must have a title.
+    """
+    return table_faults(data, ParallelTable, without=() if titled else ("title",))
+
+
 def _has(*keys: str) -> Table:
     return {"required": [*keys]}
 
@@ -355,6 +409,7 @@ _ALL_COMPLETE = {
     **_have("abd", *_COMPLETE),
 }
 _CONDITIONS: dict[str, Table] = {
+    "parallel": {},
     "problem": {
         "dependentRequired": {"m": ["n", "k"], "n": ["m", "k"], "k": ["m", "n"]},
         "allOf": [
@@ -395,7 +450,11 @@ def json_schemas() -> dict[str, str]:
     """Return the text of each JSON schema by the name of its file. Local."""
     return {
         f"{name}.schema.json": json_schema(f"{name}.schema.json", table, _CONDITIONS[name])
-        for name, table in (("problem", ProblemTable), ("routine", RoutineTable))
+        for name, table in (
+            ("problem", ProblemTable),
+            ("routine", RoutineTable),
+            ("parallel", ParallelTable),
+        )
     }
 
 

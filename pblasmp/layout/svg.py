@@ -125,7 +125,7 @@ def draw(x: Any) -> Drawing:
         x: a grid, a descriptor or a problem; or an object with one of the latter two: a matrix, plan or problem file.
 
     Raises:
-        LayoutError: ``x`` is none of these.
+        LayoutError: ``x`` is none of these, or a tensor-parallel product that has no block-cyclic layout.
     """
     if isinstance(x, Grid):
         return draw_panels([], str(x), grid=x)

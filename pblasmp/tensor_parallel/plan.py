@@ -163,12 +163,13 @@ class ParallelPlan(Plan[Any]):
         result. The plan is run once first.
 
         Raises:
-            UnsupportedError: the algorithm cannot be recorded.
+            UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
             ClosedError: the plan is closed.
         """
         last, operands = self._last, self._operands
         with self._ctx._agreement("plan.graph") as facts:
             self._check_open()
+            self._check_graphs()
             facts["plan"] = self._number
         assert last is not None
         assert operands is not None

@@ -493,3 +493,20 @@ def test_ranks_of_one_node_vote_in_memory(per_node, monkeypatch):
     monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", str(per_node))
     expected = per_node == 3 and platform.machine() in board._ORDERED
     assert run_mpi(votes, 3) == [[[expected] * 2, None]] * 3
+
+
+def wrong_nodes(comm, value, word):
+    """PBLASMP_RANKS_PER_NODE that is no number, or not the same everywhere, is an error on every rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PBLASMP_RANKS_PER_NODE", value if comm.rank == comm.size - 1 else "1")
+        with pytest.raises(pb.PblasmpError, match=word) as caught:
+            pb.Context(comm, engine="host")
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-1", "1.5", "2"])
+def test_ranks_per_node_is_a_positive_integer(value):
+    word = (
+        "on rank 1" if value == "2" else f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got '{value}'"
+    )
+    run_mpi(wrong_nodes, 2, value=value, word=word)

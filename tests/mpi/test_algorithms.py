@@ -86,6 +86,8 @@ def every_plan(comm):
                 with pb.plan(given, *args, **how) as plan:
                     wrong = [unlike(local(plan()), expected) for _ in range(2)]
                     report = plan.report()
+                    no_graph = ["a CUDA graph: the host engine has none"]
+                    wrong.append(agreed_error(ctx, pb.UnsupportedError, no_graph, plan.graph))
                 said = report.algorithm in report.algorithms and report.algorithms[report.algorithm].taken
                 case = name if given is function else f"{name} by name"
                 yield case, first(*wrong, None if said else str(report))
@@ -106,6 +108,25 @@ def every_plan(comm):
         ):
             words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
             yield got, agreed_error(ctx, pb.LayoutError, words, pb.plan, wrong, a, a)
+        x, w, last = np.ones((4, 2)), np.ones((4, 2)), ctx.size - 1
+        for call in ("plan", "tune"):
+            function, begins = getattr(pb, call), f"{call}: "
+            name = "matmull" if ctx.rank == last else "matmul"
+            words = [begins + "expected one of the functions", "got 'matmull'"]
+            yield f"{call} matmull", agreed_error(ctx, pb.LayoutError, words, function, name, a, a)
+            name = "matmul_reduce" if ctx.rank == last else "matmul_allreduce"
+            words = [begins + "expected one of the functions", "got 'matmul_reduce'"]
+            yield f"{call} reduce", agreed_error(ctx, pb.LayoutError, words, function, name, x, w, ctx)
+            how = {"nonsense": 1} if ctx.rank == last else {}
+            words = [begins + "matmul: got an unexpected keyword argument 'nonsense'"]
+            yield f"{call} nonsense", agreed_error(ctx, TypeError, words, function, "matmul", a, a, **how)
+            for name, args, missing in (
+                ("matmul", (), "a"),
+                ("matmul_allreduce", (x, w), "ctx"),
+                ("syrk", (), "a"),
+            ):
+                words = [f"{begins}{name}: missing a required argument: '{missing}'"]
+                yield f"{call} {name}", agreed_error(ctx, TypeError, words, function, name, *args)
 
 
 def by_name(comm):
@@ -265,6 +286,13 @@ def told(comm):
              pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, ctx.size + 1), 2), {}),
             ("ranks", pb.LayoutError, [f"problem: its layouts are on {ctx.size + 1} ranks, the context has {ctx.size}"],
              ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
+            ("no C", pb.LayoutError, ["c: beta is 2, expected a matrix"], pb.MatmulProblem(d, d, d), {"beta": 2}),
+            ("no C, syrk", pb.LayoutError, ["c: beta is 2, expected a matrix"], pb.Level3Problem("syrk", d, d),
+             {"beta": 2}),
+            ("no C, trsm", pb.LayoutError, ["beta: trsm has no C to scale, expected 0, got 2"],
+             pb.Level3Problem("trsm", d, d, d), {"beta": 2}),
+            ("no C, ar", pb.LayoutError, ["c: beta is 2, expected an array"],
+             ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * ctx.size, ctx.size)), {"beta": 2}),
         ):  # fmt: skip
             yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
         if ctx.size > 1:
@@ -273,6 +301,28 @@ def told(comm):
                 ctx, pb.RankMismatchError, ["op_a", "N on rank 0"], pb.algorithms, mine, ctx
             )
             yield "problems by rank", refused
+
+
+def to_be_measured(comm, file):
+    """With "measure" the verdicts are those of "auto", and say whether algorithms are yet to be timed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PBLASMP_TUNING", file)
+        with pb.Context(comm, engine="host") as ctx:
+            a = ctx.full((12, 12), 2.0, block=3)
+            for measured in (False, True):
+                with pb.plan(pb.matmul, a, a, algo="measure" if measured else "auto") as plan:
+                    problem = plan.problem
+                found, auto = (pb.algorithms(problem, ctx, algo=algo) for algo in ("measure", "auto"))
+                for name, verdict in found.items():
+                    assert (verdict.applies, verdict.taken) == (auto[name].applies, auto[name].taken)
+                    if verdict.applies:
+                        assert verdict.why.endswith("would be timed first, and the fastest taken") != measured
+                    else:
+                        assert verdict == auto[name]
+
+
+def test_what_measure_would_take(tmp_path):
+    run_mpi(to_be_measured, 2, file=str(tmp_path / "tuning.json"))
 
 
 class Sevens(Product):

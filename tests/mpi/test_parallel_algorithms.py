@@ -158,6 +158,28 @@ def several_nodes(comm):
         del os.environ["PBLASMP_RANKS_PER_NODE"]
 
 
+def nothing_to_gather(comm, file):
+    """A product without tokens has an empty result, and times that are not kept."""
+    x, w = np.ones((0, 3)), np.ones((2, 3))
+    with kept_in(file), pb.Context(comm, engine="host") as ctx:
+        for algo in ("mpi", "auto", "measure"):
+            assert pb.matmul_allgather(x, w, ctx, algo=algo).shape == (0, 2 * comm.size)
+        found = pb.tune(pb.matmul_allgather, x, w, ctx)
+        assert set(found.seconds) >= {"mpi"}
+        assert found.file == ""
+        a, b = ctx.zeros((0, 4)), ctx.zeros((4, 4))
+        assert pb.tune(pb.matmul, a, b).best
+        c = pb.matmul(a, b, algo="measure")
+        assert c.shape == (0, 4)
+        assert ctx.engine.measured.entries == {}
+    assert not Path(file).exists()
+
+
+@pytest.mark.parametrize("nranks", [1, 3])
+def test_products_without_tokens(nranks, tmp_path):
+    run_mpi(nothing_to_gather, nranks, file=str(tmp_path / "tuning.json"))
+
+
 def too_long_for_mpi(comm):
     with pb.Context(comm, engine="host") as ctx, pytest.MonkeyPatch.context() as patch:
         patch.setattr(collective, "_LONGEST", 4 * 4 * comm.size * 8 - 1)

@@ -105,10 +105,9 @@ def pushed(comm):
             how = {"op_a": p.op_a, "op_b": p.op_b, "scheme": p.scheme, "alpha": alpha, "beta": beta}
             if p.scheme == "ar":
                 words = ["algo 'push': C may differ from rank to rank"]
-                args = a, b, c
-                refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, *args, algo="push", **how)
+                read = {**how, "algo": "push", "beta": 1}
+                refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, c, **read)
                 yield f"{case} with C", refused
-                c = None
             x_of = (p.b.T, p.op_b) if p.d.order == "F" else (p.a, p.op_a)
             if p.scheme == "ag" and (x_of[1] == "N") != (x_of[0].order == "C"):
                 words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
@@ -200,3 +199,29 @@ def test_layers(nranks):
 
 def test_layouts_of_no_scheme():
     run_mpi(refused, 4)
+
+
+def unread_c(comm):
+    """With beta = 0 a given C changes nothing: neither the algorithms nor the result."""
+    with pb.Context(comm, engine="host") as ctx:
+        p = pb.MatmulProblem.allreduce(8, 6, 4 * comm.size, comm.size, "N", "T", order="C", dtype="float64")
+        a, b = ctx.full(p.a, 1.0), ctx.full(p.b, 2.0)
+        c = ctx.full(p.d, np.nan)
+        with_c = replace(p, c=p.d)
+        assert pb.algorithms(with_c, ctx) == pb.algorithms(p, ctx)
+        how = {"op_b": "T", "scheme": "ar"}
+        with pb.plan(pb.matmul, a, b, **how) as plan:
+            expected = plan.report().algorithms
+        with pb.plan(pb.matmul, a, b, c, **how) as plan:
+            assert plan.report().algorithms == expected
+            assert (plan(c=c).local == 8 * comm.size).all()
+        for name, verdict in expected.items():
+            if verdict:
+                assert (pb.matmul(a, b, c, algo=name, **how).local == 8 * comm.size).all()
+        wrong = ctx.zeros(p.a)
+        words = ["c: shape is"]
+        yield "a wrong C", agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, b, wrong, out=c, **how)
+
+
+def test_a_c_that_is_not_read_changes_nothing():
+    run_mpi(unread_c, 3)

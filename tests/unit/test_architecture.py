@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
     "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
-    "planning": {"errors", "layout", "engines", "context", "tuning", "plans", "products", "level3"}
+    "planning": {"errors", "layout", "engines", "matrix", "context", "tuning", "plans", "products", "level3"}
     | {"tensor_parallel"},
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},

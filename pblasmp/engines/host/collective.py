@@ -108,7 +108,7 @@ class GatheredOutput(_Collective):
         panels = scratch("incoming", (1, sum(counts)), d.dtype)[0]
         self._mpi.gather_into(part, panels, counts)
         for columns, end, count in zip(self._columns, accumulate(counts), counts, strict=True):
-            d[:, columns] = panels[end - count : end].reshape(tokens, -1)
+            d[:, columns] = panels[end - count : end].reshape(tokens, columns.stop - columns.start)
         self._share_amax()
 
 

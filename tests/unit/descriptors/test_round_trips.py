@@ -9,14 +9,17 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import pblasmp as pb
-from pblasmp.layout import files
+from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, result_dtype
+from pblasmp.layout import ParallelProblem, files
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.schema import to_toml
 from tests.helpers.oracle import descriptors
 
 if sys.version_info >= (3, 11):
@@ -26,7 +29,7 @@ else:
 
 VALIDATORS = {
     name: Draft202012Validator(json.loads((files.root() / f"{name}.schema.json").read_text()))
-    for name in ("problem", "routine")
+    for name in ("problem", "routine", "parallel")
 }
 PROBLEMS = {path.stem: files.load_problem_file(path).problem for path in files.find("problems")}
 
@@ -74,6 +77,95 @@ def test_any_routine_legal_or_not(routine, a, b, c, d, side, uplo, op_a, diag, w
     operands = {"b": b if "b" in has.operands else None, "c": c if "c" in has.operands and with_c else None}
     problem = pb.Level3Problem(routine, a, d, **operands, **{x: flags[x] for x in has.options})
     there_and_back(problem, "routine")
+
+
+SPLITS = {
+    "allgather_matmul": ((2, 4), (5, 5), (3, 1)),
+    "matmul_reduce_scatter": ((6, 6), (5, 2), (3, 3)),
+    "matmul_allreduce": ((6, 6), (5, 2), (3, 3)),
+    "matmul_allgather": ((6, 6), (5, 5), (3, 1)),
+}
+
+
+@given(
+    st.sampled_from([*SPLITS]), st.sampled_from([*ELEMENT_TYPES]), st.none() | st.sampled_from([*ELEMENT_TYPES]),
+    st.booleans(), st.sampled_from([1, 2]), st.booleans(), st.sampled_from(["", "x", "w", "xw"]),
+)  # fmt: skip
+def test_any_tensor_parallel_product(form, dtype, c_dtype, outputs_first, inner, apart, flipped):
+    dtype, c_dtype = as_dtype(dtype), None if c_dtype is None else as_dtype(c_dtype)
+    tokens, inputs, outputs = SPLITS[form]
+    gathers = form == "allgather_matmul"
+    rows = (sum(tokens),) * 2 if gathers else (4, 2) if form == "matmul_reduce_scatter" else tokens
+    problem = ParallelProblem(
+        form, tokens, inputs, outputs, rows, dtype, dtype, result_dtype(dtype), c_dtype, outputs_first, inner, gathers,
+        (("x", (48, 16)), ("out", (8, 8))) if apart else (), bool(flipped), flipped, flipped,
+    )  # fmt: skip
+    there_and_back(problem, "parallel")
+    assert files.check(io.StringIO(problem.to_toml())) == []
+    short = {"form": form, "tokens": [6, 6], "inputs": [5, 5], "outputs": [3, 3]}
+    made = ParallelProblem.from_dict(short)
+    there_and_back(made, "parallel")
+    expected = {"allgather_matmul": (12, 12), "matmul_reduce_scatter": (3, 3)}.get(form, (6, 6))
+    assert (made.rows, made.dtype.name, made.out_dtype.name) == (expected, "float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("edit", "fault"),
+    [
+        ({"form": "matmul"}, "form: expected one of allgather_matmul, "),
+        ({"tokens": []}, "tokens: expected a list of integers, one for each rank"),
+        ({"tokens": [6, -1]}, "tokens: expected a list of integers, one for each rank"),
+        ({"inputs": [5]}, "inputs: has 1 numbers, expected 2, one for each rank, like tokens"),
+        ({"row_bytes": {"x": [16]}}, "row_bytes.x: has 1 numbers, expected 2"),
+        ({"row_bytes": {"y": [16, 16]}}, "row_bytes.y: unknown key"),
+        (
+            {"tokens": [6, 5]},
+            "tokens: expected the same number for each rank with form 'matmul_allreduce', got [6, 5]",
+        ),
+        ({"rows": [6, 5]}, "rows: expected [6, 6], got [6, 5]"),
+        ({"inner": 4}, "inner: expected a divisor of tokens and rows, got 4"),
+        (
+            {"form": "matmul_reduce_scatter", "rows": [3, 4]},
+            "rows: expected 6 in all, as many as tokens, got [3, 4]",
+        ),
+        ({"return_gathered": True}, "return_gathered: form 'matmul_allreduce' gathers no X"),
+        ({"transposed": "wx"}, 'transposed: expected "x", "w" or "xw"'),
+        ({"grid": "2x2"}, "grid: unknown key"),
+    ],
+)
+def test_faults_of_tensor_parallel_tables(edit, fault):
+    data = {
+        "title": "T",
+        "form": "matmul_allreduce",
+        "tokens": [6, 6],
+        "inputs": [5, 5],
+        "outputs": [3, 3],
+        **edit,
+    }
+    with pytest.raises(pb.LayoutError) as caught:
+        ParallelProblem.from_dict(data)
+    assert fault in str(caught.value)
+    text = to_toml(data)
+    with pytest.raises(pb.LayoutError, match="<StringIO>") as caught:
+        pb.load_problem(io.StringIO(text))
+    assert fault in str(caught.value)
+    assert any(fault in each for each in files.check(io.StringIO(text)))
+
+
+def test_tensor_parallel_products_are_no_matrix_products():
+    text = ParallelProblem.from_dict(
+        {"form": "matmul_allreduce", "tokens": [6], "inputs": [5], "outputs": [3]}
+    ).to_toml()
+    with pytest.raises(pb.LayoutError, match="form: expected a matrix product, got 'matmul_allreduce'"):
+        files.load_problem_file(io.StringIO(text))
+
+
+def test_plans_of_tensor_parallel_products():
+    with pb.Context(engine="host") as ctx:
+        for form in SPLITS:
+            x = np.ones((6, 2, 5), np.float32)
+            with pb.plan(form, x, np.ones((3, 5), np.float32), ctx) as plan:
+                there_and_back(plan.problem, "parallel")
 
 
 def test_products_of_8_bits():

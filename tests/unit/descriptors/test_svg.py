@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout import files
+from pblasmp.layout import ParallelProblem, files
 from pblasmp.layout.svg import PALETTE, Colours
 
 PROBLEMS = [path.stem for path in files.find("problems")]
@@ -74,7 +76,36 @@ def test_matrices_and_plans_show_what_they_are_of():
                 assert texts(pb.draw(plan))[0].startswith(str(plan.problem))
         x = np.ones((4, 6))
         with pb.plan(pb.matmul_allreduce, x, x, ctx) as plan:
-            assert plan._repr_html_() is None  # Jupyter shows its repr: it has no block-cyclic layout
+            assert plan._repr_html_() == pb.draw(plan).svg == pb.draw(plan.problem).svg
+        with pb.plan(pb.matmul_allgather, x, x, ctx) as plan:
+            assert plan._repr_html_() is None  # Jupyter shows its repr
+            with pytest.raises(pb.LayoutError, match="has no picture: every rank holds all of X and of Y"):
+                pb.draw(plan)
+
+
+@pytest.mark.parametrize("outputs_first", [True, False])
+@pytest.mark.parametrize("form", ["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"])
+def test_tensor_parallel_products(form, outputs_first):
+    """8 tokens, 6 outputs and 5 inputs on two ranks: which rank holds which elements of X, W and Y."""
+    f, inputs = np.dtype("float32"), (5, 5) if form == "allgather_matmul" else (3, 2)
+    x, w, y = {
+        "allgather_matmul": ((4, 5), (3, 5), (8, 3)),
+        "matmul_reduce_scatter": ((8, 3), (6, 3), (4, 6)),
+        "matmul_allreduce": ((8, 3), (6, 3), (8, 6)),
+    }[form]
+    p = ParallelProblem(
+        form, (x[0],) * 2, inputs, (w[0],) * 2, (y[0],) * 2, f, f, f, f, outputs_first=outputs_first,
+        return_gathered=form == "allgather_matmul",
+    )  # fmt: skip
+    said = texts(pb.draw(p))
+    assert said[0] == str(p)
+    held = [text for name, text in pairwise(said) if name == "rank 0"]
+    assert held == ["{} × {}".format(*shape) for shape in (x, w if outputs_first else w[::-1], y)]
+    assert "Not legal:" not in said
+    uneven = replace(p, tokens=(5, 3)) if form == "allgather_matmul" else replace(p, inputs=(1, 4))
+    with pytest.raises(pb.LayoutError, match=r"draw: .* has no picture: (tokens|inputs) are .* expected"):
+        pb.draw(uneven)
+    assert uneven._repr_html_() is None
 
 
 def test_blocks_do_not_overlap():

@@ -27,7 +27,10 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
         for kind in ("problems", "grids", "models")
         for path in files.find(kind)
     }
-    there |= {Path("README.md"), Path("problem.schema.json"), Path("routine.schema.json")}
+    there |= {
+        Path("README.md"),
+        *(Path(f"{name}.schema.json") for name in ("problem", "routine", "parallel")),
+    }
     assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
     script = "from pblasmp.layout import files; print(files.root(), len(files.find('problems')))"
     output = subprocess.run(

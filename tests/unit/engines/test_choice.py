@@ -18,6 +18,7 @@ from pblasmp.engines.catalogue import ALGORITHMS
 from pblasmp.engines.options import Operands, Options
 from pblasmp.engines.slab_terms import matmul_slabs, routine_slabs
 from pblasmp.errors import UnsupportedError
+from pblasmp.layout import ParallelProblem
 
 GRID = pb.Grid(2, 2)
 SQUARE = pb.MatmulProblem.gemm(80, 120, 40, GRID, 10)
@@ -247,6 +248,15 @@ def test_a_row_without_a_refusal_computes_plain_products(options, given, why):
     plain = Algorithm("plain", lambda *_: None, lambda _problem: True)
     assert plain.refusal(engine(), SQUARE, options, Operands(None, None, None, None, **given)) == why
     assert plain.refusal(engine(), SQUARE, options, None) == (why if options.compute else "")
+
+
+def test_a_row_without_a_refusal_gives_the_engines_reason_first():
+    """So that all algorithms of the host refuse a ``compute`` with one text."""
+    plain, on = Algorithm("plain", lambda *_: None, lambda _problem: True), engine()
+    on.operations.refusal = lambda dtype, compute: f"compute: no {compute} for {dtype}"
+    split = ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 4, 1))
+    for problem, dtype in ((SQUARE, "float64"), (split, "float32")):
+        assert plain.refusal(on, problem, Options(compute="tf32"), None) == f"compute: no tf32 for {dtype}"
 
 
 def test_an_algorithm_is_taken_by_name():

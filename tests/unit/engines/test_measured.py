@@ -86,6 +86,15 @@ def test_what_is_saved_is_read(tmp_path):
     assert {path.name for path in file.parent.iterdir()} == {"tuning.json", "tuning.json.lock"}
 
 
+def test_measurements_of_empty_products_are_ignored(tmp_path):
+    """Nothing follows from their times, and a file of an older version may hold some."""
+    file = tmp_path / "tuning.json"
+    assert save(file, [entry(0), entry(2)]) == ""
+    assert '"sizes": [\n    0,' in file.read_text().replace("\r", "")
+    assert read_file(file) == [entry(2)]
+    assert known().knows(product(0), Options())  # there is nothing to measure
+
+
 def test_no_file_is_no_fault(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
