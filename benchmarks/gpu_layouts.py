@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -86,9 +87,9 @@ def time_layouts(bench: Bench, n: int, block: int, dtype: str, shape: tuple[int,
     times: dict[str, list[float]] = {name: [] for name in good}
 
     def timed() -> None:
-        for turn in range(bench.samples):
-            at = turn % max(1, len(good))
-            for name in good[at:] + good[:at]:
+        order = random.Random(n)  # the same on every rank: a GPU's power also depends on what ran just before
+        for _ in range(bench.samples):
+            for name in order.sample(good, len(good)):
                 times[name] += bench.device.samples(bench.comm, contenders[name].run, 1)
 
     _, fault = together(bench.comm, timed)

@@ -41,7 +41,7 @@ class StatusError(PblasmpError, RuntimeError):
 
 
 class ClosedError(PblasmpError, RuntimeError):
-    """A context, plan or matrix was used after it was closed."""
+    """A context, plan or matrix was used after it was closed, or in a context that an error on one rank has broken."""
 
 
 def faults_text(where: str, faults: Sequence[str]) -> str:

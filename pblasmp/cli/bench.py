@@ -28,7 +28,15 @@ from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate, by_pytorch
 
-__all__ = ["COLLECTIVES", "BenchOptions", "bench", "default_shapes", "draw_bench", "print_bench"]
+__all__ = [
+    "COLLECTIVES",
+    "BenchOptions",
+    "bench",
+    "default_shapes",
+    "draw_bench",
+    "print_bench",
+    "require_even",
+]
 
 COLLECTIVES = {
     "all_gather": ("AllGather + GEMM", tensor_parallel.plan_allgather_matmul),
@@ -36,6 +44,7 @@ COLLECTIVES = {
     "all_reduce": ("GEMM + AllReduce", tensor_parallel.plan_matmul_allreduce),
     "all_scatter": ("GEMM + AllGather of the output", tensor_parallel.plan_matmul_allgather),
 }
+_SPLIT = {"all_gather": "T", "reduce_scatter": "TK", "all_reduce": "K", "all_scatter": ""}
 _ON_CPUS = ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024))
 _ON_GPUS = ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384))
 OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
@@ -94,11 +103,9 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
         shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
         with ctx._agreement("pblasmp bench"):
             _validate(options)
-            for t, n, k in shapes:
-                if t % ctx.size or k % ctx.size:
-                    raise LayoutError(
-                        f"--shape {t},{n},{k}: T and K are split over the ranks, expected multiples of {ctx.size}"
-                    )
+            for name in options.collectives:
+                for shape in shapes:
+                    require_even(name, shape, ctx.size)
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         itemsize = as_dtype(dtype).itemsize
         sections = {}
@@ -122,6 +129,20 @@ def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
     """Return T, N, K of the products that are timed by default, T and K multiples of ``ranks``. Local."""
     shapes = _ON_GPUS if on_gpus else _ON_CPUS
     return [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in shapes]
+
+
+def require_even(name: str, shape: tuple[int, int, int], ranks: int) -> None:
+    """Raise LayoutError unless what a collective splits over the ranks makes equal shares. Local.
+
+    The products take unequal shares, but the plain collectives that they are compared with do not.
+    """
+    sizes = dict(zip("TNK", shape, strict=True))
+    uneven = [letter for letter in _SPLIT[name] if sizes[letter] % ranks]
+    if uneven:
+        what = " and ".join(uneven) + (" is" if len(uneven) == 1 else " are")
+        multiple = "a multiple" if len(uneven) == 1 else "multiples"
+        given = ",".join(map(str, shape))
+        raise LayoutError(f"{name} of {given}: {what} split over the ranks, expected {multiple} of {ranks}")
 
 
 def round_up(n: int, ranks: int) -> int:

@@ -16,11 +16,11 @@ from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
 from . import options
-from .options import FILE, DescriptorFile, as_json, common, engine, examples
-from .progress import describe, is_bad_input
+from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
+from .progress import describe, is_bad_input, warnings_to
 from .ranks import FailureError
 from .signals import reraise
-from .terminal import complain, console, leading, plain, print_json
+from .terminal import caution, complain, console, leading, plain, print_json
 
 __all__ = ["cli", "run_command_line"]
 
@@ -34,7 +34,8 @@ def run_command_line() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × shows a question mark
     try:
-        cli.main(prog_name="pblasmp", standalone_mode=False)
+        with warnings_to(caution):
+            cli.main(prog_name="pblasmp", standalone_mode=False)
     except click.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:  # noqa: BLE001 (the last that sees it)
@@ -137,6 +138,7 @@ def cli(ctx: click.Context) -> None:
     help="Element type of all matrices.  [default: the files', or float64]",
 )
 @engine
+@algo
 @click.option(
     "--check", is_flag=True, help="Verify the product on random vectors; exit with 1 if it is wrong."
 )
@@ -211,17 +213,18 @@ def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | Non
     help="Upper limit on the ranks that a file may ask for.  [default: 16, or twice the cores if that is more]",
 )
 @engine
+@algo
 @as_json
 @common
-def run(file: str, ranks: int | None, max_ranks: int | None, engine: str, as_json: bool) -> None:
-    """Run the product of a descriptor file on integers and compare it exactly with NumPy on one rank."""
+def run(file: str, ranks: int | None, max_ranks: int | None, engine: str, algo: str, as_json: bool) -> None:
+    """Run the product or routine of a descriptor file on integers and compare exactly with NumPy on one rank."""
     from .run import print_run, run_file
 
-    result = run_file(file, ranks, max_ranks, engine)
+    result = run_file(file, ranks, max_ranks, engine, algo)
     if leading():
         print_json(result) if as_json else print_run(result)
     if result["wrong"]:
-        raise FailureError("the product is wrong")
+        raise FailureError("the result is wrong")
 
 
 @cli.command(
@@ -233,7 +236,7 @@ def run(file: str, ranks: int | None, max_ranks: int | None, engine: str, as_jso
 @as_json
 @common
 def check(files: tuple[str, ...], as_json: bool) -> None:
-    """Say whether descriptor files are legal products, and what is wrong with those that are not."""
+    """Say whether descriptor files are legal, and what is wrong with those that are not."""
     from .descriptor_files import check_files, print_checked
 
     checked = check_files(files)
@@ -256,23 +259,31 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
 @common
 @click.pass_context
 def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> None:
-    """Show who owns which block of the matrices of a descriptor file, and every local array."""
+    """Show who owns which block of the matrices of a descriptor file, and every local array.
+
+    Files of level-3 routines are drawn as .svg pictures only.
+    """
     from ..drawing import draw
     from ..drawing import show as show_in_terminal
-    from .descriptor_files import describe_problem, parse, read_text
+    from ..layout.files import ProblemFile
+    from .descriptor_files import describe_problem, draw_routine, parse, read_text
 
     found = parse(file, read_text(file))
     faults = found.problem.faults()
-    if output is not None:
+    if not isinstance(found, ProblemFile):
+        if output is not None or not as_json:
+            draw_routine(found, output)
+    elif output is not None:
         draw(found, output)
     if as_json:
         print_json(
             {"file": str(found.path), "legal": not faults, "faults": faults, **describe_problem(found)}
         )
-    elif output is None:
+    elif output is None and isinstance(found, ProblemFile):
         show_in_terminal(found, console(colour=bool(ctx.color)))
     if faults:
-        raise LayoutError(f"{plain(found.path)}: this product is not legal")
+        what = "product" if isinstance(found, ProblemFile) else found.problem.routine
+        raise LayoutError(f"{plain(found.path)}: this {what} is not legal")
 
 
 @cli.command(name="list", epilog=examples("pblasmp list", "pblasmp list --json", "pblasmp show ag-nn-c"))

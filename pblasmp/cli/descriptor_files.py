@@ -13,14 +13,26 @@ from typing import Any
 
 import click
 
-from ..errors import LayoutError
+from ..errors import LayoutError, UnsupportedError
 from ..layout import MatrixDescriptor
-from ..layout.files import ProblemFile, check, file_error, find, load_problem_file, path_of, unreadable
+from ..layout.files import (
+    ProblemFile,
+    RoutineFile,
+    check,
+    file_error,
+    find,
+    load_any_file,
+    load_problem_file,
+    path_of,
+    unreadable,
+)
+from ..layout.svg import draw
 from .terminal import plain
 
 __all__ = [
     "check_files",
     "describe_problem",
+    "draw_routine",
     "legal",
     "parse",
     "print_checked",
@@ -58,24 +70,24 @@ def read_text(file: str) -> bytes:
     return text
 
 
-def parse(file: str, text: bytes) -> ProblemFile:
+def parse(file: str, text: bytes) -> ProblemFile | RoutineFile:
     """Return the problem in the text of ``file``, its title made harmless. Local.
 
     Raises:
         LayoutError: the text does not describe a problem; the message names the file and every fault.
     """
     with _as_path(file, text) as path:
-        found = load_problem_file(path)
+        found = load_any_file(path)
     return replace(
         found, path=Path(_name(file)), title=plain(found.title), description=plain(found.description)
     )
 
 
-def legal(file: str, text: bytes) -> ProblemFile:
+def legal(file: str, text: bytes) -> ProblemFile | RoutineFile:
     """Return the problem in the text of ``file``, checked to be legal. Local.
 
     Raises:
-        LayoutError: as for ``parse``, or the product is not legal.
+        LayoutError: as for ``parse``, or the problem is not legal.
     """
     found = parse(file, text)
     with _naming(file):
@@ -130,7 +142,7 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return for each file whether it is legal, its faults, and its contents. Local."""
     checked = []
     for file in files:
-        found: ProblemFile | None = None
+        found: ProblemFile | RoutineFile | None = None
         try:
             text = read_text(file)
             faults = _faults(file, text)
@@ -143,20 +155,25 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
     return checked
 
 
-def describe_problem(file: ProblemFile) -> dict[str, Any]:
+def describe_problem(file: ProblemFile | RoutineFile) -> dict[str, Any]:
     """Return the contents of a problem file in JSON's types. Local."""
     p = file.problem
+    what: dict[str, Any]
+    scalars: dict[str, Any] = {}
+    if isinstance(file, RoutineFile):
+        options = {name: getattr(file.problem, name) for name in file.problem.traits.options}
+        what = {"routine": file.problem.routine, "formula": file.problem.traits.formula, **options}
+    else:
+        what = {"scheme": file.problem.scheme, "op_a": file.problem.op_a, "op_b": file.problem.op_b}
+        scalars = {"alpha": file.alpha, "beta": file.beta}
     return {
         "title": file.title,
         "description": file.description,
-        "scheme": p.scheme,
-        "op_a": p.op_a,
-        "op_b": p.op_b,
+        **what,
         "m": p.m,
         "n": p.n,
         "k": p.k,
-        "alpha": file.alpha,
-        "beta": file.beta,
+        **scalars,
         "nranks": file.nranks,
         "operands": {
             name: _describe_operand(parent, file.windows[name]) for name, parent in file.parents.items()
@@ -204,12 +221,31 @@ def print_checked(checked: list[dict[str, Any]]) -> None:
 
 def _print_problem(one: dict[str, Any]) -> None:
     click.echo(f"  {one['title']}")
-    click.echo(
-        f"  {one['op_a']}{one['op_b']} product of {one['m']} × {one['n']} × {one['k']}, scheme {one['scheme']}, "
-        f"{one['nranks']} ranks"
-    )
+    if "routine" in one:
+        options = "".join(f" {name}={one[name]}" for name in ("side", "uplo", "op_a", "diag") if name in one)
+        click.echo(f"  {one['routine']}{options} of {one['m']} × {one['n']}, {one['nranks']} ranks")
+        click.echo(f"  {one['formula']}")
+    else:
+        click.echo(
+            f"  {one['op_a']}{one['op_b']} product of {one['m']} × {one['n']} × {one['k']}, scheme {one['scheme']}, "
+            f"{one['nranks']} ranks"
+        )
     for name, operand in one["operands"].items():
         click.echo(f"  {name.upper()}: {operand['text']}")
+
+
+def draw_routine(file: RoutineFile, output: Path | None) -> None:
+    """Draw a level-3 routine into an .svg file; there are no other pictures of routines. Local.
+
+    Raises:
+        UnsupportedError: anything else was asked for.
+    """
+    if output is None or output.suffix.lower() != ".svg":
+        raise UnsupportedError(
+            f"{file.path} describes the routine {file.problem.routine}, which show draws only as .svg: give -o "
+            "layout.svg, or let pblasmp check list its matrices"
+        )
+    draw(file.problem).save(output)
 
 
 def shipped() -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_RANKS",
     "FILE",
     "DescriptorFile",
+    "algo",
     "as_json",
     "block",
     "common",
@@ -157,6 +158,14 @@ engine = click.option(
     default="auto",
     show_default=True,
     help="Engine: CPU ranks, cuBLASMp on GPUs, or the best one available.",
+)
+
+algo = click.option(
+    "--algo",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    help="Algorithm, by its name in Python; a wrong name lists those that there are.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

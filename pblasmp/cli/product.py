@@ -15,6 +15,7 @@ import numpy as np
 
 import pblasmp as pb
 
+from ..comm import nodes_of
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choice import EngineName
@@ -53,6 +54,7 @@ class ProductOptions:
         alpha, beta: scalars of ``alpha op(A) op(B) + beta C``.
         dtype: element type of all matrices.
         engine: as in Context.
+        algo: as for ``pb.matmul``.
         check: whether to verify the product.
         repeat: number of calls timed after the first one; None: as many as fit into a second.
         size: rows and columns of random matrices.
@@ -70,6 +72,7 @@ class ProductOptions:
     beta: complex
     dtype: str | None
     engine: EngineName
+    algo: str
     check: bool
     repeat: int | None
     size: int
@@ -191,11 +194,12 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
             "alpha": options.alpha, "beta": options.beta, "op_a": options.op_a, "op_b": options.op_b,
         }  # fmt: skip
         with clock.step("preparing"):
-            plan = pb.plan_matmul(a, b, c, **scalars)
+            plan = pb.plan_matmul(a, b, c, algo=options.algo, **scalars)
         with clock.step("multiplying"):
             d = plan()
             ctx.engine.synchronize()
-        result = _facts(ctx, a, b, d, options) | {"path": plan.report().path}
+        report = plan.report()
+        result = _facts(ctx, a, b, d, options) | {"algorithm": report.algorithm, "path": report.path}
         result["repeated_seconds"] = _repeated(ctx, plan, options.repeat, clock.seconds["multiplying"])
         if options.check:
             with clock.step("checking"):
@@ -252,7 +256,7 @@ def _facts(
         "blocks": d.descriptor.block,
         "local": d.descriptor.local_shape(0),
         "ranks": ctx.size,
-        "nodes": len(ctx.comm.nodes()),
+        "nodes": len(nodes_of(ctx.comm)),
         "engine": ctx.engine.name,
         "why": ctx.engine.why,
     }
@@ -270,13 +274,18 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
         f"{rows} × {cols}, {order} order"
         for (rows, cols), order in zip(result["shapes"], result["orders"], strict=True)
     )
-    yield "product", f"D ({d}) = {_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b})"
+    terms = _scaled(options.alpha, f"{_term('A', options.op_a)} ({a}) · {_term('B', options.op_b)} ({b})")
+    if options.beta:
+        added = _scaled(options.beta, "C")
+        terms += f" - {added[1:]}" if added.startswith("-") else f" + {added}"
+    yield "product", f"D ({d}) = {terms}"
     nodes = "one node" if result["nodes"] == 1 else f"{result['nodes']} nodes"
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield "grid", f"{result['grid'][0]} × {result['grid'][1]}, of {ranks} on {nodes}"
     block, local = (f"{rows} × {cols}" for rows, cols in (result["blocks"], result["local"]))
     yield "layout", f"{result['dtype']} in blocks of {block}, rank 0 holds {local} of D"
-    yield "engine", f"{result['engine']}, path {result['path']}"
+    path = "" if result["path"] == result["algorithm"] else f", path {result['path']}"
+    yield "engine", f"{result['engine']}, algorithm {result['algorithm']}{path}"
     operands = sum(seconds[step] for step in options.operand_steps)
     yield ("make" if options.a is None else "read"), f"{operands:.3f} s"
     yield "prepare", f"{seconds['preparing']:.3f} s"
@@ -308,6 +317,14 @@ def _verdict(result: dict[str, Any]) -> str:
 
 def _rate(flops: int, seconds: float) -> str:
     return f"{flops / seconds / 1e9 if seconds else 0:.1f} GFLOP/s"
+
+
+def _scaled(factor: complex, term: str) -> str:
+    """Return a term with its factor, as the command line takes it; 1 is left out."""
+    number = complex(factor)
+    if number.imag:
+        return f"({number:.15g}) {term}"
+    return {1.0: term, -1.0: f"-{term}"}.get(number.real, f"{number.real:.15g} {term}")
 
 
 def _term(name: str, op: str) -> str:

@@ -8,17 +8,19 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from ..errors import PblasmpError
 
-__all__ = ["Channel", "LogHandler", "Reporter", "describe", "is_bad_input"]
+__all__ = ["Channel", "LogHandler", "Reporter", "describe", "is_bad_input", "warnings_to"]
 
 Event = dict[str, Any]
+_PACKAGE = Path(__file__).parents[1]
 
 
 def is_bad_input(error: BaseException) -> bool:
@@ -38,6 +40,34 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error) if is_bad_input(error) else f"{type(error).__name__}: {error} (a bug in pblasmp)"
+
+
+@contextlib.contextmanager
+def warnings_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Pass pblasmp's own warnings to ``tell``, each text once, during the ``with`` block. Local.
+
+    Warnings of other libraries, and those about resources, go where they would go otherwise.
+    """
+    told: set[str] = set()
+    with warnings.catch_warnings():
+        elsewhere = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if not issubclass(category, UserWarning) or not Path(filename).is_relative_to(_PACKAGE):
+                elsewhere(message, category, filename, lineno, file, line)
+            elif (text := str(message)) not in told:
+                told.add(text)
+                tell(text)
+
+        warnings.showwarning = show
+        yield
 
 
 class Reporter:
@@ -94,6 +124,10 @@ class Channel(Reporter):
         """Report a line of the log. Local."""
         self._write({"log": line})
 
+    def warning(self, text: str) -> None:
+        """Report a warning. Local."""
+        self._write({"warning": text})
+
     def result(self, result: Any) -> None:
         """Report the result of the work, on rank 0. Local."""
         self._write({"result": result})
@@ -125,7 +159,7 @@ class Channel(Reporter):
             self._read[path] = whole
 
     def _write(self, event: Event) -> None:
-        if self._rank > 0 and not {"error", "log"} & event.keys():
+        if self._rank > 0 and not {"error", "log", "warning"} & event.keys():
             return
         with (self._directory / f"rank{self._rank:06}.events").open("a") as file:
             file.write(json.dumps(event) + "\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..comm.communicator import check_world
 from ..launchers import surroundings
 from ..logs import show_logs
-from .progress import Channel, LogHandler
+from .progress import Channel, LogHandler, warnings_to
 
 __all__ = ["main"]
 
@@ -29,7 +29,8 @@ def main(directory: Path) -> int:
             sys.modules["mpi4py"] = None  # type: ignore[assignment]  # one rank needs no MPI: none is tried
         else:
             check_world(nranks, around.title if around else "mpirun")
-        channel.result(work(options, channel))
+        with warnings_to(channel.warning):
+            channel.result(work(options, channel))
     except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
         channel.error(error)
         return 1

@@ -22,7 +22,7 @@ from ..launch import Job, python_command
 from ..launchers import NoLauncher, surroundings
 from .options import DEFAULT_RANKS
 from .progress import Channel, Reporter
-from .terminal import is_terminal, plain
+from .terminal import caution, is_terminal, plain
 
 __all__ = ["FailureError", "on_ranks"]
 
@@ -95,12 +95,16 @@ def _on_new_ranks(work: Work, options: Any, nranks: int) -> Result:
             leftovers.callback(_remove_temporaries, directory)
             channel = Channel(directory)
             status: int | None = None
+            warned: set[str] = set()
             while status is None:
                 status = job.wait(0.05)
                 for event in channel.events():
                     if "error" in event:
                         raise FailureError(event["error"], 2 if event["bad_input"] else 1, event["trace"])
                     result = event.get("result", result)
+                    if event.get("warning") not in (None, *warned):
+                        warned.add(event["warning"])
+                        caution(event["warning"])
                     _show(event, display)
         if status != 0 or result is None:
             from ..info import launcher_problem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pblasmp run``: the product of a descriptor file, on integers, against NumPy on one rank."""
+"""``pblasmp run``: the product or routine of a descriptor file, on integers, against NumPy on one rank."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ from ..context import Context
 from ..errors import LayoutError
 from ..launchers import surroundings
 from ..layout import MatrixDescriptor
-from ..layout.files import ProblemFile
+from ..layout.files import ProblemFile, RoutineFile
 from .descriptor_files import legal, read_text
 from .progress import Reporter
 from .ranks import on_ranks
+from .run_routine import run_routine
 
 __all__ = ["print_run", "run_file"]
 
 
-def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) -> dict[str, Any]:
-    """Run the product of a descriptor file and return how it compares. Collective over ranks.
+def run_file(
+    file: str, nranks: int | None, max_ranks: int | None, engine: str, algo: str = "auto"
+) -> dict[str, Any]:
+    """Run the problem of a descriptor file and return how it compares. Collective over ranks.
 
     Args:
         file: its path, "-", or the name of one that comes with pblasmp.
         nranks: ranks to start; None: as many as the file needs.
         max_ranks: the most ranks to start for a file that asks for them; None: 16, or twice the cores.
         engine: as in Context.
+        algo: as for ``pb.matmul``.
 
     Raises:
         LayoutError: the file is faulty, its grid needs more or fewer ranks, or its matrices do not fit into memory.
         FailureError: a rank that was started failed.
     """
     if surroundings() is not None:
-        return on_ranks(_work, (file, None, engine), nranks)
+        return on_ranks(_work, (file, None, engine, algo), nranks)
     text = read_text(file)
     found = _load(file, text)
     if nranks is None:
@@ -51,10 +55,10 @@ def run_file(file: str, nranks: int | None, max_ranks: int | None, engine: str) 
             )
     if nranks < found.nranks:
         raise LayoutError(f"{file} needs {found.nranks} ranks, got {nranks}: give -n {found.nranks}")
-    return on_ranks(_work, (file, text, engine), nranks)
+    return on_ranks(_work, (file, text, engine, algo), nranks)
 
 
-def _load(file: str, text: bytes) -> ProblemFile:
+def _load(file: str, text: bytes) -> ProblemFile | RoutineFile:
     """Return the problem in a file, checked to fit into memory as whole matrices on one rank. Local."""
     found = legal(file, text)
     elements = sum(parent.shape[0] * parent.shape[1] for parent in found.parents.values())
@@ -69,9 +73,9 @@ def _load(file: str, text: bytes) -> ProblemFile:
     return found
 
 
-def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[str, Any]:
+def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
-    file, text, engine = options
+    file, text, engine, algo = options
     with Context(engine=engine) as ctx, reporter.errors():
         with ctx._agreement("pblasmp run: reading"):
             if text is None and ctx.rank == 0:  # standard input is rank 0's alone
@@ -82,33 +86,43 @@ def _work(options: tuple[str, bytes | None, Any], reporter: Reporter) -> dict[st
             found = _load(file, text)
             if ctx.size < found.nranks:
                 raise LayoutError(f"{file} needs {found.nranks} ranks, got {ctx.size}")
-        problem = found.problem
-        reporter.step("making operands")
-        whole = {
-            name: ctx.from_function(_numbers(seed, parent), parent)
-            for seed, (name, parent) in enumerate(found.parents.items())
-        }
-        a, b, d = (whole[name][found.windows[name]] for name in "abd")
-        c = whole["c"][found.windows["c"]] if "c" in whole else None
-        reporter.step("multiplying")
-        with pb.plan_matmul(
-            a, b, c, out=d, alpha=found.alpha, beta=found.beta,
-            op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme,
-        ) as plan:  # fmt: skip
-            plan()
-            report = str(plan.report())
-        reporter.step("comparing")
-        got = whole["d"].gather()
-        wrong = 0 if got is None else int(np.count_nonzero(got != _expected(found)))
+        if isinstance(found, RoutineFile):
+            report, wrong = run_routine(ctx, found, algo, reporter)
+        else:
+            report, wrong = _run_product(ctx, found, algo, reporter)
         return {
             "file": str(found.path),
             "title": found.title,
             "ranks": ctx.size,
             "engine": ctx.engine.name,
-            "report": report,
+            "algorithm": report.algorithm,
+            "path": report.path,
+            "report": str(report),
             "elements": found.parents["d"].shape[0] * found.parents["d"].shape[1],
             "wrong": ctx.comm.bcast(wrong),
         }
+
+
+def _run_product(ctx: Context, found: ProblemFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
+    """Return the plan's report, and on rank 0 how many elements of D's whole matrix are wrong. Collective."""
+    problem = found.problem
+    reporter.step("making operands")
+    whole = {
+        name: ctx.from_function(_numbers(seed, parent), parent)
+        for seed, (name, parent) in enumerate(found.parents.items())
+    }
+    a, b, d = (whole[name][found.windows[name]] for name in "abd")
+    c = whole["c"][found.windows["c"]] if "c" in whole else None
+    reporter.step("multiplying")
+    with pb.plan_matmul(
+        a, b, c, out=d, alpha=found.alpha, beta=found.beta,
+        op_a=problem.op_a, op_b=problem.op_b, scheme=problem.scheme, algo=algo,
+    ) as plan:  # fmt: skip
+        plan()
+        report = plan.report()
+    reporter.step("comparing")
+    got = whole["d"].gather()
+    return report, 0 if got is None else int(np.count_nonzero(got != _expected(found)))
 
 
 def _numbers(seed: int, descriptor: MatrixDescriptor) -> Any:

@@ -19,7 +19,7 @@ from ..launchers import surroundings
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["complain", "console", "is_terminal", "leading", "plain", "print_json", "use_colour"]
+__all__ = ["caution", "complain", "console", "is_terminal", "leading", "plain", "print_json", "use_colour"]
 
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "flux")
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
@@ -41,6 +41,12 @@ def complain(message: str) -> None:
         click.echo(f"pblasmp: {' '.join(head.split())}", err=True)
         for fault in faults:
             click.echo(f"  - {' '.join(fault.split())}", err=True)
+
+
+def caution(message: str) -> None:
+    """Write a warning in one line, from the process that prints for all. Local."""
+    if leading():
+        click.echo(f"pblasmp: warning: {' '.join(plain(message).split())}", err=True)
 
 
 def plain(text: object) -> str:

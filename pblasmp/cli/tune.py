@@ -11,14 +11,15 @@ import click
 from ..context import Context
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
-from ..errors import LayoutError
+from ..engines.measured import save, tuning_file
 from ..launchers import surroundings
 from ..layout.models import load_model
 from ..planning import tune as tune_product
-from .bench import COLLECTIVES, default_shapes
+from .bench import COLLECTIVES, default_shapes, require_even
 from .progress import Reporter
 from .ranks import on_ranks
 from .rivals import Separate
+from .terminal import plain
 
 __all__ = ["TuneOptions", "print_tuned", "tune"]
 
@@ -78,12 +79,8 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
         with ctx._agreement("pblasmp tune"):
             cases = _cases(options, ctx.size, on_gpus=ctx.engine.device is not None)
-            for _, (t, n, k) in cases:
-                if t % ctx.size or k % ctx.size:
-                    raise LayoutError(
-                        f"{t}, {n}, {k}: tokens and inputs are split over the ranks, expected multiples of "
-                        f"{ctx.size}"
-                    )
+            for name, shape in cases:
+                require_even(name, shape, ctx.size)
         rows, file = [], ""
         for name, shape in cases:
             t, n, k = shape
@@ -102,15 +99,20 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
                     "refused": found.refused,
                 }
             )  # fmt: skip
-        return {"machine": ctx.engine.measured.machine, "dtype": dtype, "file": file, "measured": rows}
+        reason = save(tuning_file(), []) if not file and ctx.rank == 0 else ""
+        return {
+            "machine": ctx.engine.measured.machine, "dtype": dtype, "file": file, "reason": reason, "measured": rows,
+        }  # fmt: skip
 
 
 def print_tuned(result: dict[str, Any]) -> None:
     """Print what was measured. Local."""
     click.echo(f"{result['machine']}, {result['dtype']}")
-    click.echo("median times until all ranks are done, in µs; from now on auto takes the fastest algorithm")
+    known = "; from now on auto takes the fastest algorithm" if result["file"] else ""
+    click.echo(f"median times until all ranks are done, in µs{known}")
     for row in result["measured"]:
         times = sorted(row["us"].items(), key=lambda each: each[1])
         head = click.style(f"{row['collective']:<15}", bold=True)
         click.echo(f"{head}{row['case']:>20}  " + "  ".join(f"{name} {us:.0f}" for name, us in times))
-    click.echo(f"kept in {result['file']}" if result["file"] else "the times could not be kept")
+    failed = f"the times could not be kept: {plain(result['reason'])}"
+    click.echo(f"kept in {plain(result['file'])}" if result["file"] else failed)

@@ -104,7 +104,7 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
     there = f"the file has {', '.join(map(repr, matrices)) or 'no matrices'}"
     if name is None:
         if len(matrices) != 1:
-            raise LayoutError(f"{path}: give dataset=, the one to load; {there}")
+            raise LayoutError(f"{path}: give dataset= to say which dataset to load; {there}")
         name = matrices[0]
     try:
         found = file[name]

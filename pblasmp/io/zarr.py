@@ -116,7 +116,7 @@ def place(path: Path, name: str | None) -> Path:
             zarr.open_array(str(where), mode="r")
         except Exception:  # noqa: BLE001 - the releases of zarr raise many kinds
             what = "a Zarr group: give dataset=" if is_group(where) else "not a Zarr array"
-            raise LayoutError(f"{where}: is {what}; it will not be replaced") from None
+            raise LayoutError(f"{where}: is {what}; it is not replaced") from None
     return where
 
 

@@ -23,17 +23,21 @@ from .level3 import Level3Problem
 from .parallel import ParallelProblem
 from .problem import MatmulProblem
 from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
-from .tables import Window, product_operands
+from .tables import Window, product_operands, routine_operands
 
-__all__ = ["ProblemFile", "check", "find", "load_grid", "load_problem", "load_problem_file", "root"]
+__all__ = [
+    "ProblemFile",
+    "RoutineFile",
+    "check",
+    "find",
+    "load_any_file",
+    "load_grid",
+    "load_problem",
+    "load_problem_file",
+    "root",
+]
 
 tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-
-_OTHERS: dict[str, tuple[type[Level3Problem | ParallelProblem], Callable[[object], list[str]]]] = {
-    "routine": (Level3Problem, routine_faults),
-    "form": (ParallelProblem, parallel_faults),
-}
-"""By the key that only they have, what files hold besides products of matrices, and what is wrong in such a table."""
 
 Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
@@ -59,6 +63,31 @@ class ProblemFile:
     windows: Mapping[str, Window]
     alpha: complex
     beta: complex
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks that the grids need."""
+        return max(parent.grid.size for parent in self.parents.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RoutineFile:
+    """A level-3 routine as a descriptor file has it. Local.
+
+    Attributes:
+        path: the file that was read.
+        title, description: what it shows.
+        problem: the routine; an operand with a window is the sub-matrix.
+        parents: by operand ("a", "d" and maybe "b" and "c"), the whole matrix; without a window, the operand itself.
+        windows: by operand, the part that is used: ``parents[x][windows[x]]`` is the operand.
+    """
+
+    path: Path
+    title: str
+    description: str
+    problem: Level3Problem
+    parents: Mapping[str, MatrixDescriptor]
+    windows: Mapping[str, Window]
 
     @property
     def nranks(self) -> int:
@@ -103,15 +132,13 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProble
         LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
     """
     path, data, faults = _read(file)
-    kind = next((each for key, each in _OTHERS.items() if not faults and key in data), None)
-    if kind is None:
-        return _problem_file(path, data, faults).problem
-    made, structure_faults = kind
-    faults = structure_faults(data)
+    if faults or "form" not in data:
+        return _any_file(path, data, faults).problem
+    faults = parallel_faults(data)
     if faults:
         raise file_error(path, faults)
     try:
-        return made.from_dict(data)
+        return ParallelProblem.from_dict(data)
     except LayoutError as error:
         raise LayoutError(f"{path}: {error}") from None
 
@@ -126,6 +153,36 @@ def load_problem_file(file: Source) -> ProblemFile:
         LayoutError: the file cannot be read or holds no matrix product; the message names the file and every fault.
     """
     return _problem_file(*_read(file))
+
+
+def load_any_file(file: Source) -> ProblemFile | RoutineFile:
+    """Return the matrix product or the level-3 routine written in a descriptor file, with its title. Local.
+
+    Args:
+        file: as ``load_problem`` takes it.
+
+    Raises:
+        LayoutError: the file cannot be read or holds no problem; the message names the file and every fault.
+    """
+    return _any_file(*_read(file))
+
+
+def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | RoutineFile:
+    if faults or "routine" not in data:
+        return _problem_file(path, data, faults)
+    faults = routine_faults(data)
+    if faults:
+        raise file_error(path, faults)
+    made = routine_operands(data)
+    if made.faults:
+        raise file_error(path, made.faults)
+    options: dict[str, Any] = {name: data[name] for name in ("side", "uplo", "op_a", "diag") if name in data}
+    try:
+        problem = Level3Problem(data["routine"], **{**made.operands, **options})
+    except LayoutError as error:
+        raise file_error(path, [str(error)]) from None
+    description = data.get("description", "").strip()
+    return RoutineFile(path, data["title"], description, problem, made.parents, made.windows)
 
 
 def load_grid(file: Source) -> Grid:
@@ -229,7 +286,7 @@ def _problem_file(path: Path, data: Table, faults: list[str]) -> ProblemFile:
 
 def _product(path: Path, data: Table) -> ProblemFile | list[str]:
     """Return the product in a file, or every fault of its structure, or every fault of its values."""
-    for key in _OTHERS:
+    for key in ("routine", "form"):
         if key in data:
             given = short_repr(data[key])
             return [f"{key}: expected a matrix product, got {given}: pblasmp.load_problem reads it"]

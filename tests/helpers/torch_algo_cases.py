@@ -114,7 +114,9 @@ def by_name(ctx: pb.Context, function: Callable[..., Tensor], sizes: tuple[int, 
         named = {algorithm for form, algorithm in ran if form == product}
         assert named == {name}, f"{how}: {ran}"
         if not keeps:
-            with pytest.raises(pb.UnsupportedError, match=f"algo '{name}': X is gathered where the caller"):
+            with pytest.raises(
+                pb.UnsupportedError, match=f"algo '{name}': it does not return the gathered X"
+            ):
                 one_function(ctx, split._replace(function=partial(function, **how)), whole, 0)
 
 

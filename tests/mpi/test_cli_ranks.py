@@ -154,6 +154,30 @@ def test_adding_c_and_converting_integers(pblasmp, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "E.npy"), a @ b + c)
 
 
+@pytest.mark.parametrize(
+    ("given", "formula"),
+    [
+        (["--alpha", -2, "--beta", 0.5], "-2 A {a} · B {b} + 0.5 C"),
+        (["--trans", "TN", "--alpha", -1, "--beta", -1], "-Aᵀ {a} · B {b} - C"),
+        (["--dtype", "complex128", "--alpha", "1-2j", "--beta", 0], "(1-2j) A {a} · B {b}"),
+    ],
+)
+def test_the_formula_that_was_computed(pblasmp, tmp_path, given, formula):
+    for name in "ABC":
+        np.save(tmp_path / f"{name}.npy", integers((4, 4), 1))
+    done = pblasmp("matmul", "A.npy", "B.npy", "--c", "C.npy", "-o", "D.npy", "-n", 1, *given)
+    assert (done.returncode, done.stderr) == (0, "")
+    size = "(4 × 4, C order)"
+    assert done.stdout.splitlines()[0] == f"product   D {size} = {formula.format(a=size, b=size)}"
+
+
+def test_the_number_of_nodes_is_the_one_that_the_engine_uses(pblasmp, environment):
+    environment["PBLASMP_RANKS_PER_NODE"] = "1"
+    done = pblasmp("matmul", "-n", 2, "--engine=host", "--size", 8)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of 2 ranks on 2 nodes\n" in done.stdout
+
+
 def looks_for_garbage(options, reporter):
     return {"enabled": gc.isenabled()}
 
@@ -282,6 +306,30 @@ def test_run_compares_with_numpy(pblasmp, tmp_path):
     assert (result["ranks"], result["wrong"], result["elements"]) == (3, 0, 48)
 
 
+ROUTINE = """
+title = "Solve L X = B"
+routine = "trsm"
+grid = "1x2"
+block = 2
+a = { shape = [9, 9], window = [[1, 9], [1, 9]] }
+b = { shape = [8, 3] }
+d = { shape = [8, 6], window = [[0, 8], [2, 5]] }
+"""
+
+
+def test_run_compares_routines_with_numpy(pblasmp, tmp_path):
+    (tmp_path / "routine.toml").write_text(ROUTINE)
+    done = pblasmp("run", "routine.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Solve L X = B, on 2 ranks\nfloat64 trsm side=L ")
+    assert done.stdout.endswith("result     48 elements, all equal to NumPy's\n")
+    prefix = find_launcher().command(3, [])
+    done = pblasmp("run", "routine.toml", "--algo", "panels", "--json", prefix=prefix)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["ranks"], result["wrong"], result["algorithm"]) == (3, 0, "panels")
+
+
 def test_run_reads_standard_input(environment, tmp_path):
     text = (ROOT / "descriptors" / "problems" / "grid-1x2.toml").read_text()
     command = [sys.executable, "-m", "pblasmp", "run", "-"]
@@ -293,6 +341,18 @@ def test_run_reads_standard_input(environment, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "on 2 ranks" in done.stdout
         assert "all equal to NumPy's" in done.stdout
+
+
+def test_algo(pblasmp):
+    done = pblasmp("matmul", "-n", 2, "--engine=host", "--size", 8, "--algo", "panels", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^engine +host, algorithm panels$", done.stdout, re.MULTILINE)
+    for what in (["matmul", "-n", 2, "--size", 8], ["run", "grid-1x2"]):
+        done = pblasmp(*what, "--engine=host", "--algo=gathered", "--json")
+        assert (done.returncode, json.loads(done.stdout)["algorithm"]) == (0, "gathered"), done.stderr
+        done = pblasmp(*what, "--engine=host", "--algo=ring")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"pblasmp: algo: the host engine has 'auto', .* here, got 'ring'\n", done.stderr)
 
 
 WRONG = """
@@ -313,7 +373,7 @@ def test_a_wrong_product_is_found_and_not_written(pblasmp, patched, tmp_path):
     assert "check     WRONG" in done.stdout
     assert not (tmp_path / "D.npy").exists()
     done = pblasmp("run", "grid-2x2")
-    assert (done.returncode, done.stderr) == (1, "pblasmp: the product is wrong\n")
+    assert (done.returncode, done.stderr) == (1, "pblasmp: the result is wrong\n")
     assert "64 elements, 1 DIFFER from NumPy's" in done.stdout
 
 
@@ -568,14 +628,37 @@ def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
     environment["PBLASMP_TUNING"] = "/proc/none/times.json"
     done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "the times could not be kept"
+    why = "/proc/none/times.json: No such file or directory; remove it, or set PBLASMP_TUNING to another file"
+    assert done.stdout.splitlines()[-1] == f"the times could not be kept: {why}"
+    assert "from now on" not in done.stdout
+    assert re.fullmatch(rf"pblasmp: warning: tune: .*{re.escape(why)}\n", done.stderr)
+
+
+def test_a_broken_file_of_times_is_told_once(pblasmp, environment, tmp_path):
+    (tmp_path / "bad.json").write_text('{"kind"')
+    environment["PBLASMP_TUNING"] = "bad.json"
+    ignored = "pblasmp: warning: bad.json: ignored, algorithms are chosen by rule: broken or half-written: "
+    for prefix, ranks in (([], ["-n", 2]), (find_launcher().command(2, []), [])):
+        done = pblasmp("matmul", *ranks, "--engine=host", "--size", 8, prefix=prefix)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith(ignored)
+        assert done.stderr.count("\n") == 1
+    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4", "--shape=4,8,4", "--json")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stderr.splitlines()
+    result = json.loads(done.stdout)
+    assert first.startswith(ignored)
+    assert result["file"] == ""
+    assert result["reason"].startswith("bad.json: broken or half-written: ")
+    assert second.endswith(f"only this context knows them: {result['reason']}")
+    assert (tmp_path / "bad.json").read_text() == '{"kind"'
 
 
 def test_tune_of_what_does_not_divide(pblasmp):
     done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
     assert (done.returncode, done.stdout) == (2, "")
-    why = "tokens and inputs are split over the ranks, expected multiples of 2"
-    assert done.stderr == f"pblasmp: 64, 32, 47: {why}\n"
+    why = "K is split over the ranks, expected a multiple of 2"
+    assert done.stderr == f"pblasmp: all_reduce of 64,32,47: {why}\n"
 
 
 def test_bench_over_sizes(pblasmp, tmp_path):
@@ -596,10 +679,23 @@ def test_bench_over_sizes(pblasmp, tmp_path):
 
 
 def test_bench_of_what_does_not_divide(pblasmp):
-    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
-    assert done.returncode == 2
-    assert "--shape 64,32,47: T and K are split over the ranks, expected multiples of 2" in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = pblasmp("bench", "-n2", "--engine=host", "-call_scatter", "-creduce_scatter", "--shape=63,32,47")
+    assert (done.returncode, done.stdout) == (2, "")
+    why = "T and K are split over the ranks, expected multiples of 2"
+    assert done.stderr == f"pblasmp: reduce_scatter of 63,32,47: {why}\n"
+
+
+EVEN_WHERE_SPLIT = [("all_gather", "8,3,5"), ("all_reduce", "7,3,6"), ("all_scatter", "7,3,5")]
+
+
+@pytest.mark.parametrize(("collective", "shape"), EVEN_WHERE_SPLIT)
+def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, collective, shape):
+    environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
+    what = ("-n2", "--engine=host", f"-c{collective}", f"--shape={shape}")
+    done = pblasmp("bench", *what, "--samples=1", "--algo=all")
+    assert (done.returncode, done.stderr, "WRONG" in done.stdout) == (0, "", False)
+    done = pblasmp("tune", *what, "--limit=0.001")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_bench_needs_matplotlib_before_it_begins(pblasmp, patched):

@@ -276,7 +276,7 @@ def triangles(comm):
                 lambda: a.redistribute(other, uplo="L", diag="L"),
             ),
             ("diag alone", ["'N' without uplo"], lambda: a.redistribute(other, diag="U")),
-            ("nowhere", ["expected a descriptor, out=, or block="], a.redistribute),
+            ("nowhere", ["expected a descriptor, out=, or keywords"], a.redistribute),
             ("elsewhere", ["out: its layout is"], lambda: a.redistribute(other, out=out)),
             ("itself", ["out: shares memory"], lambda: a.redistribute(out=a)),
             ("an array", ["out: expected a DistributedMatrix"], lambda: a.redistribute(out=1)),

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every product in descriptors/problems, run on ranks and compared with NumPy; files take turns at the algorithms."""
+"""Every product in descriptors/problems, run on ranks and compared with NumPy; files take turns at the algorithms.
+
+And what ``pblasmp run`` compares for level-3 routines, with each of their options.
+"""
 
 from __future__ import annotations
+
+import io
 
 import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout.files import find, load_problem_file
-from tests.helpers.cases import SIZES, first, misplaced, numbers, product, scattered
+from pblasmp.cli.progress import Reporter
+from pblasmp.cli.run_routine import run_routine
+from pblasmp.layout.files import find, load_any_file, load_problem_file
+from pblasmp.layout.routines import ROUTINES
+from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
+from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi
 
 
@@ -60,3 +69,40 @@ def test_every_problem_file(nranks):
 def test_no_file_needs_more_ranks():
     assert len(_names(6)) == len(find("problems"))
     assert all(load_problem_file(path).nranks <= 6 for path in find("problems"))
+
+
+def run_routines(comm, dtype, spoiled=None):
+    """Every routine with every option, from files; ``spoiled`` is an operand whose values change afterwards."""
+    rng = np.random.default_rng(62)
+    with pb.Context(comm, engine="host") as ctx:
+        scatter = ctx.scatter
+        for name, has in ROUTINES.items():
+            for flags in legal_flags(name, dtype):
+                grid = pick(rng, grids(ctx.size))
+                of = {
+                    each: layout(rng, shape, ctx.size, grid=grid, dtype=dtype)
+                    for each, shape in shapes(name, flags, 7, 5, 6).items()
+                    if each in has.operands + "d" and (each != "c" or rng.integers(3))
+                }
+                found = load_any_file(io.StringIO(pb.Level3Problem(name, **of, **flags).to_toml()))
+                if spoiled is not None:
+                    parents = iter(found.parents)
+
+                    def changed(array, descriptor, parents=parents):
+                        added = next(parents) == spoiled and array is not None
+                        return scatter(array + 1 if added else array, descriptor)
+
+                    ctx.scatter = changed
+                _, wrong = run_routine(ctx, found, "auto", Reporter())
+                wrong = comm.bcast(wrong)
+                yield f"{name} {flags} {list(of)}", None if (wrong > 0) == (spoiled is not None) else wrong
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+def test_every_routine_as_a_file(nranks, dtype):
+    run_mpi(run_routines, nranks, dtype=dtype)
+
+
+def test_a_wrong_routine_is_found():
+    run_mpi(run_routines, 2, dtype="float64", spoiled="a")

@@ -37,6 +37,20 @@ k = 4
 block = 2
 grid = { nprow = 1, npcol = 2 }
 """
+ROUTINE = """
+title = "Solve L X = B"
+routine = "trsm"
+uplo = "U"
+grid = "1x2"
+block = 2
+[a]
+shape = [5, 5]
+window = [[1, 5], [1, 5]]
+[b]
+shape = [4, 3]
+[d]
+shape = [4, 3]
+"""
 
 
 @pytest.fixture
@@ -82,6 +96,9 @@ def files(tmp_path):
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "good.toml").write_text(PROBLEM)
     (tmp_path / "bad.toml").write_text(PROBLEM.replace("block = 2", "blok = 2"))
+    (tmp_path / "routine.toml").write_text(ROUTINE)
+    (tmp_path / "illegal_routine.toml").write_text(ROUTINE.replace("[4, 3]", "[4, 2]", 1))
+    (tmp_path / "faulty_routine.toml").write_text(ROUTINE.replace("uplo", "op_b"))
     (tmp_path / "illegal.toml").write_text(PROBLEM + "[b]\nblock = [3, 2]\n")
     return tmp_path
 
@@ -146,6 +163,16 @@ BAD = [
     ("run none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
     ("run bad.toml", "blok: unknown key: did you mean 'block'?"),
     ("run illegal.toml", "illegal.toml"),
+    (
+        "run illegal_routine.toml",
+        "illegal_routine.toml: a fault in this trsm: - b: shape is 4x2, expected 4x3",
+    ),
+    ("run faulty_routine.toml", "faulty_routine.toml: a fault in this file: - op_b: unknown key"),
+    ("run routine.toml -n 1", "routine.toml needs 2 ranks, got 1: give -n 2"),
+    ("show routine.toml", "routine.toml describes the routine trsm, which show draws only as .svg: give -o"),
+    ("show routine.toml -o picture.png", "which show draws only as .svg"),
+    ("show routine.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
+    ("check illegal_routine.toml", "1 of 1 files is not legal"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: give -n 2"),
     ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
@@ -294,6 +321,24 @@ def test_json(pblasmp, files):
     shown = json.loads(out)
     assert (status, err) == (0, "")
     assert (shown["file"], shown["m"], shown["operands"]["d"]["block"]) == ("good.toml", 4, [2, 2])
+
+
+def test_files_of_routines(pblasmp, files):
+    status, out, err = pblasmp("check", "routine.toml")
+    assert (status, err) == (0, "")
+    assert out.startswith(
+        "routine.toml: legal\n  Solve L X = B\n  trsm side=L uplo=U op_a=N diag=N of 4 × 3, 2 ranks"
+    )
+    (checked,) = json.loads(pblasmp("check", "--json", "routine.toml")[1])
+    shown = json.loads(pblasmp("show", "--json", "routine.toml")[1])
+    assert checked == shown
+    assert (shown["routine"], shown["uplo"], shown["m"], shown["n"], shown["k"]) == ("trsm", "U", 4, 3, 4)
+    assert (shown["title"], shown["nranks"], list(shown["operands"])) == ("Solve L X = B", 2, ["a", "b", "d"])
+    assert shown["operands"]["a"]["window"] == [[1, 5], [1, 5]]
+    assert pblasmp("show", "routine.toml", "-o", "picture.svg") == (0, "", "")
+    assert "trsm" in (files / "picture.svg").read_text()
+    status, _, err = pblasmp("show", "illegal_routine.toml", "-o", "picture.svg")
+    assert (status, err) == (2, "pblasmp: illegal_routine.toml: this trsm is not legal\n")
 
 
 def test_list(pblasmp):

@@ -174,7 +174,7 @@ def test_what_is_refused(alone, stand_in, version, capability, types, words):
 def test_what_is_refused_too_late(scheme, ranks, types, refused):
     """Pure: cuBLASMp has no 8-bit D in general layouts, and says so when some GPUs wait already."""
     p = float8.problem(scheme, ranks, types, "C")
-    with pytest.raises(pb.UnsupportedError, match="an 8-bit D on one GPU") if refused else nullcontext():
+    with pytest.raises(pb.UnsupportedError, match="an 8-bit D only on one GPU") if refused else nullcontext():
         check(p, None, 1000, 90)
 
 
@@ -192,7 +192,9 @@ def test_block_scales_on_blackwell(alone, stand_in):
 
 def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):
     p = float8.problem("ar", 1, (E4, E4, E4), "C")
-    with pytest.raises(pb.UnsupportedError, match=r"relu cannot be fused: .*, and a D of 8 bits is rounded"):
+    with pytest.raises(
+        pb.UnsupportedError, match=r"relu cannot be fused: .*, and by then an 8-bit D has been rounded"
+    ):
         planned(ctx, p, None, epilogue=pb.Epilogue("relu"), algo="default")
     a, b, c = ctx.zeros(p.a), ctx.zeros(p.b), ctx.zeros(float8.problem("ar", 1, (E4, E4, "bfloat16"), "C").d)
     c.local[...] = -1.7

@@ -81,7 +81,7 @@ def refused(comm: Any, path: str) -> Any:
                     said = said and ("expected multiples of 16" in report or "for equal shares" in report)
                 yield f"{form} report", None if said else report
         case = Case(ctx, rng, "matmul_allreduce", TYPES[3], 16, 16, 16 * p, activation="relu")
-        fused = ["epilogue: relu bias cannot be fused", "a D of 8 bits is rounded by then"]
+        fused = ["epilogue: relu bias cannot be fused", "by then an 8-bit D has been rounded"]
         refused = agreed_error(ctx, pb.UnsupportedError, fused, lambda: case(algo="default"))
         yield "relu of a sum", refused or case.wrong(case(), tolerance=2.0**-8)
         case = WideCase(rng, comm, "matmul_allgather", "float32", 4, 6 * p, 8)

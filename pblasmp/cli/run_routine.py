@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp run`` of a level-3 routine: on integers, against NumPy on one rank. Every comparison is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pblasmp as pb
+
+from ..context import Context
+from ..layout import Level3Problem, MatrixDescriptor
+from ..layout.files import RoutineFile
+from .progress import Reporter
+
+__all__ = ["run_routine"]
+
+Array = NDArray[Any]
+
+
+def run_routine(ctx: Context, found: RoutineFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
+    """Run the routine of a file with alpha 1, and beta 1 where there is a C. Collective over the context.
+
+    Returns:
+        The plan's report, and on rank 0 how many elements of D's whole matrix differ from NumPy's.
+    """
+    problem = found.problem
+    has = problem.traits
+    reporter.step("making operands")
+    values, expected = _values(found) if ctx.rank == 0 else ({}, None)
+    wholes = {name: ctx.scatter(values.get(name), parent) for name, parent in found.parents.items()}
+    parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
+    operands: dict[str, Any] = {name: parts[name] for name in has.operands if name in parts}
+    how: dict[str, Any] = {name: getattr(problem, name) for name in has.options}
+    if "c" in has.operands:
+        how["beta"] = int("c" in parts)
+        operands.setdefault("c", parts["d"] if has.shape == "added" else None)  # sums need one, read or not
+    reporter.step("computing")
+    run: Any = pb.plan(problem.routine, **operands, out=parts["d"], algo=algo, **how)
+    with run as plan:
+        plan()
+        report = plan.report()
+    reporter.step("comparing")
+    got = wholes["d"].gather()
+    return report, 0 if got is None else int(np.count_nonzero(got != expected))
+
+
+def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
+    """Return the whole matrices, and what D's must hold afterwards."""
+    p = found.problem
+    wholes = {name: _integers(seed, parent) for seed, (name, parent) in enumerate(found.parents.items())}
+    parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
+    if p.traits.solves:
+        _make_solvable(parts["a"])
+        result = parts["b"].copy()
+        parts["b"][...] = _result(p, parts)  # the solution is the B from before
+    else:
+        result = _result(p, parts)
+    expected = wholes["d"].copy()
+    written = True if p.written is None else _triangle(p.uplo, np.ones(result.shape, bool))
+    np.copyto(expected[found.windows["d"]], result, where=written)
+    return wholes, expected.astype(found.parents["d"].dtype)
+
+
+def _integers(seed: int, descriptor: MatrixDescriptor) -> Array:
+    """Return a matrix of small integers in double precision, complex for a complex matrix."""
+    i, j = np.ogrid[: descriptor.shape[0], : descriptor.shape[1]]
+    real: Array = ((3 * i + 5 * j + i * j + seed) % 7 - 3).astype(float)
+    return real + 1j * ((i + 2 * j + seed) % 5 - 2) if descriptor.dtype.kind == "c" else real
+
+
+def _make_solvable(a: Array) -> None:
+    """Give a matrix integer inverses of both triangles: ones and minus ones on the diagonal, few other elements.
+
+    Off the diagonal only elements in an odd row and an even column are not 0, and the product of two such matrices is
+    0. So the inverse of D + N is D - D N D, and all algorithms compute with small integers.
+    """
+    i, j = np.ogrid[: a.shape[0], : a.shape[1]]
+    a[(i % 2 == 0) | (j % 2 == 1)] = 0
+    np.fill_diagonal(a, 1 - 2 * (np.arange(len(a)) % 3 == 1))
+
+
+def _result(p: Level3Problem, parts: dict[str, Array]) -> Array:
+    """Return by NumPy what a routine computes, with all elements; of a solve, what it would have to solve."""
+    has, a = p.traits, parts["a"]
+    if has.triangle == "a":
+        a = _dense(p, a)
+    a = _op(p.op_a, a)
+    if has.shape == "sided":
+        out = a @ parts["b"] if p.side == "L" else parts["b"] @ a
+    elif has.shape == "updated":
+        b, adjoint = _op(p.op_a, parts["b"]) if "b" in parts else a, "C" if has.hermitian else "T"
+        out = a @ _op(adjoint, b)
+        if has.swept_twice:
+            out = out + b @ _op(adjoint, a)
+    else:
+        out = a
+    if "c" in parts:
+        out = out + parts["c"]
+    if has.shape == "updated" and p.is_hermitian:
+        np.fill_diagonal(out, out.diagonal().real.copy())
+    return out
+
+
+def _dense(p: Level3Problem, a: Array) -> Array:
+    """Return all of the matrix that a triangle of A stands for."""
+    half, diagonal = _triangle(p.uplo, a, 1), a.diagonal()
+    if p.traits.triangular:
+        rest = np.diag(np.ones_like(diagonal) if p.diag == "U" else diagonal)
+    elif p.traits.hermitian:
+        rest = half.conj().T + np.diag(diagonal.real)
+    else:
+        rest = half.T + np.diag(diagonal)
+    whole: Array = half + rest
+    return whole
+
+
+def _triangle(uplo: str, a: Array, inward: int = 0) -> Array:
+    return np.tril(a, -inward) if uplo == "L" else np.triu(a, inward)
+
+
+def _op(op: str, a: Array) -> Array:
+    return a if op == "N" else a.T if op == "T" else a.conj().T
