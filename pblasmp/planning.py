@@ -47,7 +47,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
 
     Raises:
         LayoutError: there is no such function to plan.
-        TypeError: the function has no such argument.
+        TypeError: the function has no such argument, or one is missing.
         Exception: what the function raises for these arguments.
     """
     return _plan("plan", function, args, kwargs)
