@@ -63,8 +63,9 @@ def tune(
     """Time every algorithm for ``function(*args, **kwargs)`` on this machine; "auto" takes the fastest from then on.
 
     Collective over the context. Results go to scratch memory: none of the caller's arrays is written. The times are
-    kept in a file of the user's, ``~/.cache/pblasmp/tuning.json`` or the one that PBLASMP_TUNING names, which later
-    contexts on such a machine read. "auto" also uses them for sizes up to about four times as large or as small.
+    kept in a file of the user's, ``pblasmp/tuning.json`` in XDG_CACHE_HOME or ``~/.cache``, or the one that
+    PBLASMP_TUNING names, which later contexts on such a machine read. "auto" also uses them for sizes up to about four
+    times as large or as small.
 
     Args:
         function, *args, **kwargs: as for ``pb.plan``; ``algo`` is ignored.
