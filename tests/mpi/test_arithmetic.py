@@ -262,7 +262,7 @@ def no_array(comm):
             words = ["numpy", function.__name__, "gather()"]
             yield function.__name__, agreed_error(ctx, TypeError, words, function, *arguments)
         yield "ufunc", agreed_error(ctx, TypeError, [], np.sin, a)
-        yield "truth", agreed_error(ctx, TypeError, ["true nor false"], bool, a)
+        yield "truth", agreed_error(ctx, TypeError, ["has no truth value"], bool, a)
         yield "iteration", agreed_error(ctx, TypeError, ["not iterable"], list, a)
         found = (a.ndim, a.size, len(a), a.shape)
         yield "sizes", None if found == (2, 48, 6, (6, 8)) else f"{found}"
