@@ -40,7 +40,8 @@ class Tuned:
         machine: the machine, in words.
         seconds: by algorithm, the median of the times until all ranks were done.
         refused: by algorithm, why it was not measured.
-        file: where it is kept; empty if it could not be saved, or an extent is 0: nothing follows from such times.
+        file: where it is kept; empty if it is not.
+        reason: why it is not kept.
     """
 
     problem: str
@@ -48,6 +49,7 @@ class Tuned:
     seconds: dict[str, float]
     refused: dict[str, str]
     file: str
+    reason: str = ""
 
     @property
     def best(self) -> str:
@@ -135,7 +137,8 @@ def _keep(
     measured = engine.measured
     entry = measured.entry(problem, options, seconds, comm.bcast(time.strftime("%Y-%m-%d")))
     if not entry.usable:
-        return Tuned(str(problem), measured.machine, seconds, refused, "")
+        why = "an extent is 0, and other products' times do not follow from this one's"
+        return Tuned(str(problem), measured.machine, seconds, refused, "", why)
     measured.add(entry)
     file = str(tuning_file())
     why = save(tuning_file(), [entry]) if comm.rank == 0 else ""
@@ -144,7 +147,7 @@ def _keep(
         warnings.warn(
             f"tune: the times could not be saved, only this context knows them: {why}", stacklevel=3
         )
-    return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file)
+    return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file, why)
 
 
 def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:

@@ -6,7 +6,7 @@ handler raises an exception. Python drops exceptions that are raised in its own 
 fork. So the handler also sets a timer, which raises again until the exception is being handled or has arrived; Python's
 messages about dropped ones are silenced meanwhile. Nothing is raised in the middle of an import, because C code of the
 imported module may print the exception or exit at once (NumPy's does): the timer raises it after the import. A library
-may replace the exception by one of its own (pydantic does): code that is about to report an error calls ``reraise``
+may replace the exception by a different one (pydantic does): code that is about to report an error calls ``reraise``
 first.
 """
 

@@ -11,7 +11,6 @@ import click
 from ..context import Context
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
-from ..engines.measured import save, tuning_file
 from ..launchers import surroundings
 from ..layout.models import load_model
 from ..planning import tune as tune_product
@@ -81,7 +80,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
             cases = _cases(options, ctx.size, on_gpus=ctx.engine.device is not None)
             for name, shape in cases:
                 require_even(name, shape, ctx.size)
-        rows, file = [], ""
+        rows, file, reason = [], "", ""
         for name, shape in cases:
             t, n, k = shape
             reporter.step(f"{name} {t}, {n}, {k}")
@@ -91,7 +90,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
             found = tune_product(
                 form, operands.x, operands.w, ctx, limit=options.limit, progress=reporter.progress
             )
-            file = found.file
+            file, reason = found.file, found.reason
             rows.append(
                 {
                     "collective": name, "case": f"{t}, {n}, {k}", "best": found.best,
@@ -99,7 +98,6 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
                     "refused": found.refused,
                 }
             )  # fmt: skip
-        reason = save(tuning_file(), []) if not file and ctx.rank == 0 else ""
         return {
             "machine": ctx.engine.measured.machine, "dtype": dtype, "file": file, "reason": reason, "measured": rows,
         }  # fmt: skip

@@ -379,7 +379,7 @@ class _Mpi:
 def check_world(nranks: int, launcher: str) -> None:
     """Raise an error unless the MPI library sees the ``nranks`` ranks that ``launcher`` started. Local.
 
-    If mpirun belongs to a different MPI from mpi4py's library, each rank is alone in a world of its own.
+    If mpirun belongs to a different MPI from mpi4py's library, each rank is alone in its COMM_WORLD.
 
     Raises:
         LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.

@@ -43,7 +43,24 @@ Source: TypeAlias = "str | PathLike[str] | IO[str] | IO[bytes]"
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemFile:
+class _DescriptorFile:
+    """The fields that files of products and of routines share."""
+
+    path: Path
+    title: str
+    description: str
+    problem: MatmulProblem | Level3Problem
+    parents: Mapping[str, MatrixDescriptor]
+    windows: Mapping[str, Window]
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks that the grids need."""
+        return max(parent.grid.size for parent in self.parents.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemFile(_DescriptorFile):
     """A matrix product as a descriptor file has it. Local.
 
     Attributes:
@@ -55,44 +72,16 @@ class ProblemFile:
         alpha, beta: the scalars of ``D = alpha op(A) op(B) + beta C``; complex only for complex matrices.
     """
 
-    path: Path
-    title: str
-    description: str
     problem: MatmulProblem
-    parents: Mapping[str, MatrixDescriptor]
-    windows: Mapping[str, Window]
     alpha: complex
     beta: complex
 
-    @property
-    def nranks(self) -> int:
-        """Number of ranks that the grids need."""
-        return max(parent.grid.size for parent in self.parents.values())
-
 
 @dataclass(frozen=True, slots=True)
-class RoutineFile:
-    """A level-3 routine as a descriptor file has it. Local.
+class RoutineFile(_DescriptorFile):
+    """A level-3 routine as a descriptor file has it; the attributes are those of ``ProblemFile``. Local."""
 
-    Attributes:
-        path: the file that was read.
-        title, description: what it shows.
-        problem: the routine; an operand with a window is the sub-matrix.
-        parents: by operand ("a", "d" and maybe "b" and "c"), the whole matrix; without a window, the operand itself.
-        windows: by operand, the part that is used: ``parents[x][windows[x]]`` is the operand.
-    """
-
-    path: Path
-    title: str
-    description: str
     problem: Level3Problem
-    parents: Mapping[str, MatrixDescriptor]
-    windows: Mapping[str, Window]
-
-    @property
-    def nranks(self) -> int:
-        """Number of ranks that the grids need."""
-        return max(parent.grid.size for parent in self.parents.values())
 
 
 def root() -> Path:
@@ -176,9 +165,8 @@ def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | Routi
     made = routine_operands(data)
     if made.faults:
         raise file_error(path, made.faults)
-    options: dict[str, Any] = {name: data[name] for name in ("side", "uplo", "op_a", "diag") if name in data}
     try:
-        problem = Level3Problem(data["routine"], **{**made.operands, **options})
+        problem = Level3Problem.from_dict(data)
     except LayoutError as error:
         raise file_error(path, [str(error)]) from None
     description = data.get("description", "").strip()

@@ -20,14 +20,13 @@ from .axis import Axis
 from .descriptor import MatrixDescriptor
 from .grid import Grid
 from .problem import MatmulProblem
+from .routines import Form
 from .svg import Drawing, draw_panels
 
 if TYPE_CHECKING:
     from .problem import Op
 
 __all__ = ["Form", "ParallelProblem"]
-
-Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 
 _FORMS: dict[str, Form] = {"ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce"}
 _ALIGNMENT = 16  # bytes

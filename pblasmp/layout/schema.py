@@ -19,7 +19,7 @@ from typing_extensions import TypedDict, get_type_hints
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text
 from .grid import short_repr
-from .routines import ROUTINES
+from .routines import ROUTINES, Form
 
 __all__ = [
     "GridTable",
@@ -42,7 +42,6 @@ __all__ = [
 
 Table = dict[str, Any]
 
-FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 _COMPLETE = ("shape", "block", "grid")
 
 
@@ -210,7 +209,7 @@ class RoutineTable(_Routine, total=False):
 
 
 class _Parallel(_Titled):
-    form: Annotated[str, Strict(), _names(FORMS)]
+    form: Annotated[str, Strict(), _names(get_args(Form))]
     tokens: Annotated[Shares, Field(title="rows of X on each rank")]
     inputs: Annotated[Shares, Field(title="columns of X on each rank")]
     outputs: Annotated[Shares, Field(title="outputs of each rank's weights")]

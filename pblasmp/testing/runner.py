@@ -31,7 +31,7 @@ def run_mpi(
     ``(case, error)``, with None for a case that passed, and must yield the same cases on every rank.
 
     If mpirun started this process, nothing is launched: the first ranks of its world run the function, with a
-    communicator of their own.
+    separate communicator.
 
     Args:
         function: a function at the top level of an importable module, or "module:name".

@@ -175,7 +175,7 @@ def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) ->
 
 
 def borrowed(parameter: Tensor) -> Tensor:
-    """Return a tensor over the same memory with a storage of its own, valid as long as the parameter's. Local.
+    """Return a tensor over the same memory with a separate storage, valid as long as the parameter's. Local.
 
     Sharing a CPU tensor with NumPy fixes the size of its storage, which FSDP must be able to free between uses.
     """

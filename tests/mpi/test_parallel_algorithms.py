@@ -166,7 +166,7 @@ def nothing_to_gather(comm, file):
             assert pb.matmul_allgather(x, w, ctx, algo=algo).shape == (0, 2 * comm.size)
         found = pb.tune(pb.matmul_allgather, x, w, ctx)
         assert set(found.seconds) >= {"mpi"}
-        assert found.file == ""
+        assert (found.file, "an extent is 0" in found.reason) == ("", True)
         a, b = ctx.zeros((0, 4)), ctx.zeros((4, 4))
         assert pb.tune(pb.matmul, a, b).best
         c = pb.matmul(a, b, algo="measure")

@@ -295,7 +295,7 @@ class Kernels:
             stream: CuPy's.
             flags: addresses of every rank's words: ``kinds * (size + 2)`` of them, zero at first.
             rank: this one.
-            kind: which barrier; each has counts of its own.
+            kind: which barrier; each has separate counts.
             kinds: how many there are.
         """
         kernel = self._compiled(what, _SYNC % {"ranks": self._size})

@@ -64,8 +64,8 @@ class _Command(NamedTuple):
     strict: bool  # -W error
 
 
-def _understood(argv: list[str]) -> _Command | None:
-    """Understand the arguments of ``python``; None where they ask for something else."""
+def _parse(argv: list[str]) -> _Command | None:
+    """Return the command in the arguments of ``python``; None if they ask for something else."""
     strict = argv[:2] == ["-W", "error"]
     match argv[2 if strict else 0 :]:
         case [("-c" | "-m") as kind, what, *rest]:
@@ -149,7 +149,7 @@ def _fork(order: _Order | None, client: socket.socket) -> int | None:
     differing = [name for name in {*mine, *its} if mine.get(name) != its.get(name)]
     path = os.fsdecode(its.get(b"PYTHONPATH", b"")).split(os.pathsep)
     fit = (
-        (asked := _understood(order.argv))
+        (asked := _parse(order.argv))
         and (asked.kind != "file" or Path(order.directory, asked.what).is_file())
         and not any(_READ_AT_START.match(os.fsdecode(name)) for name in differing)
         and not any(Path(entry, "sitecustomize.py").exists() for entry in path)
@@ -205,7 +205,7 @@ def _limit_threads() -> None:
 
 def run(argv: list[str], path: list[str]) -> None:
     """Run what ``python`` runs when it gets these arguments; ``path`` is where it looks for modules. Local."""
-    asked = _understood(argv)
+    asked = _parse(argv)
     assert asked is not None
     _limit_threads()
     if asked.strict:
