@@ -31,6 +31,7 @@ from tests.helpers.gpu.algorithms import (
     routine_algorithms,
     small_panels,
 )
+from tests.helpers.gpu.products import everywhere
 
 COUNT = int(os.environ.get("PBLASMP_RANDOM_PRODUCTS", "200"))
 BATCH = 50
@@ -48,11 +49,17 @@ def all_right(
     found = []
     for seed in seeds:
         try:
-            fault = run(ctx, *case, seed, **how)
+            fault = everywhere(ctx, run(ctx, *case, seed, **how))
         except pb.PblasmpError as error:  # raised on every rank
             fault = f"seed {seed}: {type(error).__name__}: {error}"
         found += [fault] if fault else []
     assert not found, f"{len(found)} wrong:\n" + "\n".join(found[:SHOWN])
+
+
+def none_wrong(ctx: pb.Context, cases: Iterable[tuple[str, str]]) -> None:
+    """Run every case; fail with the first faults."""
+    found = [(case, fault) for case, each in cases if (fault := everywhere(ctx, each))]
+    assert not found, f"{len(found)} wrong: {found[:SHOWN]}"
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -70,7 +77,7 @@ def test_products_whose_operands_are_moved(ctx, algo):
 
 @pytest.mark.parametrize(("name", "how"), KEPT + NOT_KEPT)
 def test_repeated_calls(ctx, name, how):
-    assert repeated_calls(ctx, name, how) == ""
+    assert everywhere(ctx, repeated_calls(ctx, name, how)) == ""
 
 
 @pytest.mark.parametrize(
@@ -84,16 +91,12 @@ def test_schemes(ctx, scheme, algo):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("algo", EPILOGUES)
 def test_epilogues(ctx, algo, dtype):
-    found = [
-        (case, fault) for case, fault in every_epilogue(ctx, algo, dtype, np.random.default_rng(81)) if fault
-    ]
-    assert not found, f"{len(found)} wrong: {found[:SHOWN]}"
+    none_wrong(ctx, every_epilogue(ctx, algo, dtype, np.random.default_rng(81)))
 
 
 @pytest.mark.parametrize("algo", EPILOGUES)
 def test_float8(ctx, algo):
-    found = [(case, fault) for case, fault in every_float8(ctx, algo, np.random.default_rng(82)) if fault]
-    assert not found, f"{len(found)} wrong: {found[:SHOWN]}"
+    none_wrong(ctx, every_float8(ctx, algo, np.random.default_rng(82)))
 
 
 @pytest.mark.parametrize(("routine", "algo"), CALLS)

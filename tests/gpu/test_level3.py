@@ -30,7 +30,7 @@ def test_every_option(ctx, routine, algo):
     faults = [
         fault
         for seed, case in enumerate(every_case(routine, ctx.size, 37, 8))
-        if (fault := one_case(ctx, case, seed, algo))
+        if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))
     ]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
@@ -40,7 +40,7 @@ def test_every_option(ctx, routine, algo):
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_random_calls(ctx, routine, mode, algo):
     chosen = cases(routine, ctx.size, COUNT, 1000 * ctx.size, mode)
-    faults = [fault for seed, case in chosen if (fault := one_case(ctx, case, seed, algo))]
+    faults = [fault for seed, case in chosen if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
@@ -51,7 +51,11 @@ def test_larger_ones(ctx, routine, algo):
     chosen = [
         case for case in every_case(routine, ctx.size, 700, 64) if case.dtype in ("float64", "complex64")
     ][::9]
-    faults = [fault for seed, case in enumerate(chosen) if (fault := one_case(ctx, case, seed, algo))]
+    faults = [
+        fault
+        for seed, case in enumerate(chosen)
+        if (fault := everywhere(ctx, one_case(ctx, case, seed, algo)))
+    ]
     assert not faults, f"{len(faults)} wrong:\n" + "\n".join(faults[:5])
 
 
@@ -62,7 +66,7 @@ def test_narrow_types_are_right_or_refused(ctx, routine, dtype):
     ends = {name: replace(end, parent=replace(end.parent, dtype=dtype)) for name, end in case.ends.items()}
     fault = ""
     try:
-        fault = one_case(ctx, replace(case, ends=ends, dtype=dtype), 1, "cublasmp")
+        fault = everywhere(ctx, one_case(ctx, replace(case, ends=ends, dtype=dtype), 1, "cublasmp"))
     except pb.UnsupportedError as error:
         say(ctx, f"{routine} {dtype}: {error}")
     except pb.StatusError as error:

@@ -48,7 +48,9 @@ def test_lines_of_processes(ctx, way):
 @pytest.mark.parametrize("batch", range(max(1, COUNT // BATCH)))
 def test_random_moves_are_right(ctx, way, batch):
     first = 100_000 * ctx.size + batch * BATCH
-    wrongs = [fault for seed in range(first, first + BATCH) if (fault := one_move(ctx, seed)[1])]
+    wrongs = [
+        fault for seed in range(first, first + BATCH) if (fault := everywhere(ctx, one_move(ctx, seed)[1]))
+    ]
     assert not wrongs, "\n".join(wrongs[:5])
 
 
@@ -94,7 +96,11 @@ def test_products_whose_operands_are_moved(ctx, way):
 def test_random_trips_from_the_host_and_back(ctx, monkeypatch, tmp_path, panel):
     monkeypatch.setattr(host_exchange, "_PANEL_BYTES", panel)
     directory = ctx.comm.bcast(str(tmp_path))
-    wrongs = [fault for seed in range(300) if (fault := one_trip(ctx, 100_000 * ctx.size + seed, directory))]
+    wrongs = [
+        fault
+        for seed in range(300)
+        if (fault := everywhere(ctx, one_trip(ctx, 100_000 * ctx.size + seed, directory)))
+    ]
     assert not wrongs, "\n".join(wrongs[:5])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
+from tests.helpers.gpu.products import place
 
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 KINDS = (
@@ -122,7 +123,7 @@ def matrix(
 ) -> tuple[pb.DistributedMatrix, np.ndarray]:
     """``whole``, which every rank has, as a matrix in the layout ``d``; and its values rounded to d's type."""
     rounded = whole.astype(d.dtype)
-    return ctx.scatter(rounded if ctx.rank == 0 else None, d), rounded.astype(np.float64)
+    return place(ctx, rounded, d), rounded.astype(np.float64)
 
 
 def placed(ctx: pb.Context, values: np.ndarray) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every algorithm of the library on GPUs, on random problems whose layouts are those of no library's rules.
 
-One product, routine or tensor-parallel call at a time, from its seed; each returns what is wrong with the numbers, the
-same on every rank. Numbers are small integers, outputs are NaN before.
+One product, routine or tensor-parallel call at a time, from its seed; each returns what is wrong with this rank's
+numbers. Numbers are small integers, outputs are NaN before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.helpers.tensor_cases import FORMS, Case
 from .jobs import TURNS, Job
 from .level3 import one_case, random_case
 from .moves import AROUND, End, around, grids, random_end, say
-from .products import OPS, everywhere, integers, part_of, turned, unequal, wrong_part
+from .products import OPS, integers, part_of, turned, unequal, wrong_part
 
 MAKE = {
     "ag": pb.MatmulProblem.allgather,
@@ -204,7 +204,6 @@ def one_product(ctx: pb.Context, algo: str, seed: int, *, anywhere: bool = False
         fault = fault or f"{report.algorithm} was taken"
     if algo != "default" and any(not line.startswith("c is moved to") for line in report.moved):
         fault = fault or f"moved {report.moved}"
-    fault = everywhere(ctx, fault)
     return f"seed {seed}: {fault}: {job.what}" if fault else ""
 
 
@@ -243,7 +242,7 @@ def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
             fault = fault or unequal(found, ctx.engine.to_host(plan().local), d.dtype, 0)
         if (made == 0) != (kept and turn > 1 and not other):
             fault = fault or f"turn {turn}: {made} new plans"
-    return everywhere(ctx, fault)
+    return fault
 
 
 def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
@@ -279,7 +278,6 @@ def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
             plan()
             part = part_of(ctx, expected, p.d)
             fault = fault or ("" if part is None else wrong_part(ctx, out, part, _rounding(p.d.dtype)))
-    fault = everywhere(ctx, fault)
     return f"{scheme}, {algo}, seed {seed}: {fault}: {p}" if fault else ""
 
 
@@ -312,7 +310,7 @@ def every_epilogue(
             tolerance = max(epilogues.TOLERANCES[dtype], 2e-3 if "gelu" in kind and dtype != "float64" else 0)
             say(ctx, f"{algo} {scheme} {order} {dtype} {kind}")
             fault = epilogues.followed(ctx, rng, p, kind, algo=algo, tolerance=tolerance)
-            yield f"{algo} {scheme} {order} {dtype} {kind}", everywhere(ctx, fault or "")
+            yield f"{algo} {scheme} {order} {dtype} {kind}", fault or ""
 
 
 def every_float8(ctx: pb.Context, algo: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
@@ -322,7 +320,7 @@ def every_float8(ctx: pb.Context, algo: str, rng: np.random.Generator) -> Iterat
             p = float8.problem(scheme, ctx.size, types, order)
             say(ctx, f"{algo} {p}")
             fault = float8.scaled(ctx, rng, p, algo=algo, tolerance=2.0**-8)
-            yield f"{algo} {scheme} {order} {types}", everywhere(ctx, fault or "")
+            yield f"{algo} {scheme} {order} {types}", fault or ""
 
 
 # -- level 3
@@ -406,5 +404,5 @@ def one_parallel(ctx: pb.Context, form: str, algo: str, seed: int) -> str:
     rng = np.random.default_rng(seed)
     uneven = rng.random() < 0.3 and algo == "push"  # the others refuse splits that are not by the rule
     job = parallel_job(ctx, rng, form, algo, uneven=uneven, planned=False)
-    fault = everywhere(ctx, job.wrong(ctx.engine.to_host(job.run(0)), 0))
+    fault = job.wrong(ctx.engine.to_host(job.run(0)), 0)
     return f"seed {seed}: {fault}: {job.what}" if fault else ""
