@@ -147,12 +147,10 @@ def _fork(order: _Order | None, client: socket.socket) -> int | None:
         return None
     mine, its = os.environb, order.environ
     differing = [name for name in {*mine, *its} if mine.get(name) != its.get(name)]
-    path = os.fsdecode(its.get(b"PYTHONPATH", b"")).split(os.pathsep)
     fit = (
         (asked := _parse(order.argv))
         and (asked.kind != "file" or Path(order.directory, asked.what).is_file())
         and not any(_READ_AT_START.match(os.fsdecode(name)) for name in differing)
-        and not any(Path(entry, "sitecustomize.py").exists() for entry in path)
     )
     with contextlib.suppress(OSError):  # it was killed: the fork will be
         client.send(FORKED if fit else REFUSED)
@@ -211,10 +209,14 @@ def run(argv: list[str], path: list[str]) -> None:
     if asked.strict:
         sys.warnoptions.append("error")
         warnings.simplefilter("error")
-    added = os.environ.get("PYTHONPATH", "")
+    added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     is_file = asked.kind == "file"
     first = {"-c": "", "-m": str(Path.cwd()), "file": str(Path(asked.what).resolve().parent)}[asked.kind]
-    sys.path[:] = [first, *(entry for entry in added.split(os.pathsep) if entry), *path]
+    sys.path[:] = [*added, *path]
+    if any(Path(entry, "sitecustomize.py").exists() for entry in added):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
+    sys.path.insert(0, first)
     sys.argv[:] = [asked.what if is_file else asked.kind, *asked.argv]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if asked.kind == "-m":
