@@ -33,8 +33,11 @@ from .client import FORKED, REFUSED
 
 # What ranks of the tests import. None of it may start MPI or a thread, or keep what it finds in the environment.
 _MODULES = (
-    "numpy", "scipy.linalg.blas", "threadpoolctl", "pytest", "hypothesis", "click",
-    "pblasmp.cli", "pblasmp.cli.rank", "pblasmp.testing.rank", "pblasmp.context", "pblasmp.engines.host",
+    "numpy", "scipy.linalg.blas", "threadpoolctl", "pytest", "hypothesis", "click", "click.shell_completion",
+    "rich.console", "pblasmp.context", "pblasmp.engines.host", "pblasmp.products", "pblasmp.level3",
+    "pblasmp.tensor_parallel", "pblasmp.pblas", "pblasmp.layout.files", "pblasmp.drawing", "pblasmp.cli.commands",
+    "pblasmp.cli.bench", "pblasmp.cli.product", "pblasmp.cli.rank", "pblasmp.cli.run", "pblasmp.cli.tune",
+    "pblasmp.testing.rank",
     "tests.helpers.fakegpu", "tests.helpers.fakelt", "tests.helpers.fakepeers",
 )  # fmt: skip
 # Variables that Python or a library reads as it starts. Where one differs, a fork is not what a new Python would be.
@@ -262,6 +265,13 @@ def run_and_exit(argv: list[str], path: list[str]) -> None:
     ctypes.PyDLL(None).exit(status)  # with what libraries do at the end, MPICH for one, and with the GIL
 
 
+def _load_mpi() -> None:
+    """Load the MPI that pip has installed, if there is just one. Most of a start of MPI is loading."""
+    libraries = {path.resolve() for path in Path(sys.prefix, "lib").glob("libmpi.so.*")}
+    if len(libraries) == 1:
+        ctypes.CDLL(str(*libraries))
+
+
 def main(listener: int, address: str) -> None:
     """Import, serve at the address where a socket listens, and in a fork run its command."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -270,6 +280,7 @@ def main(listener: int, address: str) -> None:
         importlib.import_module(name)
     if importlib.util.find_spec("torch"):
         importlib.import_module("pblasmp.torch")
+    _load_mpi()
     gc.collect()
     gc.freeze()
     launch.interpreter = lambda: command(sys.executable, address)  # of the ranks that a fork starts
