@@ -87,7 +87,7 @@ def test_it_has_imported_already(warm, tmp_path):
     assert outcome(seen, tmp_path, None)[1] == "False\n"
 
 
-@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PBLASMP_LOG", "OPENBLAS_NUM_THREADS"])
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PBLASMP_LOG", "MPI4PY_LIBMPI", "OPENBLAS_NUM_THREADS"])
 def test_a_new_one_runs_where_a_variable_matters_at_the_start(warm, tmp_path, name):
     command = [*warm, "-c", "import sys; print('pblasmp.context' in sys.modules)"]
     assert outcome(command, tmp_path, {**os.environ, name: "1"})[1] == "False\n"

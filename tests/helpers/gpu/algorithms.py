@@ -239,7 +239,8 @@ def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
         found = ctx.engine.to_host(routine(**given, **how).local)
         made = ctx._adopted - before
         with pb.plan(routine, **given, **how) as plan:
-            fault = fault or unequal(found, ctx.engine.to_host(plan().local), d.dtype, 0)
+            expected = ctx.engine.to_host(plan().local)
+            fault = fault or unequal(found, expected, d.dtype, 0)
         if (made == 0) != (kept and turn > 1 and not other):
             fault = fault or f"turn {turn}: {made} new plans"
     return fault

@@ -38,7 +38,8 @@ def one_trip(ctx: pb.Context, seed: int, directory: str) -> str:
         a.save(path)
         if not np.array_equal(np.load(path), values):
             fault = fault or "save: other values"
-        fault = fault or _unlike(ctx.load(path, other), values, "load")
+        loaded = ctx.load(path, other)
+        fault = fault or _unlike(loaded, values, "load")
     return fault and f"seed {seed}, {d}, {other}, roots {root} and {end}, {way}: {fault}"
 
 

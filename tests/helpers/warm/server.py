@@ -42,7 +42,7 @@ _MODULES = (
 )  # fmt: skip
 # Variables that Python or a library reads as it starts. Where one differs, a fork is not what a new Python would be.
 _READ_AT_START = re.compile(
-    "PYTHON(?!PATH$)|PBLASMP_LOG|LD_|LC_|LANG|OPENBLAS|OMP_(?!NUM_THREADS$)|MKL_|NPY_|UCX_|MALLOC_|GLIBC"
+    "PYTHON(?!PATH$)|PBLASMP_LOG|MPI4PY_|LD_|LC_|LANG|OPENBLAS|OMP_(?!NUM_THREADS$)|MKL_|NPY_|UCX_|MALLOC_|GLIBC"
 )
 _HIGH = 512  # above every descriptor here
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -266,9 +266,9 @@ def run_and_exit(argv: list[str], path: list[str]) -> None:
 
 
 def _load_mpi() -> None:
-    """Load the MPI that pip has installed, if there is just one. Most of a start of MPI is loading."""
+    """Load the MPI that pip has installed, if mpi4py can take no other. Most of a start of MPI is loading."""
     libraries = {path.resolve() for path in Path(sys.prefix, "lib").glob("libmpi.so.*")}
-    if len(libraries) == 1:
+    if len(libraries) == 1 and "MPI4PY_LIBMPI" not in os.environ:
         ctypes.CDLL(str(*libraries))
 
 
