@@ -15,17 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from ..comm import Side
 from ..dtypes import is_float8
 from ..layout import MatmulProblem
 from ..layout.axis import Axis
-from ..layout.intersection import Stretch, Stretches, extent, intersect, unpacked
+from ..layout.intersection import Stretch, Stretches, extent, intersect, regular, unpacked
 from .operand import needs
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
 
 _OWNERS = 4  # most owners of a slab's rows that are in sections
 _FEW = 16  # a message of more copies of rows is packed
+_LINE = 64  # entries of k; copy engines are slower with shorter lines
 _ALIGNED = 16  # bytes
 _APART = 128  # bytes; the leading dimension of a slab is a multiple of it
 _TILE = (128, 256)  # of D, which a multiprocessor computes at a time
@@ -83,15 +86,16 @@ def one_range(stretches: Stretches, *, source: bool) -> bool:
 def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretches, ...]]:
     """Return where the local indices of every owner of k are in the slabs: of A, and of B. Local.
 
-    k keeps its order if one operand has all of it on every process and the other one comes in few runs: then the former
-    can be multiplied where it is. Otherwise k is in sections.
+    k keeps its order if one operand has all of it on every process and the other one comes in few runs, or in equal
+    blocks: then the former can be multiplied where it is. Otherwise k is in sections.
     """
     whole = (Stretch(1, a.extent, 0, 0, 0, 0),)
     for natural, other, a_first in ((a, b, True), (b, a, False)):
         if natural.nprocs > 1:
             continue
         dealt = tuple(intersect(other, process, natural, 0) for process in range(other.nprocs))
-        if other.nprocs == 1 or all(len(runs(x)) <= _FEW for x in dealt):
+        even = other.extent % (other.block * other.nprocs) == 0
+        if other.nprocs == 1 or all((_copies(x) if even else len(runs(x))) <= _FEW for x in dealt):
             return ((whole,), dealt) if a_first else (dealt, (whole,))
     of_a: list[list[Stretch]] = [[] for _ in range(a.nprocs)]
     of_b: list[list[Stretch]] = [[] for _ in range(b.nprocs)]
@@ -103,6 +107,12 @@ def common_order(a: Axis, b: Axis) -> tuple[tuple[Stretches, ...], tuple[Stretch
                 of_b[pb].append(Stretch(s.repeat, s.length, s.dst, s.dst_step, at, s.length))
                 at += s.repeat * s.length
     return tuple(map(tuple, of_a)), tuple(map(tuple, of_b))
+
+
+def _copies(stretches: Stretches) -> int:
+    """Return how many commands copy these runs of every row: a single one copies equal blocks that are end to end."""
+    s = stretches[0]
+    return 1 if len(stretches) == 1 and s.src_step == s.length >= _LINE else len(runs(stretches))
 
 
 def cuts(start: int, shares: Sequence[int], unit: int, stop: int) -> list[tuple[int, int]]:
@@ -142,17 +152,25 @@ class Part:
     def packed(self) -> bool:
         """Whether its source packs it first, because it would otherwise take many copies of short runs."""
         straight = one_range(self.outer, source=True) and one_range(self.outer, source=False)
-        return not (straight and len(runs(self.inner)) <= _FEW)
+        return not (straight and _copies(self.inner) <= _FEW)
 
     @cached_property
     def direct(self) -> bool:
         """Whether it is copied straight to its place in the slab; otherwise the receiver unpacks it."""
-        return one_range(self.outer, source=False) and len(self.copies) <= _FEW
+        return one_range(self.outer, source=False) and _copies(self.copies) <= _FEW
 
     @cached_property
-    def copies(self) -> list[tuple[int, int, int]]:
-        """Runs of k: where each is at the source (in the message if packed) and in the slab, and its length."""
-        return runs(unpacked(self.inner) if self.packed else self.inner)
+    def copies(self) -> Stretches:
+        """Runs of k, at the source (in the message if packed) and in the slab."""
+        src, dst, length = np.array(runs(unpacked(self.inner) if self.packed else self.inner)).T
+        return tuple(regular(length, src, dst))
+
+    def has_few_copies(self, ld: int) -> bool:
+        """Return whether few commands copy it from rows ``ld`` entries apart. Local.
+
+        One command can copy equal blocks of several rows only if ``ld`` is a multiple of their distance.
+        """
+        return all(s.repeat <= _FEW or ld % s.src_step == 0 for s in self.copies)
 
 
 @dataclass(frozen=True)

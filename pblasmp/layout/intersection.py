@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..dtypes import is_float8
 from .axis import Axis
 
-__all__ = ["Piece", "Stretch", "copy", "copy_all", "intersect", "packed", "unpacked"]
+__all__ = ["Piece", "Stretch", "copy", "copy_all", "intersect", "packed", "regular", "unpacked"]
 
 # A transposing copy goes tile by tile. Tiles are short along the direction of writing, so that the caches can hold all
 # the rows that are read at a time, even if rows are a power of two apart.
@@ -82,7 +82,7 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     period = int(stop.searchsorted(min(int(stop[0]) + math.lcm(*rounds), src.extent + 1)))
     found: list[Stretch] = []
     for phase in range(period):
-        found += _regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
+        found += regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
     return tuple(found)
 
 
@@ -91,8 +91,8 @@ def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return ends - lengths
 
 
-def _regular(length: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64]) -> list[Stretch]:
-    """Cut runs into stretches of equal length and equal steps."""
+def regular(length: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64]) -> list[Stretch]:
+    """Return runs as stretches: those of equal length at equal distances are one. Local."""
     found, i, n = [], 0, len(length)
     same = (length[1:] == length[:-1]).tolist()
     src_steps, dst_steps = (src[1:] - src[:-1]).tolist(), (dst[1:] - dst[:-1]).tolist()

@@ -180,15 +180,17 @@ def one_part(cupy: Any, operations: Any, rng: random.Random, seed: int) -> str:
 
 
 def barriers(cupy: Any, kernels: Kernels) -> str:
-    """A rank that meets itself, by each barrier a few times."""
+    """A rank that meets itself, by each barrier a few times, and waits for flags."""
     kinds, stream = 2, cupy.cuda.get_current_stream()
     flags = cupy.zeros(kinds * 3, np.uint32)
     for _ in range(3):
         for kind in range(kinds):
             for what in ("arrive", "await", "meet"):
                 kernels.signal(what, stream, [int(flags.data.ptr)], 0, kind, kinds)
+    raised = cupy.ones(40, np.uint32)
+    kernels.await_flags(stream, [int(raised.data.ptr) + 4 * i for i in range(1, 40)])
     stream.synchronize()
-    return ""
+    return "" if raised.get().tolist() == [1] + [0] * 39 else "flags that were awaited are up"
 
 
 def main(argv: list[str] | None = None) -> int:

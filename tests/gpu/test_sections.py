@@ -22,7 +22,7 @@ TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
 
 @pytest.fixture(autouse=True)
 def one_node(ctx):
-    if len(ctx.engine.transport.nodes) > 1:
+    if ctx.engine.session.nodes > 1:
         pytest.skip("only GPUs of one node push")
 
 
@@ -81,6 +81,25 @@ def test_large_products_in_several_chunks(ctx, shape, order):
         for _ in range(3):
             plan()
     assert not everywhere(ctx, wrong_part(ctx, d, product_part(ctx, p, values, 1, 0)))
+
+
+@pytest.mark.parametrize("more", [0, 5], ids=["whole", "in a wider matrix"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("ops", ["NN", "TT", "NT"])
+def test_many_equal_blocks_of_k(ctx, ops, order, more):
+    k, grid = 64 * 18 * ctx.size, pb.Grid(1, ctx.size)
+    p = pb.MatmulProblem.gemm(256, 320, k, grid, 64, op_a=ops[0], op_b=ops[1], dtype="bfloat16", order=order)
+    values = {name: integers(getattr(p, name).shape, p.a.dtype, i, 1) for i, name in enumerate("ab")}
+    matrices = []
+    for name, x in (("a", p.a), ("b", p.b)):
+        rows, cols = x.shape
+        around = np.full((rows + more, cols + more), 7.0)
+        around[:rows, :cols] = values[name]
+        whole = pb.MatrixDescriptor(around.shape, (64, 64), grid, dtype="bfloat16", order=order)
+        matrices.append(place(ctx, around, whole)[:rows, :cols])
+    d = poisoned(ctx, p.d)
+    pb.matmul(*matrices, out=d, op_a=ops[0], op_b=ops[1], algo="push")
+    assert not everywhere(ctx, wrong_part(ctx, d, product_part(ctx, p, values, 1, 0), 2.0**-7))
 
 
 def test_streams_take_turns(ctx):

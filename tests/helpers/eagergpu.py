@@ -77,6 +77,9 @@ class EagerGpu:
 
     def follow(self, later: str, earlier: str) -> None: ...
 
+    def await_flags(self, stream: str, flags: Any) -> None:
+        assert not flags, "there are no peers"
+
     def multiply(self, stream: str, x: View, w: View, d: View, *, op_w: str, alpha: complex = 1, beta: complex = 0,
                  c: View | None = None, finish: Any = PLAIN, compute: Any = None) -> None:  # fmt: skip
         wide = np.complex128 if d.dtype.kind == "c" else np.float64

@@ -361,7 +361,12 @@ class FakeGpu:
                 module, part = parent, name.partition(".")[2]
 
     def _driver(self) -> SimpleNamespace:
-        return SimpleNamespace(**stream_operations(lambda *_: (0,)))
+        return SimpleNamespace(
+            CUDA_MEMCPY3D=SimpleNamespace,
+            CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_UNIFIED=4),
+            cuMemcpy3DAsync=lambda *_: (0,),
+            **stream_operations(lambda *_: (0,)),
+        )
 
     @staticmethod
     def _queued_nccl() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.cublasmp.lt import PLAIN, Batch
-from pblasmp.engines.cublasmp.views import View
+from pblasmp.engines.cublasmp.views import Blocks, View, blocks
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -202,6 +202,15 @@ def join(clock: np.ndarray, other: np.ndarray) -> None:
     np.maximum(clock, other, out=clock)
 
 
+def is_legal(b: Blocks) -> bool:
+    """Return whether CUDA has a command that copies these blocks."""
+    flat = b.height == 1 or min(b.pitches) >= b.width
+    return flat and (
+        b.depth == 1
+        or all(s % p == 0 and s >= p * b.height for s, p in zip(b.slices, b.pitches, strict=True))
+    )
+
+
 @dataclass
 class FakePeer:
     """What ``overlapped.Gpu`` is to the algorithms, on one rank."""
@@ -334,6 +343,11 @@ class FakePeer:
 
         self._queue(f"await {number} of {rank}", stream, do, ready=lambda: flag.up, synchronises=True)
 
+    def await_flags(self, stream: str, flags: Iterable[tuple[int, int]]) -> None:
+        assert stream == "main", "a GEMM may run next to other streams"
+        for rank, number in flags:
+            self.await_flag(stream, rank, number)
+
     # -- work
 
     def multiply(
@@ -372,8 +386,11 @@ class FakePeer:
         reads = [x, w, *([c] if beta else []), *([bias] if bias else [])]
         self._queue("multiply", stream, do, reads, [d, *amax])
 
-    def push(self, stream: str, to: View, of: View) -> None:
+    def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         assert (to.rows, to.cols, to.dtype) == (of.rows, of.cols, of.dtype)
+        assert all(is_legal(command) for command in blocks(to, of, count, steps))
+        for i in range(1, count):
+            self.push(stream, to.shifted(i * steps[0]), of.shifted(i * steps[1]))
 
         def do(_: np.ndarray) -> None:
             self.peers.of(to)[...] = self.peers.of(of)

@@ -74,7 +74,7 @@ class Inbox:
         gpu.use_current_stream()
         for to, (_, pack) in packs.items():
             if (box, to) in self._pushed:
-                gpu.await_flag("main", to, _FREE + box)
+                gpu.await_flags("main", [(to, _FREE + box)])
             pack(packed + to * slot)
         if packs:
             gpu.follow("copy", "main")
@@ -94,7 +94,7 @@ class Inbox:
         gpu = self._gpu
         gpu.use_current_stream()
         for source, unpack in unpacks.items():
-            gpu.await_flag("main", source, _CAME + box)
+            gpu.await_flags("main", [(source, _CAME + box)])
             unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
         if unpacks:  # the flags queue after messages in the copy engines: "main" does not wait for them
             gpu.follow("tell", "main")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's own CUDA kernels: sums of the ranks' parts, barriers between GPUs, strided and transposing copies.
+"""The engine's own CUDA kernels: sums of the ranks' parts, barriers and flags, strided and transposing copies.
 
 They are compiled when they are first needed (CuPy caches them on disk), one module for each combination of types. They
 include no headers, since CuPy does not find CUDA's everywhere.
@@ -22,6 +22,7 @@ MAX_RANKS = 64
 _VECTOR_BYTES = 16
 _THREADS = 512
 _TILE = 32
+_WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp each
 _U32 = 2**32
 
 _TYPES = {
@@ -75,6 +76,17 @@ extern "C" __global__ void await(Peers peers, int size, int rank, int kind, int 
 { await_(peers, size, rank, kind, kinds); }
 extern "C" __global__ void meet(Peers peers, int size, int rank, int kind, int kinds)
 { arrive_(peers, size, rank, kind, kinds); await_(peers, size, rank, kind, kinds); }
+
+struct Words { u32* p[%(waits)d]; };
+extern "C" __global__ void await_flags(Words flags, int count) {
+  if (threadIdx.x < count) {
+    u32* flag = flags.p[threadIdx.x];
+    while (!acquire(flag)) {}
+    *flag = 0;
+  }
+  __syncthreads();
+  __threadfence_system();
+}
 """
 )
 
@@ -298,10 +310,21 @@ class Kernels:
             kind: which barrier; each has separate counts.
             kinds: how many there are.
         """
-        kernel = self._compiled(what, _SYNC % {"ranks": self._size})
+        kernel = self._compiled(what, self._sync())
         ints = (np.int32(self._size), np.int32(rank), np.int32(kind), np.int32(kinds))
         threads = -(-self._size // 32) * 32
         self._launch(kernel, 1, threads, stream, _struct(flags), *ints)
+
+    def await_flags(self, stream: Any, flags: Sequence[int]) -> None:
+        """Queue a wait until the words at these addresses are no longer zero, and set them to zero. Local."""
+        kernel = self._compiled("await_flags", self._sync())
+        for first in range(0, len(flags), _WAITS):
+            some = flags[first : first + _WAITS]
+            words = _struct([*some, *[0] * (_WAITS - len(some))])
+            self._launch(kernel, 1, _WAITS, stream, words, np.int32(len(some)))
+
+    def _sync(self) -> str:
+        return _SYNC % {"ranks": self._size, "waits": _WAITS}
 
     def add(
         self,

@@ -9,8 +9,8 @@ one rounding, while the next chunks are under way. See ``engines.sections`` for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from itertools import chain, islice, product
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, product, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +108,12 @@ class Pushed:
         """Return whether this rank's own part of an operand's slab is multiplied where it is. Local."""
         return self._in_place[which] or self._own[which] is not None
 
+    def takes_many_commands(self, which: int, ld: int) -> bool:
+        """Return whether copy engines take many commands for blocks of a local array with this ``ld``. Local."""
+        if self._plan.slabs[which].side.order != "C":
+            return False
+        return not all(part.packed or part.has_few_copies(ld) for _, part in self._sends[which])
+
     @staticmethod
     def _pack(which: int, part: Part) -> tuple[int, Stretches, Stretches]:
         return which, packed(part.outer), packed(part.inner)
@@ -124,31 +130,43 @@ class Pushed:
         """
         gpu, views = self._gpu, (a, b)
         gpu.begin()
+        steps = iter(self._steps)
+        begin = next(steps, [])
+        early = list(takewhile(lambda sent: not sent.part.packed, begin))
+        if early:
+            gpu.follow(_STREAM, "main")
+            self._push(views, early)
         for (which, outer, inner), at in self._packs.items():
             base = gpu.scratch("packed", self.packed_bytes) + at
             self._move(which, views[which], self._message(which, base, outer, inner), outer, inner)
-        if self._steps:
+        if self._packs:
             gpu.follow(_STREAM, "main")
-        steps = iter(self._steps)
-        self._push(views, islice(steps, 2))
+        self._push(views, begin[len(early) :])
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
         self._place(views, slabs)
         arrived = [(0, 0), (0, 0)]  # rows of A and columns of B
+        awaited: list[tuple[int, int]] = []
         for which, chunk in self._plan.sequence(self._rank):
-            self._await(which, chunk)
+            awaited += self._flags(which, chunk)
             new = self._chunks[which][chunk]
             rows, cols = (new, arrived[1]) if which == 0 else (arrived[0], new)
             arrived[which] = 0, new[1]
             if rows[1] and cols[1]:
+                gpu.await_flags("main", awaited)
+                awaited = []
                 self._multiply(views, slabs, rows, cols, d, c, turned, alpha, beta, compute)
-                self._push(views, islice(steps, 1))  # queued after the product, so that this begins sooner
-        self._push(views, steps)
+                self._push(views, next(steps, []))  # queued after the product, so that this begins sooner
+        self._push(views, chain.from_iterable(steps))
         gpu.end(*([_STREAM] if self._steps else []))
 
     # -- sending
 
     def _in_order(self) -> list[list[_Sent]]:
-        """Return this rank's pushes in steps, in the order that the receivers need; packed messages come first."""
+        """Return this rank's pushes in steps, in the order that the receivers need.
+
+        The first step is what they need for their first products: messages that they unpack, or else chunks that need
+        not be packed, which travel while the rest is packed.
+        """
         steps: list[list[_Sent]] = [[]]
         for which, sends in enumerate(self._sends):
             steps[0] += [_Sent(which, 0, to, part) for to, part in sends if not part.direct]
@@ -162,11 +180,14 @@ class Pushed:
                     start, stop = max(start, first), min(stop, first + part.shape[0])
                     if start < stop:
                         steps[i].append(_Sent(which, chunk, to, part, start, stop))
-        return [step for step in steps if step]
+        begin = list(chain.from_iterable(steps[:2]))
+        if all(sent.part.direct for sent in begin):
+            begin.sort(key=lambda sent: sent.part.packed)
+        return [step for step in (begin, *steps[2:]) if step]
 
-    def _push(self, views: tuple[View, View], steps: Iterable[list[_Sent]]) -> None:
-        """Queue the pushes of these steps."""
-        for sent in chain.from_iterable(steps):
+    def _push(self, views: tuple[View, View], sends: Iterable[_Sent]) -> None:
+        """Queue these pushes."""
+        for sent in sends:
             if sent.part.direct:
                 self._push_chunk(sent, views[sent.which])
             else:
@@ -180,12 +201,16 @@ class Pushed:
         if part.packed:
             base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
             view, here = self._view(which, base, count, width), 0
-        slab = self._peer_slab(which, to)
-        for src, dst, length in part.copies:
+        slab, by_rows = self._peer_slab(which, to), self._plan.slabs[which].side.order == "C"
+        for s in part.copies:
             gpu.push(
                 _STREAM,
-                self._cut(which, slab, (start, stop), (dst, dst + length)),
-                self._cut(which, view, (here + start - first, here + stop - first), (src, src + length)),
+                self._cut(which, slab, (start, stop), (s.dst, s.dst + s.length)),
+                self._cut(
+                    which, view, (here + start - first, here + stop - first), (s.src, s.src + s.length)
+                ),
+                s.repeat,
+                (s.dst_step, s.src_step) if by_rows else (s.dst_step * slab.ld, s.src_step * view.ld),
             )
         gpu.raise_flag(_STREAM, to, _flag(which, chunk))
 
@@ -215,17 +240,17 @@ class Pushed:
                     continue
                 base = gpu.symmetric(_BUFFER, self._rank) + inboxes[which, part.source]
                 message = self._view(which, base, *part.shape)
-                gpu.await_flag("main", part.source, _flag(which, 0))
+                gpu.await_flags("main", [(part.source, _flag(which, 0))])
                 self._move(which, message, slabs[which], unpacked(part.outer), unpacked(part.inner))
 
-    def _await(self, which: int, chunk: int) -> None:
-        """Queue the wait for all parts of a chunk that other ranks push."""
+    def _flags(self, which: int, chunk: int) -> Iterator[tuple[int, int]]:
+        """Yield the flags, as rank and number, of all parts of a chunk that other ranks push."""
         start, stop = self._chunks[which][chunk]
         for part in self._parts[which]:
             first = part.outer[0].dst
             touched = first < stop and first + part.shape[0] > start
             if part.source != self._rank and part.direct and touched:
-                self._gpu.await_flag("main", part.source, _flag(which, chunk))
+                yield part.source, _flag(which, chunk)
 
     def _multiply(self, views: tuple[View, View], slabs: list[View], rows: tuple[int, int], cols: tuple[int, int],
                   d: View, c: View | None, turned: bool, alpha: complex, beta: complex,
@@ -365,7 +390,7 @@ class PushedProduct(Product):
         copied = self._temporary or (d is not None and not _starts_well(d))
         wanted = [(p.d, self._exact if self._temporary else p.d.dtype)] if copied else []
         for which, (x, array) in enumerate(((p.a, operands.a), (p.b, operands.b))):
-            if self._conjugates[which] or (array is not None and self._is_aligned_first(which, array)):
+            if self._conjugates[which] or (array is not None and self._is_copied_first(which, array)):
                 wanted.append((x, x.dtype))
         rank = self._engine.transport.rank
         return sum(
@@ -444,15 +469,21 @@ class PushedProduct(Product):
         if self._conjugates[which]:
             copy = self._copy(f"conjugate {which}", array.shape, matrix.dtype, matrix.order)
             array = self._engine.xp.conjugate(array, out=copy)
-        elif self._is_aligned_first(which, array):
+        elif self._is_copied_first(which, array):
             copy = self._copy(f"aligned {which}", array.shape, matrix.dtype, matrix.order)
             copy[...] = array
             array = copy
+        return self._memory(which, array)
+
+    def _memory(self, which: int, array: Array) -> View:
+        matrix = (self._p.a, self._p.b)[which]
         return View.of(array if matrix.order == "C" else array.T, matrix.dtype, "ab"[which])
 
-    def _is_aligned_first(self, which: int, array: Array) -> bool:
-        """Return whether a local operand is copied first, because cuBLASLt would be slow on its alignment."""
-        return self._pushed.stays(which) and not _starts_well(array)
+    def _is_copied_first(self, which: int, array: Array) -> bool:
+        """Return whether a local operand is copied first, because its alignment slows cuBLASLt or the copy engines."""
+        if self._pushed.stays(which) and not _starts_well(array):
+            return True
+        return self._pushed.takes_many_commands(which, self._memory(which, array).ld)
 
     def _copy(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
         """Return this product's own array of that name; its rows start at multiples of 16 bytes."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import LayoutError
 from ...layout.intersection import Piece, Stretches
 
-__all__ = ["View", "contiguous", "moves", "transposing_moves"]
+__all__ = ["Blocks", "View", "blocks", "contiguous", "moves", "transposing_moves"]
 
 Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
 Four = tuple[int, int, int, int]
@@ -86,6 +86,54 @@ class View:
         """Return the columns from ``start`` to before ``stop``. Local."""
         at = self.address + start * self.dtype.itemsize
         return View(at, self.rows, stop - start, self.ld, self.dtype)
+
+
+class Blocks(NamedTuple):
+    """Memory that a copy engine copies by one command: ``depth`` slices of ``height`` lines of ``width`` bytes.
+
+    Attributes:
+        to, of: addresses.
+        width, height, depth: as above.
+        pitches: bytes from one line to the next, in ``to`` and in ``of``.
+        slices: bytes from one slice to the next, multiples of the pitches.
+    """
+
+    to: int
+    of: int
+    width: int
+    height: int
+    depth: int
+    pitches: tuple[int, int]
+    slices: tuple[int, int] = (0, 0)
+
+
+def blocks(to: View, of: View, count: int, steps: tuple[int, int]) -> Iterator[Blocks]:
+    """Yield the commands that copy ``count`` matrices, ``steps`` entries apart in ``to`` and ``of``. Local.
+
+    It is one command, if it can be: each takes a copy engine about 2 us in addition to its bytes.
+    """
+    size = of.dtype.itemsize
+    width = of.cols * size
+    if not width * of.rows:
+        return
+    if min(steps) < 0:  # backwards
+        for i in range(count):
+            yield from blocks(to.shifted(i * steps[0]), of.shifted(i * steps[1]), 1, (0, 0))
+        return
+    levels = [(of.rows, (to.ld * size, of.ld * size)), (count, (steps[0] * size, steps[1] * size))]
+    levels = sorted((level for level in levels if level[0] > 1), key=lambda level: level[1])
+    while levels and levels[0][1] == (width, width):
+        width *= levels.pop(0)[0]
+    levels += [(1, (width, width))] * (2 - len(levels))
+    (height, pitches), (depth, slices) = levels
+    if depth == 1 or slices == (height * pitches[0], height * pitches[1]):
+        yield Blocks(to.address, of.address, width, height * depth, 1, pitches)
+    elif all(s % p == 0 and s >= height * p for s, p in zip(slices, pitches, strict=True)):
+        yield Blocks(to.address, of.address, width, height, depth, pitches, slices)
+    else:  # CUDA has no such command
+        (height, pitches), (again, apart) = sorted(levels, reverse=True)
+        for i in range(again):
+            yield Blocks(to.address + i * apart[0], of.address + i * apart[1], width, height, 1, pitches)
 
 
 def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:

@@ -3,12 +3,14 @@
 
 How ranks signal each other follows from measurements on NVLink. While a GEMM holds all multiprocessors, a kernel that
 signals or waits is not scheduled before the GEMM ends. So a flag is a copy of 4 bytes after the data, in the same
-stream, and a wait is a stream memory operation on this GPU's own memory. Kernels are used only for barriers: at the
-start and at the end of a product, and between its GEMMs and its sums.
+stream. A stream waits for flags in this GPU's own memory: next to a GEMM by stream memory operations, otherwise by a
+kernel, which sees a flag about 15 us sooner. Barriers are kernels: at the start and at the end of a product, and
+between its GEMMs and its sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +20,7 @@ from ...errors import StatusError, UnsupportedError
 from ...memory.workspace import roomy
 from .kernels import Kernels
 
-__all__ = ["FLAGS", "Buffer", "Windows", "nccl_handle", "open_windows"]
+__all__ = ["FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
 
 FLAGS = 64
 """How many flags every rank has from every other one."""
@@ -181,15 +183,15 @@ class Windows:
     def _signal(self, what: str, stream: Any, kind: int) -> None:
         self._kernels.signal(what, stream, self._flags.peers, self.rank, kind, len(KINDS))
 
-    # -- flags: copies of 4 bytes, to run next to a GEMM
+    # -- flags: copies of 4 bytes
 
     def raise_flag(self, stream: Any, rank: int, number: int) -> None:
-        """Queue: signal ``rank`` that all earlier work on this stream is done. Once per ``await_flag`` there. Local."""
+        """Queue: signal ``rank`` that all earlier work on this stream is done. Once for each wait there. Local."""
         at = self._flags.peers[rank] + self._offset(number, self.rank)
         self._runtime.memcpyAsync(at, int(self._up.data.ptr), 4, self._runtime.memcpyDefault, stream.ptr)
 
     def await_flag(self, stream: Any, rank: int, number: int) -> None:
-        """Queue: wait for the flag ``number`` of ``rank``, and lower it again. Local.
+        """Queue: wait for the flag ``number`` of ``rank`` next to a GEMM, and lower it again. Local.
 
         One batch of two operations, and so one graph node: launching a graph takes host time for each node.
         """
@@ -197,7 +199,12 @@ class Windows:
         operations = self._awaiting.get(at)
         if operations is None:
             self._awaiting[at] = operations = self._wait_and_lower(at)
-        _check(self._driver.cuStreamBatchMemOp(stream.ptr, len(operations), operations, 0))
+        check_driver(self._driver.cuStreamBatchMemOp(stream.ptr, len(operations), operations, 0))
+
+    def await_flags(self, stream: Any, flags: Iterable[tuple[int, int]]) -> None:
+        """Queue: wait for flags, each a rank and a number, by a kernel, and lower them again. Local."""
+        at = self._flags.peers[self.rank]
+        self._kernels.await_flags(stream, [at + self._offset(number, rank) for rank, number in flags])
 
     def _wait_and_lower(self, at: int) -> list[Any]:
         """Return the operations on the flag at an address; the GPU does them in this order."""
@@ -261,8 +268,8 @@ def nccl_handle(communicator: Any) -> Any:
     return getattr(nccl, "Comm", int)(communicator.ptr)
 
 
-def _check(result: Any) -> None:
-    """Raise StatusError if the driver reports an error."""
+def check_driver(result: tuple[Any, ...]) -> None:
+    """Raise StatusError if a call of CUDA's driver reports an error. Local."""
     status = result[0]
     if status:
         raise StatusError(f"CUDA driver: {status.name}")

@@ -59,6 +59,15 @@ def test_k_stays_as_it_is_where_one_operand_has_all_of_it_and_the_other_comes_in
     assert global_k(Axis(64, 16, 0, 2), dealt) == {i: i for i in range(64)}
 
 
+@pytest.mark.parametrize("blocks", [40, 41])
+def test_k_stays_as_it_is_where_the_other_operand_comes_in_equal_blocks(blocks):
+    """Copy engines copy them by one command; not if one process has a block more than the other."""
+    axis = Axis(64 * blocks, 64, 0, 2)
+    of_a, _ = common_order(axis, Axis(axis.extent, axis.extent))
+    in_order = global_k(axis, of_a) == {i: i for i in range(axis.extent)}
+    assert in_order == (blocks == 40)
+
+
 def test_short_blocks_arrive_in_one_range():
     of_a, of_b = common_order(Axis(4096, 4, 0, 2), Axis(4096, 4096))
     for stretches in of_a:  # what is sent

@@ -28,6 +28,7 @@ def _small_tiles(monkeypatch):
     """Small products have several chunks."""
     monkeypatch.setattr(sections, "_TILE", (4, 4))
     monkeypatch.setattr(sections, "_SIDE", 4)
+    monkeypatch.setattr(sections, "_LINE", 1)
 
 
 class Case:
@@ -96,7 +97,9 @@ def run_all(cases: list[Case], seed: int | None, times: int = 1) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_layout(size, seed, dtype):
+def test_any_layout(monkeypatch, size, seed, dtype):
+    if seed % 2:  # large matrices come in more blocks
+        monkeypatch.setattr(sections, "_FEW", 2)
     rng = np.random.default_rng([seed, size])
     p, _ = random_product(rng, size, 24, dtype=dtype)
     run_all([Case(Peers(size), p, beta=seed % 3 - 1, seed=seed)], seed)
@@ -157,6 +160,42 @@ def _fails_without(p: pb.MatmulProblem, skip: tuple[int, int], seed: int) -> boo
     except (Fault, AssertionError, IndexError, TypeError, AttributeError):
         return True
     return False
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "NN"), ((2, 1), "NN"), ((1, 3), "TT")])
+def test_equal_blocks_are_pushed_by_one_command(monkeypatch, grid, ops, order):
+    monkeypatch.setattr(sections, "_FEW", 2)
+    p = pb.MatmulProblem.gemm(12, 12, 24, pb.Grid(*grid), 2, op_a=ops[0], op_b=ops[1], order=order)
+    peers, counts = Peers(p.d.grid.size), []
+    for gpu in peers.gpus:
+        gpu.push = lambda *args, push=gpu.push: (counts.append(args[3] if args[3:] else 1), push(*args))
+    case, blocks = Case(peers, p), 24 // 2 // p.d.grid.size
+    run_all([case], 1, times=2)
+    assert blocks in counts
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_blocks_of_rows_whose_ld_is_no_multiple_of_a_block_take_many_commands(monkeypatch, order):
+    monkeypatch.setattr(sections, "_FEW", 2)
+    p = pb.MatmulProblem.gemm(12, 12, 24, pb.Grid(1, 2), 2, order=order)
+    many = [Case(Peers(2), p).pushed[0].takes_many_commands(0, 12 + more) for more in (0, 1, 2)]
+    assert many == [False, order == "C", False]
+
+
+@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "NT"), ((2, 1), "TN")])
+def test_what_need_not_be_packed_travels_first(grid, ops):
+    """Every rank has one range of k of one operand; of the other one, every other block is packed."""
+    p = pb.MatmulProblem.gemm(
+        20, 24, 16, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], dtype="float32", order="C"
+    )
+    peers, second = Peers(2), int(grid == (1, 2))
+    case = Case(peers, p)
+    case.run(0)
+    names = [op.name for op in peers.program[0]]
+    assert not any(part.packed for part in case.plan.slabs[1 - second].parts(1))
+    assert any(part.packed for part in case.plan.slabs[second].parts(1))
+    assert names.index("copy") < names.index("move")
 
 
 def test_small_buffers_and_no_traffic_where_everything_is_in_place():

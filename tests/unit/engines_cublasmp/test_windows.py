@@ -119,6 +119,9 @@ class Machine:
     def signal(self, what: str, stream: Any, flags: list[int], rank: int, kind: int, kinds: int) -> None:
         self.signals.append(f"{what} {kind}")
 
+    def await_flags(self, stream: Any, flags: list[int]) -> None:
+        self.log.append(("kernel", stream.ptr, *flags))
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
@@ -243,6 +246,15 @@ def test_flags_are_words_of_their_own(machine):
     assert max(waits) + 4 <= windows.buffer("flags").nbytes
     with pytest.raises(UnsupportedError, match=f"flag {FLAGS} of {FLAGS}"):
         windows.raise_flag(stream, 1, FLAGS)
+
+
+def test_a_kernel_waits_for_the_same_words(machine):
+    windows = opened(machine)
+    windows.await_flag(SimpleNamespace(ptr=9), 1, 0)
+    windows.await_flag(SimpleNamespace(ptr=9), 0, 3)
+    words = [what[2] for what in machine.log if what[0] == "wait"]
+    windows.await_flags(SimpleNamespace(ptr=7), [(1, 0), (0, 3)])
+    assert machine.log[-1] == ("kernel", 7, *words)
 
 
 def test_the_drivers_errors_are_told(machine):

@@ -80,7 +80,7 @@ class PushedGather(_Gather):
         gathered = self.view(gpu.symmetric("gathered", self.rank))
         for peer in self.peers:
             if self.spec.tokens[peer]:
-                gpu.await_flag("main", peer, 0)
+                gpu.await_flags("main", [(peer, 0)])
                 self.shard("main", call, peer, self.lines_of(gathered, peer))
         if call.gathered:
             start, stop = self.starts[self.rank], self.starts[self.rank + 1]

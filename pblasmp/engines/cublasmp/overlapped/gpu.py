@@ -16,8 +16,8 @@ import numpy as np
 from ....errors import UnsupportedError
 from ..kernels import Kernels
 from ..lt import PLAIN, Finish, LocalProducts, Op
-from ..views import View
-from ..windows import Windows, nccl_handle, open_windows
+from ..views import Blocks, View, blocks
+from ..windows import Windows, check_driver, nccl_handle, open_windows
 
 __all__ = ["Gpu"]
 
@@ -186,9 +186,15 @@ class Gpu:
         self.windows.raise_flag(self.stream(stream), rank, number)
 
     def await_flag(self, stream: str, rank: int, number: int) -> None:
-        """Wait for ``rank``'s flag. Local."""
+        """Wait for ``rank``'s flag, next to a GEMM. Local."""
         assert self.windows is not None
         self.windows.await_flag(self.stream(stream), rank, number)
+
+    def await_flags(self, stream: str, flags: Sequence[tuple[int, int]]) -> None:
+        """Wait for flags, each a rank and a number, sooner than ``await_flag``; no GEMM may run meanwhile. Local."""
+        if flags:
+            assert self.windows is not None
+            self.windows.await_flags(self.stream(stream), flags)
 
     def stream(self, name: str) -> Any:
         """Return CuPy's stream of that name, made the first time. Local."""
@@ -233,18 +239,37 @@ class Gpu:
             op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
 
-    def push(self, stream: str, to: View, of: View) -> None:
-        """Copy a matrix from or to a peer, by a copy engine. Local."""
-        if not of.rows * of.cols:
-            return
-        size, at = of.dtype.itemsize, self.stream(stream).ptr
-        kind = self._runtime.memcpyDefault
-        if to.contiguous and of.contiguous:
-            self._runtime.memcpyAsync(to.address, of.address, of.nbytes, kind, at)
-        else:
-            self._runtime.memcpy2DAsync(
-                to.address, to.ld * size, of.address, of.ld * size, of.cols * size, of.rows, kind, at
-            )
+    def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
+        """Copy a matrix from or to a peer, by a copy engine. Local.
+
+        Args:
+            stream: where it is queued.
+            to, of: the matrices.
+            count: how many equal matrices are copied.
+            steps: the entries from one to the next, in ``to`` and in ``of``.
+        """
+        at, kind = self.stream(stream).ptr, self._runtime.memcpyDefault
+        for b in blocks(to, of, count, steps):
+            if b.depth > 1:
+                self._copy_3d(b, at)
+            elif b.height > 1:
+                self._runtime.memcpy2DAsync(
+                    b.to, b.pitches[0], b.of, b.pitches[1], b.width, b.height, kind, at
+                )
+            else:
+                self._runtime.memcpyAsync(b.to, b.of, b.width, kind, at)
+
+    @staticmethod
+    def _copy_3d(b: Blocks, stream: int) -> None:
+        from cuda.bindings import driver
+
+        copy = driver.CUDA_MEMCPY3D()
+        copy.dstMemoryType = copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        copy.dstDevice, copy.srcDevice = b.to, b.of
+        copy.WidthInBytes, copy.Height, copy.Depth = b.width, b.height, b.depth
+        copy.dstPitch, copy.srcPitch = b.pitches
+        copy.dstHeight, copy.srcHeight = (s // p for s, p in zip(b.slices, b.pitches, strict=True))
+        check_driver(driver.cuMemcpy3DAsync(copy, stream))
 
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         """Copy a matrix by a kernel. Local."""

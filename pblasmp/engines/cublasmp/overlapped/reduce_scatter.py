@@ -140,8 +140,7 @@ class PushedReduceScatter(_ReduceScatter):
                 gpu.raise_flag("copy", owner, 0)
         self.part("main", call, self.lines_of(call.x, self.rank), self.slot(self.rank, self.rank))
         if self.mine:
-            for source in self.peers:
-                gpu.await_flag("main", source, 0)
+            gpu.await_flags("main", [(source, 0) for source in self.peers])
             parts = [self.slot(self.rank, source) for source in range(self.size)]
             gpu.add("main", parts, [call.out], **self.finish(call, call.c, call.out))
         gpu.end("copy")
