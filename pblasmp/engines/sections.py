@@ -21,7 +21,7 @@ from ..comm import Side
 from ..dtypes import is_float8
 from ..layout import MatmulProblem
 from ..layout.axis import Axis
-from ..layout.intersection import Stretch, Stretches, extent, intersect, regular, unpacked
+from ..layout.intersection import Stretch, Stretches, extent, intersect, packed, regular, unpacked
 from .operand import needs
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
@@ -57,6 +57,11 @@ def clip(stretches: Stretches, start: int, stop: int) -> Stretches:
                 )
             first += count
     return tuple(found)
+
+
+def _reversed(stretches: Stretches) -> Stretches:
+    """Return the stretches with source and destination exchanged."""
+    return tuple(Stretch(s.repeat, s.length, s.dst, s.dst_step, s.src, s.src_step) for s in stretches)
 
 
 def runs(stretches: Stretches) -> list[tuple[int, int, int]]:
@@ -148,21 +153,34 @@ class Part:
         """Indices of the outer dimension, and of k."""
         return extent(self.outer), extent(self.inner)
 
-    @cached_property
-    def packed(self) -> bool:
-        """Whether its source packs it first, because it would otherwise take many copies of short runs."""
-        straight = one_range(self.outer, source=True) and one_range(self.outer, source=False)
-        return not (straight and _copies(self.inner) <= _FEW)
+    def within(self, start: int, stop: int) -> Part | None:
+        """Return the part of it that is in these rows of the slab, None if there is none. Local."""
+        outer = _reversed(clip(_reversed(self.outer), start, stop))
+        return Part(self.source, outer, self.inner) if outer else None
 
     @cached_property
     def direct(self) -> bool:
         """Whether it is copied straight to its place in the slab; otherwise the receiver unpacks it."""
-        return one_range(self.outer, source=False) and _copies(self.copies) <= _FEW
+        few = self._straight or _copies(unpacked(self.inner)) <= _FEW
+        return few and one_range(self.outer, source=False)
+
+    @cached_property
+    def packed(self) -> bool:
+        """Whether its source packs it first, because it would otherwise take many copies of short runs."""
+        if self.direct:
+            return not self._straight
+        return not one_range(self.outer, source=True) or _copies(packed(self.inner)) > _FEW
+
+    @property
+    def _straight(self) -> bool:
+        in_order = one_range(self.outer, source=True) and one_range(self.outer, source=False)
+        return in_order and _copies(self.inner) <= _FEW
 
     @cached_property
     def copies(self) -> Stretches:
-        """Runs of k, at the source (in the message if packed) and in the slab."""
-        src, dst, length = np.array(runs(unpacked(self.inner) if self.packed else self.inner)).T
+        """Runs of k: where they are read, in the source's memory or in what it packed, and where they are written."""
+        inner = unpacked(self.inner) if self.packed else self.inner
+        src, dst, length = np.array(runs(inner if self.direct else packed(inner))).T
         return tuple(regular(length, src, dst))
 
     def has_few_copies(self, ld: int) -> bool:
@@ -324,34 +342,46 @@ class PushPlan:
         self.slabs = tuple(slabs)
         self.size = size
         self.shapes = shapes
-        self._places: dict[int, tuple[tuple[int, int], dict[tuple[int, int], int], int]] = {}
+        self._places: dict[int, tuple[tuple[int, int], dict[tuple[int, int, int], int], int]] = {}
+        self._received: dict[tuple[int, int], list[list[Part]]] = {}
         self._chunks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._sequences: dict[int, list[tuple[int, int]]] = {}
         self.nbytes = max(self.places(rank)[2] for rank in range(size))
 
-    def places(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int], int], int]:
+    def places(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int, int], int], int]:
         """Return how ``rank``'s buffer is laid out, in bytes. Local.
 
         Returns:
-            Where its slabs of A and of B begin; by operand and source, where packed messages arrive; where the buffer
-            ends.
+            Where its slabs of A and of B begin; by operand, chunk and source, where messages arrive that it unpacks;
+            where the buffer ends.
         """
         if rank not in self._places:
             self._places[rank] = self._laid_out(rank)
         return self._places[rank]
 
-    def _laid_out(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int], int], int]:
+    def _laid_out(self, rank: int) -> tuple[tuple[int, int], dict[tuple[int, int, int], int], int]:
         starts, at, inboxes = [], 0, {}
         for slab in self.slabs:
             starts.append(at)
             at += _aligned(slab.nbytes(rank))
         for which, slab in enumerate(self.slabs):
-            for part in slab.parts(rank):
-                if part.source != rank and not part.direct:
-                    rows, cols = part.shape
-                    inboxes[which, part.source] = at
-                    at += _aligned(rows * cols * slab.itemsize)
+            for chunk, parts in enumerate(self.received(which, rank)):
+                for part in parts:
+                    if not part.direct:
+                        rows, cols = part.shape
+                        inboxes[which, chunk, part.source] = at
+                        at += _aligned(rows * cols * slab.itemsize)
         return (starts[0], starts[1]), inboxes, at
+
+    def received(self, which: int, rank: int) -> list[list[Part]]:
+        """Return what of each chunk of ``rank``'s slab other ranks push, in the order of their ranks. Local."""
+        if (which, rank) not in self._received:
+            parts = [part for part in self.slabs[which].parts(rank) if part.source != rank]
+            self._received[which, rank] = [
+                [some for part in parts if (some := part.within(*chunk)) is not None]
+                for chunk in self.chunks(which, rank)
+            ]
+        return self._received[which, rank]
 
     def moves(self, which: int, rank: int) -> bool:
         """Return whether a part of ``rank``'s slab comes from other ranks. Local."""

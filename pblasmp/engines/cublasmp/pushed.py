@@ -9,8 +9,8 @@ one rounding, while the next chunks are under way. See ``engines.sections`` for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, product, takewhile
+from collections.abc import Callable, Iterable
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,14 +42,12 @@ Array = Any
 
 
 class _Sent(NamedTuple):
-    """One push: the rows of a part of an operand that are in one chunk of the receiver's slab."""
+    """One push: what this rank has of one chunk of the receiver's slab."""
 
     which: int
     chunk: int
     to: int
     part: Part
-    start: int = 0
-    stop: int = 0
 
 
 class Pushed:
@@ -78,31 +76,27 @@ class Pushed:
         self._in_place = [slab.in_place(gpu.rank) for slab in plan.slabs]
         self._own = [slab.read_in_place(gpu.rank) for slab in plan.slabs]
         self._chunks = [plan.chunks(which, gpu.rank) for which in (0, 1)]
+        self._received = [plan.received(which, gpu.rank) for which in (0, 1)]
+        self._steps = self._in_order()
         self._packs: dict[tuple[int, Stretches, Stretches], int] = {}
         self.packed_bytes = self.sent_bytes = self.copied_bytes = 0
-        self._sends: list[list[tuple[int, Part]]] = [[], []]
-        for which, slab in enumerate(plan.slabs):
-            mine = next((i for i, cell in enumerate(slab.side.cells) if cell.ranks[0] == gpu.rank), None)
-            for to in self._receivers if mine is not None else ():
-                part = slab.part(mine, to) if mine is not None else None
-                if part is None:
-                    continue
-                self._sends[which].append((to, part))
-                rows, cols = part.shape
-                nbytes = rows * cols * slab.itemsize
-                self.sent_bytes += nbytes
-                if part.packed and self._pack(which, part) not in self._packs:
-                    self._packs[self._pack(which, part)] = self.packed_bytes
-                    self.packed_bytes += -(-nbytes // 256) * 256
-                    self.copied_bytes += nbytes
-            for part in self._parts[which]:
-                own = part.source == gpu.rank
-                if (own and not self.stays(which)) or not (own or part.direct):
-                    self.copied_bytes += part.shape[0] * part.shape[1] * slab.itemsize
-        self._steps = self._in_order()
+        for sent in chain.from_iterable(self._steps):
+            nbytes = self._nbytes(sent.which, sent.part)
+            self.sent_bytes += nbytes
+            if sent.part.packed and self._pack(sent) not in self._packs:
+                self._packs[self._pack(sent)] = self.packed_bytes
+                self.packed_bytes += -(-nbytes // 256) * 256
+                self.copied_bytes += nbytes
+        for which in (0, 1):
+            own = [part for part in self._parts[which] if part.source == gpu.rank and not self.stays(which)]
+            messages = [part for part in chain.from_iterable(self._received[which]) if not part.direct]
+            self.copied_bytes += sum(self._nbytes(which, part) for part in own + messages)
         gpu.scratch("packed", self.packed_bytes)
         if gpu.size == 1:
             gpu.scratch(_BUFFER, plan.nbytes)
+
+    def _nbytes(self, which: int, part: Part) -> int:
+        return math.prod(part.shape) * self._dtypes[which].itemsize
 
     def stays(self, which: int) -> bool:
         """Return whether this rank's own part of an operand's slab is multiplied where it is. Local."""
@@ -112,11 +106,13 @@ class Pushed:
         """Return whether copy engines take many commands for blocks of a local array with this ``ld``. Local."""
         if self._plan.slabs[which].side.order != "C":
             return False
-        return not all(part.packed or part.has_few_copies(ld) for _, part in self._sends[which])
+        parts = [sent.part for sent in chain.from_iterable(self._steps) if sent.which == which]
+        return not all(part.packed or part.has_few_copies(ld) for part in parts)
 
     @staticmethod
-    def _pack(which: int, part: Part) -> tuple[int, Stretches, Stretches]:
-        return which, packed(part.outer), packed(part.inner)
+    def _pack(sent: _Sent) -> tuple[int, Stretches, Stretches]:
+        """Return what is packed for a push; pushes of the same data to several ranks share it."""
+        return sent.which, packed(sent.part.outer), packed(sent.part.inner)
 
     def run(self, a: View, b: View, d: View, c: View | None, *, turned: bool, alpha: complex = 1,
             beta: complex = 0, compute: str | None = None) -> None:  # fmt: skip
@@ -130,29 +126,23 @@ class Pushed:
         """
         gpu, views = self._gpu, (a, b)
         gpu.begin()
-        steps = iter(self._steps)
-        begin = next(steps, [])
-        early = list(takewhile(lambda sent: not sent.part.packed, begin))
-        if early:
-            gpu.follow(_STREAM, "main")
-            self._push(views, early)
-        for (which, outer, inner), at in self._packs.items():
-            base = gpu.scratch("packed", self.packed_bytes) + at
-            self._move(which, views[which], self._message(which, base, outer, inner), outer, inner)
-        if self._packs:
-            gpu.follow(_STREAM, "main")
-        self._push(views, begin[len(early) :])
+        if self._steps:
+            self._begin(views)
         slabs = [self._slab(which, views[which]) if self._parts[which] else views[which] for which in (0, 1)]
-        self._place(views, slabs)
+        for which, parts in enumerate(self._parts):
+            for part in parts:
+                if part.source == self._rank and not self.stays(which):
+                    self._move(which, views[which], slabs[which], part.outer, part.inner)
+        steps = iter(self._steps[1:])
         arrived = [(0, 0), (0, 0)]  # rows of A and columns of B
         awaited: list[tuple[int, int]] = []
         for which, chunk in self._plan.sequence(self._rank):
-            awaited += self._flags(which, chunk)
+            awaited.append((which, chunk))
             new = self._chunks[which][chunk]
             rows, cols = (new, arrived[1]) if which == 0 else (arrived[0], new)
             arrived[which] = 0, new[1]
             if rows[1] and cols[1]:
-                gpu.await_flags("main", awaited)
+                self._receive(awaited, slabs)
                 awaited = []
                 self._multiply(views, slabs, rows, cols, d, c, turned, alpha, beta, compute)
                 self._push(views, next(steps, []))  # queued after the product, so that this begins sooner
@@ -164,93 +154,66 @@ class Pushed:
     def _in_order(self) -> list[list[_Sent]]:
         """Return this rank's pushes in steps, in the order that the receivers need.
 
-        The first step is what they need for their first products: messages that they unpack, or else chunks that need
-        not be packed, which travel while the rest is packed.
+        The first step is what they need for their first products, beginning with what need not be packed: it travels
+        while the rest is packed.
         """
-        steps: list[list[_Sent]] = [[]]
-        for which, sends in enumerate(self._sends):
-            steps[0] += [_Sent(which, 0, to, part) for to, part in sends if not part.direct]
+        steps: list[list[_Sent]] = []
         for to in self._receivers:
-            parts = [[part for rank, part in sends if rank == to and part.direct] for sends in self._sends]
             for i, (which, chunk) in enumerate(self._plan.sequence(to)):
                 if i == len(steps):
                     steps.append([])
-                for part in parts[which]:
-                    first, (start, stop) = part.outer[0].dst, self._plan.chunks(which, to)[chunk]
-                    start, stop = max(start, first), min(stop, first + part.shape[0])
-                    if start < stop:
-                        steps[i].append(_Sent(which, chunk, to, part, start, stop))
-        begin = list(chain.from_iterable(steps[:2]))
-        if all(sent.part.direct for sent in begin):
-            begin.sort(key=lambda sent: sent.part.packed)
+                parts = self._plan.received(which, to)[chunk]
+                steps[i] += [_Sent(which, chunk, to, part) for part in parts if part.source == self._rank]
+        begin = sorted(chain.from_iterable(steps[:2]), key=lambda sent: sent.part.packed)
         return [step for step in (begin, *steps[2:]) if step]
 
+    def _begin(self, views: tuple[View, View]) -> None:
+        """Queue the first step's pushes, and the packing for all steps."""
+        begin, rest = self._steps[0], list(chain.from_iterable(self._steps[1:]))
+        early = [sent for sent in begin if not sent.part.packed]
+        ready: set[tuple[int, Stretches, Stretches]] = set()
+        for sends in (early, begin[len(early) :], rest):
+            packs = {self._pack(sent): sent for sent in sends if sent.part.packed}
+            new = packs.keys() - ready
+            for (which, outer, inner), sent in packs.items():
+                if (which, outer, inner) in new:
+                    self._move(which, views[which], self._packed(sent), outer, inner)
+            ready |= new
+            if new or (early and sends is early):
+                self._gpu.follow(_STREAM, "main")
+            if sends is not rest:
+                self._push(views, sends)
+
     def _push(self, views: tuple[View, View], sends: Iterable[_Sent]) -> None:
-        """Queue these pushes."""
-        for sent in sends:
-            if sent.part.direct:
-                self._push_chunk(sent, views[sent.which])
-            else:
-                self._push_message(sent.which, sent.to, sent.part)
-
-    def _push_chunk(self, sent: _Sent, view: View) -> None:
-        """Queue the push of the rows of a part that are in one chunk of the receiver, straight to their place."""
-        which, chunk, to, part, start, stop = sent
-        gpu, (count, width) = self._gpu, part.shape
-        here, first = part.outer[0].src, part.outer[0].dst
-        if part.packed:
-            base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
-            view, here = self._view(which, base, count, width), 0
-        slab, by_rows = self._peer_slab(which, to), self._plan.slabs[which].side.order == "C"
-        for s in part.copies:
-            gpu.push(
-                _STREAM,
-                self._cut(which, slab, (start, stop), (s.dst, s.dst + s.length)),
-                self._cut(
-                    which, view, (here + start - first, here + stop - first), (s.src, s.src + s.length)
-                ),
-                s.repeat,
-                (s.dst_step, s.src_step) if by_rows else (s.dst_step * slab.ld, s.src_step * view.ld),
-            )
-        gpu.raise_flag(_STREAM, to, _flag(which, chunk))
-
-    def _push_message(self, which: int, to: int, part: Part) -> None:
-        """Queue the push of a packed part, which the receiver unpacks."""
+        """Queue these pushes, each with a flag."""
         gpu = self._gpu
-        rows, cols = part.shape
-        base = gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(which, part)]
-        target = gpu.symmetric(_BUFFER, to) + self._plan.places(to)[1][which, self._rank]
-        kind = self._dtypes[which]
-        line = rows * cols
-        gpu.push(_STREAM, View(target, 1, line, line, kind), View(base, 1, line, line, kind))
-        gpu.raise_flag(_STREAM, to, _flag(which, 0))
+        for sent in sends:
+            which, chunk, to, part = sent
+            of, here = (self._packed(sent), 0) if part.packed else (views[which], part.outer[0].src)
+            target, there = self._peer_slab(which, to), part.outer[0].dst
+            if not part.direct:
+                target, there = self._message(to, which, chunk, self._rank, part), 0
+            by_rows, count = self._plan.slabs[which].side.order == "C", part.shape[0]
+            for s in part.copies:
+                gpu.push(
+                    _STREAM,
+                    self._cut(which, target, (there, there + count), (s.dst, s.dst + s.length)),
+                    self._cut(which, of, (here, here + count), (s.src, s.src + s.length)),
+                    s.repeat,
+                    (s.dst_step, s.src_step) if by_rows else (s.dst_step * target.ld, s.src_step * of.ld),
+                )
+            gpu.raise_flag(_STREAM, to, _flag(which, chunk))
 
     # -- receiving
 
-    def _place(self, views: tuple[View, View], slabs: list[View]) -> None:
-        """Queue what this rank writes into its slabs itself: its own parts, and the messages that it unpacks."""
-        gpu, inboxes = self._gpu, self._plan.places(self._rank)[1]
-        for which, parts in enumerate(self._parts):
-            for part in parts:
-                if part.source == self._rank and not self.stays(which):
-                    self._move(which, views[which], slabs[which], part.outer, part.inner)
-        for which, parts in enumerate(self._parts):
-            for part in parts:
-                if part.source == self._rank or part.direct:
-                    continue
-                base = gpu.symmetric(_BUFFER, self._rank) + inboxes[which, part.source]
-                message = self._view(which, base, *part.shape)
-                gpu.await_flags("main", [(part.source, _flag(which, 0))])
+    def _receive(self, chunks: list[tuple[int, int]], slabs: list[View]) -> None:
+        """Queue the wait for what other ranks push of these chunks, and unpack it where that is needed."""
+        received = [(which, chunk, part) for which, chunk in chunks for part in self._received[which][chunk]]
+        self._gpu.await_flags("main", [(part.source, _flag(which, chunk)) for which, chunk, part in received])
+        for which, chunk, part in received:
+            if not part.direct:
+                message = self._message(self._rank, which, chunk, part.source, part)
                 self._move(which, message, slabs[which], unpacked(part.outer), unpacked(part.inner))
-
-    def _flags(self, which: int, chunk: int) -> Iterator[tuple[int, int]]:
-        """Yield the flags, as rank and number, of all parts of a chunk that other ranks push."""
-        start, stop = self._chunks[which][chunk]
-        for part in self._parts[which]:
-            first = part.outer[0].dst
-            touched = first < stop and first + part.shape[0] > start
-            if part.source != self._rank and part.direct and touched:
-                yield part.source, _flag(which, chunk)
 
     def _multiply(self, views: tuple[View, View], slabs: list[View], rows: tuple[int, int], cols: tuple[int, int],
                   d: View, c: View | None, turned: bool, alpha: complex, beta: complex,
@@ -306,9 +269,15 @@ class Pushed:
         at = base + self._plan.places(rank)[0][which]
         return View(at, *slab.shape(rank), max(1, slab.ld(rank)), self._dtypes[which])
 
-    def _message(self, which: int, at: int, outer: Stretches, inner: Stretches) -> View:
-        count, width = (sum(s.repeat * s.length for s in x) for x in (outer, inner))
-        return self._view(which, at, count, width)
+    def _packed(self, sent: _Sent) -> View:
+        """Return the memory in which a part is packed."""
+        at = self._gpu.scratch("packed", self.packed_bytes) + self._packs[self._pack(sent)]
+        return self._view(sent.which, at, *sent.part.shape)
+
+    def _message(self, rank: int, which: int, chunk: int, source: int, part: Part) -> View:
+        """Return the memory of ``rank`` in which a part of a chunk arrives that it unpacks."""
+        at = self._gpu.symmetric(_BUFFER, rank) + self._plan.places(rank)[1][which, chunk, source]
+        return self._view(which, at, *part.shape)
 
     def _view(self, which: int, at: int, outer: int, k: int) -> View:
         """Return a view of contiguous memory in an operand's memory order."""
@@ -364,6 +333,7 @@ class PushedProduct(Product):
     ) -> None:
         assert session.gpu is not None
         self._engine, self._session, self._p, self._options = engine, session, p, options
+        self._gpu = session.gpu
         follows, why = Finish.needed(p, operands), _why_not_one_kernel(operands)
         self._finish = Finish(engine, p) if follows and why else None
         self._by_kernel = follows and not why
@@ -374,7 +344,7 @@ class PushedProduct(Product):
         self._orders = [slab.side.order for slab in plan.slabs]
         self._exact = accumulation_dtype(p.d.dtype)
         self._temporary = follows and self._exact != p.d.dtype
-        self._pushed = Pushed(session.gpu, plan, p, self._multiply)
+        self._pushed = Pushed(self._gpu, plan, p, self._multiply)
         self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
         self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(operands), 0)
         self._recordings = session.recordings()
@@ -425,6 +395,7 @@ class PushedProduct(Product):
         if self._temporary or not _starts_well(d):
             kind = self._exact if self._temporary else p.d.dtype
             target = self._copy("target", d.shape, kind, p.d.order)
+        self._gpu.use_current_stream()
         turned = p.d.order == "F"
         c = operands.c if options.beta != 0 else None
         if c is not None and target.size and not _readable(c, target.dtype, turned=turned):
@@ -440,25 +411,26 @@ class PushedProduct(Product):
             return
         if self._finish is not None:
             self._finish(target, operands)
-        if target is not d:
-            self._engine.operations.store(d, target, p.d.dtype if self._temporary else target.dtype)
+        if self._temporary:
+            self._engine.operations.store(d, target, p.d.dtype)
+        elif target is not d:
+            self._gpu.copy("main", _oriented(d, turned), _oriented(target, turned))
 
     def _follow(self, target: Array, operands: Operands) -> None:
         """Queue the rest after the product as one kernel, which writes D."""
-        gpu, p, d, e, scales = self._session.gpu, self._p, operands.d, operands.epilogue, operands.scales
-        assert gpu is not None
+        p, d, e, scales = self._p, operands.d, operands.epilogue, operands.scales
         amax = None if scales is None else scales.amax
         if amax is not None:
             amax.fill(0)
         if not d.size:
             return
         turned, bias = p.d.order == "F", None if e is None else e.bias
-        gpu.add(
+        self._gpu.add(
             "main", [_oriented(target, turned)], [View.of(d.T if turned else d, p.d.dtype)],
             bias=None if bias is None else View.of(bias.reshape(1, -1), name="bias"),
             activation=None if e is None else e.activation,
-            scale=gpu.scalar(scales.d) if scales is not None and is_float8(p.d.dtype) else 0,
-            amax=gpu.scalar(amax),
+            scale=self._gpu.scalar(scales.d) if scales is not None and is_float8(p.d.dtype) else 0,
+            amax=self._gpu.scalar(amax),
         )  # fmt: skip
 
     def _view(self, which: int, array: Array) -> View:
@@ -471,7 +443,7 @@ class PushedProduct(Product):
             array = self._engine.xp.conjugate(array, out=copy)
         elif self._is_copied_first(which, array):
             copy = self._copy(f"aligned {which}", array.shape, matrix.dtype, matrix.order)
-            copy[...] = array
+            self._gpu.copy("main", self._memory(which, copy), self._memory(which, array))
             array = copy
         return self._memory(which, array)
 

@@ -87,17 +87,19 @@ def test_every_slab_is_complete_and_buffers_do_not_overlap(size):
             starts, inboxes, end = plan.places(rank)
             taken = [(starts[which], slab.nbytes(rank)) for which, slab in enumerate(plan.slabs)]
             for which, slab in enumerate(plan.slabs):
-                parts = slab.parts(rank)
+                parts = [part for part in slab.parts(rank) if part.source == rank]
+                for chunk, received in enumerate(plan.received(which, rank)):
+                    parts += received
+                    taken += [
+                        (inboxes[which, chunk, part.source], math.prod(part.shape) * slab.itemsize)
+                        for part in received if not part.direct
+                    ]  # fmt: skip
                 extent = (m, n)[which] if m * n else 0
                 got = [
                     (i, j) for part in parts
                     for _, i in positions(part.outer) for _, j in positions(part.inner)
                 ]  # fmt: skip
                 assert sorted(got) == [(i, j) for i in range(extent) for j in range(p.k if extent else 0)]
-                taken += [
-                    (inboxes[which, part.source], math.prod(part.shape) * slab.itemsize)
-                    for part in parts if (which, part.source) in inboxes
-                ]  # fmt: skip
                 chunks = plan.chunks(which, rank)
                 assert [i for start, stop in chunks for i in range(start, stop)] == list(range(extent))
             taken = sorted(x for x in taken if x[1])
@@ -146,6 +148,16 @@ def test_sections_that_would_not_be_aligned_stay_in_order(n, ranks):
     """Rank 0 has the last rows: the section behind them begins where they end."""
     plan = PushPlan(MatmulProblem.gemm(n, n, n, Grid(1, 2), 256, op_a="T", dtype="bfloat16"), 2)
     assert [rank for rank in (0, 1) if len(plan.slabs[0].sections(rank)) == 2] == ranks
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_is_unpacked_also_arrives_in_chunks_and_is_packed_only_if_it_is_in_short_runs(order):
+    p = MatmulProblem.gemm(8192, 8192, 8192, Grid(1, 2), 64, op_a="T", dtype="bfloat16", order=order)
+    received = PushPlan(p, 2).received(0, 0)
+    assert [part.shape for (part,) in received] == [(512, 8192), (512, 8192), (1024, 8192), (2048, 8192)]
+    assert not any(part.direct or part.packed for (part,) in received)
+    other = MatmulProblem.gemm(8192, 8192, 8192, Grid(2, 1), 48, op_a="T", dtype="bfloat16", order=order)
+    assert all(part.packed for (part,) in PushPlan(other, 2).received(0, 0))
 
 
 def test_chunks_begin_small_and_end_at_tiles():
