@@ -89,35 +89,41 @@ def one_sum(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
 
 
 def one_move(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:
-    """Copy bytes in four dimensions; return what is wrong."""
-    unit = rng.choice([1, 2, 4, 8, 16])
-    extents = [rng.randint(1, 5), rng.randint(1, 6), rng.randint(1, 5), unit * rng.randint(1, 9)]
-    places = []
-    for _ in range(2):  # from the innermost dimension outwards: rows of a block, blocks across, blocks down
-        across = extents[3] + unit * rng.randint(0, 3)
-        down = extents[2] * across + unit * rng.randint(0, 3)
-        places.append((extents[1] * down + unit * rng.randint(0, 3), down, across))
-    there, here = places
-    at = [
-        np.add.outer(
-            np.add.outer(np.arange(extents[0]) * outer, np.arange(extents[1]) * down),
-            np.add.outer(np.arange(extents[2]) * across, np.arange(extents[3])),
-        ).reshape(-1)
-        for outer, down, across in places
-    ]
-    values = np.random.default_rng(seed).integers(0, 256, int(at[1].max()) + 1).astype(np.uint8)
-    source, target = cupy.asarray(values), cupy.zeros(int(at[0].max()) + 1, np.uint8)
+    """Make some copies of bytes in four dimensions; return what is wrong."""
+    moves, places, ends = [], [], [0, 0]
+    for _ in range(rng.choice([1, 3, 40])):
+        unit = rng.choice([1, 2, 4, 8, 16])
+        run = rng.choice([rng.randint(1, 9), rng.randint(60, 600)])
+        extents = [rng.randint(1, 5), rng.randint(1, 6), rng.randint(1, 5), unit * run]
+        strides, at = [], []
+        for side in (0, 1):
+            # from the innermost dimension outwards: rows of a block, blocks across, blocks down
+            across = extents[3] + unit * rng.randint(0, 3)
+            down = extents[2] * across + unit * rng.randint(0, 3)
+            outer = extents[1] * down + unit * rng.randint(0, 3)
+            first = -(-ends[side] // unit) * unit
+            at.append(
+                np.add.outer(
+                    first + np.add.outer(np.arange(extents[0]) * outer, np.arange(extents[1]) * down),
+                    np.add.outer(np.arange(extents[2]) * across, np.arange(extents[3])),
+                ).reshape(-1)
+            )
+            strides.append((first, (outer, down, across)))
+            ends[side] = int(at[side].max()) + 1
+        moves.append((*strides, extents))
+        places.append(at)
+    values = np.random.default_rng(seed).integers(0, 256, ends[1]).astype(np.uint8)
+    source, target = cupy.asarray(values), cupy.zeros(ends[0], np.uint8)
+    to, of = int(target.data.ptr), int(source.data.ptr)
     kernels.move(
-        cupy.cuda.get_current_stream(), int(target.data.ptr), there, int(source.data.ptr), here, extents,
+        cupy.cuda.get_current_stream(),
+        [(to + at, there, of + start, here, extents) for (at, there), (start, here), extents in moves],
         rng.choice([0, 1, 2]),
-    )  # fmt: skip
-    expected = np.zeros(target.size, np.uint8)
-    expected[at[0]] = values[at[1]]
-    return (
-        ""
-        if np.array_equal(target.get(), expected)
-        else f"a copy of {extents} from {here} to {there} is wrong"
     )
+    expected = np.zeros(target.size, np.uint8)
+    for there, here in places:
+        expected[there] = values[here]
+    return "" if np.array_equal(target.get(), expected) else f"copies are wrong: {moves}"
 
 
 def one_transpose(cupy: Any, kernels: Kernels, rng: random.Random, seed: int) -> str:

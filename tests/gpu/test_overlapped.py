@@ -236,8 +236,10 @@ def test_copies_of_blocks(gpu):
         whole = cupy.asarray(rng.integers(0, 256, (rows, 2 * blocks * nb * itemsize), dtype=np.uint8))
         packed = cupy.zeros((rows, blocks * nb * itemsize + 16), np.uint8)
         gpu.kernels.move(
-            stream, packed.data.ptr, (packed.strides[0], 0, nb * itemsize),
-            whole.data.ptr + nb * itemsize, (whole.strides[0], 0, 2 * nb * itemsize), (rows, 1, blocks, nb * itemsize),
+            stream,
+            [(packed.data.ptr, (packed.strides[0], 0, nb * itemsize),
+              whole.data.ptr + nb * itemsize, (whole.strides[0], 0, 2 * nb * itemsize),
+              (rows, 1, blocks, nb * itemsize))],
         )  # fmt: skip
         expected = cupy.asnumpy(whole).reshape(rows, blocks, 2, -1)[:, :, 1].reshape(rows, -1)
         np.testing.assert_array_equal(cupy.asnumpy(packed[:, :-16]), expected)

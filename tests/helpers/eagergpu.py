@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.cublasmp.lt import PLAIN
-from pblasmp.engines.cublasmp.views import View
+from pblasmp.engines.cublasmp.views import Move, View
 
 
 def at(view: View) -> np.ndarray:
@@ -64,6 +65,8 @@ class EagerGpu:
             return value.ctypes.data
         return 0 if value is None else value.data.ptr
 
+    def use_current_stream(self) -> None: ...
+
     def begin(self, *names: str) -> None:
         self.queued += 1
 
@@ -92,17 +95,19 @@ class EagerGpu:
     def push(self, stream: str, to: View, of: View) -> None:
         at(to)[...] = at(of)
 
-    def move(self, stream: Any, to: int, there: Any, of: int, here: Any, extents: Any) -> None:
-        assert min(*there, *here, *extents) >= 0
+    def move(self, stream: Any, moves: Iterable[Move]) -> None:
         self.moves += 1
-        *counts, run = extents
-        if 0 in extents:
-            return
-        target, source = (
-            as_strided(np.ndarray(1, f"V{run}", (ctypes.c_char * run).from_address(base)), counts, strides)
-            for base, strides in ((to, there), (of, here))
-        )
-        target[...] = source
+        for to, there, of, here, (*counts, run) in moves:
+            assert min(*there, *here, *counts, run) >= 0
+            if 0 in (*counts, run):
+                continue
+            target, source = (
+                as_strided(
+                    np.ndarray(1, f"V{run}", (ctypes.c_char * run).from_address(base)), counts, strides
+                )
+                for base, strides in ((to, there), (of, here))
+            )
+            target[...] = source
 
     def transpose(
         self,

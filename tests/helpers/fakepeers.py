@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.cublasmp.lt import PLAIN, Batch
-from pblasmp.engines.cublasmp.views import Blocks, View, blocks
+from pblasmp.engines.cublasmp.views import Blocks, Move, View, blocks
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -400,9 +400,7 @@ class FakePeer:
     def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
         self.push(stream, to, of)
 
-    def move(self, stream: str, to: int, there: Sequence[int], of: int, here: Sequence[int],
-             extents: Sequence[int]) -> None:  # fmt: skip
-        *counts, rows, run = extents
+    def move(self, stream: str, moves: Iterable[Move]) -> None:
         byte = np.dtype(np.uint8)
         pairs = [
             tuple(
@@ -415,6 +413,7 @@ class FakePeer:
                 )
                 for base, strides in ((to, there), (of, here))
             )
+            for to, there, of, here, (*counts, rows, run) in moves
             for at in itertools.product(*map(range, counts))
         ]
 

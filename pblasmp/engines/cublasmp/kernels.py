@@ -7,14 +7,15 @@ include no headers, since CuPy does not find CUDA's everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...dtypes import accumulation_dtype
 from ...errors import LayoutError, UnsupportedError
-from .views import View
+from .views import Move, View
 
 __all__ = ["Kernels", "common_run", "vector_width"]
 
@@ -22,6 +23,8 @@ MAX_RANKS = 64
 _VECTOR_BYTES = 16
 _THREADS = 512
 _TILE = 32
+_LONG = 64  # words of a run that a warp copies together
+_MOVES = 32  # copies by one kernel, at most: parameters take up to 4 KB
 _WAITS = 32  # flags that one kernel waits for, at most: one thread of a warp each
 _U32 = 2**32
 
@@ -194,21 +197,40 @@ extern "C" __global__ void __launch_bounds__(512) add(
 }
 """
 
-# Four dimensions, the last a run of bytes; T is as wide as every address and stride allows.
+# Copies in four dimensions, the last a run of bytes, one after another: the blocks of threads that begin the next one
+# follow those that end the one before. T is as wide as every address and stride allows. Of short runs (EACH is 0) a
+# thread copies a word; of long ones a warp copies EACH words per thread, so that narrow words also reach the speed of
+# memory.
 _MOVE = (
     _COMMON
     + r"""
 struct Strides { u64 a, b, c; };
 struct alignas(16) quad { u32 v[4]; };
-extern "C" __global__ void __launch_bounds__(512) move(
-    char* to, Strides there, const char* from, Strides here, u64 total, u64 nb, u64 nc, u64 run) {
-  u64 step = (u64)gridDim.x * blockDim.x;
-  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += step) {
-    INDEX i = at, x = i % (INDEX)run; i /= (INDEX)run;
-    INDEX c = i % (INDEX)nc; i /= (INDEX)nc;
-    INDEX b = i % (INDEX)nb, a = i / (INDEX)nb;
-    *(T*)(to + a * there.a + b * there.b + c * there.c + x * sizeof(T)) =
-        *(const T*)(from + a * here.a + b * here.b + c * here.c + x * sizeof(T));
+struct Move { char* to; const char* from; Strides there, here; u64 nb, nc, run, total, first; };
+struct Moves { Move m[MOVES]; };
+extern "C" __global__ void __launch_bounds__(512) move(const __grid_constant__ Moves moves, int count) {
+  u32 group = EACH ? 32 : 1, lane = threadIdx.x % group, words = EACH ? 32 * EACH : 1, each = blockDim.x / group;
+  for (int number = 0; number < count; ++number) {
+    const Move& m = moves.m[number];
+    INDEX pieces = (m.run + words - 1) / words;
+    u64 block = (blockIdx.x + gridDim.x - (u32)m.first) % gridDim.x;
+    for (u64 at = block * each + threadIdx.x / group; at < m.total; at += (u64)gridDim.x * each) {
+      INDEX i = at, x = i % pieces; i /= pieces;
+      INDEX c = i % (INDEX)m.nc; i /= (INDEX)m.nc;
+      INDEX b = i % (INDEX)m.nb, a = i / (INDEX)m.nb;
+      T* to = (T*)(m.to + a * m.there.a + b * m.there.b + c * m.there.c) + (u64)x * words + lane;
+      const T* from = (const T*)(m.from + a * m.here.a + b * m.here.b + c * m.here.c) + (u64)x * words + lane;
+#if EACH
+      long long left = (long long)m.run - (long long)x * words - lane;
+      T word[EACH];
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) if (32 * j < left) word[j] = from[32 * j];
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) if (32 * j < left) to[32 * j] = word[j];
+#else
+      *to = *from;
+#endif
+    }
   }
 }
 """
@@ -403,52 +425,59 @@ class Kernels:
         if (to.rows, to.cols, to.dtype.itemsize) != (of.rows, of.cols, of.dtype.itemsize):
             raise LayoutError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
         size = of.dtype.itemsize
+        whole = (1, 1, of.rows, of.cols * size)
         self.move(
-            stream, to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size),
-            (1, 1, of.rows, of.cols * size), blocks,
-        )  # fmt: skip
+            stream, [(to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole)], blocks
+        )
 
-    def move(
-        self,
-        stream: Any,
-        to: int,
-        there: Sequence[int],
-        of: int,
-        here: Sequence[int],
-        extents: Sequence[int],
-        blocks: int = 0,
-    ) -> None:
-        """Queue a copy in four dimensions, the last of them contiguous bytes. Local.
+    def move(self, stream: Any, moves: Iterable[Move], blocks: int = 0) -> None:
+        """Queue copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
 
         Blocks of a block-cyclic matrix are packed so: (blocks down, rows of one, blocks across, bytes of a row of one).
 
         Args:
             stream: CuPy's.
-            to, of: addresses.
-            there, here: bytes from one to the next along the first three dimensions, not negative.
-            extents: of the four dimensions.
+            moves: of each where it is written, and the bytes from one to the next along the first three dimensions
+                there; the same where it is read; the extents of the four dimensions.
             blocks: of threads, at most; 0: four for each multiprocessor.
 
         Raises:
             LayoutError: an extent or a stride is negative.
         """
-        if min(*extents, *there, *here) < 0:
-            raise LayoutError(
-                f"extents {tuple(extents)}, strides {tuple(there)} and {tuple(here)}: none may be < 0"
-            )
-        a, b, c, run = extents
-        if not a * b * c * run:
-            return
-        used = [stride for n, *pair in zip((a, b, c), there, here, strict=True) if n > 1 for stride in pair]
-        word = common_run([to, of, run, *used])
-        total = a * b * c * (run // word)
-        kernel = self._compiled("move", _MOVE, T=_WORDS[word], INDEX=_index(total))
-        grid = min(blocks or 4 * self.multiprocessors, -(-total // _THREADS))
-        u64 = np.uint64
-        self._launch(
-            kernel, grid, _THREADS, stream,
-            u64(to), _struct(there), u64(of), _struct(here), u64(total), u64(b), u64(c), u64(run // word),
-        )  # fmt: skip
+        alike: dict[tuple[int, int], list[Move]] = {}
+        for each in moves:
+            _, there, _, here, extents = each
+            if min(*extents, *there, *here) < 0:
+                raise LayoutError(
+                    f"extents {tuple(extents)}, strides {tuple(there)} and {tuple(here)}: none may be < 0"
+                )
+            if 0 not in extents:
+                word = _word(each)
+                many = 0 if extents[-1] // word < _LONG else 8 if word <= 4 else 4
+                alike.setdefault((word, many), []).append(each)
+        for (word, many), some in alike.items():
+            for first in range(0, len(some), _MOVES):
+                self._move(
+                    stream, word, many, some[first : first + _MOVES], blocks or 4 * self.multiprocessors
+                )
+
+    def _move(self, stream: Any, word: int, each: int, moves: Sequence[Move], blocks: int) -> None:
+        """Queue one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
+        threads, piece = (
+            (32, 32 * each * word) if each else (1, word)
+        )  # a piece is what these threads copy at a time
+        totals = [math.prod(counts) * -(-run // piece) for *_, (*counts, run) in moves]
+        needed = [-(-total * threads // _THREADS) for total in totals]
+        grid, first, words = min(blocks, sum(needed)), 0, []
+        for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
+            words += [to, of, *there, *here, b, c, run // word, total, first]
+            first = (first + count) % grid
+        room = 1 if len(moves) == 1 else _MOVES
+        words += [0] * (len(words) // len(moves) * (room - len(moves)))
+        kernel = self._compiled(
+            "move", _MOVE, T=_WORDS[word], EACH=each, INDEX=_index(max(totals)), MOVES=room
+        )
+        self._launch(kernel, grid, _THREADS, stream, _struct(words), np.int32(len(moves)))
 
     def transpose(
         self,
@@ -484,6 +513,13 @@ class Kernels:
             u64(to), _struct(there), u64(of), _struct(here),
             u32(row_runs * rows), u32(rows), u32(col_runs * cols), u32(cols),
         )  # fmt: skip
+
+
+def _word(move: Move) -> int:
+    """Return how many bytes of a copy a thread can move at once."""
+    to, there, of, here, (*counts, run) = move
+    used = [stride for n, *pair in zip(counts, there, here, strict=True) if n > 1 for stride in pair]
+    return common_run([to, of, run, *used])
 
 
 def _index(total: int) -> str:

@@ -292,8 +292,7 @@ class Pushed:
         """Queue a copy of blocks by kernels on the main stream."""
         slab: Slab = self._plan.slabs[which]
         lines, runs = (outer, inner) if slab.side.order == "C" else (inner, outer)
-        for copied in moves(to, of, lines, runs):
-            self._gpu.move("main", *copied)
+        self._gpu.move("main", moves(to, of, lines, runs))
 
 
 def _flag(which: int, chunk: int) -> int:

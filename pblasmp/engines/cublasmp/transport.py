@@ -120,8 +120,7 @@ class CublasmpTransport(Room):
         by_rows = minor == 1
         to, of = (View.of(array if by_rows else array.T) for array in (dst, src))
         lines, runs = (piece.rows, piece.cols) if by_rows else (piece.cols, piece.rows)
-        for copied in moves(to, of, lines, runs):
-            gpu.kernels.move(stream, *copied)
+        gpu.kernels.move(stream, moves(to, of, lines, runs))
 
     def sum_ranks(self, array: Array) -> None:
         """Queue the sum of a contiguous array over all ranks, in its place. Collective."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import LayoutError
 from ...layout.intersection import Piece, Stretches
 
-__all__ = ["Blocks", "View", "blocks", "contiguous", "moves", "transposing_moves"]
+__all__ = ["Blocks", "Move", "View", "blocks", "contiguous", "moves", "transposing_moves"]
 
 Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
 Four = tuple[int, int, int, int]
@@ -137,7 +137,7 @@ def blocks(to: View, of: View, count: int, steps: tuple[int, int]) -> Iterator[B
 
 
 def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:
-    """Yield the arguments of ``Kernels.move`` that copy blocks of one matrix to their places in another. Local.
+    """Yield what ``Kernels.move`` takes to copy blocks of one matrix to their places in another. Local.
 
     Args:
         to, of: matrices of one element type.

@@ -24,17 +24,24 @@ class FakeCupy:
     def __init__(self) -> None:
         self.compiled: list[dict[str, str]] = []
         self.launches: list[tuple[int, int, tuple[Any, ...]]] = []
+        self.launched: list[dict[str, str]] = []  # how each of them was compiled
         runtime = SimpleNamespace(
             getDevice=lambda: 0, getDeviceProperties=lambda _: {"multiProcessorCount": 10}
         )
         self.cuda = SimpleNamespace(runtime=runtime)
 
     def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802 - its name
-        self.compiled.append(dict(option[2:].split("=") for option in options if option.startswith("-D")))
+        macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
+        self.compiled.append(macros)
 
         def get_function(name: str) -> Any:
             assert f" {name}(" in code
-            return lambda grid, block, arguments, stream: self.launches.append((grid[0], block[0], arguments))
+
+            def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], stream: Any) -> None:
+                self.launches.append((grid[0], block[0], arguments))
+                self.launched.append(macros)
+
+            return launch
 
         return SimpleNamespace(get_function=get_function)
 
@@ -141,35 +148,53 @@ def test_words_are_as_wide_as_everything_allows(numbers, run):
 _BYTES = {"quad": 16, "u64": 8, "u32": 4, "u16": 2, "u8": 1}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_copies_move_each_byte_once(cupy, kernels, seed):
     """The kernel's index arithmetic, repeated on the host: block-cyclic packing with gaps and any alignment."""
     rng = np.random.default_rng(seed)
-    a, b, c = (int(n) for n in rng.integers(1, 4, 3))
-    unit = int(rng.choice([1, 2, 4, 8, 16]))
-    run = unit * int(rng.integers(1, 5))
-    here = _strides(rng, (a, b, c), run, unit)
-    there = _strides(rng, (a, b, c), run, unit)
-    of, to = (int(n) * unit for n in rng.integers(0, 9, 2))
-    kernels.move(None, to, there, of, here, (a, b, c, run))
-    (macros,), ((_, _, arguments),) = cupy.compiled, cupy.launches
-    size = _BYTES[macros["T"]]
-    to_, there_, of_, here_, total, nb, nc, words = arguments
-    assert size >= unit
-    moved = {}
-    for i in range(int(total)):
-        i, x = divmod(i, int(words))
-        i, w = divmod(i, int(nc))
-        u, v = divmod(i, int(nb))
-        offset = lambda s: int(u * int(s["p"][0]) + v * int(s["p"][1]) + w * int(s["p"][2]) + x * size)  # noqa: B023, E731
-        target, source = int(to_) + offset(there_), int(of_) + offset(here_)
-        assert target % size == source % size == 0
-        moved |= {target + byte: source + byte for byte in range(size)}
-    expected = {
-        to + u * there[0] + v * there[1] + w * there[2] + x: of + u * here[0] + v * here[1] + w * here[2] + x
-        for u in range(a) for v in range(b) for w in range(c) for x in range(run)
-    }  # fmt: skip
+    moves, expected, units = [], {}, []
+    for number in range(int(rng.choice([1, 3, 40]))):
+        a, b, c = (int(n) for n in rng.integers(1, 4, 3))
+        units.append(int(rng.choice([1, 2, 4, 8, 16])))
+        run = units[-1] * int(rng.choice([rng.integers(1, 5), rng.integers(60, 400)]))
+        here, there = (_strides(rng, (a, b, c), run, units[-1]) for _ in range(2))
+        of, to = (int(n) * units[-1] + number * 0x100000 for n in rng.integers(0, 9, 2))
+        moves.append((to, there, of, here, (a, b, c, run)))
+        expected |= {
+            to + u * there[0] + v * there[1] + w * there[2] + x: of + u * here[0] + v * here[1] + w * here[2] + x
+            for u in range(a) for v in range(b) for w in range(c) for x in range(run)
+        }  # fmt: skip
+    kernels.move(None, moves)
+    moved: dict[int, int] = {}
+    for macros, (grid, _, (struct, count)) in zip(cupy.launched, cupy.launches, strict=True):
+        each = np.reshape(struct["p"], (int(macros["MOVES"]), 13)).astype(int).tolist()
+        assert grid <= 40
+        assert all(0 <= words[12] < grid for words in each[: int(count)])
+        for words in each[: int(count)]:
+            copied = _moved(words, _BYTES[macros["T"]], int(macros["EACH"]))
+            assert not moved.keys() & copied.keys()
+            moved |= copied
+    assert len(cupy.launches) <= 2 * len(set(units)) * (1 + len(moves) // 32)
     assert moved == expected
+
+
+def _moved(words: list[int], size: int, each: int) -> dict[int, int]:
+    """Which byte each byte is copied from: a word by a thread, or ``each`` words by every thread of a warp."""
+    to, of, *strides, nb, nc, run, total, _ = words
+    group = 32 * each or 1
+    pieces = -(-run // group)
+    moved: dict[int, int] = {}
+    for i in range(total):
+        i, x = divmod(i, pieces)
+        i, w = divmod(i, nc)
+        u, v = divmod(i, nb)
+        target, source = (
+            base + u * s[0] + v * s[1] + w * s[2] for base, s in ((to, strides[:3]), (of, strides[3:]))
+        )
+        assert target % size == source % size == 0
+        span = range(size * group * x, size * min(run, group * (x + 1)))
+        moved |= {target + byte: source + byte for byte in span}
+    return moved
 
 
 def _strides(rng: np.random.Generator, extents: tuple[int, int, int], run: int, unit: int) -> tuple[int, ...]:
@@ -220,7 +245,7 @@ def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
 
 def test_copies_of_negative_things(kernels):
     with pytest.raises(LayoutError, match="none may be < 0"):
-        kernels.move(None, 0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))
+        kernels.move(None, [(0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))])
     with pytest.raises(LayoutError, match="a matrix of 9 x 64 is to be copied to 9 x 63"):
         kernels.copy(None, view("float32", cols=63), view("float32"))
 

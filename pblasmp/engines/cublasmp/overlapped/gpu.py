@@ -7,7 +7,7 @@ own. They are forked from it and joined to it by events, so that a CUDA graph th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from ....errors import UnsupportedError
 from ..kernels import Kernels
 from ..lt import PLAIN, Finish, LocalProducts, Op
-from ..views import Blocks, View, blocks
+from ..views import Blocks, Move, View, blocks
 from ..windows import Windows, check_driver, nccl_handle, open_windows
 
 __all__ = ["Gpu"]
@@ -276,11 +276,9 @@ class Gpu:
         if of.rows * of.cols:
             self.kernels.copy(self.stream(stream), to, of, blocks)
 
-    def move(
-        self, stream: str, to: int, there: Sequence[int], of: int, here: Sequence[int], extents: Sequence[int]
-    ) -> None:
+    def move(self, stream: str, moves: Iterable[Move]) -> None:
         """Copy blocks by a kernel; see ``Kernels.move``. Local."""
-        self.kernels.move(self.stream(stream), to, there, of, here, extents)
+        self.kernels.move(self.stream(stream), moves)
 
     def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
         """Add matrices and finish them; see ``Kernels.add``. Local."""
