@@ -2,11 +2,13 @@
 """Who sends which part of the operands of a product to whom, with one order of k for both operands.
 
 A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
-not matter inside a product, as long as both slabs have the same one: k is ordered in *sections*, each of the indices
-that one process column of A and one process row of B own. What a rank sends then arrives as one range of k, however
-small the blocks are. If several processes own alternating blocks of a slab's rows, the rows are in sections as well,
-one per owner, the rank's own first: each section is multiplied in place, as a batch of blocks. Everything here is
-arithmetic on layouts, the same on every rank. Both operands are treated as outer × k.
+not matter inside a product, as long as both slabs have the same one. It stays as it is if copy engines can copy what
+one operand's owners have by few commands and the other operand is complete everywhere. Otherwise k is ordered in
+*sections*, each of the indices that one process column of A and one process row of B own. What a rank sends then
+arrives as one range of k, however small the blocks are. If several processes own alternating blocks of a slab's rows,
+the rows are in sections as well, one per owner, the rank's own first: each section is multiplied in place, as a batch
+of blocks. Slabs arrive in chunks of their rows, each multiplied when it is there. Everything here is arithmetic on
+layouts, the same on every rank. Both operands are treated as outer × k.
 """
 
 from __future__ import annotations
