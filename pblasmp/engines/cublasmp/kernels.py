@@ -463,9 +463,8 @@ class Kernels:
 
     def _move(self, stream: Any, word: int, each: int, moves: Sequence[Move], blocks: int) -> None:
         """Queue one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
-        threads, piece = (
-            (32, 32 * each * word) if each else (1, word)
-        )  # a piece is what these threads copy at a time
+        # a piece is what so many threads copy at a time
+        threads, piece = (32, 32 * each * word) if each else (1, word)
         totals = [math.prod(counts) * -(-run // piece) for *_, (*counts, run) in moves]
         needed = [-(-total * threads // _THREADS) for total in totals]
         grid, first, words = min(blocks, sum(needed)), 0, []
