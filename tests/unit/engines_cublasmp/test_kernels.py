@@ -171,6 +171,7 @@ def test_copies_move_each_byte_once(cupy, kernels, seed):
         assert grid <= 40
         assert all(0 <= words[12] < grid for words in each[: int(count)])
         for words in each[: int(count)]:
+            assert (words[10] >= 64) == (macros["EACH"] != "0"), "warps copy long runs"
             copied = _moved(words, _BYTES[macros["T"]], int(macros["EACH"]))
             assert not moved.keys() & copied.keys()
             moved |= copied

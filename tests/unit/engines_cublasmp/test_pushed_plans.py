@@ -157,6 +157,33 @@ def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monk
     assert (kept > 0) == (offset == 1)
 
 
+def test_what_takes_many_commands_is_copied_first_and_in_the_workspace(ctx, gpu, monkeypatch):
+    monkeypatch.setattr(
+        pushed.Pushed, "takes_many_commands", lambda _, which, ld: (which, ld) in ((0, 16), (1, 8))
+    )
+    for k, copied, nbytes in ((16, ["aligned 0"], 16 * 16 * 4), (8, [], 0)):
+        a, b = (
+            ctx.random(pb.MatrixDescriptor(shape, (4, 4), GRID, dtype="float32", order="C"))
+            for shape in ((16, k), (k, 16))
+        )
+        with pb.plan_matmul(a, b, algo="push") as plan:
+            np.testing.assert_allclose(plan().gather(), a.gather() @ b.gather(), rtol=1e-5)
+            assert sorted(plan._product._copies) == copied
+            assert plan.workspace.device_bytes == nbytes
+
+
+def test_copies_are_queued_on_the_stream_that_is_current(ctx, gpu, monkeypatch):
+    events: list[str] = []
+    use, copy = gpu.use_current_stream, gpu.copy
+    monkeypatch.setattr(gpu, "use_current_stream", lambda: (events.append("use"), use()))
+    monkeypatch.setattr(gpu, "copy", lambda *args: (events.append("copy"), copy(*args)))
+    whole = pb.MatrixDescriptor((24, 24), (8, 8), GRID, dtype="float32")
+    a, b, d = (ctx.random(whole, seed=seed)[1:14, 1:14] for seed in range(3))
+    with pb.plan_matmul(a, b, out=d, algo="push", redistribute=True) as plan:
+        plan()
+    assert events == ["use", "copy", "copy", "copy"], "of A and B, and of D"
+
+
 @pytest.fixture
 def eight(ctx, gpu, monkeypatch) -> None:
     """cuBLASLt of the GPU that is played."""
