@@ -79,14 +79,17 @@ class Pushed:
         self._received = [plan.received(which, gpu.rank) for which in (0, 1)]
         self._steps = self._in_order()
         self._packs: dict[tuple[int, Stretches, Stretches], int] = {}
+        self._packing: tuple[list[_Sent], list[_Sent]] = [], []  # for the first step, and for the rest
         self.packed_bytes = self.sent_bytes = self.copied_bytes = 0
-        for sent in chain.from_iterable(self._steps):
-            nbytes = self._nbytes(sent.which, sent.part)
-            self.sent_bytes += nbytes
-            if sent.part.packed and self._pack(sent) not in self._packs:
-                self._packs[self._pack(sent)] = self.packed_bytes
-                self.packed_bytes += -(-nbytes // 256) * 256
-                self.copied_bytes += nbytes
+        for step, sends in enumerate(self._steps):
+            for sent in sends:
+                nbytes = self._nbytes(sent.which, sent.part)
+                self.sent_bytes += nbytes
+                if sent.part.packed and self._pack(sent) not in self._packs:
+                    self._packing[step > 0].append(sent)
+                    self._packs[self._pack(sent)] = self.packed_bytes
+                    self.packed_bytes += -(-nbytes // 256) * 256
+                    self.copied_bytes += nbytes
         for which in (0, 1):
             own = [part for part in self._parts[which] if part.source == gpu.rank and not self.stays(which)]
             messages = [part for part in chain.from_iterable(self._received[which]) if not part.direct]
@@ -169,20 +172,17 @@ class Pushed:
 
     def _begin(self, views: tuple[View, View]) -> None:
         """Queue the first step's pushes, and the packing for all steps."""
-        begin, rest = self._steps[0], list(chain.from_iterable(self._steps[1:]))
-        early = [sent for sent in begin if not sent.part.packed]
-        ready: set[tuple[int, Stretches, Stretches]] = set()
-        for sends in (early, begin[len(early) :], rest):
-            packs = {self._pack(sent): sent for sent in sends if sent.part.packed}
-            new = packs.keys() - ready
-            for (which, outer, inner), sent in packs.items():
-                if (which, outer, inner) in new:
-                    self._move(which, views[which], self._packed(sent), outer, inner)
-            ready |= new
-            if new or (early and sends is early):
+        early = [sent for sent in self._steps[0] if not sent.part.packed]
+        if early:
+            self._gpu.follow(_STREAM, "main")
+            self._push(views, early)
+        for packing, sends in ((self._packing[0], self._steps[0][len(early) :]), (self._packing[1], [])):
+            for sent in packing:
+                which, outer, inner = self._pack(sent)
+                self._move(which, views[which], self._packed(sent), outer, inner)
+            if packing:
                 self._gpu.follow(_STREAM, "main")
-            if sends is not rest:
-                self._push(views, sends)
+            self._push(views, sends)
 
     def _push(self, views: tuple[View, View], sends: Iterable[_Sent]) -> None:
         """Queue these pushes, each with a flag."""
