@@ -30,6 +30,10 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 os.environ.setdefault("UCX_MEM_EVENTS", "n")
 os.environ.setdefault("UCX_TLS", "posix,self")
 
+# What ranks free stays theirs: returned to the system, it would come back page by page for the next temporary array.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**27))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**28))
+
 # No test reads or writes what this user has measured.
 os.environ["PBLASMP_TUNING"] = str(
     Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
