@@ -18,6 +18,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.comm.side_channel import SideChannel
+from pblasmp.engines.cublasmp import health
 from pblasmp.engines.cublasmp.overlapped import ALGORITHMS as KINDS
 from pblasmp.memory import NcclWindows
 from tests.helpers import float8
@@ -128,6 +129,7 @@ def failures(comm: Any, path: str, directory: str, reach: bool = False) -> Any:
         directory: where a rank says that it has broken off.
         reach: the GPUs reach each other.
     """
+    health._FLAGS_SECONDS = 0.02  # what flags can end, ends at once on these GPUs
     begins = overlapped_life if reach else life
     how = lambda: {"lt": FakeLt()} if reach else {}  # noqa: E731
     with machine(path, Meeting, comm=comm, **how()) as lib:
