@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,25 +41,28 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def fetch(requirement: str, file: str, into: Path) -> None:
-    """Keep one header of a wheel and, where it has a library, the names that the library exports."""
-    if (into / file).exists():
+def fetch(folders: Mapping[str, Path], file: str) -> None:
+    """Keep one header of each wheel and, where it has a library, the names that the library exports."""
+    missing = [requirement for requirement, into in folders.items() if not (into / file).exists()]
+    if not missing:
         return
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014")]
     with tempfile.TemporaryDirectory() as scratch:
-        command += ["--python-version=3.12", "--implementation=cp", f"--dest={scratch}", requirement]
+        command += ["--python-version=3.12", "--implementation=cp", f"--dest={scratch}", *missing]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (
-            f"no wheel of {requirement} (PBLASMP_OFFLINE=1 skips this): {done.stderr}"
+            f"no wheel of {' or '.join(missing)} (PBLASMP_OFFLINE=1 skips this): {done.stderr}"
         )
-        (wheel,) = Path(scratch).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-            for name in (name for name in names if name.endswith("/libcublasmp.so.0")):
-                (into / SYMBOLS).write_text("\n".join(exported_names(archive.extract(name, scratch))))
-            (header,) = (name for name in names if name.endswith(f"include/{file}"))
-            (into / file).write_bytes(archive.read(header))  # last: its presence says that all is there
+        for requirement in missing:
+            name, into = requirement.partition("==")[0].replace("-", "_"), folders[requirement]
+            (wheel,) = Path(scratch).glob(f"{name}-*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                names = archive.namelist()
+                for name in (name for name in names if name.endswith("/libcublasmp.so.0")):
+                    (into / SYMBOLS).write_text("\n".join(exported_names(archive.extract(name, scratch))))
+                (header,) = (name for name in names if name.endswith(f"include/{file}"))
+                (into / file).write_bytes(archive.read(header))  # last: its presence says that all is there
 
 
 def exported_names(library: str) -> list[str]:
@@ -70,15 +73,16 @@ def exported_names(library: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def folder(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """Returns the folder with what was kept of a wheel; all are fetched at once."""
+    """Returns the folder with what was kept of a wheel; all are fetched at once, both of a version by one pip."""
     cache = request.config.cache
     assert cache is not None
     folders = {name: cache.mkdir(f"pblasmp-{name}") for name in (*WHEELS.values(), CUDA_RUNTIME)}
     with ThreadPoolExecutor(4) as pool:
-        jobs = {
-            name: pool.submit(fetch, name, "library_types.h" if name == CUDA_RUNTIME else "cublasmp.h", path)
-            for name, path in folders.items()
-        }
+        jobs = {CUDA_RUNTIME: pool.submit(fetch, {CUDA_RUNTIME: folders[CUDA_RUNTIME]}, "library_types.h")}
+        for version in BUILDS:
+            pair = [WHEELS[cuda, version] for cuda in ("cu12", "cu13")]
+            job = pool.submit(fetch, {name: folders[name] for name in pair}, "cublasmp.h")
+            jobs |= dict.fromkeys(pair, job)
 
     def get(name: str) -> Path:
         jobs[name].result()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import side_channel
 from pblasmp.engines.cublasmp import health as module
 from pblasmp.layout import Grid
 from pblasmp.plans import MatrixPlan
@@ -143,6 +144,7 @@ def test_a_rank_that_leaves_ends_the_waits_of_others(stand_in):
 
 def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
     """A rank whose thread waits inside NCCL for one that has left a run is let go, and hears why."""
+    side_channel._BLOCKED_SECONDS, module._LOOK_SECONDS = 0.3, 0.1
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
         ctx = pb.Context(comm, engine="cublasmp")
         a = ctx.zeros((64, 64), block=8, dtype="float32")
@@ -280,6 +282,7 @@ def test_memory_that_one_rank_lacks_is_an_error_of_all_after_which_the_context_w
 
 def rank_that_is_behind(comm: Any, path: str) -> Any:
     """A rank that closes while another's GPU waits for a run that the first has not begun: both hear of it."""
+    side_channel._STALL_SECONDS = 0.3
     with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
         ctx = pb.Context(comm, engine="cublasmp")
         x = sys.modules["cupy"].zeros((8, 8), np.float32)
@@ -301,7 +304,7 @@ def rank_that_is_behind(comm: Any, path: str) -> Any:
         plan()
         if comm.rank == 0:  # only slow: the other has begun all of it
             lib.gpu.stuck = True
-            threading.Timer(2.0, setattr, [lib.gpu, "stuck", False]).start()
+            threading.Timer(0.8, setattr, [lib.gpu, "stuck", False]).start()
         error = raised(ctx.engine.synchronize)
         error = error or raised(ctx.close)
         yield "slow", error and repr(error)
