@@ -55,14 +55,18 @@ def fetch(folders: Mapping[str, Path], file: str) -> None:
             f"no wheel of {' or '.join(missing)} (PBLASMP_OFFLINE=1 skips this): {done.stderr}"
         )
         for requirement in missing:
-            name, into = requirement.partition("==")[0].replace("-", "_"), folders[requirement]
-            (wheel,) = Path(scratch).glob(f"{name}-*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                names = archive.namelist()
-                for name in (name for name in names if name.endswith("/libcublasmp.so.0")):
-                    (into / SYMBOLS).write_text("\n".join(exported_names(archive.extract(name, scratch))))
-                (header,) = (name for name in names if name.endswith(f"include/{file}"))
-                (into / file).write_bytes(archive.read(header))  # last: its presence says that all is there
+            distribution = requirement.partition("==")[0].replace("-", "_")
+            (wheel,) = Path(scratch).glob(f"{distribution}-*.whl")
+            keep(wheel, file, folders[requirement])
+
+
+def keep(wheel: Path, file: str, into: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        for name in (name for name in names if name.endswith("/libcublasmp.so.0")):
+            (into / SYMBOLS).write_text("\n".join(exported_names(archive.extract(name, wheel.parent))))
+        (header,) = (name for name in names if name.endswith(f"include/{file}"))
+        (into / file).write_bytes(archive.read(header))  # last: its presence says that all is there
 
 
 def exported_names(library: str) -> list[str]:

@@ -352,7 +352,7 @@ def test_a_context_that_breaks_while_one_leaves_it():
 def test_those_that_stay_in_a_broken_context_are_aborted_by_the_one_that_broke_it(monkeypatch, capsys):
     monkeypatch.setattr(agreement, "_GRACE_SECONDS", 0.2)
     start = time.monotonic()
-    found = left_broken(3, [lambda comm: comm.barrier(), raise_mine, lambda comm: time.sleep(0.4)])
+    found = left_broken(3, [lambda comm: comm.barrier(), raise_mine, lambda comm: time.sleep(1)])
     assert [type(error) for error in found[:2]] == [Aborted, Aborted]
     told = capsys.readouterr().err
     assert 0 <= told.find("\nValueError: mine") < told.find("ClosedError: ")
