@@ -105,6 +105,8 @@ def as_dtype(dtype: Any) -> np.dtype:
     Raises:
         LayoutError: ``dtype`` is not a supported element type in native byte order.
     """
+    if isinstance(dtype, np.dtype) and dtype in _BY_DTYPE:
+        return dtype  # nearly always
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     if isinstance(name, str) and name in ELEMENT_TYPES:
         return ELEMENT_TYPES[name].dtype

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
-from ..layout.intersection import Piece, copy, intersect
+from ..layout.grid import Grid
+from ..layout.intersection import Piece, copy, extent, intersect
 from .communicator import Communicator, Request
 
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
@@ -54,15 +55,19 @@ class Side:
     @classmethod
     def of(cls, descriptor: MatrixDescriptor, base: int = 0) -> Side:
         """Return the side of a matrix whose grid's rank 0 is rank ``base`` of the communicator."""
-        grid = descriptor.grid
-        cells = tuple(Cell(grid.coords(rank), (base + rank,)) for rank in range(grid.size))
-        return cls(descriptor.rows, descriptor.cols, cells, descriptor.order)
+        return cls(descriptor.rows, descriptor.cols, _cells(descriptor.grid, base), descriptor.order)
 
     @property
     def T(self) -> Side:  # noqa: N802
         """The same arrays seen transposed."""
         cells = tuple(Cell((cell.coords[1], cell.coords[0]), cell.ranks) for cell in self.cells)
         return Side(self.cols, self.rows, cells, "C" if self.order == "F" else "F")
+
+
+@lru_cache(256)
+def _cells(grid: Grid, base: int) -> tuple[Cell, ...]:
+    """Return one cell for each process of a grid whose rank 0 is rank ``base``."""
+    return tuple(Cell(grid.coords(rank), (base + rank,)) for rank in range(grid.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +127,14 @@ class Exchange:
     def largest_bytes(self) -> int:
         """The most bytes that any rank sends to another one: the same on every rank."""
         src, dst = self._sides
+        rows, cols = (_extents(src, dst, which) for which in (0, 1))
         between: dict[tuple[int, int], int] = {}
         for source in src.cells:
             for target in dst.cells:
                 ends = _ends(source.ranks, target.ranks)
                 if ends[0] != ends[1]:
-                    between[ends] = between.get(ends, 0) + _common(src, source, dst, target).size
+                    size = rows[source.coords[0], target.coords[0]] * cols[source.coords[1], target.coords[1]]
+                    between[ends] = between.get(ends, 0) + size
         return max(between.values(), default=0) * self.dtype.itemsize
 
     @property
@@ -172,6 +179,13 @@ def _common(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:
     """Return what a cell of ``src`` and one of ``dst`` share."""
     rows = intersect(src.rows, source.coords[0], dst.rows, target.coords[0])
     return Piece(rows, intersect(src.cols, source.coords[1], dst.cols, target.coords[1]))
+
+
+def _extents(src: Side, dst: Side, which: int) -> dict[Coords, int]:
+    """Return how many rows (0) or columns (1) each process of ``src`` and each of ``dst`` share."""
+    of, to = (src.cols, dst.cols) if which else (src.rows, dst.rows)
+    sources, targets = ({cell.coords[which] for cell in side.cells} for side in (src, dst))
+    return {(p, q): extent(intersect(of, p, to, q)) for p in sources for q in targets}
 
 
 def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:

@@ -55,7 +55,7 @@ class Operand:
     source: str = "a"
     order: str = ""
 
-    @property
+    @cached_property
     def side(self) -> Side:
         """The operand as it is distributed, as outer × k."""
         side = Side.of(self.matrix)

@@ -51,24 +51,28 @@ def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[t
 
 
 def memory_refusal(
-    engine: Engine, way: str, operands: Sequence[Operand], k: int, options: Options, extra: int = 0
+    engine: Engine,
+    way: str,
+    needs: Callable[[], tuple[Sequence[Operand], int]],
+    options: Options,
+    extra: int = 0,
 ) -> str:
     """Return why slabs cannot be shared or gathered, or an empty string. Collective over the context.
 
     Args:
         engine: where it runs.
         way: "shared", "gathered" or "panels".
-        operands: those of the product.
-        k: the extent of the summation.
+        needs: returns the operands and the extent of the summation; called only where memory decides.
         options: an algorithm asked for by name is tried even if memory seems too small.
         extra: bytes that a rank needs besides the operands.
     """
     transport = engine.transport
     if way == "shared" and transport.why_not_shared:
         return transport.why_not_shared
-    moved = [x for x in operands if not x.in_place]
     if options.algo != "auto" or way == "panels":
         return ""
+    operands, k = needs()
+    moved = [x for x in operands if not x.in_place]
     if not moved and not extra:
         return "" if way == "gathered" else "all operands are multiplied in place: there is nothing to share"
     if way == "shared":
@@ -346,8 +350,12 @@ def _row(way: str, cost: Callable[[Engine, Any, Options], float]) -> Algorithm:
         why = type_refusal(engine, problem, options, operands)
         if why:
             return why
-        slabs = _slabs(engine, problem, options)
-        return memory_refusal(engine, way, slabs.operands, slabs.k, options)
+
+        def needs() -> tuple[Sequence[Operand], int]:
+            slabs = _slabs(engine, problem, options)
+            return slabs.operands, slabs.k
+
+        return memory_refusal(engine, way, needs, options)
 
     def prepare(engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
         finish = None

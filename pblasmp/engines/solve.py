@@ -159,7 +159,7 @@ def _row(way: str, cost: float) -> Algorithm:
         if why:
             return why
         extra = _slab_bytes(p, engine.transport.size)
-        return memory_refusal(engine, way, [_triangle(p, engine)], p.k, options, extra)
+        return memory_refusal(engine, way, lambda: ([_triangle(p, engine)], p.k), options, extra)
 
     def prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SolveProduct:  # noqa: ARG001
         return SolveProduct(engine, p, options, way)

@@ -126,13 +126,16 @@ class Axis:
     def blocks(self, process: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return ``(starts, stops)``: the index ranges of the blocks that ``process`` owns, ascending."""
         turn = (self._check(process) - self.source) % self.nprocs
-        total = -(-(self.lead + self.extent) // self.block)
-        block = min(self.block, self.lead + self.extent)  # gives the same blocks without overflow
-        starts = np.arange(turn, total, self.nprocs, dtype=np.int64) * block - self.lead
-        stops = np.minimum(starts + block, self.extent)
-        starts = np.maximum(starts, 0)
-        owned = stops > starts
-        return starts[owned], stops[owned]
+        reach = max(1, self.lead + self.extent)
+        block = min(self.block, reach)  # gives the same blocks without overflow
+        step = min(self.nprocs * block, reach)
+        first = min(turn * block - self.lead, self.extent)
+        starts = np.arange(first if self.extent else 0, self.extent, step, dtype=np.int64)
+        stops = starts + block
+        if len(starts):
+            starts[0] = max(first, 0)
+            stops[-1] = min(int(stops[-1]), self.extent)
+        return starts, stops
 
     def globals(self, process: int) -> NDArray[np.int64]:
         """Return the indices that ``process`` owns, ascending, as int64."""

@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.cublasmp.lt import PLAIN, Batch
@@ -144,7 +143,7 @@ class Peers:
         lines, size = kept[rank], view.dtype.itemsize
         line, byte = lines.strides
         shape = len(lines), view.rows, view.cols * size
-        return as_strided(lines[:, at:], shape, (line, view.ld * size * byte, byte))
+        return np.ndarray(shape, lines.dtype, lines, at * byte, (line, view.ld * size * byte, byte))
 
     # -- queueing
 

@@ -101,7 +101,7 @@ class Worker:
         self._output = self.tree.with_suffix(".output")
         self._server = subprocess.Popen(
             [sys.executable, "tests/mutation/server.py"],
-            cwd=self.tree, env=environment(self.tree, PYTHONDONTWRITEBYTECODE="1"), text=True,
+            cwd=self.tree, env=environment(self.tree), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
@@ -134,9 +134,7 @@ class Worker:
     ) -> tuple[str, str]:
         file = self.tree / path
         source = file.read_bytes()
-        file.write_bytes(mutant.apply(source) if mutant else source)
-        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-            compiled.unlink()
+        write(file, mutant.apply(source) if mutant else source)
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
         order = (
             ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *(() if on_ranks else THREADS), *tests],
@@ -152,7 +150,7 @@ class Worker:
         status = int(self._server.stdout.readline())
         timer.cancel()
         end(mark)
-        file.write_bytes(source)
+        write(file, source)
         if status == 0:
             return "survived", f"{len(tests)} tests"
         if status in (-signal.SIGKILL, -signal.SIGXCPU):
@@ -161,6 +159,13 @@ class Worker:
             if line.startswith(("FAILED ", "ERROR ")):
                 return "killed", line.split(" ", 1)[1].split(" - ")[0]
         return "killed", f"status {status}"
+
+
+def write(file: Path, source: bytes) -> None:
+    """Write a module, and delete what Python has compiled of it: both may be of one size and second."""
+    file.write_bytes(source)
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        compiled.unlink()
 
 
 def end(mark: str) -> None:
