@@ -75,15 +75,13 @@ class MatrixDescriptor:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        put("shape", pair(self.shape, "shape", 0))
-        put("block", as_block(self.block))
-        put("grid", as_grid(self.grid))
-        put("source", pair(self.source, "source", 0))
-        put("lead", pair(self.lead, "lead", 0))
-        put("dtype", as_dtype(self.dtype))
+        put = object.__setattr__
+        put(self, "shape", pair(self.shape, "shape", 0))
+        put(self, "block", as_block(self.block))
+        put(self, "grid", as_grid(self.grid))
+        put(self, "source", pair(self.source, "source", 0))
+        put(self, "lead", pair(self.lead, "lead", 0))
+        put(self, "dtype", as_dtype(self.dtype))
         if not one_of(self.order, ("C", "F")):
             raise LayoutError(f"order: expected 'C' or 'F', got {short_repr(self.order)}")
         if self.source[0] >= self.grid.nprow or self.source[1] >= self.grid.npcol:
@@ -91,7 +89,7 @@ class MatrixDescriptor:
         if self.lead[0] >= self.block[0] or self.lead[1] >= self.block[1]:
             raise LayoutError(f"lead: {self.lead} is not inside a block of {self.block}")
         if self.ld is not None:
-            put("ld", integer(self.ld, "ld", 1))
+            put(self, "ld", integer(self.ld, "ld", 1))
             contiguous = self.cols if self.order == "C" else self.rows
             need = max(
                 contiguous.count(p) for p in {contiguous.source, (contiguous.source + 1) % contiguous.nprocs}

@@ -72,10 +72,13 @@ def as_block(value: int | Sequence[int], name: str = "block") -> tuple[int, int]
     Raises:
         LayoutError: a block size is not an integer of at least 1; the message begins with ``name``.
     """
+    expected = "an integer or a pair of integers"
+    if type(value) is tuple:
+        return pair(value, name, 1, expected)  # nearly always
     try:
         size = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        return pair(value, name, 1, "an integer or a pair of integers")  # type: ignore[arg-type]
+        return pair(value, name, 1, expected)  # type: ignore[arg-type]
     return (integer(size, name, 1),) * 2
 
 

@@ -82,7 +82,7 @@ def part(whole, descriptor, rank):
     if rank >= descriptor.grid.size:
         return whole[:0, :0]
     rows, cols = descriptor.global_indices(rank)
-    return whole[np.ix_(rows, cols)]
+    return whole[rows[:, None], cols]
 
 
 def unlike(found, expected):
@@ -115,7 +115,7 @@ def misplaced_view(view, expected):
     if view.context.rank >= d.grid.size:
         return None if view.local.size == 0 else "a rank outside the grid holds something"
     rows, cols = d.global_indices(view.context.rank)
-    return unlike(view.local, expected[np.ix_(rows, cols)])
+    return unlike(view.local, expected[rows[:, None], cols])
 
 
 def first(*wrongs):

@@ -95,7 +95,7 @@ def part_of_d(whole: np.ndarray, p: pb.MatmulProblem, rank: int) -> np.ndarray:
     if p.scheme == "ar":
         return whole
     rows, cols = p.d.global_indices(rank)
-    return whole[np.ix_(rows, cols)]
+    return whole[rows[:, None], cols]
 
 
 def packed(mask: np.ndarray, order: str) -> np.ndarray:

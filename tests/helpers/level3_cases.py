@@ -30,7 +30,7 @@ class Operand:
         if self.parent.context.rank >= d.grid.size:
             return None
         rows, cols = d.global_indices(self.parent.context.rank)
-        same = np.array_equal(self.parent.local, self.whole[np.ix_(rows, cols)], equal_nan=True)
+        same = np.array_equal(self.parent.local, self.whole[rows[:, None], cols], equal_nan=True)
         return None if same else f"{d}: the values around it, or in the other triangle, have changed"
 
 
@@ -103,7 +103,7 @@ def unlike(result, expected):
     if result.context.rank >= result.descriptor.grid.size:
         return None
     rows, cols = result.descriptor.global_indices(result.context.rank)
-    part, found = expected[np.ix_(rows, cols)], result.local
+    part, found = expected[rows[:, None], cols], result.local
     if np.array_equal(found, part, equal_nan=True):
         return None
     where = np.argwhere(~((found == part) | (np.isnan(part) & np.isnan(found))))

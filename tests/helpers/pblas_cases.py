@@ -46,7 +46,7 @@ class Held:
         """The local array of ``whole`` at ``place``, in Fortran order and padded; ``flat``: in one dimension."""
         rows, cols = self.indices(place)
         array = np.full((self.lld(place), len(cols)), PAD, self.whole.dtype, order="F")
-        array[: len(rows)] = (self.whole if whole is None else whole)[np.ix_(rows, cols)]
+        array[: len(rows)] = (self.whole if whole is None else whole)[rows[:, None], cols]
         return array.reshape(-1, order="F") if flat else array
 
     def lld(self, place):
