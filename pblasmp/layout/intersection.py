@@ -127,7 +127,7 @@ def unpacked(stretches: Stretches) -> Stretches:
 def extent(stretches: Stretches) -> int:
     """Return the number of indices in ``stretches``."""
     total = 0
-    for s in stretches:  # a sum over a generator takes several times as long
+    for s in stretches:  # twice as fast as a sum over a generator
         total += s.repeat * s.length
     return total
 

@@ -280,7 +280,7 @@ def _view(
 ) -> Array:
     """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
     repeat, length, columns, width = shape
-    if repeat == columns == 1:  # as_strided takes several times as long
+    if repeat == columns == 1:
         return array[None, row[0] : row[0] + length, None, col[0] : col[0] + width]
     down, across = array.strides
     strides = (down * row[1], down, across * col[1], across)
