@@ -93,12 +93,13 @@ class HostCopies:
             yield start, min(count, start + step)
 
     def _buffer(self, i: int) -> tuple[Any, NDArray[Any], Any]:
-        if len(self._buffers) < _BUFFERS:
+        """Return the buffer of chunk ``i``: consecutive chunks have different ones."""
+        i %= _BUFFERS
+        while len(self._buffers) <= i:
             memory = self._cupy.cuda.alloc_pinned_memory(_CHUNK)
             event = self._cupy.cuda.Event(disable_timing=True)
             self._buffers.append((memory, np.frombuffer(memory, np.uint8, _CHUNK), event))
-            return self._buffers[-1]
-        return self._buffers[i % _BUFFERS]
+        return self._buffers[i]
 
     def _copy(self, to: NDArray[Any], of: NDArray[Any]) -> None:
         """Copy lines on the host with several threads."""

@@ -119,6 +119,21 @@ def test_three_buffers_are_used_again(copies):
     assert len(copies._cupy.carried) == 2 * 50
 
 
+@pytest.mark.parametrize("first", ["write", "read"])
+@pytest.mark.parametrize("chunks", [(1, 2, 8), (1, 8), (2, 8), (1, 3), (2, 1, 2, 3), (8, 1, 4)])
+def test_a_copy_is_right_whatever_was_copied_before(copies, chunks, first):
+    lines = 1024 // 128
+    for seed, count in enumerate(chunks):
+        values = np.random.default_rng(seed).integers(0, 256, (count * lines, 128), np.uint8)
+        array = on_gpu(values.shape, "uint8", "C")
+        if first == "write":
+            copies.write(array, values)
+        else:
+            array[...] = values
+        np.testing.assert_array_equal(copies.read(array), values)
+    assert copies._cupy.allocated == [1024] * min(3, max(chunks))
+
+
 def test_small_arrays_and_long_lines_are_left_to_cupy(copies):
     assert copies.takes(on_gpu((64, 64), "float32", "C"))
     assert copies.takes(on_gpu((64, 64), "float32", "F", ld=99))
