@@ -209,7 +209,8 @@ class Context:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Context cannot be pickled: it belongs to these processes. To save a layer, save its state_dict()"
+            "a Context cannot be pickled, nor can a matrix, plan or layer that holds it: it belongs to these "
+            "processes. Write a matrix with save(), or gather() its values; of a layer, save its state_dict()"
         )
 
     def __del__(self) -> None:

@@ -39,7 +39,7 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
 
     Args:
         array: NumPy's or CuPy's, of two dimensions in Fortran order, at least ``shape``, with columns ``lld`` apart; or
-            of one dimension, which holds column after column.
+            of one dimension, which holds column after column. If ``shape`` has no elements, any size will do.
         shape: rows and columns.
         lld: elements from one column to the next.
 
@@ -48,8 +48,12 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
     """
     rows, cols = shape
     item = array.itemsize
+    if array.ndim not in (1, 2):
+        raise LayoutError(f"local array: has {array.ndim} dimensions, expected 1 or 2")
+    if not (rows and cols):
+        return array[(slice(0),) * array.ndim].reshape(shape, order="F")
     if array.ndim == 1:
-        need = lld * (cols - 1) + rows if rows and cols else 0
+        need = lld * (cols - 1) + rows
         if array.size < need:
             raise LayoutError(
                 f"local array: holds {array.size} elements, expected at least {need} ({cols} columns of {lld})"
@@ -57,19 +61,15 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
         if array.size > 1 and array.strides[0] != item:
             raise LayoutError("local array: its elements are not contiguous")
         library = importlib.import_module(f"{type(array).__module__.partition('.')[0]}.lib.stride_tricks")
-        if not need:
-            return array[:0].reshape(shape)
         return library.as_strided(array, shape, (item, lld * item))
-    if array.ndim != 2:
-        raise LayoutError(f"local array: has {array.ndim} dimensions, expected 1 or 2")
     if array.shape[0] < rows or array.shape[1] < cols:
         raise LayoutError(f"local array: shape is {array.shape}, expected at least {shape}")
     part = array[:rows, :cols]
-    if part.size and rows > 1 and part.strides[0] != item:
+    if rows > 1 and part.strides[0] != item:
         raise LayoutError(
             f"local array: strides are {array.strides} bytes, expected contiguous columns (Fortran order)"
         )
-    if part.size and cols > 1 and part.strides[1] != lld * item:
+    if cols > 1 and part.strides[1] != lld * item:
         apart = part.strides[1] / item
         raise LayoutError(
             f"local array: columns are {apart:g} elements apart, expected the leading dimension {lld}"

@@ -14,7 +14,9 @@ Indices are 1-based, descriptors are nine integers, local arrays are in Fortran 
     pblas.gridexit(ictxt)
 
 Options may be in lower case and longer than one letter. An illegal argument raises ``ArgumentError`` on every process.
-Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for entry j of descriptor i.
+Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for an entry of descriptor i. For DTYPE_
+to NB_, j is 1 to 6; for RSRC_, CSRC_ and LLD_ it is 9, 10 and 11, because PBLAS counts the entries of its longer
+descriptor. Redistribution and ``infog2l``, for which ScaLAPACK has no such numbers, use the same ones.
 """
 
 from __future__ import annotations

@@ -11,16 +11,24 @@ from ..errors import LayoutError
 
 __all__ = ["DESCRIPTOR", "ArgumentError", "Faults"]
 
-DESCRIPTOR = ("DTYPE_", "CTXT_", "M_", "N_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
-"""The entries of a descriptor, in their order."""
+DESCRIPTOR = {
+    "DTYPE_": 1, "CTXT_": 2, "M_": 3, "N_": 4, "MB_": 5, "NB_": 6, "RSRC_": 9, "CSRC_": 10, "LLD_": 11,
+}  # fmt: skip
+"""The entries of a descriptor, in their order, and the numbers under which PBLAS reports them.
+
+PBLAS checks a descriptor of nine integers as one of eleven. Entries 5 and 6 of that one are the rows and columns of the
+first block, here MB_ and NB_, so these are reported there; RSRC_, CSRC_ and LLD_ are entries 9 to 11.
+Source: PBLAS, PB_CargFtoC and PB_Cchkmat.
+"""
 
 
 class ArgumentError(LayoutError):
     """An argument of a routine of ``pblasmp.pblas`` is not legal; the message names every one that is not.
 
     Attributes:
-        info: as ScaLAPACK's INFO: ``-i`` where argument i is illegal, ``-(100 * i + j)`` for entry j of descriptor i,
-            both counted from 1; if several are illegal, the number of the first.
+        info: as ScaLAPACK's INFO: ``-i`` if argument i is illegal, ``-(100 * i + j)`` if entry j of descriptor i is,
+            both counted from 1. PBLAS's numbers of RSRC_, CSRC_ and LLD_ are 9, 10 and 11. If several arguments are
+            illegal, the number of the first.
     """
 
     info: int = 0
@@ -51,10 +59,11 @@ class Faults:
     def add(self, name: str, text: str, entry: int = 0) -> None:
         """Note a fault of argument ``name``, or of its ``entry`` (from 1) if it is a descriptor."""
         number = self._names.index(name) + 1
-        which = f"argument {number} ({name})"
+        which, reported = f"argument {number} ({name})", 0
         if entry:
-            which = f"entry {entry} ({DESCRIPTOR[entry - 1]}) of {which}"
-        self._found.append((100 * number + entry, f"{which}: {text}"))
+            label, reported = list(DESCRIPTOR.items())[entry - 1]
+            which = f"entry {entry} ({label}) of {which}"
+        self._found.append((100 * number + reported, f"{which}: {text}"))
 
     def error(self) -> ArgumentError:
         """Return the error to raise."""

@@ -136,7 +136,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
         everyone = ctx.comm.allgather(places)
         with ctx._agreement(f"{full}: layouts"):
             source, target = (
-                _side(name, [each.get(name) for each in everyone], (m, n), dtype) for name in "ab"
+                _side(faults, name, [each.get(name) for each in everyone], (m, n), dtype) for name in "ab"
             )
         a, b = mine.get("a"), mine.get("b")
         arrived = None if b is None else np.empty(b.local.shape, dtype, order="F")
@@ -163,11 +163,18 @@ def _operand(faults: Faults, name: str, given: dict[str, Any], shape: tuple[int,
 
 
 def _side(
-    name: str, places: list[tuple[Described, tuple[int, int]] | None], shape: tuple[int, int], dtype: np.dtype
+    faults: Faults,
+    name: str,
+    places: list[tuple[Described, tuple[int, int]] | None],
+    shape: tuple[int, int],
+    dtype: np.dtype,
 ) -> Side:
     """Return sub(A) or sub(B) as an exchange sees it, with the place in its grid that each process has given."""
     found = {place[1]: rank for rank, place in enumerate(places) if place is not None}
     descriptions = {place[0] for place in places if place is not None}
+    if not descriptions:
+        faults.add(f"desc{name}", f"is -1 on every process: none has a part of {name.upper()}", 2)
+        faults.check()
     if len(descriptions) != 1:
         raise RankMismatchError(
             f"{name.upper()}: its processes describe it in {len(descriptions)} ways, expected one"

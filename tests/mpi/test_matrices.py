@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 
 import numpy as np
@@ -205,6 +206,20 @@ def patience(comm):
             )
             if comm.rank == 0:
                 time.sleep(0.05)  # the others have to wait
+
+
+def pickled(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        a = ctx.zeros((4, 4), block=2)
+        for each in (ctx, a, a.T, pb.plan(pb.matmul, a, a)):
+            with pytest.raises(
+                TypeError, match=r"a Context cannot be pickled, nor can a matrix.*save\(\).*gather"
+            ):
+                pickle.dumps(each)
+
+
+def test_pickling_says_what_to_do_instead():
+    run_mpi(pickled, 1)
 
 
 @pytest.mark.parametrize("nranks", SIZES)

@@ -15,6 +15,7 @@ TYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
 LEGAL = {"side": "L", "uplo": "u", "diag": "Non-unit", "m": 8, "n": 8, "k": 8, "alpha": 2.0, "beta": 1}
 LEGAL |= dict.fromkeys(("trans", "transa", "transb"), "no transpose")
 ENTRIES = {1: 2, 2: 12345, 3: -1, 4: -1, 5: 0, 6: 0, 7: 2, 8: -1, 9: 0}
+REPORTED = {7: 9, 8: 10, 9: 11}  # what PBLAS prints of RSRC_, CSRC_ and LLD_: it counts IMB_ and INB_ too
 BAD = {**dict.fromkeys("mnk", -1), "alpha": "2", "beta": None, "ictxt": 12345}
 BAD |= dict.fromkeys(("side", "uplo", "diag", "trans", "transa", "transb"), "x")
 
@@ -63,7 +64,12 @@ def variations(name, ictxt):
                 desc = known[each].copy()
                 desc[entry - 1] = value
                 word = f"entry {entry} (" if entry != 2 or moves or other else ""
-                yield f"{each}[{entry}]", {**known, each: desc}, -(100 * number + entry), [word]
+                yield (
+                    f"{each}[{entry}]",
+                    {**known, each: desc},
+                    -(100 * number + REPORTED.get(entry, entry)),
+                    [word],
+                )
             desc = known[each].copy()
             desc[2:4] = 0
             yield (
@@ -105,10 +111,10 @@ def refused(comm):
         known = legal("pdgemm", ictxt)
         if comm.rank == 3:
             known["descb"][8] = 1
-        yield "on one rank", raised(comm, "pdgemm", known, -1409, ["(on rank 3)", "entry 9 (LLD_)"])
+        yield "on one rank", raised(comm, "pdgemm", known, -1411, ["(on rank 3)", "entry 9 (LLD_)"])
         known = legal("pdgemm", ictxt)
         known |= {"desca": [*known["desca"][:8], 1], "jc": 9}
-        yield "LLD_ before jc", raised(comm, "pdgemm", known, -1009, ["2 faults", "argument 18 (jc)"])
+        yield "LLD_ before jc", raised(comm, "pdgemm", known, -1011, ["2 faults", "argument 18 (jc)"])
         known = legal("pdgemm", ictxt)
         known |= {"descb": [1, -1, *known["descb"][2:]], "jb": 9}
         yield "another context before all else", raised(comm, "pdgemm", known, -1402, ["argument 14 (descb)"])
@@ -271,9 +277,54 @@ def descriptions(comm):
         absent = [1, -1 if comm.rank == 1 else part, *desc[2:]]
         yield "one is missing", agreed_error(ctx, pb.RankMismatchError, ["A: 1 of the 2"], move, absent)
         nobody = [1, -1, *desc[2:]]
-        yield "nobody", agreed_error(ctx, pb.RankMismatchError, ["A: ", "in 0 ways"], move, nobody)
+        words = ["entry 2 (CTXT_) of argument 6 (desca)", "-1 on every process", "INFO = -602"]
+        yield "nobody", agreed_error(ctx, pblas.ArgumentError, words, move, nobody)
         move(desc)
         yield "all is well", None if np.array_equal(y, np.full((2, 2), comm.rank < 2)) else str(y)
+
+
+def without_elements(comm):
+    """A process with rows but no columns may have LLD_ = 1, and any array; so may one with columns but no rows."""
+    with pb.Context(comm, engine="host") as ctx:
+        for shape, wide in (((5, 1), (1, 2)), ((1, 5), (2, 1))):  # C is on process 0 alone
+            ictxt = pblas.gridinit(ctx, "Row", *wide)
+            mine = comm.rank == 0
+            a = np.ones(shape if mine else (0, 0), order="F")
+            nothing = {
+                "LLD x 0": (1, 0),
+                "0 x 0": (0, 0),
+                "flat": 0,
+                "0 x 1": (0, 1),
+                "1 x 1": (1, 1),
+                "two": 2,
+            }
+            for case, empty in nothing.items():
+                c = np.zeros(shape if mine else empty, order="F")
+                desc = [1, ictxt, *shape, 1, 5, 0, 0, shape[0] if mine else 1]
+                if wide == (1, 2):
+                    desc[4:6] = 5, 1
+                pblas.pdgeadd("N", *shape, 2.0, a, 1, 1, desc, 0.0, c, 1, 1, desc)
+                whole = ctx.from_scalapack(c, desc, pb.Grid(*wide)).gather()
+                right = np.array_equal(whole, np.full(shape, 2.0)) if mine else not c.any()
+                yield f"{case} {wide}", None if right else f"{c} {whole}"
+            desc[8] = 0
+            known = {
+                "trans": "N",
+                "m": shape[0],
+                "n": shape[1],
+                "alpha": 2.0,
+                "a": a,
+                "ia": 1,
+                "ja": 1,
+                "desca": desc,
+            }
+            known |= {"beta": 0.0, "c": c, "ic": 1, "jc": 1, "descc": desc}
+            yield f"LLD_ = 0 {wide}", raised(comm, "pdgeadd", known, -811)
+            pblas.gridexit(ictxt)
+
+
+def test_a_process_without_elements_may_give_any_array():
+    run_mpi(without_elements, 2)
 
 
 def test_matrices():
