@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pblasmp.drawing.bars import Panel, draw_bars
+from pblasmp.drawing.charts import Bars, bar_chart
 from pblasmp.timing import slowest
 
 NCCL, GEMM, AUTO, SYMMETRIC, NVMATH = "NCCL + cuBLAS", "GEMM alone", "auto", "auto, symmetric", "nvmath"
@@ -169,12 +169,14 @@ def report(results: Mapping[str, Any]) -> str:
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-    """Draw every section's times relative to the GEMM alone as grouped bars, into a picture file."""
-    panels = []
+    """Draw every section's times relative to the GEMM alone as grouped bars, into an SVG file."""
+    charts = []
     for section, rows in results["sections"].items():
         cases = [
             (row["case"], {_LABELS.get(n, n): us for n, us in valid(row).items() if n in HEADLINE})
             for row in rows
         ]
-        panels.append(Panel(f"{TITLES[section]}, {results['nranks']} GPUs", cases))
-    draw_bars(panels, path, reference=GEMM, order=[_LABELS.get(name, name) for name in HEADLINE])
+        charts.append(Bars(f"{TITLES[section]}, {results['nranks']} GPUs", cases))
+    chart = bar_chart(charts, reference=GEMM, order=[_LABELS.get(name, name) for name in HEADLINE])
+    if chart is not None:
+        chart.save(path)

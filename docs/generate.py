@@ -19,10 +19,11 @@ import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
-from pblasmp.drawing.bars import Panel, draw_bars
+from pblasmp.drawing.charts import Bars, bar_chart
 from pblasmp.engines.base import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.svg import Drawing
 from pblasmp.plans import MatrixPlan, Plan
 from pblasmp.report import Report
 
@@ -238,17 +239,23 @@ def charts(directory: Path) -> None:
         for row in rows_of("## level3.py")
         if row["debian"]
     ]
-    draw_bars(
-        [Panel("level-3 routines", routines)], directory / "performance-host.svg", reference="ScaLAPACK"
+    _save(
+        bar_chart([Bars("level-3 routines", routines)], reference="ScaLAPACK"),
+        directory / "performance-host.svg",
     )
     panels: dict[str, list[tuple[str, dict[str, float]]]] = {}
     for row in rows_of("## pblasmp bench"):
         times = {"pblasmp": float(row["ours"]), "NCCL + cuBLAS": float(row["NCCL + cuBLAS"])}
         panels.setdefault(row[""], []).append((row["T, N, K"], times))
-    draw_bars(
-        [Panel(name, cases) for name, cases in panels.items()], directory / "performance-gpu.svg",
-        reference="NCCL + cuBLAS",
-    )  # fmt: skip
+    _save(
+        bar_chart([Bars(name, cases) for name, cases in panels.items()], reference="NCCL + cuBLAS"),
+        directory / "performance-gpu.svg",
+    )
+
+
+def _save(chart: Drawing | None, path: Path) -> None:
+    assert chart is not None, f"{path}: nothing to draw"
+    chart.save(path)
 
 
 def write_all(directory: Path) -> None:

@@ -15,12 +15,10 @@ import numpy as np
 from .. import tensor_parallel
 from ..comm import is_agreed
 from ..context import Context
-from ..drawing.bars import Panel, draw_bars
-from ..drawing.lines import Sweep, draw_lines, size_text
-from ..drawing.picture import picture_format
+from ..drawing.charts import Bars, Lines, bar_chart, line_chart, size_text
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
-from ..errors import LayoutError, PblasmpError
+from ..errors import LayoutError, PblasmpError, UnsupportedError
 from ..launchers import surroundings
 from ..layout.axis import Axis
 from ..timing import samples
@@ -92,7 +90,8 @@ def bench(options: BenchOptions, nranks: int | None) -> dict[str, Any]:
 
 def _validate(options: BenchOptions) -> None:
     if options.output is not None:
-        picture_format(options.output)
+        if options.output.suffix.lower() != ".svg":
+            raise UnsupportedError(f"cannot draw {str(options.output)!r}: expected a name that ends in .svg")
         if not options.output.parent.is_dir():
             raise FileNotFoundError(f"{options.output}: there is no directory {options.output.parent}")
 
@@ -236,20 +235,23 @@ def print_bench(result: dict[str, Any]) -> None:
 
 def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
     """Draw the chart, if one was asked for. Local."""
-    if options.output is not None and options.sizes:
-        draw_lines(
+    if options.output is None:
+        return
+    sections = result["sections"].items()
+    if options.sizes:
+        line_chart(
             [
-                Sweep(_title(name, result), [(row["bytes"], row["us"]) for row in rows])
-                for name, rows in result["sections"].items()
-            ],
-            options.output,
-        )
-    elif options.output is not None:
-        panels = [
-            Panel(_title(name, result), [(row["case"], row["us"]) for row in rows])
-            for name, rows in result["sections"].items()
-        ]
-        draw_bars(panels, options.output, reference=ALONE, order=(OURS, SYMMETRIC, result["rival"]))
+                Lines(_title(name, result), [(row["bytes"], row["us"]) for row in rows])
+                for name, rows in sections
+            ]
+        ).save(options.output)
+        return
+    charts = [
+        Bars(_title(name, result), [(row["case"], row["us"]) for row in rows]) for name, rows in sections
+    ]
+    chart = bar_chart(charts, reference=ALONE, order=(OURS, SYMMETRIC, result["rival"]))
+    if chart is not None:
+        chart.save(options.output)
 
 
 def _title(name: str, result: dict[str, Any]) -> str:

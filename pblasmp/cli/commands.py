@@ -300,10 +300,10 @@ def list_problems(as_json: bool) -> None:
 @cli.command(
     epilog=examples(
         "pblasmp bench -n 4                               all four, at a few shapes",
-        "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.png",
+        "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.svg",
         "pblasmp bench -n 2 -c all_reduce --shape 1024,512,2048 --dtype float64 --engine host",
         "pblasmp bench -n 4 -c all_reduce --algo all      every algorithm, side by side",
-        "pblasmp bench -n 4 -c all_reduce --algo all --sizes 1KiB-64MiB -o chart.png",
+        "pblasmp bench -n 4 -c all_reduce --algo all --sizes 1KiB-64MiB -o chart.svg",
         "mpirun -n 8 pblasmp bench -c all_gather          on ranks already running",
     )
 )
@@ -328,8 +328,8 @@ def list_problems(as_json: bool) -> None:
     "--sizes",
     metavar="FROM-TO",
     callback=options.sizes,
-    help="Instead of shapes: products with few inputs whose collective moves these sizes, each four times the "
-    "last, such as 1KiB-1GiB. A chart then has lines.",
+    help="Choose the shapes by the bytes that the collective moves, such as 1KiB-1GiB in steps of four times; "
+    "the chart is a line plot.",
 )
 @click.option(
     "--dtype",
@@ -347,11 +347,11 @@ def list_problems(as_json: bool) -> None:
     help="Algorithm of pblasmp's, or all: every one that applies, side by side.",
 )
 @engine
-@click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart; needs pblasmp[plot].")
+@click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart, an SVG file.")
 @as_json
 @common
 def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Time tensor-parallel products next to GEMM and the plain collective (NCCL or MPI), and the GEMM alone."""
+    """Compare tensor-parallel products with GEMM plus a separate collective, and with GEMM alone."""
     from .bench import COLLECTIVES, BenchOptions, draw_bench, print_bench
     from .bench import bench as run_bench
 

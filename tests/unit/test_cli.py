@@ -195,7 +195,7 @@ BAD = [
     ("tune --limit 0", "'--limit': 0.0 is not in the range x>0"),
     ("tune -c broadcast", "'broadcast' is not one of"),
     ("bench -o chart.txt", "cannot draw 'chart.txt': expected a name that ends in"),
-    ("bench -o none/chart.png", "none/chart.png: there is no directory none"),
+    ("bench -o none/chart.svg", "none/chart.svg: there is no directory none"),
     ("check", "Missing argument 'FILE.toml...'"),
     ("check good.toml illegal.toml none.toml", "2 of 3 files are not legal"),
     ("check bad.toml", "1 of 1 files is not legal"),

@@ -82,11 +82,12 @@ def test_the_report_has_every_section_that_was_measured_and_every_failure():
 
 
 def test_plot(tmp_path):
-    pytest.importorskip("matplotlib")
-    gpu_report.plot(RESULTS, tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    gpu_report.plot({"nranks": 4, "sections": {"ag": [row(**{AUTO: {"us": 1.0}})]}}, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()  # there is nothing to compare with
+    gpu_report.plot(RESULTS, tmp_path / "out.svg")
+    chart = (tmp_path / "out.svg").read_text()
+    assert "AllGather + GEMM, 4 GPUs: time / GEMM alone (less is better)" in chart
+    assert f">{220 / 89:.2f}</text>" in chart
+    gpu_report.plot({"nranks": 4, "sections": {"ag": [row(**{AUTO: {"us": 1.0}})]}}, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()  # there is nothing to compare with
 
 
 @pytest.mark.parametrize(("p", "q"), [(1, 2), (2, 2), (2, 4)])
