@@ -20,7 +20,7 @@ from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
 from pblasmp.drawing.charts import Bars, bar_chart
-from pblasmp.engines.base import Workspace
+from pblasmp.engines.protocol import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.svg import Drawing

@@ -30,9 +30,8 @@ from .comm import (
     wrap,
 )
 from .creation import Block, GridLike, Layout
-from .engines.base import Engine
 from .engines.choice import EngineName, choose_engine
-from .engines.measured import Measured, machine_of, read_file, tuning_file
+from .engines.protocol import Engine
 from .epilogue import aux_layout
 from .errors import ClosedError, LayoutError
 from .kept import Closable, KeptPlans
@@ -40,6 +39,7 @@ from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer, one_of
 from .logs import logger
 from .matrix import DistributedMatrix
+from .tuning.measurements import Measured, machine_of, read_file, tuning_file
 
 if TYPE_CHECKING:
     from mpi4py import MPI

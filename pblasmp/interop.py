@@ -15,7 +15,7 @@ from .errors import LayoutError
 if TYPE_CHECKING:
     import numpy as np
 
-    from .engines.base import Engine
+    from .engines.protocol import Engine
 
 __all__ = [
     "as_local",

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
-from .engines.base import Engine
+from .engines.protocol import Engine
 
 __all__ = ["Closable", "KeptPlans"]
 

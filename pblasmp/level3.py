@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .engines.options import Options
+from .engines.request import Options
 from .layout import Level3Problem, MatrixDescriptor
 from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine

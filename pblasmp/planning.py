@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from . import level3, products, tensor_parallel
 from .context import Context
-from .engines.algorithms import Verdict, survey
-from .engines.catalogue import ALGORITHMS
-from .engines.options import Options, Problem
+from .engines.method import Verdict, survey
+from .engines.registry import ALGORITHMS
+from .engines.request import Options, Problem
 from .errors import LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .matrix import DistributedMatrix
 from .plans import check_c
-from .tuning import LIMIT, Tuned, measure
+from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
     from .plans import Plan

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .engines.algorithms import Verdict
-from .engines.base import Product, Workspace
-from .engines.catalogue import prepare
-from .engines.options import CONSTANTS, Operands, Options, Problem
+from .engines.method import Verdict
+from .engines.product import Product
+from .engines.protocol import Workspace
+from .engines.registry import prepare
+from .engines.request import CONSTANTS, Operands, Options, Problem
 from .errors import ClosedError, LayoutError, PblasmpError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from .logs import logger
 from .matrix import DistributedMatrix
 from .report import Report
-from .tuning import measure
+from .tuning.measure import measure
 
 if TYPE_CHECKING:
     from types import TracebackType

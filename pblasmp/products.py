@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import is_float8, result_dtype
-from .engines.options import Options
+from .engines.request import Options
 from .epilogue import Epilogue
 from .errors import LayoutError
 from .interop import as_local

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .engines.algorithms import Verdict
-from .engines.base import Workspace
+from .engines.method import Verdict
+from .engines.protocol import Workspace
 
 __all__ = ["Report"]
 

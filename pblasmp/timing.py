@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .comm import Communicator
-from .engines.base import Engine
+from .engines.protocol import Engine
 
 __all__ = ["device_seconds", "host_seconds", "samples", "slowest"]
 

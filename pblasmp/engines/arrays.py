@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ..comm import Agreement
 from ..layout import MatrixDescriptor
-from .base import Engine
-from .options import LocalArray
+from .protocol import Engine
+from .request import LocalArray
 
 __all__ = ["blas_operand", "new_part", "overlap", "same_memory", "scale"]
 

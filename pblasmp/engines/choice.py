@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..comm import Agreement, Communicator, ranks_per_node
 from ..errors import LayoutError
-from .base import Engine
 from .host import HostEngine
+from .protocol import Engine
 
 if TYPE_CHECKING:
     from ..bindings import Library
@@ -48,7 +48,7 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
     if why and name == "auto":
         return HostEngine(comm, why)  # without loading any module for GPUs
     from ..bindings import version_text
-    from .cublasmp import CublasmpEngine, find_device, open_library
+    from .gpu import CublasmpEngine, find_device, open_library
 
     device = find_device(comm)
     library = device if isinstance(device, Exception) else _everywhere(comm, open_library())

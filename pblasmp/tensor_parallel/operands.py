@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
-from ..engines.options import CONSTANTS, Operands, Options
+from ..engines.request import CONSTANTS, Operands, Options
 from ..epilogue import Epilogue, bias_dtype
 from ..errors import LayoutError, UnsupportedError
 from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like
@@ -26,7 +26,7 @@ from ..scales import Scales
 
 if TYPE_CHECKING:
     from ..context import Context
-    from ..engines.base import Engine
+    from ..engines.protocol import Engine
 
 __all__ = [
     "Arrays",

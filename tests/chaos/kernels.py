@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.cublasmp.kernels import Kernels
-from pblasmp.engines.cublasmp.operations import CublasmpOperations
-from pblasmp.engines.cublasmp.views import View
+from pblasmp.engines.gpu.kernels.kernels import Kernels
+from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.operations import CublasmpOperations
 from pblasmp.engines.local_part import LocalPart
 from pblasmp.layout import Trapezoid
 

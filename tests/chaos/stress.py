@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
+from pblasmp.engines.gpu.tensor import ALGORITHMS
 from pblasmp.layout.level3 import ROUTINES
 from tests.chaos.program import held, resident_kib
 from tests.helpers.gpu.algorithms import PARALLEL, parallel_job, product_job, routine_algorithms, small_panels

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
+from pblasmp.engines.gpu.tensor import ALGORITHMS
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import epilogues, faults
+from pblasmp.engines.gpu.cublasmp import epilogues, faults
 from tests.helpers.epilogues import followed
 from tests.helpers.gpu.level3 import every_case, one_case
 from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part

@@ -12,7 +12,7 @@ import torch
 
 import pblasmp as pb
 import pblasmp.tensor_parallel as tp
-from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
+from pblasmp.engines.gpu.tensor import ALGORITHMS
 from tests.helpers import float8
 from tests.helpers.epilogues import difference, part_of_d, placed
 from tests.helpers.gpu.products import everywhere

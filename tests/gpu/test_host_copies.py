@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp.host_copies import HostCopies
+from pblasmp.engines.gpu.runtime.host_copies import HostCopies
 
 _CHUNK = 16 << 20
 

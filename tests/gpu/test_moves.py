@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import faults, host_exchange, redistribution
+from pblasmp.engines.gpu import host_exchange
+from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.gpu.host_arrays import one_trip
 from tests.helpers.gpu.moves import grids, one_move, say
 from tests.helpers.gpu.products import everywhere, integers, place, wrong
@@ -23,7 +24,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Moves take this way whatever is known of the version's faults."""
     monkeypatch.setattr(faults, "moves_unseen", lambda *_: False)
     if request.param == "by cublasMpGemr2D":
-        monkeypatch.setattr(redistribution, "copies", lambda _: False)
+        monkeypatch.setattr(move, "copies", lambda _: False)
     return str(request.param)
 
 

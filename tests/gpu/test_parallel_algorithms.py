@@ -12,7 +12,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.cublasmp.overlapped import ALGORITHMS
+from pblasmp.engines.gpu.tensor import ALGORITHMS
 
 NAMES = [(form, name) for form, kinds in ALGORITHMS.items() for name in kinds]
 SUMS = ("matmul_reduce_scatter", "matmul_allreduce")

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from pblasmp.dtypes import accumulation_dtype
-from pblasmp.engines.cublasmp.lt import PLAIN
-from pblasmp.engines.cublasmp.views import Move, View
+from pblasmp.engines.gpu.kernels.lt import PLAIN
+from pblasmp.engines.gpu.kernels.views import Move, View
 
 
 def at(view: View) -> np.ndarray:

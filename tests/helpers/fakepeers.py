@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from pblasmp.dtypes import accumulation_dtype
-from pblasmp.engines.cublasmp.lt import PLAIN, Batch
-from pblasmp.engines.cublasmp.views import Blocks, Move, View, blocks
+from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
+from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblasmp.bindings import MatmulAttribute, ResultScheme
 from pblasmp.dtypes import as_dtype
-from pblasmp.engines.cublasmp.types import DATA_TYPES
+from pblasmp.engines.gpu.types import DATA_TYPES
 from tests.helpers import epilogues, float8
 from tests.helpers.machine import Multiplying
 

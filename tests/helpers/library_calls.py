@@ -11,7 +11,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.bindings import DataType, GridLayout, MatmulAttribute, Operation
-from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.gpu.cublasmp import faults
 from tests.helpers.machine import Witness
 
 TYPES = {"float64": DataType.R_64F, "float32": DataType.R_32F, "float16": DataType.R_16F,

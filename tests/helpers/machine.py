@@ -16,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operation
 from pblasmp.dtypes import as_dtype
-from pblasmp.engines.cublasmp.types import DATA_TYPES
+from pblasmp.engines.gpu.types import DATA_TYPES
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import level3 as reference
 from tests.helpers.fakegpu import FakeGpu
@@ -277,7 +277,7 @@ def machine(
     with one_thread, pytest.MonkeyPatch.context() as patch, kind(path, gpu=FakeGpu(**how)) as lib:
         lib.gpu.install(patch, without)
         patch.setenv("PBLASMP_CUBLASMP", library or path)
-        patch.setattr("pblasmp.engines.cublasmp.health._end_in_time", lambda: None)  # the tests go on
+        patch.setattr("pblasmp.engines.gpu.runtime.health._end_in_time", lambda: None)  # the tests go on
         for name in ("CUBLASMP_LOG_LEVEL", "CUBLASMP_LOG_MASK"):
             patch.delenv(name, raising=False)
         yield lib

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pblasmp.engines.cublasmp.call import PreparedCall
-from pblasmp.engines.cublasmp.lt import LocalProducts
-from pblasmp.engines.cublasmp.operations import CublasmpOperations
-from pblasmp.engines.cublasmp.overlapped import Gpu
-from pblasmp.engines.cublasmp.recordings import Recordings
-from pblasmp.engines.cublasmp.transport import CublasmpTransport
+from pblasmp.engines.gpu.cublasmp.call import PreparedCall
+from pblasmp.engines.gpu.kernels.lt import LocalProducts
+from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.engines.gpu.runtime.gpu import Gpu
+from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.gpu.transport import CublasmpTransport
 from tests.helpers.fakegpu import FakeGpu
 
 __all__ = ["StreamOrder"]

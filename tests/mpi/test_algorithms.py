@@ -12,8 +12,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import tensor_parallel as tp
-from pblasmp.engines.algorithms import Algorithm
-from pblasmp.engines.base import Product
+from pblasmp.engines.method import Algorithm
+from pblasmp.engines.product import Product
 from pblasmp.layout import ParallelProblem
 from tests.helpers.cases import agreed_error, first, misplaced, numbers, scattered, unlike
 from tests.helpers.mpi import run_mpi

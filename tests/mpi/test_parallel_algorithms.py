@@ -18,10 +18,10 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
-from pblasmp.engines.algorithms import Algorithm
-from pblasmp.engines.base import Product
 from pblasmp.engines.host import collective
-from pblasmp.engines.options import Options
+from pblasmp.engines.method import Algorithm
+from pblasmp.engines.product import Product
+from pblasmp.engines.request import Options
 from tests.helpers.mpi import run_mpi
 
 NAMES = [

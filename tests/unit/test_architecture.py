@@ -7,7 +7,7 @@ import ast
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -45,9 +45,10 @@ LAYERS: dict[str, set[str]] = {
     "reductions": BOTTOM | {"layout", "comm", "creation"},
     "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
     "kept": {"engines"},
-    "context": BOTTOM | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix", "kept"},
     "timing": {"comm", "engines"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
+    "context": BOTTOM
+    | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix", "kept", "tuning"},
     "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context", "tuning"},
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
     "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
@@ -82,6 +83,20 @@ LAYERS: dict[str, set[str]] = {
     },
     "__main__": {"cli"},
 }
+
+# The layers inside engines/, from the bottom up: folders, and of the files beside them those that are named here; all
+# others are the protocol. An engine imports nothing of another engine.
+ENGINE_LAYERS: dict[str, set[str]] = {
+    "protocol": set(),
+    "moving": {"protocol"},
+    "local": {"protocol", "moving"},
+    "dense": {"protocol", "moving", "local"},
+    "tensor": {"protocol", "moving", "local"},
+    "host": {"protocol", "moving", "local", "dense", "tensor"},
+    "gpu": {"protocol", "moving", "local", "dense", "tensor"},
+    "registry": {"protocol", "moving", "local", "dense", "tensor", "host", "gpu"},
+}
+REGISTRY = {"registry", "choice"}
 
 # A class and the methods that return it: imports that go up, beyond the layers.
 UP = {
@@ -187,6 +202,37 @@ def test_layers_are_in_order():
     assert {part_of(module) for module in MODULES} == set(LAYERS)
 
 
+def engine_layer(module: str) -> str:
+    """The layer of a module of pblasmp.engines: its folder, "registry" or "protocol"."""
+    name = module.split(".")[2]
+    if name in ENGINE_LAYERS and (PACKAGE / "engines" / name).is_dir():
+        return name
+    return "registry" if name in REGISTRY else "protocol"
+
+
+def of_engines(modules: Iterable[str]) -> Iterator[str]:
+    return (m for m in modules if m.startswith("pblasmp.engines."))
+
+
+@pytest.mark.parametrize("module", sorted(of_engines(MODULES)))
+def test_imports_point_down_inside_engines(module):
+    layer = engine_layer(module)
+    used = {engine_layer(m) for m in of_engines(imports_of(MODULES[module]))}
+    assert used <= ENGINE_LAYERS[layer] | {layer}
+
+
+def test_layers_of_engines_are_in_order():
+    below: set[str] = set()
+    for layer, may_import in ENGINE_LAYERS.items():
+        assert may_import <= below, (
+            f"pblasmp.engines: {layer} imports {sorted(may_import - below)}, which come later"
+        )
+        below.add(layer)
+    folders = {path.parent.name for path in (PACKAGE / "engines").glob("*/__init__.py")}
+    assert folders | {"protocol", "registry"} == set(ENGINE_LAYERS)
+    assert all((PACKAGE / "engines" / f"{name}.py").exists() for name in REGISTRY)
+
+
 def test_no_module_imports_itself_through_others():
     """Neither under TYPE_CHECKING nor within functions, but for a class and the methods that return it."""
     graph = {
@@ -248,7 +294,7 @@ with pb.Context(engine="{engine}") as ctx:
     pb.trsm(a, a, alpha=0)
     pb.allgather_matmul(a.local, a.local, ctx)
     print(ctx.engine.name, ctx.engine.device)
-heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.cublasmp", "pblasmp.bindings")
+heavy = ("cupy", "cuda", "nccl", "nvshmem", "torch", "pblasmp.engines.gpu", "pblasmp.bindings")
 print([name for name in sys.modules if name.startswith(heavy)])
 """
     assert run_python(script) == "host None\n[]\n"

@@ -18,8 +18,8 @@ from pblasmp.dtypes import (
     element_type,
     scalar,
 )
-from pblasmp.engines.cublasmp.kernels import _TYPES as KERNEL_TYPES
-from pblasmp.engines.cublasmp.overlapped.gpu import _NCCL_TYPES as NCCL_TYPES
+from pblasmp.engines.gpu.kernels.kernels import _TYPES as KERNEL_TYPES
+from pblasmp.engines.gpu.runtime.gpu import _NCCL_TYPES as NCCL_TYPES
 from pblasmp.errors import LayoutError
 
 NAMES = ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pblasmp import tuning
-from pblasmp.engines.options import Operands
+from pblasmp.engines.request import Operands
+from pblasmp.tuning import measure as tuning
 
 ENGINE = SimpleNamespace(
     xp=np,

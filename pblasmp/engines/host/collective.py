@@ -9,11 +9,12 @@ from typing import Any
 from ...comm.communicator import MpiCollectives
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
-from .. import overlapped
-from ..algorithms import Algorithm
-from ..base import Engine, Product
-from ..options import Operands, Options
-from ..overlapped import ParallelProduct
+from ..method import Algorithm
+from ..product import Product
+from ..protocol import Engine
+from ..request import Operands, Options
+from ..tensor import messages
+from ..tensor.messages import ParallelProduct
 
 __all__ = ["ALGORITHMS"]
 
@@ -122,7 +123,7 @@ def _refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Ope
     widest = max(sum(p.tokens) * p.inputs[0], max(p.tokens) * sum(p.outputs))
     if widest * max(p.dtype.itemsize, accumulation_dtype(p.out_dtype).itemsize) > _LONGEST:
         return f"MPI's collectives count no more than {_LONGEST} bytes"
-    return overlapped.refusal(engine, p, options, operands)
+    return messages.refusal(engine, p, options, operands)
 
 
 def _prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
@@ -135,4 +136,4 @@ def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noq
 
 
 _FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
-ALGORITHMS = (Algorithm("mpi", _prepare, overlapped.serves(*_FORMS), overlapped.view, _refusal, _cost),)
+ALGORITHMS = (Algorithm("mpi", _prepare, messages.serves(*_FORMS), messages.view, _refusal, _cost),)

@@ -21,10 +21,10 @@ from ...dtypes import is_float8
 from ...errors import LayoutError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
-from ..algorithms import Algorithm
 from ..arrays import overlap
-from ..base import Operations, Transport
-from ..exchange_move import ExchangeMove
+from ..method import Algorithm
+from ..moving.exchange_move import ExchangeMove
+from ..protocol import Operations, Transport
 from . import blas, collective
 from .buffers import Buffers
 from .operations import HostOperations

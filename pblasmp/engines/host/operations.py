@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ...dtypes import accumulation_dtype
 from ...layout.intersection import copy_all
-from ..base import Workspace
 from ..local_part import LocalPart
+from ..protocol import Workspace
 from . import blas
 from .buffers import Buffers
 
@@ -25,7 +25,7 @@ _CHUNK = 1 << 16  # elements added at a time: they stay in the caches
 
 
 class HostOperations:
-    """See ``engines.base.Operations``. Local to make.
+    """See ``engines.protocol.Operations``. Local to make.
 
     Args:
         library: the BLAS, "scipy" or "mkl".

@@ -14,8 +14,8 @@ from ...comm import Communicator, Exchange, Side
 from ...comm.communicator import MpiCollectives
 from ...comm.shared import available_bytes
 from ...dtypes import accumulation_dtype
-from ..base import Transfer
-from ..room import Room
+from ..moving.room import Room
+from ..protocol import Transfer
 from .buffers import Buffers
 
 __all__ = ["HostTransport"]
@@ -27,7 +27,7 @@ _REMEMBERED = 64  # exchange plans: repeated products are not planned anew
 
 
 class HostTransport(Room):
-    """See ``engines.base.Transport``. Local to make.
+    """See ``engines.protocol.Transport``. Local to make.
 
     Args:
         comm: all the ranks.

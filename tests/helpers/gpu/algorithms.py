@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines import overlapped, sums
+from pblasmp.engines.dense import add
+from pblasmp.engines.tensor import messages
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.tensor_cases import FORMS, Case
@@ -80,8 +81,8 @@ def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
         patch.setattr(type(ctx.engine.operations), "panel", width)
         patch.setattr(type(ctx.engine.operations), "lead", 3)
         patch.setattr(type(ctx.engine.operations), "panel_flops", 100.0)
-        patch.setattr(overlapped, "_PANEL", 2)
-        patch.setattr(sums, "_LEAST", 0)
+        patch.setattr(messages, "_PANEL", 2)
+        patch.setattr(add, "_LEAST", 0)
         yield
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.cublasmp import faults
+from pblasmp.engines.gpu.cublasmp import faults
 from tests.helpers.gpu.products import OPS, integers, part_of, poisoned, wrong
 from tests.helpers.library_calls import misfits
 from tests.helpers.machine import Multiplying

@@ -12,11 +12,11 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.communicator import _Serial
 from pblasmp.dtypes import accumulation_dtype
-from pblasmp.engines import stationary
-from pblasmp.engines.algorithms import Algorithm, Verdict, choose, survey
-from pblasmp.engines.catalogue import ALGORITHMS
-from pblasmp.engines.options import Operands, Options
-from pblasmp.engines.slab_terms import matmul_slabs, routine_slabs
+from pblasmp.engines.dense import stationary
+from pblasmp.engines.local.slab_terms import matmul_slabs, routine_slabs
+from pblasmp.engines.method import Algorithm, Verdict, choose, survey
+from pblasmp.engines.registry import ALGORITHMS
+from pblasmp.engines.request import Operands, Options
 from pblasmp.errors import UnsupportedError
 from pblasmp.layout import ParallelProblem
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.options import Options
+from pblasmp.engines.request import Options
 from pblasmp.errors import LayoutError
 
 REAL, COMPLEX = DTYPES["float32"], DTYPES["complex64"]

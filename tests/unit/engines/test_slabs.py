@@ -13,7 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.communicator import _Serial
 from pblasmp.engines.host.operations import HostOperations
-from pblasmp.engines.slabs import Panels, cut
+from pblasmp.engines.moving.panels import Panels, cut
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(np.float16, 2048), (ml_dtypes.bfloat16, 256)])

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pblasmp.engines import triangles
 from pblasmp.engines.host.operations import HostOperations
+from pblasmp.engines.local import triangles
+from pblasmp.engines.local.triangles import ResultPart
 from pblasmp.engines.local_part import LocalPart
-from pblasmp.engines.triangles import ResultPart
 from pblasmp.layout import Trapezoid
 
 

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of slabs, for every layout and on every engine: three algorithms that differ in which ranks share slabs.
+
+The ranks of a *domain* share slabs of the operands; k is taken in *panels*:
+
+- ``shared``: the ranks of a node are a domain and k is one panel. Between nodes the slabs travel in messages.
+- ``gathered``: every rank is its own domain and k is one panel.
+- ``panels``: every rank is its own domain; while one panel of k is multiplied, the next one is in flight.
+
+An operand that is already where it is needed stays there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...dtypes import accumulation_dtype
+from ...layout import Level3Problem, MatmulProblem, ParallelProblem
+from ..arrays import same_memory
+from ..local.epilogue import Finish, number
+from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
+from ..method import Algorithm, type_refusal
+from ..moving.operand import Operand
+from ..moving.panels import FOLLOWS, Panels, memory_refusal
+from ..product import QueuedProduct
+from ..protocol import Engine
+from ..request import Operands, Options, Problem
+
+__all__ = ["ALGORITHMS", "SlabProduct"]
+
+Array = Any
+
+
+class SlabProduct(QueuedProduct):
+    """D computed from slabs of the operands. Making and running one is collective over the ranks.
+
+    Args:
+        engine: where it runs.
+        slabs: D as a sum of products of slabs.
+        options: beta, and the type in which products are summed.
+        way: "shared", "gathered" or "panels".
+        operands: the planned ones.
+        finish: what follows, or None.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        slabs: Slabs,
+        options: Options,
+        way: str,
+        operands: Operands,
+        finish: Finish | None = None,
+    ) -> None:
+        self.path, self._way = way, way
+        operations, rank, d = engine.operations, engine.transport.rank, slabs.d
+        self._slabs, self._options, self._engine, self._finish = slabs, options, engine, finish
+        self._coords = d.grid.coords(rank) if rank < d.grid.size else None
+        active = any(term.alpha != 0 for term in slabs.terms)
+        self._panels = Panels(
+            engine,
+            way,
+            slabs.operands,
+            slabs.k if active else 0,
+            backwards=slabs.backwards,
+            lead=operations.lead,
+        )
+        self.sent_bytes, self.copied_bytes = self._panels.sent_bytes, self._panels.copied_bytes
+        if all(x.in_place for x in slabs.operands):
+            self.notes += ("all operands are multiplied in place",)
+        if len(self._panels.panels) > 1:
+            self.notes += (f"k is taken in {len(self._panels.panels)} panels",)
+        # The sum is made in a temporary if its type differs, or if D is B, which is read to the end.
+        exact = accumulation_dtype(d.dtype)
+        several = len(self._panels.panels) * len(slabs.terms) > 1
+        self._rounds = exact != d.dtype and (several or finish is not None or not operations.writes(d.dtype))
+        self._late = slabs.in_place and (len(self._panels.panels) > 1 or slabs.operands[-1].in_place)
+        temporary = self._temporary(operands)
+        self._replays = finish is None
+        scratch = 0
+        if temporary and self._coords is not None:
+            scratch = math.prod(d.local_shape(rank)) * exact.itemsize
+        self.workspace = operations.workspace(scratch + self._panels.nbytes)
+
+    def _queue(self, operands: Operands) -> None:
+        target = self._target(operands)
+        seen = target.T if self._slabs.turned else target
+        c = None if self._options.beta == 0 or operands.c is target else operands.c
+        if c is not None and self._slabs.turned:
+            c = c.T
+        first = True
+        unit = 1.0
+        if self._finish is not None and operands.scales is not None:
+            unit = number(operands.scales.a) * number(operands.scales.b)
+        for start, _, slabs in self._panels.arrive({"a": operands.a, "b": operands.b}):
+            if self._coords is not None:
+                self._multiply(slabs, unit, first, seen, start, c if first else None)
+            first = False
+        if first and self._coords is not None:
+            xp = self._engine.xp
+            nothing = [xp.empty((extent, 0), seen.dtype) for extent in seen.shape]
+            self._slabs.terms[0].multiply(
+                self._engine.operations, 0, nothing[0], nothing[1].T, self._options.beta, seen, 0, None, c
+            )
+        if self._finish is not None:
+            self._finish(target, operands)
+        if target is not operands.d:
+            self._engine.operations.store(operands.d, target, self._slabs.d.dtype)
+
+    def _multiply(
+        self, slabs: Sequence[Any], unit: float, first: bool, target: Array, start: int, c: Array | None
+    ) -> None:
+        assert self._coords is not None
+        operations, options = self._engine.operations, self._options
+        for i, term in enumerate(self._slabs.terms):
+            left, right = (
+                self._factor(which, slabs[which], process)
+                for which, process in zip((term.left, term.right), self._coords, strict=True)
+            )
+            beta = options.beta if first and i == 0 else 1
+            old = c if i == 0 else None
+            term.multiply(
+                operations, unit * term.alpha, left, right.T, beta, target, start, options.compute, old
+            )
+
+    def _factor(self, which: int, slab: Any, process: int) -> Array:
+        """Return a slab in a type that can be multiplied."""
+        found = slab[process] if isinstance(slab, dict) else slab
+        return self._engine.operations.operand(found, self._slabs.operands[which].dtype, f"slab{which}")
+
+    def _temporary(self, operands: Operands) -> bool:
+        """Return whether the sum is made in a temporary. Local."""
+        b, d = operands.b, operands.d
+        return self._rounds or (self._late and b is not None and same_memory(b, d))
+
+    def _target(self, operands: Operands) -> Array:
+        """Return the array that the product is summed in."""
+        if not self._temporary(operands):
+            return operands.d
+        slabs = self._slabs
+        order: Any = "C" if (slabs.d.order == "C") != slabs.turned else "F"
+        exact = accumulation_dtype(slabs.d.dtype)
+        return self._engine.operations.scratch("sum", operands.d.shape, exact, order)
+
+
+# -- the rows of the registry
+
+
+def _view(problem: Problem) -> Problem | str:
+    """Return a problem that slabs can compute, or why it is not one."""
+    return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
+
+
+def _serves(problem: Problem) -> bool:
+    if isinstance(problem, Level3Problem):
+        return problem.traits.shape != "added" and not problem.traits.solves
+    if isinstance(problem, MatmulProblem):
+        return problem.scheme != "ar"  # in that scheme every rank gets all of the result
+    return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+
+
+def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
+    if isinstance(problem, MatmulProblem):
+        return matmul_slabs(problem, options.alpha, engine)
+    assert isinstance(problem, Level3Problem)
+    return routine_slabs(problem, options.alpha, engine)
+
+
+def _panels_cost(engine: Engine, p: Problem, options: Options) -> float:  # noqa: ARG001
+    """Return more than the cost of gathering, or a little less if most of a long k arrives after a first panel."""
+    if isinstance(p, Level3Problem) and (p.traits.shape == "updated" or p.traits.triangular):
+        return 2.9 if 0 < FOLLOWS * engine.operations.lead <= p.k else 4.0
+    return 4.0
+
+
+def _row(way: str, cost: Callable[[Engine, Any, Options], float]) -> Algorithm:
+    def refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+        why = type_refusal(engine, problem, options, operands)
+        if why:
+            return why
+
+        def needs() -> tuple[Sequence[Operand], int]:
+            slabs = _slabs(engine, problem, options)
+            return slabs.operands, slabs.k
+
+        return memory_refusal(engine, way, needs, options)
+
+    def prepare(engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
+        finish = None
+        if isinstance(problem, MatmulProblem) and Finish.needed(problem, operands):
+            finish = Finish(engine, problem)
+        return SlabProduct(engine, _slabs(engine, problem, options), options, way, operands, finish)
+
+    return Algorithm(way, prepare, _serves, _view, refusal, cost)
+
+
+ALGORITHMS = (
+    _row("shared", lambda *_: 2.0),
+    _row("gathered", lambda *_: 3.0),
+    _row("panels", _panels_cost),
+)
+"""Relative costs: each is slower than the one before by about a copy of the operands."""

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""trsm: every rank can read A, the right-hand sides are dealt out evenly, and each rank does one local solve.
+
+If A is to the right of X, everything is transposed, so that A is always to the left. With panels of A, the equations of
+one panel are solved, and their contribution to the other equations is subtracted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...comm import Cell, Exchange, Side
+from ...comm.exchange import SLOTS
+from ...comm.shared import aligned, carve
+from ...layout import Level3Problem
+from ...layout.axis import Axis
+from ..arrays import same_memory
+from ..local.slab_terms import triangle_of
+from ..method import Algorithm, type_refusal
+from ..moving.operand import Operand
+from ..moving.panels import Panels, domains, memory_refusal
+from ..product import QueuedProduct
+from ..protocol import Engine
+from ..request import Operands, Options, Problem
+
+__all__ = ["ALGORITHMS", "SolveProduct"]
+
+_EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
+
+Array = Any
+
+
+class SolveProduct(QueuedProduct):
+    """X of ``op(A) X = alpha B``. Making and running one is collective over the ranks."""
+
+    def __init__(self, engine: Engine, p: Level3Problem, options: Options, way: str) -> None:
+        assert p.b is not None
+        rank, size = engine.transport.rank, engine.transport.size
+        self.path = way
+        self._engine, self._options, self._unit = engine, options, p.diag == "U"
+        self._turned, self._shared = p.side == "R", way == "shared"
+        self._lower = triangle_of(p)[2] == "L"
+        self._a = _triangle(p, engine)
+        source, target = (Side.of(x).T if self._turned else Side.of(x) for x in (p.b, p.d))
+        order = source.rows.extent
+        self._in_d = _solves_in_d(p, size)
+        self._may_stay = self._in_d and p.b.same_places(p.d)
+        if self._in_d:
+            self.notes += ("the equations are solved in the memory of the result",)
+        self._bytes = _slab_bytes(p, size)
+        groups = domains(engine, way)
+        self._domain = next(ranks for ranks in groups if rank in ranks)
+        sharing = {each: ranks for ranks in groups for each in ranks}
+        dealt = Axis.even(source.cols.extent, size)
+        self._shape = {each: (order, dealt.count(each)) for each in range(size)}
+        cells = tuple(
+            Cell((0, each), (each, *(other for other in sharing[each] if other != each)))
+            for each in range(size)
+        )
+        slabs = target if self._in_d else Side(Axis(order, max(1, order)), dealt, cells, source.order)
+        self._dtype, self._order, self._sizes = p.d.dtype, source.order, (p.b.grid.size, p.d.grid.size)
+        exchange = engine.transport.exchange
+        self._in = exchange(source, slabs, p.d.dtype)
+        self._out = None if self._in_d else exchange(slabs, target, p.d.dtype)
+        k = order if options.alpha != 0 else 0
+        self._panels = Panels(engine, way, [self._a], k, backwards=not self._lower)
+        nbytes = 0
+        if self._panels.panels:
+            moves: list[Exchange | Panels] = [self._in, self._panels]
+            if self._out is not None:
+                moves.append(self._out)
+            self.sent_bytes = sum(move.sent_bytes for move in moves)
+            self.copied_bytes = sum(move.copied_bytes for move in moves)
+            nbytes = self._panels.nbytes + self._bytes
+            if not (self._in_d or engine.agrees):
+                self._carved()  # the ranks agree now, but not in a run
+        self.workspace = engine.operations.workspace(nbytes)
+
+    def _queue(self, operands: Operands) -> None:
+        """Solve for D, which may be B."""
+        b, d = operands.b, operands.d
+        if not self._panels.panels:
+            d[...] = 0
+            return
+        assert b is not None
+        if self._turned:
+            b, d = b.T, d.T
+        transport = self._engine.transport
+        rank = transport.rank
+        given, wanted = (
+            [x if i == rank else None for i in range(size)]
+            for x, size in zip((b, d), self._sizes, strict=True)
+        )
+        slabs: list[Array | None] = wanted if self._in_d else self._carved()
+        if not (self._may_stay and same_memory(b, d)):
+            transport.start_exchange(self._in, given, slabs, slots=SLOTS).finish()
+        mine = slabs[rank] if rank < len(slabs) else None
+        if self._shared and not self._panels.fenced:
+            transport.fence()  # wait until the right-hand sides of the node have been written
+        for i, (start, stop, (panel,)) in enumerate(self._panels.arrive({"a": operands.a})):
+            if mine is not None and mine.size:
+                self._solve(panel[0] if isinstance(panel, dict) else panel, mine, start, stop, first=i == 0)
+        if self._out is not None:
+            if self._shared:
+                transport.fence()  # wait until every slab of the node has been solved for
+            transport.start_exchange(self._out, slabs, wanted, slots=SLOTS).finish()
+
+    def _solve(self, panel: Array, x: Array, start: int, stop: int, *, first: bool) -> None:
+        """Solve the equations ``start`` to ``stop`` and subtract their contribution to those that follow."""
+        operations = self._engine.operations
+        rest = slice(stop, None) if self._lower else slice(0, start)
+        alpha = self._options.alpha if first else 1
+        operations.trsm(alpha, panel[start:stop], x[start:stop], lower=self._lower, unit=self._unit)
+        if x[rest].size:
+            operations.gemm(-1, panel[rest], x[start:stop], alpha, x[rest])
+
+    def _carved(self) -> list[Array | None]:
+        """Return the slabs of right-hand sides; None for those of other domains, which this rank cannot write."""
+        memory = self._engine.transport.buffer("x", self._bytes * len(self._domain), shared=self._shared)
+        return [
+            carve(memory, self._bytes * self._domain.index(rank), shape, self._dtype, self._order)
+            if rank in self._domain
+            else None
+            for rank, shape in self._shape.items()
+        ]
+
+
+def _triangle(p: Level3Problem, engine: Engine) -> Operand:
+    """Return A as an operand that every rank needs as a whole."""
+    flip, conjugate, _ = triangle_of(p)
+    side = Side.of(p.a).T if flip else Side.of(p.a)
+    rows, order = side.rows, p.a.shape[0]
+    outer = rows if rows.nprocs == 1 else Axis(order, max(1, order))
+    dtype = engine.operations.slab_dtype(p.a.dtype)
+    return Operand(p.a, flip, conjugate, ((0,),) * engine.transport.size, outer, dtype, "a")
+
+
+def _solves_in_d(p: Level3Problem, size: int) -> bool:
+    """Return whether D's own layout deals the right-hand sides out evenly enough."""
+    target = Side.of(p.d).T if p.side == "R" else Side.of(p.d)
+    columns = [target.cols.count(cell.coords[1]) for cell in target.cells]
+    return target.rows.nprocs == 1 and max(columns) * size <= _EVEN * target.cols.extent + size
+
+
+def _slab_bytes(p: Level3Problem, size: int) -> int:
+    """Return the bytes of a rank's right-hand sides outside D."""
+    if _solves_in_d(p, size):
+        return 0
+    order, free = p.d.shape[::-1] if p.side == "R" else p.d.shape
+    return aligned(order * max(Axis.even(free, size).counts()) * p.d.dtype.itemsize)
+
+
+def _serves(problem: Problem) -> bool:
+    return isinstance(problem, Level3Problem) and problem.traits.solves
+
+
+def _row(way: str, cost: float) -> Algorithm:
+    def refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:
+        why = type_refusal(engine, p, options, operands)
+        if why:
+            return why
+        extra = _slab_bytes(p, engine.transport.size)
+        return memory_refusal(engine, way, lambda: ([_triangle(p, engine)], p.k), options, extra)
+
+    def prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SolveProduct:  # noqa: ARG001
+        return SolveProduct(engine, p, options, way)
+
+    return Algorithm(way, prepare, _serves, refusal=refusal, cost=lambda *_: cost)
+
+
+ALGORITHMS = (_row("shared", 2.0), _row("gathered", 3.0), _row("panels", 4.0))

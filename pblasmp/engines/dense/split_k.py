@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank-k updates of small matrices by long ones: k is dealt out over the ranks, and their triangles are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...comm import Cell, Exchange, Side
+from ...comm.exchange import SLOTS
+from ...layout import Level3Problem, MatrixDescriptor
+from ...layout.axis import Axis
+from ..local.triangles import ResultPart
+from ..method import Algorithm, type_refusal
+from ..product import Product
+from ..protocol import Engine
+from ..request import Operands, Options, Problem
+
+__all__ = ["ALGORITHMS", "SummedUpdate"]
+
+_LONG = 8  # k is so many times as long as the result has rows: then summing the results costs little
+
+Array = Any
+
+
+def _sides(p: Level3Problem) -> list[Side]:
+    """Return A, and B where there is one, as n × k."""
+    sides = [Side.of(x) for x in (p.a, p.b) if x is not None]
+    return [side.T for side in sides] if p.op_a != "N" else sides
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """An operand as n × k with k dealt out: the exchange that does it, and what a rank has afterwards."""
+
+    exchange: Exchange | None
+    shape: tuple[int, int]
+    cells: tuple[int, int]
+
+
+class SummedUpdate(Product):
+    """A triangle of D summed from partial triangles. Making and running one is collective over the ranks."""
+
+    path = "summed"
+
+    def __init__(self, engine: Engine, p: Level3Problem, options: Options) -> None:
+        assert p.written is not None
+        self._engine, self._p, self._part, self._options = engine, p, p.written, options
+        self._order = order = p.d.shape[0]
+        self._flip, self._conjugate = p.op_a != "N", p.op_a == "C" and p.is_hermitian
+        matrices = [p.a] if p.b is None else [p.a, p.b]
+        sides, size = _sides(p), engine.transport.size
+        like = sides[0] if sides[0].rows.nprocs == 1 and len(sides[0].cells) == size else None
+        cells = tuple(Cell((0, rank), (rank,)) for rank in range(size))
+        self._dealt = []
+        for side, matrix in zip(sides, matrices, strict=True):
+            target = like or Side(Axis(order, max(1, order)), Axis.even(p.k, size), cells, side.order)
+            self._dealt.append(_dealt(engine, side, target, matrix))
+        indices = np.arange(order)
+        self._multiply = ResultPart(self._part, indices, indices, hermitian=p.is_hermitian)
+        self._places = None
+        if engine.transport.rank < p.d.grid.size:
+            self._places = p.d.global_indices(engine.transport.rank)
+            self._result = ResultPart(self._part, *self._places, hermitian=p.is_hermitian)
+        moves = [x.exchange for x in self._dealt if x.exchange is not None]
+        itemsize = p.d.dtype.itemsize
+        self.sent_bytes = sum(x.sent_bytes for x in moves) + order * order * itemsize
+        self.copied_bytes = sum(x.copied_bytes for x in moves)
+        parts = sum(x.shape[0] * x.shape[1] for x in self._dealt if x.exchange is not None)
+        self.workspace = engine.operations.workspace((order * order + parts) * itemsize)
+
+    def run(self, operands: Operands) -> None:
+        """Compute D's triangle. Collective over the ranks."""
+        engine, options, c, d = self._engine, self._options, operands.c, operands.d
+        xp, operations = engine.xp, engine.operations
+        partial = xp.zeros((self._order, self._order), self._p.d.dtype, order="F")
+        if options.alpha != 0:
+            given = (operands.a, operands.b)
+            factors = [self._mine(x, each) for x, each in zip(given, self._dealt, strict=False)]
+            self._add_up(partial, *factors)
+            engine.transport.sum_ranks(partial)
+        if self._places is None:
+            return
+        rows, cols = (xp.asarray(each) for each in self._places)
+        self._result.write(
+            operations, options.beta, c, d,
+            lambda down, across: partial[rows[down][:, None], cols[across][None, :]],
+        )  # fmt: skip
+
+    def _mine(self, local: Array, dealt: _Dealt) -> Array:
+        """Return this rank's part of k of an operand, as n × k."""
+        if self._flip:
+            local = local.T
+        if dealt.exchange is None:
+            return local.conj() if self._conjugate else local
+        transport = self._engine.transport
+        mine: Array = self._engine.xp.empty(dealt.shape, self._p.d.dtype, order=dealt.exchange.order)
+        arrays = [
+            [x if i == transport.rank else None for i in range(n)]
+            for x, n in zip((local, mine), dealt.cells, strict=True)
+        ]
+        transport.start_exchange(dealt.exchange, *arrays, conjugate=self._conjugate, slots=SLOTS).finish()
+        return mine
+
+    def _add_up(self, partial: Array, x: Array, y: Array | None = None) -> None:
+        """Add the triangle of this rank's products to ``partial``."""
+        p, operations, alpha = self._p, self._engine.operations, self._options.alpha
+
+        def adjoint(z: Array) -> Any:
+            return z.conj().T if p.is_hermitian else z.T
+
+        pairs = [(alpha, x, x if y is None else y)]
+        if y is not None and p.traits.swept_twice:
+            pairs.append((complex(alpha).conjugate() if p.is_hermitian else alpha, y, x))
+        for i, (factor, left, right) in enumerate(pairs):
+            self._multiply(operations, factor, left, adjoint(right), min(i, 1), partial, 0)
+
+
+def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -> _Dealt:
+    """Return how an operand gets from ``side`` to ``target``; there is no exchange if it is there already."""
+    here = next((cell for cell in target.cells if cell.ranks[0] == engine.transport.rank), None)
+    shape = (target.rows.extent, target.cols.count(here.coords[1]) if here is not None else 0)
+    same = (side.rows, side.cols, side.cells) == (target.rows, target.cols, target.cells)
+    exchange = None if same else engine.transport.exchange(side, target, matrix.dtype)
+    return _Dealt(exchange, shape, (len(side.cells), len(target.cells)))
+
+
+# -- the row of the registry
+
+
+def _serves(problem: Problem) -> bool:
+    return isinstance(problem, Level3Problem) and problem.traits.shape == "updated"
+
+
+def _cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
+    """Return less than the cost of slabs if k is long and already dealt out, or if one rank has most of the result."""
+    size = engine.transport.size
+    if size == 1 or p.k < _LONG * p.n:
+        return 10.0
+    sides = _sides(p)
+    still = sides[0].rows.nprocs == 1 and len(sides[0].cells) == size and all(x == sides[0] for x in sides)
+    largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
+    return 1.0 if still or 2 * largest > p.n * p.n else 10.0
+
+
+def _prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SummedUpdate:  # noqa: ARG001
+    return SummedUpdate(engine, p, options)
+
+
+ALGORITHMS = (Algorithm("summed", _prepare, _serves, refusal=type_refusal, cost=_cost),)

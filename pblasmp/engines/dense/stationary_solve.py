@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""trsm with few right-hand sides: A stays where it is, except the blocks on its diagonal.
+
+Some equations are solved at a time, and their contribution to the others is subtracted by a product that moves only the
+right-hand sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ...layout import Level3Problem, MatmulProblem
+from ..arrays import same_memory
+from ..composite import Prepare, SteppedProduct, Window
+from ..local.slab_terms import triangle_of
+from ..method import Algorithm, plain_refusal, type_refusal
+from ..protocol import Engine
+from ..request import Operands, Options, Problem
+
+__all__ = ["algorithms"]
+
+_PANEL = (
+    1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
+)
+_LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
+_THIN = 32  # so many times as many equations as right-hand sides; otherwise other algorithms are as fast
+
+
+class StationarySolve(SteppedProduct):
+    """X of ``op(A) X = alpha B``, or of ``X op(A) = alpha B``, in D."""
+
+    path = "stationary"
+
+    def _add_steps(self, add: Callable[..., None]) -> None:
+        p, options = self._p, replace(self._options, alpha=1, algo="auto")
+        if self._options.alpha == 0:
+            return
+        assert p.b is not None
+        if not p.b.same_places(p.d):
+            scaled = replace(options, alpha=self._options.alpha)
+            add(Level3Problem("geadd", p.b, p.d), scaled, "b", "", "", "d")
+        update = replace(options, alpha=-1, beta=1, algo="stationary")
+        for these, rest in self._panels():
+            a, here, there = (these, these), self._window(these), self._window(rest)
+            solve = replace(p, a=p.a[a], b=p.d[here], d=p.d[here])
+            add(solve, options, "a", "d", "", "d", window=here, of=(a, here))
+            if rest.start == rest.stop:
+                continue
+            a = (rest, these) if (p.op_a == "N") == (p.side == "L") else (these, rest)
+            left = p.side == "L"
+            product = MatmulProblem(
+                a=p.a[a] if left else p.d[here],
+                b=p.d[here] if left else p.a[a],
+                c=p.d[there],
+                d=p.d[there],
+                op_a=p.op_a if left else "N",
+                op_b="N" if left else p.op_a,
+            )
+            names, of = (("a", "d"), (a, here)) if left else (("d", "a"), (here, a))
+            add(product, update, *names, "d", "d", window=there, of=of)
+
+    def _window(self, equations: slice) -> Window:
+        """Return where the unknowns of some equations are in D."""
+        every = slice(None)
+        return (equations, every) if self._p.side == "L" else (every, equations)
+
+    def _panels(self) -> Iterator[tuple[slice, slice]]:
+        """Yield the equations to solve next, and those that remain."""
+        order, a = self._p.a.shape[0], self._p.a
+        unit = max(a.block) * max(a.grid.shape)
+        width = max(1, -(-min(_PANEL, order // 4) // unit)) * unit
+        starts = range(0, order, width)
+        lower = triangle_of(self._p)[2] == "L"
+        for start in starts if lower else reversed(starts):
+            stop = min(start + width, order)
+            yield slice(start, stop), (slice(stop, order) if lower else slice(0, start))
+
+    def _queue(self, operands: Operands) -> None:
+        """Solve for D, which may be B. Collective over the ranks."""
+        alpha, b, d = self._options.alpha, operands.b, operands.d
+        assert self._p.b is not None
+        if alpha == 0:
+            d[...] = 0
+        elif self._p.b.same_places(self._p.d) and not (alpha == 1 and same_memory(b, d)):
+            self._engine.operations.xp.multiply(b, alpha, out=d)
+        super()._queue(operands)
+
+
+def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
+    """Return the row of the registry; ``prepare`` prepares its steps. Local."""
+
+    def serves(problem: Problem) -> bool:
+        return isinstance(problem, Level3Problem) and problem.traits.solves
+
+    def prepared(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> StationarySolve:
+        return StationarySolve(engine, prepare, p, options, operands)
+
+    def refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:
+        why = type_refusal(engine, p, options, operands)
+        return why or plain_refusal(engine, p, replace(options, compute=None), operands)
+
+    def cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
+        """Return less than the cost of shared slabs if there are few right-hand sides."""
+        order = p.a.shape[0]
+        columns = p.d.shape[1 if p.side == "L" else 0]
+        few = order >= max(_LEAST, _THIN * columns) and p.a.grid.size > 1
+        return 1.5 if few and engine.agrees else 9.0  # GPUs: not measured
+
+    return (Algorithm("stationary", prepared, serves, refusal=refusal, cost=cost),)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMM + AllReduce without overlap: one local product, then the sum of the partial products over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...dtypes import accumulation_dtype
+from ...layout import MatmulProblem, ParallelProblem
+from ..local.epilogue import Finish, number
+from ..method import Algorithm, type_refusal
+from ..product import Product
+from ..protocol import Engine
+from ..request import Operands, Options, Problem
+
+__all__ = ["ALGORITHMS", "ReducedProduct"]
+
+Array = Any
+
+
+class ReducedProduct(Product):
+    """Each rank multiplies its part of k; the partial products are summed over all ranks. Making one is local.
+
+    Args:
+        engine: where it runs.
+        p: the product, of scheme "ar".
+        options: alpha, beta, and the type in which products are summed.
+        finish: what follows, or None.
+    """
+
+    path = "partial products summed over ranks"
+
+    def __init__(self, engine: Engine, p: MatmulProblem, options: Options, finish: Finish | None) -> None:
+        self._engine, self._p, self._options, self._finish = engine, p, options, finish
+        self._dtype = accumulation_dtype(p.d.dtype)
+        self._inside = engine.transport.rank < p.d.grid.size
+        self.sent_bytes = p.m * p.n * self._dtype.itemsize
+        self.workspace = engine.operations.workspace(self.sent_bytes)
+
+    def run(self, operands: Operands) -> None:
+        """Compute D from the local arrays. Collective over the context."""
+        engine, p, options, operations = self._engine, self._p, self._options, self._engine.operations
+        partial, alpha = self._partial(operands), options.alpha
+        if operands.scales is not None:
+            alpha = alpha * number(operands.scales.a) * number(operands.scales.b)
+        if self._inside and p.k and alpha != 0:
+            left, right = (
+                operations.operand(_op(x, op), matrix.dtype, name)
+                for x, op, matrix, name in ((operands.a, p.op_a, p.a, "x"), (operands.b, p.op_b, p.b, "w"))
+            )
+            operations.gemm(alpha, left, right, 0, partial, options.compute)
+        else:
+            partial[...] = 0
+        engine.transport.sum_ranks(partial)
+        if self._inside and options.beta != 0 and operands.c is not None:
+            partial += options.beta * operands.c.astype(self._dtype)
+        if self._finish is not None:
+            self._finish(partial, operands)
+        if self._inside and partial is not operands.d:
+            operations.store(operands.d, partial, p.d.dtype)
+
+    def _partial(self, operands: Operands) -> Array:
+        """Return the array for the sum: D, if it is contiguous, has the right type, and does not hold C."""
+        p, d = self._p, operands.d
+        packed = d.flags.c_contiguous if p.d.order == "C" else d.flags.f_contiguous
+        if self._inside and packed and d.dtype == self._dtype and self._options.beta == 0:
+            return d
+        return self._engine.operations.scratch("partial", (p.m, p.n), self._dtype, p.d.order)
+
+
+def _op(array: Array, op: str) -> Array:
+    out = array if op == "N" else array.T
+    return out.conj() if op == "C" and out.dtype.kind == "c" else out
+
+
+def _view(problem: Problem) -> Problem | str:
+    return problem.as_allreduce() if isinstance(problem, ParallelProblem) else problem
+
+
+def _serves(problem: Problem) -> bool:
+    if isinstance(problem, ParallelProblem):
+        return problem.form == "matmul_allreduce"
+    return isinstance(problem, MatmulProblem) and problem.scheme == "ar"
+
+
+def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> ReducedProduct:
+    return ReducedProduct(engine, p, options, Finish(engine, p) if Finish.needed(p, operands) else None)
+
+
+ALGORITHMS = (Algorithm("sum", _prepare, _serves, _view, type_refusal, lambda *_: 3.0),)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues on GPUs: which ones cuBLASMp computes with the product, how to ask for them, and how the rest is computed.
+
+Source: cublasmp.h of 0.10.0 and cuBLASMp's release notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ....bindings import MatmulAttribute, MatmulEpilogue, ResultScheme, version_text
+from ....dtypes import accumulation_dtype, is_float8
+from ....epilogue import Epilogue, along, aux_layout, bias_dtype
+from ....errors import LayoutError, UnsupportedError
+from ....layout import MatmulProblem
+from ....scales import Scales
+from ...local.epilogue import Finish
+from ...product import Product
+from ...protocol import Engine
+from ...request import Operands
+from ..types import DATA_TYPES
+
+__all__ = ["FinishedProduct", "attributes", "why_not_fused"]
+
+Array = Any
+
+_SINCE = 700  # earlier release notes mention faults in AllGather + GEMM and GEMM + ReduceScatter
+_DRELU_SINCE = 801
+_ALIGNMENT = 16  # bytes
+
+
+def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
+    """Return why cuBLASMp does not compute ``e`` with the product, or an empty string. Local."""
+    sums = any(name.startswith("bias_grad") for name in e.given)
+    since = _DRELU_SINCE if e.activation == "drelu" else _SINCE
+    if sums and p.scheme == "rs":
+        since = max(since, MatmulAttribute.BIAS_RESULT_SCHEME.since)
+    if p.d.dtype.kind == "c":
+        return "cuBLASMp has epilogues for real types only"
+    if p.scheme == "ar":
+        return "GEMM + AllReduce would sum what follows each rank's partial product"
+    if p.scheme == "gemm" and p.d.grid.size > 1:
+        return "cuBLASMp has epilogues only for the schemes 'ag' and 'rs' and for one GPU"
+    if 0 in (p.m, p.n, p.k):
+        return "there is nothing to multiply"
+    if p.d.dtype == np.float64 and e.activation in ("gelu", "dgelu"):
+        return f"cuBLASLt's {e.activation} of float64 is accurate to 8 digits only"
+    if p.d.dtype == np.float64 and p.scheme == "rs" and e.bias_grad is not None:
+        return "cuBLASMp leaves it 0 for float64 in GEMM + ReduceScatter"
+    if e.bias_grad_a is not None or e.bias_grad_b is not None:
+        form = p.column_major()
+        sums_b = _epilogue(e, swapped=form.swapped) is MatmulEpilogue.BGRADB
+        if (form.op_b == "N") if sums_b else (form.op_a != "N"):
+            name = "bias_grad_b" if e.bias_grad_b is not None else "bias_grad_a"
+            return f"cuBLASLt has no {name} for ops {p.op_a}{p.op_b} in {p.d.order} order"
+    if p.k == 1 and e.activation in ("drelu", "dgelu"):
+        return f"cuBLASLt has no {e.activation} for k = 1"
+    if version < since:
+        return f"cuBLASMp has it since {version_text(since)}, found {version_text(version)}"
+    return ""
+
+
+def attributes(
+    e: Epilogue, p: MatmulProblem, version: int, rank: int, address: Callable[[Array], int]
+) -> dict[MatmulAttribute, int]:
+    """Return the attributes of a matmul descriptor that ask for ``e``. Local.
+
+    Args:
+        p: the caller's product; a column-major A is the caller's B where D is in C order.
+        address: the device address of an array.
+
+    Raises:
+        LayoutError: an auxiliary array is not aligned.
+    """
+    found = {MatmulAttribute.EPILOGUE: int(_epilogue(e, swapped=p.d.order == "C"))}
+    vectors = [name for name in e.given if name != "aux"]
+    for name in vectors:
+        found[MatmulAttribute.BIAS_POINTER] = address(getattr(e, name))
+        found[MatmulAttribute.BIAS_DATA_TYPE] = DATA_TYPES[bias_dtype(p).name]
+    if any(name != "bias" for name in vectors) and version >= MatmulAttribute.BIAS_RESULT_SCHEME.since:
+        found[MatmulAttribute.BIAS_RESULT_SCHEME] = ResultScheme.FULL
+    if e.aux is not None:
+        at = address(e.aux)
+        if at % _ALIGNMENT:
+            raise LayoutError(f"epilogue: aux: starts at {at:#x}, expected a multiple of {_ALIGNMENT} bytes")
+        found[MatmulAttribute.EPILOGUE_AUX_POINTER] = at
+        mask = e.activation in ("relu", "drelu")
+        _, ld, dtype = aux_layout(p.d, rank, e.activation or "")
+        lines = 1 - along(p.d)
+        if e.aux.shape[lines] > 1:
+            ld = e.aux.strides[lines] // e.aux.itemsize
+        found[MatmulAttribute.EPILOGUE_AUX_LD] = ld * 8 if mask else ld
+        if not mask:
+            found[MatmulAttribute.EPILOGUE_AUX_DATA_TYPE] = DATA_TYPES[dtype.name]
+    return found
+
+
+def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
+    """Return cuBLASMp's number for ``e``; A and B have changed places if ``swapped``."""
+    if e.bias_grad_a is not None or e.bias_grad_b is not None:
+        return MatmulEpilogue.BGRADB if (e.bias_grad_b is not None) != swapped else MatmulEpilogue.BGRADA
+    words = [(e.activation or "").upper()]
+    if e.aux is not None and e.activation in ("relu", "gelu"):
+        words.append("AUX")
+    words += ["BIAS"] if e.bias is not None else []
+    words += ["BGRAD"] if e.bias_grad is not None else []
+    return MatmulEpilogue["_".join(word for word in words if word)]
+
+
+class FinishedProduct(Product):
+    """A product, and what CuPy computes from its rounded result: an epilogue or amax.
+
+    Args:
+        engine: where it runs.
+        product: the product alone.
+        p: the problem.
+        operands: the planned ones.
+        why: why the library does not compute the epilogue; empty if it does.
+        reason: the reason in the report.
+    """
+
+    queues = False
+
+    def __init__(
+        self, engine: Engine, product: Product, p: MatmulProblem, operands: Operands, why: str, reason: str
+    ) -> None:
+        e = operands.epilogue if why else None
+        amax = operands.scales is not None and operands.scales.amax is not None and not is_float8(p.d.dtype)
+        what = " and ".join([*([e.name] if e is not None else []), *(["amax"] if amax else [])])
+        self._product, self._p, self._activates = product, p, e is not None
+        self._finish = Finish(engine, p)
+        self._note = f"{what} is computed after the product: {reason}"
+        self.workspace, self.sent_bytes = product.workspace, product.sent_bytes
+        self.copied_bytes = product.copied_bytes
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        """How the product is computed."""
+        return self._product.path
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The notes of the product, and why the epilogue or amax is computed after it."""
+        return (*self._product.notes, self._note)
+
+    def run(self, operands: Operands) -> None:
+        """Queue the product and what follows it. Collective over the context."""
+        d, wide_dtype = operands.d, accumulation_dtype(self._p.d.dtype)
+        self._product.run(replace(operands, epilogue=None) if self._activates else operands)
+        wide = d.astype(wide_dtype) if d.dtype != wide_dtype else d
+        amax = None if operands.scales is None else operands.scales.amax
+        later = replace(operands, scales=None if amax is None else Scales(amax=amax))
+        self._finish(wide, later, epilogue=self._activates)
+        if wide is not d:
+            d[...] = wide
+
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
+        return self._product.misfit(name, array)
+
+    def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
+        """Refuse: there is more than one call to record."""
+        raise UnsupportedError(f"a CUDA graph: {self._note}")
+
+    def close(self) -> None:
+        """Free what the product holds. Collective over the context."""
+        self._product.close()

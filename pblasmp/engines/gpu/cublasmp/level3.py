@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-3 routines as cuBLASMp sees them: one call for each, its arguments by their names in C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ....bindings import FUNCTIONS, DiagType, FillMode, Operation, SideMode
+from ....dtypes import accumulation_dtype
+from ....layout import Level3Problem, MatrixDescriptor
+from ...arrays import same_memory
+from ...request import Operands, Options
+from ..runtime.session import Session
+from ..types import compute_type
+from . import faults
+from .call import PreparedCall, columns
+from .contracts import symbol_of
+from .masked_copy import part_writer, write_all
+from .product import LocalProduct
+
+__all__ = ["CublasmpLevel3", "ScaledPart"]
+
+Array = Any
+
+_SIDES = {"L": SideMode.LEFT, "R": SideMode.RIGHT}
+_FILLS = {"L": FillMode.LOWER, "U": FillMode.UPPER}
+_DIAGONALS = {"N": DiagType.NON_UNIT, "U": DiagType.UNIT}
+
+
+class CublasmpLevel3(PreparedCall):
+    """A routine on this rank's part of D's grid. Making, growing and closing one is collective over the context.
+
+    cuBLASMp updates in place: C, or the right-hand sides of a solve, are copied to D first, unless they are D.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        problem: Level3Problem,
+        options: Options,
+        operands: Operands,
+    ) -> None:
+        self._problem, self._options = problem, options
+        self._form = problem.column_major()
+        self._f_ordered = q = self._form.problem
+        session.grid(q.d.grid)
+        inside = session.rank < q.d.grid.size
+        self._symbol = symbol_of(problem)
+        routine = self._symbol.removeprefix("cublasMp")
+        super().__init__(session, routine, q.d.grid, operands, inside=inside)
+        self.sent_bytes = _received_bytes(q, session.rank) if inside else 0
+        self._views: dict[str, Array] = {}
+        self._write: Callable[[Array, Any], None] | None = None
+        self._prepare()
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        """What cuBLASMp has run according to its log; before the first run, the function that is called."""
+        return self._logged(self._symbol)
+
+    # -- making
+
+    def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the arguments of the function, in the order of its prototype."""
+        q, alpha = self._f_ordered, self._options.alpha
+        scale = (
+            q.d.dtype if q.traits.shape == "added" else accumulation_dtype(q.d.dtype)
+        )  # sums have no compute type
+        alpha = alpha.conjugate() if self._form.conj_alpha else alpha
+        self._alpha, self._beta = np.array(alpha, scale), np.array(self._options.beta, scale)
+        values: dict[str, Any] = {
+            "handle": self._session.handle, "side": _SIDES[q.side], "uplo": _FILLS[q.uplo],
+            "trans": Operation[q.op_a], "diag": _DIAGONALS[q.diag], "m": q.m, "n": q.n, "k": q.k,
+            "alpha": self._alpha.ctypes.data, "beta": self._beta.ctypes.data,
+            "computeType": compute_type(q.d.dtype, None),
+        }  # fmt: skip
+        for letter, x in self._matrices.items():
+            values |= {
+                letter: self._pointers[letter],
+                f"i{letter}": x.lead[0] + 1,
+                f"j{letter}": x.lead[1] + 1,
+            }
+            there = replace(x, grid=q.d.grid)  # the same processes; cuBLASMp wants the same grid
+            values[f"desc{letter.upper()}"] = self._descriptor(there, self._lld(self._views[letter], x))
+        names = [argument.name for argument in FUNCTIONS[self._symbol].arguments]
+        return tuple(values[name] for name in names[: names.index("d_work")]), ()
+
+    # -- running
+
+    def _unbind(self) -> None:
+        super()._unbind()
+        self._views = {}
+
+    def _bind(self, operands: Operands) -> None:
+        """Point the call at these local arrays, or at temporaries for those that must be copied."""
+        self._before, self._after = [], []
+        q, p, form = self._f_ordered, self._problem, self._form
+        a, b, c, d = operands.a, operands.b, operands.c, operands.d
+        out = whole = columns(d, p.d.order)
+        if not self._fits(out, q.d):  # there must be room for the rows before the first one
+            out = self._temporary("d", q.d)
+            self._after.append(lambda: write_all(whole, out))
+        solves = p.traits.solves
+        self._views = {"b" if solves else "c": out}
+        self._matrices = dict.fromkeys(self._views, q.d)
+        begins = b if solves else c if self._options.beta != 0 else None
+        if begins is not None and (out is not whole or not same_memory(begins, d)):
+            self._start_from("B" if solves else "C", columns(begins, p.d.order), out)
+        elif begins is None and faults.reads_c_with_beta_0(p):
+            write = self._writer()
+            self._before.append(lambda: write(out, 0))
+        like = p.a.order if p.traits.shape == "updated" else p.d.order
+        factors = {"A": columns(a, p.a.order)}
+        if b is not None and not solves:
+            factors["B"] = columns(b, like)
+        for letter, name in zip("ab", sorted(factors, reverse=form.swapped), strict=False):
+            x: MatrixDescriptor = getattr(q, letter)
+            self._matrices[letter] = x
+            self._views[letter] = self._operand(letter, name, factors[name], x, d)
+        for letter, x in self._matrices.items():
+            self._point(letter, self._views[letter], x)
+
+    def _operand(self, letter: str, name: str, view: Array, x: MatrixDescriptor, d: Array) -> Array:
+        """Return an operand as the call reads it: itself, or a temporary that is written before each run."""
+        import cupy
+
+        if letter in self._form.conjugated:
+            return self._through(name, view, x, cupy.conjugate, "it is conjugated without a transpose")
+        if name.lower() in self._form.relaid:
+            return self._through(name, view, x, cupy.positive, "it is in another memory order")
+        if self._problem.traits.triangular and self._session.overlap(view, d):
+            return self._through(name, view, x, cupy.positive, "it is in the place of the result")
+        if not self._fits(view, x):
+            return self._through(name, view, x, cupy.positive, "it begins inside a block")
+        return view
+
+    def _start_from(self, name: str, begins: Array, out: Array) -> None:
+        """Copy to D, before each run, the matrix that the routine updates."""
+        self._copies(name, out.nbytes, "the result is computed in its place")
+        write = self._writer()
+        self._before.append(lambda: write(out, begins))
+
+    def _writer(self) -> Callable[[Array, Any], None]:
+        """Return a function that queues the copy of an array or a number to the written part of D; made once."""
+        if self._write is None:
+            self._write = part_writer(self._f_ordered.written, self._f_ordered.d, self._session.rank)
+        return self._write
+
+
+class ScaledPart(LocalProduct):
+    """D = beta C in the part that the routine writes, because alpha is 0 or an operand is empty. Local."""
+
+    def __init__(self, problem: Level3Problem, beta: complex, rank: int) -> None:
+        super().__init__(beta, "D = beta C: there is nothing to compute")
+        self._write = part_writer(problem.written, problem.d, rank)
+        self._real_diagonal = None
+        if problem.is_hermitian and problem.written is not None:
+            self._real_diagonal = _diagonal(problem.d, rank)
+
+    def run(self, operands: Operands) -> None:
+        """Write beta C into the part of D."""
+        c, d = operands.c, operands.d
+        if d.size == 0:
+            return
+        self._write(d, 0 if self._beta == 0 or c is None else c * self._beta)
+        if self._real_diagonal is not None:
+            rows, cols = self._real_diagonal
+            d[rows, cols] = d[rows, cols].real
+
+
+def _diagonal(x: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
+    """Return the local rows and columns of the diagonal's elements on this rank, as index arrays on the GPU."""
+    import cupy
+
+    none = np.zeros(0, np.int64)
+    of_rows, of_cols = x.global_indices(rank) if rank < x.grid.size else (none, none)
+    _, rows, cols = np.intersect1d(of_rows, of_cols, assume_unique=True, return_indices=True)
+    return cupy.asarray(rows), cupy.asarray(cols)
+
+
+def _received_bytes(q: Level3Problem, rank: int) -> int:
+    """Return about how many bytes a rank needs from others: its share of the operands; triangles count as squares."""
+    rows, cols = q.d.local_shape(rank)
+    if q.traits.shape == "added":
+        needed = rows * cols if q.op_a != "N" else 0
+        operands = [q.a]
+    elif q.traits.shape == "sided":
+        needed = (rows if q.side == "L" else cols) * q.k + (cols if q.side == "L" else rows) * q.k
+        operands = [q.a, q.d]
+    else:
+        operands = [x for x in (q.a, q.b) if x is not None]
+        needed = (rows + cols) * q.k * len(operands)
+    held = sum(r * c for r, c in (x.local_shape(rank) for x in operands))
+    return max(0, needed - held) * q.d.dtype.itemsize

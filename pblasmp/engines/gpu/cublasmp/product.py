@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One product as cuBLASMp sees it: descriptors, attributes, workspace, and the prepared call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ....bindings import MatmulAlgoType, MatmulAttribute, MatmulEpilogue, Operation, ctype, version_text
+from ....dtypes import accumulation_dtype, is_float8
+from ....epilogue import bias_dtype
+from ....errors import UnsupportedError
+from ....layout import ColumnMajorProduct, MatmulProblem
+from ...product import Product
+from ...request import Operands, Options
+from ..kernels.lt import SCALE_ALIGNED
+from ..runtime.session import Session
+from ..types import ALGORITHMS, DATA_TYPES, compute_type
+from . import epilogues, faults, scales
+from .call import PreparedCall, columns
+
+__all__ = ["CublasmpProduct", "LocalProduct", "automatic"]
+
+Array = Any
+
+_SMALL_FLOPS = 2 * 2048**3  # a rank's share; below this, cutting up the product costs more than it hides
+
+
+def automatic(problem: MatmulProblem, version: int) -> str:
+    """Return the algorithm that ``algo="auto"`` means. Local.
+
+    Small products are fastest without overlap, and so is AllReduce of every size without multicast.
+    Source: benchmarks/README.md.
+    """
+    if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm":
+        return "default"
+    small = problem.flops < _SMALL_FLOPS * problem.d.grid.size
+    return "no_overlap" if small or problem.scheme == "ar" else "default"
+
+
+class LocalProduct(Product):
+    """D = beta C: no product at all, for alpha = 0, an extent of 0, or a rank without a part. Local."""
+
+    queues = True
+
+    def __init__(self, beta: complex, path: str) -> None:
+        self._beta, self.path = beta, path
+
+    def run(self, operands: Operands) -> None:
+        """Write beta C into D."""
+        c, d, scales = operands.c, operands.d, operands.scales
+        if scales is not None and scales.amax is not None:
+            scales.amax[...] = 0  # of an 8-bit D, which is 0; for other types it is computed afterwards
+        if self._beta == 0 or c is None:
+            d[...] = 0
+        else:
+            d[...] = c
+            d *= self._beta
+
+
+class CublasmpProduct(PreparedCall):
+    """A product on this rank's part of D's grid. Making, growing and closing one is collective over the context."""
+
+    def __init__(
+        self, session: Session, problem: MatmulProblem, options: Options, operands: Operands, algo: str
+    ) -> None:
+        self._problem, self._options, self._algo = problem, options, algo
+        self._descriptor_of_product = 0
+        self._epilogue, self._scales = operands.epilogue, operands.scales
+        self._copied_scales: dict[str, Any] = {}
+        self._form = form = problem.column_major()
+        self.holds_memory = form.conj_a or form.conj_b
+        for x in (form.a, form.b, form.d):
+            session.grid(x.grid)
+        inside = session.rank < form.d.grid.size
+        super().__init__(session, "Matmul", form.d.grid, operands, inside=inside)
+        self.sent_bytes = received_bytes(form, problem, session.rank) if inside else 0
+        if problem.scheme == "ag":
+            gathered = operands.a if form.swapped else operands.b
+            self._notes.append(
+                _gathered_note("A" if form.swapped else "B", session.share(gathered, form.d.grid))
+            )
+        self._prepare()
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        """What cuBLASMp has run according to its log; before the first run, what it is asked for."""
+        return self._logged(self._algo)
+
+    # -- making
+
+    def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the arguments of cublasMpMatmul."""
+        form, options, problem = self._form, self._options, self._problem
+        scale = accumulation_dtype(form.d.dtype)
+        self._alpha, self._beta = np.array(options.alpha, dtype=scale), np.array(options.beta, dtype=scale)
+        descriptors = {
+            name: self._descriptor(x, self._lld(array, x))
+            for name, x, array in zip("abcd", (form.a, form.b, form.c, form.d), self._sources, strict=True)
+            if x is not None and array is not None
+        }
+        if is_float8(form.d.dtype) and form.c is None:  # C has 16 bits, although there is none
+            like_d = replace(form.d, dtype=bias_dtype(problem))
+            descriptors["c"] = self._descriptor(like_d, self._lld(self._sources[3], form.d))
+        if "c" not in descriptors and self._session.version < 800:  # C may not be NULL: pass D, not read
+            self._pointers["c"], descriptors["c"] = self._pointers["d"], descriptors["d"]
+        m, n = (problem.n, problem.m) if form.swapped else (problem.m, problem.n)
+        p = self._pointers
+        arguments = (
+            self._session.handle, self._matmul_descriptor(), m, n, problem.k,
+            self._alpha.ctypes.data, p["a"], 1, 1, descriptors["a"], p["b"], 1, 1, descriptors["b"],
+            self._beta.ctypes.data, p["c"], 1, 1, descriptors.get("c"), p["d"], 1, 1, descriptors["d"],
+        )  # fmt: skip
+        return arguments, ()
+
+    def _matmul_descriptor(self) -> int:
+        form, lib, options, out = self._form, self._lib, self._options, ctypes.c_void_p()
+        lib.cublasMpMatmulDescriptorCreate(ctypes.byref(out), compute_type(form.a.dtype, options.compute))
+        self._closing.callback(lib.cublasMpMatmulDescriptorDestroy, out.value)
+        attributes: dict[MatmulAttribute, int] = {
+            MatmulAttribute.TRANSA: Operation[form.op_a],
+            MatmulAttribute.TRANSB: Operation[form.op_b],
+        }
+        if ALGORITHMS[self._algo] is not MatmulAlgoType.DEFAULT:
+            attributes[MatmulAttribute.ALGO_TYPE] = ALGORITHMS[self._algo]
+        if options.comm_sms is not None:
+            attributes[MatmulAttribute.COMMUNICATION_SM_COUNT] = options.comm_sms
+        if self._problem.scheme == "ar":
+            attributes[MatmulAttribute.EPILOGUE] = MatmulEpilogue.ALLREDUCE
+        travels = self._communication_type()
+        if travels is not None:
+            attributes[MatmulAttribute.COMMUNICATION_TYPE] = DATA_TYPES[travels.name]
+        attributes |= self._following()
+        assert out.value is not None
+        self._descriptor_of_product = out.value
+        self._set(attributes)
+        return out.value
+
+    def _set(self, attributes: dict[MatmulAttribute, int]) -> None:
+        for attribute, value in attributes.items():
+            buffer = ctype(attribute.c_type)(value)
+            size, at = ctypes.sizeof(buffer), ctypes.byref(buffer)
+            self._lib.cublasMpMatmulDescriptorSetAttribute(self._descriptor_of_product, attribute, at, size)
+
+    def _following(self) -> dict[MatmulAttribute, int]:
+        """Return the attributes for epilogue and scales."""
+        session, problem, found = self._session, self._problem, {}
+        self._copied_scales.clear()
+        if self._epilogue is not None:
+            found = epilogues.attributes(
+                self._epilogue, problem, session.version, session.rank, session.address
+            )
+        if self._scales is not None:
+            found |= scales.attributes(self._scales, problem, self._place)
+        return found
+
+    def _place(self, name: str, value: Any) -> int:
+        """Return the device address of a scale: an array, or a number in memory that lasts as long as the product.
+
+        If the library refuses the address of an array, its value is copied before each run.
+        """
+        number = isinstance(value, (int, float))
+        if not number:
+            address = self._session.address(value)
+            read = name != "amax" and self._scales is not None and self._scales.mode == "tensor"
+            if not read or address % SCALE_ALIGNED == 0:
+                return address
+        import cupy
+
+        name = f"scale {name}"
+        if name not in self._temporaries:
+            self._temporaries[name] = cupy.empty(1, np.float32)
+        place = self._temporaries[name]
+        if number:
+            place.fill(value)
+        else:
+            self._copied_scales[name] = value
+        return self._session.address(place)
+
+    def _copy_scales(self) -> None:
+        for name, value in self._copied_scales.items():
+            self._temporaries[name][...] = value.reshape(1)
+
+    def _communication_type(self) -> np.dtype | None:
+        """Return the type in which partial sums travel, if that is not the library's own choice, float32."""
+        if self._problem.scheme not in ("rs", "ar"):
+            return None
+        asked = self._options.comm_dtype
+        kind = self._form.d.dtype
+        wanted = asked or (bias_dtype(self._problem) if is_float8(kind) else kind)
+        if wanted == accumulation_dtype(kind):
+            return None
+        if self._session.version >= MatmulAttribute.COMMUNICATION_TYPE.since:
+            return wanted
+        if asked is not None:
+            raise UnsupportedError(
+                f"comm_dtype: cuBLASMp has it since 0.8, found {version_text(self._session.version)}"
+            )
+        self._notes.append("partial sums travel in float32: cuBLASMp can choose since 0.8")
+        return None
+
+    # -- running
+
+    def _unbind(self) -> None:
+        super()._unbind()
+        self._sources: tuple[Any, ...] = ()
+        self._epilogue = self._scales = None
+        self._copied_scales.clear()
+
+    def _bind(self, operands: Operands) -> None:
+        """Point the call at these local arrays, or at temporaries for those that must be copied."""
+        import cupy
+
+        self._before = []
+        form, problem = self._form, self._problem
+        a, b, c, d = operands.a, operands.b, operands.c, operands.d
+        factors = [columns(a, problem.a.order), columns(b, problem.b.order)]
+        names = ["A", "B"]
+        if form.swapped:
+            factors, names = factors[::-1], names[::-1]
+        for i, (x, conjugated) in enumerate(((form.a, form.conj_a), (form.b, form.conj_b))):
+            if conjugated:
+                why = "it is conjugated without a transpose"
+                factors[i] = self._through(names[i], factors[i], x, cupy.conjugate, why)
+        if self._options.beta == 0:
+            c = None
+        elif c is not None and c is not d and (form.copy_c or faults.needs_c_in_d(d)):
+            c = self._into_d(c, d, cupy.positive)
+        results = [None if x is None else columns(x, problem.d.order) for x in (c, d)]
+        self._sources = (*factors, *results)
+        for name, array in zip("abcd", self._sources, strict=True):
+            self._point(name, array)
+        epilogue = operands.epilogue
+        changed = epilogue is not self._epilogue or operands.scales is not self._scales
+        if self._descriptor_of_product and changed:
+            self._epilogue, self._scales = epilogue, operands.scales
+            self._set(self._following())
+        if operands.scales is not None:
+            self._before.append(self._copy_scales)
+        if epilogue is not None and epilogue.activation == "relu" and epilogue.aux is not None:
+            mask = epilogue.aux  # products of parts of D may write only some bits of a byte
+            self._before.append(lambda: mask.fill(0))
+
+    def _into_d(self, c: Array, d: Array, copy: Callable[..., Any]) -> Array:
+        """Return D, to which C is copied before each run."""
+        self._copies("C", c.nbytes, "its memory layout is not D's")
+        self._before.append(lambda: copy(c, out=d))
+        return d
+
+
+def _gathered_note(name: str, symmetric: bool) -> str:
+    if symmetric:
+        return f"{name}, which is gathered, is in symmetric memory"
+    return (
+        f"{name}, which is gathered, is copied first; from ctx.empty(..., symmetric=True) it is read in place"
+    )
+
+
+def received_bytes(form: ColumnMajorProduct, problem: MatmulProblem, rank: int) -> int:
+    """Return the fewest bytes that a rank can get from others: its share of op(A) and op(B), or of partial sums."""
+    if problem.scheme in ("rs", "ar"):
+        parts = form.d.grid.size
+        rows, cols = form.d.local_shape(rank)
+        return (parts - 1) * rows * cols * form.d.dtype.itemsize
+    rows, cols = form.d.local_shape(rank)
+    needed = (rows + cols) * problem.k
+    held = [x.local_shape(rank) for x in (form.a, form.b)]
+    return max(0, needed - sum(r * c for r, c in held)) * form.a.dtype.itemsize

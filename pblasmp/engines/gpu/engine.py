@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CublasmpEngine: CuPy arrays on the GPUs of all ranks, cuBLASMp's routines, and the algorithms of every engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...bindings import Library, version_text
+from ...comm import Communicator, Side
+from ...dtypes import is_float8
+from ...errors import LayoutError
+from ...layout import MatrixDescriptor
+from ...layout.trapezoid import Trapezoid
+from ..protocol import Move
+from . import algorithms, host_exchange
+from .cublasmp.move import prepare_move
+from .operations import CublasmpOperations
+from .runtime import streams
+from .runtime.device import Device
+from .runtime.graphs import Recordings
+from .runtime.host_copies import HostCopies
+from .runtime.links import links_of
+from .runtime.session import Session
+from .transport import CublasmpTransport
+
+__all__ = ["CublasmpEngine"]
+
+
+class CublasmpEngine:
+    """GPU ranks. Making and closing one is collective over ``comm``.
+
+    Args:
+        comm: the ranks of the context.
+        device: this rank's GPU.
+        library: cuBLASMp, opened.
+        why: why this engine was taken.
+        nccl: an NCCL communicator over the same ranks: its address or nccl4py's object; never destroyed here.
+
+    Attributes:
+        session: what is made only once: communicators, grids, workspaces, symmetric memory, streams.
+    """
+
+    name = "cublasmp"
+    agrees = False
+    measured: Any = None
+    algorithms = algorithms.ALGORITHMS
+
+    def __init__(
+        self, comm: Communicator, device: Device, library: Library, why: str, nccl: Any = None
+    ) -> None:
+        import cupy
+
+        self.why, self.xp = why, cupy
+        self.session = Session(comm, device, library, nccl)
+        self.device = device
+        self._links: str | None = None
+        with ExitStack() as closing:
+            closing.callback(self.session.close)
+            with self.session.agreement("Context: streams"):
+                self.operations = CublasmpOperations(self.session)
+                self.transport = CublasmpTransport(self.session, self.operations)
+                self._copies = HostCopies(cupy, len(self.session.near), self.session.wait)
+                self.session.held_with = (self.operations, self.transport, self._copies)
+            closing.pop_all()
+
+    @property
+    def version(self) -> int:
+        """CuBLASMp's version: 1000 is 0.10.0."""
+        return self.session.version
+
+    @property
+    def machine(self) -> str:
+        """This rank's GPU, its links, and how many ranks share it. Local."""
+        if self._links is None:
+            self._links = links_of(self.device.bus)
+        shared = f"{self.device.ranks} ranks on it" if self.device.ranks > 1 else ""
+        return ", ".join(word for word in (self.session.gpu_name, self._links, shared) if word)
+
+    @property
+    def libraries(self) -> str:
+        """CuBLASMp and NCCL. Local."""
+        nccl = self.session.nccl_version
+        return f"cuBLASMp {version_text(self.version)}, NCCL {nccl // 10000}.{nccl // 100 % 100}.{nccl % 100}"
+
+    def empty(
+        self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
+    ) -> Any:
+        """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
+        return self.session.empty(shape, dtype, order, ld, symmetric=symmetric)
+
+    def recycle(self, array: Any) -> None:
+        """Let later symmetric arrays reuse the memory of this one, once queued work is done. Collective."""
+        self.synchronize()
+        self.session.recycle(array)
+
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:  # noqa: ARG002 - bytes stay bytes
+        """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
+        cupy = self.xp
+        try:
+            if not isinstance(array, cupy.ndarray):
+                shared = _over_tensor(cupy, array)
+                if shared is None:
+                    shared = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
+                array = shared
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            raise LayoutError(
+                f"local array: {type(array).__name__} does not share GPU memory: {error}"
+            ) from None
+        if array.device.id != self.device.index:
+            raise LayoutError(f"local array: is on GPU {array.device.id}, this rank's is {self.device.index}")
+        return array
+
+    def put(
+        self,
+        src: Side,
+        values: Sequence[NDArray[Any] | None],
+        dst: Side,
+        arrays: Sequence[Any | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Queue the move of arrays on the host to GPUs; they have been read when this returns. Collective."""
+        host_exchange.put(self, src, values, dst, arrays, dtype)
+
+    def get(
+        self,
+        src: Side,
+        arrays: Sequence[Any | None],
+        dst: Side,
+        values: Sequence[NDArray[Any] | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move arrays on GPUs to arrays on the host. Collective."""
+        host_exchange.get(self, src, arrays, dst, values, dtype)
+
+    def to_host(self, array: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return a NumPy copy of the values, or ``out`` with them. Local."""
+        room = out.view(np.uint8) if out is not None and is_float8(out.dtype) else out
+        if self._copies.takes(array):
+            values = self._copies.read(array, room)
+        else:
+            self.session.wait(self.xp.cuda.get_current_stream())
+            order = "F" if array.strides[0] < array.strides[1] else "C"
+            values = self.xp.asnumpy(array, order=order)
+            if room is not None:
+                room[...] = values
+        return values if out is None else out
+
+    def from_host(self, array: Any, values: NDArray[Any]) -> None:
+        """Write ``values`` into ``array``. Local."""
+        if array.size:
+            if is_float8(values.dtype):
+                values = values.view(np.uint8)
+            if self._copies.takes(array):
+                self._copies.write(array, values)
+            else:
+                array[...] = self.xp.asarray(values.astype(array.dtype, copy=False))
+
+    def like_on_host(self, array: Any) -> NDArray[Any]:
+        """Return a new array of its shape, type and memory order. Local."""
+        return np.empty(array.shape, array.dtype, order="F" if array.strides[0] < array.strides[1] else "C")
+
+    def overlap(self, a: Any, b: Any) -> bool:
+        """Return whether two local arrays have an element in common. Local."""
+        return self.session.overlap(a, b)
+
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
+        """Return a context in which another library's stream is CuPy's current one. Local."""
+        return streams.current(streams.external(handle, device))
+
+    def graphs(self) -> Recordings | None:
+        """Return a store for a product's CUDA graphs. Local."""
+        operations = self.operations
+        return None if self.session.gpu is None else self.session.recordings(lambda: operations.generation)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all its work; raise if a rank is gone. Local."""
+        self.session.synchronize()
+
+    def prepare_move(
+        self,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[Any, Any],
+        part: Trapezoid | None = None,
+    ) -> Move:
+        """Prepare a move on the GPUs. Collective over the context."""
+        return prepare_move(self, self.session, source, target, arrays, part)
+
+    def close(self) -> None:
+        """Free everything, last made first. Collective over the context."""
+        self._copies.close()
+        self.session.close()
+
+
+def _over_tensor(cupy: Any, tensor: Any) -> Any:
+    """Return a CuPy array over a PyTorch tensor; None if the streams of the two libraries must be ordered. Local.
+
+    DLPack orders them in every call, which takes several times as long.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor) or not (tensor.is_cuda and tensor.numel()):
+        return None
+    dtype = _numpy_type(str(tensor.dtype))
+    if (
+        dtype is None
+        or torch.cuda.current_stream(tensor.device).cuda_stream != cupy.cuda.get_current_stream().ptr
+    ):
+        return None
+    shape, strides, item = tuple(tensor.shape), tensor.stride(), dtype.itemsize
+    nbytes = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * item
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), nbytes, tensor, tensor.device.index)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(shape, dtype, pointer, tuple(stride * item for stride in strides))
+
+
+@lru_cache
+def _numpy_type(name: str) -> np.dtype | None:
+    try:
+        dtype = np.dtype(name.removeprefix("torch."))
+    except TypeError:
+        return None
+    return dtype if dtype.isbuiltin == 1 else None

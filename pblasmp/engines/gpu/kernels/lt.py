@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local products through cuBLASLt: epilogues, 8-bit floats, a workspace for every lane; CUDA graphs may record them.
+
+Also triangular solves, through cuBLAS. The bindings are nvmath-python's: a call takes a microsecond, where ctypes with
+16 arguments takes several, and CuPy's cuBLAS cannot be recorded.
+
+Matrices are row-major. cuBLASLt's are column-major, so it computes the transpose, D^T = op(W)^T op(X)^T: row-major
+memory already holds the transpose, and the letters of op stay the same.
+
+Source: cuBLASLt's documentation (CUDA 13), cublasLt.h.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ....bindings import Operation
+from ....dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
+from ....errors import LayoutError, LibraryNotFoundError, UnsupportedError
+from ..types import DATA_TYPES, compute_type
+from .views import View
+
+__all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Finish", "LocalProducts", "fuses", "why_not_float8"]
+
+WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
+_REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find again
+_ALIGNED = 256  # bytes; better alignment makes no difference
+_FLOAT8_ALIGNED = 16
+SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
+_FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
+
+Op = Literal["N", "T", "C"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The scales and the epilogue of a product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
+
+    Addresses of device memory, 0 for none.
+
+    Args:
+        activation: "relu", "gelu", or their derivatives "drelu", "dgelu", which read ``aux``.
+        bias: a vector with an entry for every column of D.
+        bias_dtype: its type, by default D's; bfloat16 or float16 with 8-bit operands.
+        aux: written by "relu" and "gelu", read by "drelu" and "dgelu"; see ``Epilogue.aux``.
+        aux_ld: entries from one of its rows to the next.
+        scale_x, scale_w, scale_d: one float32 each, with 8-bit matrices.
+        amax: one float32, overwritten with the largest absolute value of an 8-bit D.
+    """
+
+    activation: str | None = None
+    bias: int = 0
+    bias_dtype: np.dtype | None = None
+    aux: int = 0
+    aux_ld: int = 0
+    scale_x: int = 0
+    scale_w: int = 0
+    scale_d: int = 0
+    amax: int = 0
+
+    @property
+    def epilogue(self) -> str:
+        """Name, in cuBLASLt, of the bias and the activation."""
+        parts = [self.activation.upper() if self.activation else ""]
+        parts += ["AUX" if self.aux and self.activation in _FORWARD else "", "BIAS" if self.bias else ""]
+        return "_".join(part for part in parts if part) or "DEFAULT"
+
+    @property
+    def pointers(self) -> dict[str, int]:
+        """Attributes of a matmul descriptor for the given addresses; X is cuBLASLt's B, W its A."""
+        given = {
+            "BIAS_POINTER": self.bias,
+            "EPILOGUE_AUX_POINTER": self.aux,
+            "A_SCALE_POINTER": self.scale_w,
+            "B_SCALE_POINTER": self.scale_x,
+            "D_SCALE_POINTER": self.scale_d,
+            "AMAX_D_POINTER": self.amax,
+        }
+        return {name: address for name, address in given.items() if address}
+
+
+PLAIN = Finish()
+
+
+class Batch(NamedTuple):
+    """Products of equal sizes at equal distances: how many, and the entries from one X, W, D and C to the next."""
+
+    size: int
+    x: int
+    w: int
+    d: int
+    c: int
+
+
+def fuses(dtype: np.dtype) -> bool:
+    """Return whether cuBLASLt adds a bias and applies an activation in products of this type. Local."""
+    return dtype.itemsize <= 2 or dtype == DTYPES["float32"]
+
+
+def why_not_float8(x: View, w: View, d: View, op_x: Op = "N", op_w: Op = "T") -> str:
+    """Return why cuBLASLt cannot multiply these 8-bit matrices on Hopper, "" if it can. Local."""
+    if (op_x, op_w) != ("N", "T"):
+        return "8-bit products take X as tokens × inputs and W as outputs × inputs"
+    if x.dtype == w.dtype == FLOAT8["float8_e5m2"]:
+        return "X and W are both float8_e5m2: one of them must be float8_e4m3fn"
+    for name, view in (("X", x), ("W", w), ("D", d)):
+        apart = view.ld * view.dtype.itemsize
+        if apart % _FLOAT8_ALIGNED or view.address % _FLOAT8_ALIGNED:
+            return f"{name}: 8-bit products need rows that start at multiples of 16 bytes, they are {apart} apart"
+    if x.cols % _FLOAT8_ALIGNED:
+        return f"8-bit products need a multiple of 16 inputs, got {x.cols}"
+    return ""
+
+
+class LocalProducts:
+    """cuBLASLt on one GPU, and cuBLAS's trsm. Local; ``close`` gives everything back.
+
+    Args:
+        cupy: the module; its current device is the GPU.
+        binding: ``nvmath.bindings.cublasLt``, by default imported.
+        cublas: ``nvmath.bindings.cublas``, by default imported; None with a given ``binding``: there is no ``trsm``.
+
+    Raises:
+        LibraryNotFoundError: nvmath-python is not installed.
+    """
+
+    def __init__(self, cupy: Any, binding: Any = None, cublas: Any = None) -> None:
+        if binding is None:
+            try:
+                import nvmath.bindings.cublas
+                import nvmath.bindings.cublasLt
+            except ImportError as error:
+                raise LibraryNotFoundError(
+                    f"nvmath-python is not installed ({error}): pip install 'pblasmp[cu13]'"
+                ) from None
+            binding, cublas = nvmath.bindings.cublasLt, nvmath.bindings.cublas
+        self._cublas = cublas
+        self._cupy, self._lt = cupy, binding
+        self._prepared: OrderedDict[Any, _Prepared] = OrderedDict()  # the most recently used one is the last
+        self._workspaces: dict[str, Any] = {}
+        self._scalars: dict[Any, np.ndarray] = {}
+        self._scales: dict[tuple[str, str], Any] = {}
+        self._closing = ExitStack()
+        self._handle = binding.create()
+        self._closing.callback(binding.destroy, self._handle)
+        if cublas is not None:
+            self._solver = cublas.create()
+            self._closing.callback(cublas.destroy, self._solver)
+
+    def reserve(self) -> None:
+        """Make the workspace of "main" now, since in a run other ranks may already be waiting. Local."""
+        self._workspace("main")
+
+    def _workspace(self, lane: str) -> int:
+        """Return the address of a lane's workspace, made the first time."""
+        if lane not in self._workspaces:
+            self._workspaces[lane] = self._cupy.empty(WORKSPACE_BYTES, np.uint8)
+        return int(self._workspaces[lane].data.ptr)
+
+    def multiply(
+        self,
+        stream: int,
+        x: View,
+        w: View,
+        d: View,
+        *,
+        op_x: Op = "N",
+        op_w: Op = "N",
+        alpha: complex = 1,
+        beta: complex = 0,
+        c: View | None = None,
+        finish: Finish = PLAIN,
+        compute: str | None = None,
+        batch: Batch | None = None,
+        sms: int = 0,
+        lane: str = "main",
+    ) -> None:
+        """Queue ``D = alpha op(X) op(W) + beta C`` and ``finish``, with one rounding. Local.
+
+        Args:
+            stream: address of the CUDA stream.
+            x, w, d: ``op(x)`` is m × k, ``op(w)`` is k × n, ``d`` is m × n; ``d`` may be in a peer's memory.
+            op_x, op_w: "N", "T" or "C".
+            alpha, beta: scalars.
+            c: like ``d``; may be ``d``; by default ``d``.
+            finish: bias, activation, scales.
+            compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
+            batch: how many products there are; ``x``, ``w``, ``d`` and ``c`` are those of the first one.
+            sms: how many multiprocessors to use at most, 0 for all.
+            lane: products of one lane run one after another, on whatever stream, and share a workspace.
+
+        Raises:
+            LayoutError: the shapes do not fit together.
+            UnsupportedError: cuBLASLt has no such product.
+        """
+        m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
+        inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
+        c = d if c is None else c
+        if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
+            raise LayoutError(
+                f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
+                "expected m x k, k x n and twice m x n"
+            )
+        if not (m and n and k):
+            raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
+        if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
+            finish = self._with_aligned_scales(finish, stream, lane)
+        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, batch, sms)
+        product.point(self._lt, finish.pointers)
+        kind = accumulation_dtype(x.dtype)
+        scalars = self._scalars_of(alpha, beta, kind)
+        at = scalars.ctypes.data
+        c_address = c.address if beta != 0 else d.address
+        self._lt.matmul(
+            self._handle, product.description,
+            at, w.address, product.layouts[0], x.address, product.layouts[1],
+            at + kind.itemsize, 0 if product.without_c else c_address, product.layouts[2],
+            d.address, product.layouts[3],
+            product.algo, self._workspace(lane), WORKSPACE_BYTES, stream,
+        )  # fmt: skip
+
+    def trsm(self, stream: int, letter: str, *arguments: int) -> None:
+        """Queue cuBLAS's trsm, in the lane "main". Local.
+
+        Args:
+            stream: address of the CUDA stream.
+            letter: "s", "d", "c" or "z".
+            arguments: what follows the handle in C; alpha is on the host.
+        """
+        self._cublas.set_stream(self._solver, stream)
+        workspace = self._workspace("main"), WORKSPACE_BYTES  # the line above has reset the workspace
+        self._cublas.set_workspace(self._solver, *workspace)
+        getattr(self._cublas, f"{letter}trsm")(self._solver, *arguments)
+
+    def _with_aligned_scales(self, finish: Finish, stream: int, lane: str) -> Finish:
+        """Queue copies of the scales whose addresses cuBLASLt does not take. Return ``finish`` with all addresses."""
+        runtime = self._cupy.cuda.runtime
+        copies: dict[str, Any] = {}
+        for name in ("scale_x", "scale_w", "scale_d"):
+            address = getattr(finish, name)
+            if address % SCALE_ALIGNED:
+                if (lane, name) not in self._scales:
+                    self._scales[lane, name] = self._cupy.empty(1, np.float32)
+                copies[name] = at = int(self._scales[lane, name].data.ptr)
+                runtime.memcpyAsync(at, address, 4, runtime.memcpyDeviceToDevice, stream)
+        return replace(finish, **copies)
+
+    def _scalars_of(self, alpha: complex, beta: complex, kind: np.dtype) -> np.ndarray:
+        key = alpha, beta, kind
+        found = self._scalars.get(key)
+        if found is None:
+            values = (alpha, beta) if kind.kind == "c" else (complex(alpha).real, complex(beta).real)
+            if len(self._scalars) >= _REMEMBERED:
+                self._scalars.clear()  # they are read where a product is queued
+            self._scalars[key] = found = np.array(values, dtype=kind)
+        return found
+
+    def _product(
+        self,
+        extents: tuple[int, int, int],
+        views: tuple[View, View, View, View],
+        ops: tuple[Op, Op],
+        beta: complex,
+        finish: Finish,
+        compute: str | None,
+        batch: Batch | None,
+        sms: int,
+    ) -> _Prepared:
+        """Return descriptors and algorithm, from the cache if they were made before."""
+        key = (
+            extents, ops, beta == 0, compute, batch, sms,
+            tuple((view.dtype, view.ld, _alignment(view, step)) for view, step in _stepped(views, batch)),
+            finish.epilogue, finish.bias_dtype, finish.aux_ld, tuple(finish.pointers),
+        )  # fmt: skip
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found
+        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, batch, sms)
+        if len(self._prepared) > _REMEMBERED:  # work that was queued with them no longer needs them
+            self._prepared.popitem(last=False)[1].made.close()
+        return found
+
+    def _prepare(
+        self,
+        extents: tuple[int, int, int],
+        views: tuple[View, View, View, View],
+        ops: tuple[Op, Op],
+        beta: complex,
+        finish: Finish,
+        compute: str | None,
+        batch: Batch | None,
+        sms: int,
+    ) -> _Prepared:
+        lt = self._lt
+        x, w, c, d = views
+        float8 = is_float8(x.dtype)
+        if float8 and (why := why_not_float8(x, w, d, *ops)):
+            raise UnsupportedError(why)
+        kind = accumulation_dtype(x.dtype)
+        # If there is no C, D's layout stands for it; an 8-bit D has a 16-bit C.
+        c_dtype = DTYPES["bfloat16"] if beta == 0 and is_float8(d.dtype) else c.dtype if beta else d.dtype
+        made = ExitStack()
+        with made:
+            description = lt.matmul_desc_create(int(compute_type(x.dtype, compute)), int(_data_type(kind)))
+            made.callback(lt.matmul_desc_destroy, description)
+            attributes = {
+                "TRANSA": int(Operation[ops[1]]),
+                "TRANSB": int(Operation[ops[0]]),
+                "EPILOGUE": int(lt.Epilogue[finish.epilogue]),
+                "SM_COUNT_TARGET": sms,
+            }
+            if finish.bias:
+                default = DTYPES["bfloat16"] if float8 and d.dtype != np.float16 else d.dtype
+                attributes["BIAS_DATA_TYPE"] = int(_data_type(finish.bias_dtype or default))
+            if finish.aux:
+                attributes["EPILOGUE_AUX_LD"] = finish.aux_ld
+            for name, value in attributes.items():
+                _set(lt, "matmul_desc", description, name, value)
+            product = _Prepared(description, without_c=float8 and beta == 0 and is_float8(d.dtype))
+            product.point(lt, finish.pointers)
+            (_, x_step), (_, w_step), (_, c_step), (_, d_step) = _stepped(views, batch)
+            c, c_step = (c, c_step) if beta else (d, d_step)
+            operands = {
+                "A": (w, w.dtype, w_step),
+                "B": (x, x.dtype, x_step),
+                "C": (c, c_dtype, c_step),
+                "D": (d, d.dtype, d_step),
+            }
+            for view, dtype, step in operands.values():
+                layout = lt.matrix_layout_create(int(_data_type(dtype)), view.cols, view.rows, view.ld)
+                made.callback(lt.matrix_layout_destroy, layout)
+                if batch is not None:
+                    _set(lt, "matrix_layout", layout, "BATCH_COUNT", batch.size)
+                    _set(lt, "matrix_layout", layout, "STRIDED_BATCH_OFFSET", step)
+                product.layouts.append(layout)
+            preference = lt.matmul_preference_create()
+            made.callback(lt.matmul_preference_destroy, preference)
+            wanted = {"MAX_WORKSPACE_BYTES": WORKSPACE_BYTES}
+            for letter, (view, _, step) in operands.items():
+                wanted[f"MIN_ALIGNMENT_{letter}_BYTES"] = _alignment(view, step)
+            for name, value in wanted.items():
+                _set(lt, "matmul_preference", preference, name, value)
+            result = np.zeros(1, lt.matmul_heuristic_result_dtype)
+            count = np.zeros(1, np.int32)
+            try:
+                lt.matmul_algo_get_heuristic(
+                    self._handle, description, *product.layouts, preference,
+                    1, result.ctypes.data, count.ctypes.data,
+                )  # fmt: skip
+            except lt.cuBLASLtError as error:
+                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: {error}") from None
+            if not count[0]:
+                raise UnsupportedError(f"{_words(extents, views, ops, finish)}: cuBLASLt found no algorithm")
+            product.result, product.algo = result, result.ctypes.data  # its first field is the algorithm
+            product.made = made.pop_all()
+        return product
+
+    def close(self) -> None:
+        """Free descriptors, handle and workspaces. Local; no work may be in flight."""
+        with self._closing:
+            for product in self._prepared.values():
+                self._closing.push(product.made)
+            self._prepared.clear()
+        self._workspaces.clear()
+        self._scales.clear()
+
+
+class _Prepared:
+    """Descriptors and algorithm of one product."""
+
+    __slots__ = ("_pointed", "algo", "description", "layouts", "made", "result", "without_c")
+
+    def __init__(self, description: int, *, without_c: bool) -> None:
+        self.description, self.without_c = description, without_c
+        self.layouts: list[int] = []
+        self.algo, self.result = 0, np.empty(0)
+        self.made = ExitStack()  # destroys the descriptors
+        self._pointed: dict[str, int] = {}
+
+    def point(self, lt: Any, pointers: dict[str, int]) -> None:
+        """Set the addresses that have changed since the previous call."""
+        if pointers == self._pointed:
+            return
+        for name, address in pointers.items():
+            _set(lt, "matmul_desc", self.description, name, address)
+        self._pointed = pointers
+
+
+_ATTRIBUTES = {
+    "matmul_desc": "MatmulDescAttribute",
+    "matmul_preference": "MatmulPreferenceAttribute",
+    "matrix_layout": "MatrixLayoutAttribute",
+}
+
+
+def _set(lt: Any, kind: str, thing: int, name: str, value: int) -> None:
+    """Set an attribute of a descriptor, a preference or a layout."""
+    attribute = int(getattr(lt, _ATTRIBUTES[kind])[name])
+    number = np.array([value], getattr(lt, f"get_{kind}_attribute_dtype")(attribute))
+    getattr(lt, f"{kind}_set_attribute")(thing, attribute, number.ctypes.data, number.itemsize)
+
+
+def _data_type(dtype: np.dtype) -> int:
+    return DATA_TYPES[dtype.name]
+
+
+def _stepped(views: tuple[View, ...], batch: Batch | None) -> tuple[tuple[View, int], ...]:
+    """Return X, W, C and D, each with the entries from one of a batch to the next."""
+    return tuple(
+        zip(views, (0, 0, 0, 0) if batch is None else (batch.x, batch.w, batch.c, batch.d), strict=True)
+    )
+
+
+def _alignment(view: View, step: int = 0) -> int:
+    """Return the largest power of two, up to 256, that every row's address is a multiple of."""
+    together = view.address | step * view.dtype.itemsize
+    if view.rows > 1:
+        together |= view.ld * view.dtype.itemsize
+    return min(_ALIGNED, together & -together)
+
+
+def _words(extents: tuple[int, int, int], views: tuple[View, ...], ops: tuple[Op, Op], finish: Finish) -> str:
+    m, n, k = extents
+    x, w, _, d = (view.dtype.name for view in views)
+    return f"a product of {m} x {n} x {k}, {x} {ops[0]} by {w} {ops[1]} to {d}, epilogue {finish.epilogue}"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""View: a row-major matrix in GPU memory, by its address: this GPU's or a peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....errors import LayoutError
+from ....layout.intersection import Piece, Stretches
+
+__all__ = ["Blocks", "Move", "View", "blocks", "contiguous", "moves", "transposing_moves"]
+
+Move = tuple[int, tuple[int, int, int], int, tuple[int, int, int], tuple[int, int, int, int]]
+Four = tuple[int, int, int, int]
+
+
+def contiguous(array: Any, *, turned: bool) -> bool:
+    """Return whether the entries of a row (if ``turned``, of a column) are contiguous. Local."""
+    return bool(array.shape[not turned] == 1 or array.strides[not turned] == array.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Rows of ``cols`` entries, ``ld`` entries apart, from ``address`` on. A plain value: it keeps nothing alive."""
+
+    address: int
+    rows: int
+    cols: int
+    ld: int
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, array: Any, dtype: np.dtype | None = None, name: str = "array") -> View:
+        """Return a view of a CuPy array of two dimensions. Local.
+
+        Args:
+            array: row-major: a row's entries are contiguous, and rows do not overlap.
+            dtype: the element type, if the array cannot tell: 8-bit floats in an array of bytes.
+            name: of the operand, for the error.
+
+        Raises:
+            LayoutError: the array has another memory order, or ``dtype`` another size.
+        """
+        dtype = np.dtype(array.dtype) if dtype is None else dtype
+        size = dtype.itemsize
+        if array.ndim != 2 or array.itemsize != size:
+            raise LayoutError(
+                f"{name}: expected a matrix of {dtype.name}, got {array.ndim} dimensions of {array.dtype}"
+            )
+        rows, cols = array.shape
+        if not array.size:
+            return cls(0, rows, cols, max(1, cols), dtype)
+        across = array.strides[1] if cols > 1 else size
+        down = array.strides[0] if rows > 1 else cols * size
+        if across != size or down < cols * size or down % size:
+            raise LayoutError(
+                f"{name}: strides are {tuple(array.strides)} bytes, expected row-major memory (C order)"
+            )
+        return cls(int(array.data.ptr), rows, cols, down // size, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its entries, without the gaps between its rows."""
+        return self.rows * self.cols * self.dtype.itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether there are no gaps between its rows."""
+        return self.ld == self.cols or self.rows <= 1
+
+    def shifted(self, entries: int) -> View:
+        """Return a matrix of the same size that begins so many entries later. Local."""
+        at = self.address + entries * self.dtype.itemsize
+        return View(at, self.rows, self.cols, self.ld, self.dtype)
+
+    def lines(self, start: int, stop: int) -> View:
+        """Return the rows from ``start`` to before ``stop``. Local."""
+        at = self.address + start * self.ld * self.dtype.itemsize
+        return View(at, stop - start, self.cols, self.ld, self.dtype)
+
+    def columns(self, start: int, stop: int) -> View:
+        """Return the columns from ``start`` to before ``stop``. Local."""
+        at = self.address + start * self.dtype.itemsize
+        return View(at, self.rows, stop - start, self.ld, self.dtype)
+
+
+class Blocks(NamedTuple):
+    """Memory that a copy engine copies by one command: ``depth`` slices of ``height`` lines of ``width`` bytes.
+
+    Attributes:
+        to, of: addresses.
+        width, height, depth: as above.
+        pitches: bytes from one line to the next, in ``to`` and in ``of``.
+        slices: bytes from one slice to the next, multiples of the pitches.
+    """
+
+    to: int
+    of: int
+    width: int
+    height: int
+    depth: int
+    pitches: tuple[int, int]
+    slices: tuple[int, int] = (0, 0)
+
+
+def blocks(to: View, of: View, count: int, steps: tuple[int, int]) -> Iterator[Blocks]:
+    """Yield the commands that copy ``count`` matrices, ``steps`` entries apart in ``to`` and ``of``. Local.
+
+    It is one command, if it can be: each takes a copy engine about 2 us in addition to its bytes.
+    """
+    size = of.dtype.itemsize
+    width = of.cols * size
+    if not width * of.rows:
+        return
+    if min(steps) < 0:  # backwards
+        for i in range(count):
+            yield from blocks(to.shifted(i * steps[0]), of.shifted(i * steps[1]), 1, (0, 0))
+        return
+    levels = [(of.rows, (to.ld * size, of.ld * size)), (count, (steps[0] * size, steps[1] * size))]
+    levels = sorted((level for level in levels if level[0] > 1), key=lambda level: level[1])
+    while levels and levels[0][1] == (width, width):
+        width *= levels.pop(0)[0]
+    levels += [(1, (width, width))] * (2 - len(levels))
+    (height, pitches), (depth, slices) = levels
+    if depth == 1 or slices == (height * pitches[0], height * pitches[1]):
+        yield Blocks(to.address, of.address, width, height * depth, 1, pitches)
+    elif all(s % p == 0 and s >= height * p for s, p in zip(slices, pitches, strict=True)):
+        yield Blocks(to.address, of.address, width, height, depth, pitches, slices)
+    else:  # CUDA has no such command
+        (height, pitches), (again, apart) = sorted(levels, reverse=True)
+        for i in range(again):
+            yield Blocks(to.address + i * apart[0], of.address + i * apart[1], width, height, 1, pitches)
+
+
+def moves(to: View, of: View, lines: Stretches, runs: Stretches) -> Iterator[Move]:
+    """Yield what ``Kernels.move`` takes to copy blocks of one matrix to their places in another. Local.
+
+    Args:
+        to, of: matrices of one element type.
+        lines, runs: which rows, and which of their entries: ``src`` in ``of``, ``dst`` in ``to``.
+    """
+    size = to.dtype.itemsize
+    down, up = to.ld * size, of.ld * size
+    for line in lines:
+        for run in runs:
+            yield (
+                to.address + line.dst * down + run.dst * size,
+                (line.dst_step * down, down, run.dst_step * size),
+                of.address + line.src * up + run.src * size,
+                (line.src_step * up, up, run.src_step * size),
+                (line.repeat, line.length, run.repeat, run.length * size),
+            )
+
+
+def transposing_moves(to: Any, of: Any, piece: Piece) -> Iterator[tuple[int, Four, int, Four, Four]]:
+    """Yield arguments of ``Kernels.transpose`` that copy a piece of one CuPy array to its place in another. Local."""
+    (down, across), (up, along) = to.strides, of.strides
+    for rows in piece.rows:
+        for cols in piece.cols:
+            yield (
+                int(to.data.ptr) + rows.dst * down + cols.dst * across,
+                (rows.dst_step * down, down, cols.dst_step * across, across),
+                int(of.data.ptr) + rows.src * up + cols.src * along,
+                (rows.src_step * up, up, cols.src_step * along, along),
+                (rows.repeat, rows.length, cols.repeat, cols.length),
+            )

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of a GPU rank on its own arrays: CuPy and cuBLAS, queued on CuPy's current stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...bindings import DiagType, FillMode, Operation, SideMode
+from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
+from ...errors import LayoutError, UnsupportedError
+from ...logs import logger
+from ..arrays import blas_operand, scale
+from ..local_part import LocalPart
+from ..protocol import Workspace
+from .kernels.float8 import to_bits
+from .kernels.lt import Batch, Op
+from .kernels.views import View, contiguous
+from .runtime.session import Session, stored_dtype
+from .runtime.streams import current
+from .types import DATA_TYPES, compute_type
+
+__all__ = ["CublasmpOperations"]
+
+Array = Any
+
+_INT_MAX = 2**31 - 1
+_LANES = ("main", "beside0", "beside1", "beside2")  # streams of products that run at the same time
+_DEFAULT_ALGO = -1  # CUBLAS_GEMM_DEFAULT
+
+
+class CublasmpOperations:
+    """See ``engines.protocol.Operations``. Local to make.
+
+    Args:
+        session: the session whose streams are used.
+    """
+
+    tile = 256  # smaller tiles waste less work but slow cuBLAS down
+    panel = 8192
+    lead = 1024  # while this much is multiplied, the rest arrives
+    stripes = 4
+    update_order = ""
+    panel_flops = 1e11  # 0.15 ms of an H200 in 16 bits, as long as the host takes to queue a panel
+
+    def __init__(self, session: Session) -> None:
+        import cupy
+        from cupy_backends.cuda.libs import cublas
+
+        self.xp: Any = cupy
+        self._session, self._cublas = session, cublas
+        self._products = None if session.gpu is None else session.gpu.products
+        self._handle = cupy.cuda.device.get_cublas_handle()
+        self._lane = _LANES[0]
+        self._buffers: dict[str, Array] = {}
+        self.generation = 0  # of the buffers: a CUDA graph made before one is replaced holds stale addresses
+        self._sums: dict[
+            tuple[bool, bool, bool, str | None, bool], Any
+        ] = {}  # kernels, by what they add and where
+        self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
+
+    def workspace(self, nbytes: int) -> Workspace:
+        """Return ``nbytes`` on the device. Local."""
+        return Workspace(nbytes, 0)
+
+    def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> Array:
+        """Return an array in the buffer ``name``, which all products share. Local."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        flat: Array = self.bytes(name, nbytes)[:nbytes].view(stored_dtype(dtype))
+        return flat.reshape(shape) if order == "C" else flat.reshape(shape[::-1]).T
+
+    def bytes(self, name: str, nbytes: int) -> Array:
+        """Return at least ``nbytes`` of the buffer ``name``. Local."""
+        self._session.follow_stream()
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < nbytes:
+            self.generation += buffer is not None
+            self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
+            logger.debug("GPU buffer %s grown to %d bytes", name, nbytes)
+        return buffer
+
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
+        return stored_dtype(dtype)
+
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``: operands are multiplied as they are stored. Local."""
+        return dtype
+
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return ``dtype``, or bfloat16 for 8-bit floats, which cuBLAS has only in another interface. Local."""
+        return DTYPES["bfloat16"] if is_float8(dtype) else dtype
+
+    def store(self, d: Array, x: Array, dtype: np.dtype) -> None:
+        """Queue the rounding of ``x`` into ``d``; ``x`` is float32 if ``d`` has 8-bit floats. Local."""
+        if d.strides[0] < d.strides[1]:
+            d, x = d.T, x.T
+        d[...] = to_bits(self.xp, x, dtype) if is_float8(dtype) else x
+
+    def writes(self, dtype: np.dtype) -> bool:
+        """Return whether cuBLAS writes results of ``dtype``. Local."""
+        return not is_float8(dtype)
+
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
+        """Return ``array`` or, for 8-bit floats, their values in the buffer ``name``. Local."""
+        wide = self.multiplies(dtype)
+        if wide == dtype:
+            return array
+        if dtype not in self._values:
+            bits = np.arange(256, dtype=np.uint8).view(dtype).astype(wide).view(np.uint16)
+            self._values[dtype] = self.xp.asarray(bits)
+        transposed = array.shape[0] > 1 and array.strides[0] < array.strides[1]
+        source = array.T if transposed else array
+        values = self.scratch(f"wide {name}", source.shape, wide)
+        if source.size:
+            self.xp.take(self._values[dtype], source, out=values.view(np.uint16))
+        return values.T if transposed else values
+
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:
+        """Return why products of ``dtype`` cannot be summed in ``compute``, or an empty string. Local."""
+        try:
+            compute_type(self.multiplies(dtype), compute)
+        except UnsupportedError as error:
+            return str(error)
+        return ""
+
+    def gemm(
+        self,
+        alpha: complex,
+        a: Array,
+        b: Array,
+        beta: complex,
+        d: Array,
+        compute: str | None = None,
+        c: Array | None = None,
+    ) -> None:
+        """Queue ``d = alpha a b + beta c``. Local."""
+        if d.size == 0:
+            return
+        flag, ldd = blas_operand(d)
+        turned = flag == "N"  # d is in F order: compute its transpose
+        c = None if beta == 0 else c
+        if c is not None:
+            read = self._products is not None and c.dtype == d.dtype and contiguous(c, turned=turned)
+            if not read or a.shape[1] == 0:
+                self.copy_where(d, c, None)
+                c = None
+        if self._lane == _LANES[0]:
+            self._session.follow_stream()  # products share a workspace
+        if a.shape[1] == 0:  # the memory order of empty a and b is unknown
+            scale(d, beta)
+            return
+        if turned:
+            a, b, d, c = b.T, a.T, d.T, c if c is None else c.T
+        (x, op_x), (w, op_w) = _row_major(a), _row_major(b)
+        rows, cols = d.shape
+        target = View(int(d.data.ptr), rows, cols, ldd, np.dtype(d.dtype))
+        old = None if c is None else View.of(c)
+        self.multiply(x, w, target, old, op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, compute=compute)
+
+    def multiply(
+        self,
+        x: View,
+        w: View,
+        d: View,
+        c: View | None,
+        *,
+        op_x: Op,
+        op_w: Op,
+        alpha: complex = 1,
+        beta: complex = 0,
+        compute: str | None = None,
+        batch: Batch | None = None,
+    ) -> None:
+        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local.
+
+        With ``batch``, queue as many such products.
+        """
+        stream = self.xp.cuda.get_current_stream()
+        if self._products is not None:
+            try:
+                self._products.multiply(
+                    stream.ptr, x, w, d,
+                    op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, batch=batch, lane=self._lane,
+                )  # fmt: skip
+            except UnsupportedError:
+                if is_float8(x.dtype):
+                    raise
+            else:
+                return
+        for i in range(1 if batch is None else batch.size):
+            if i and batch is not None:
+                x, w, d = x.shifted(batch.x), w.shifted(batch.w), d.shifted(batch.d)
+                c = None if c is None else c.shifted(batch.c)
+            if c is not None and c != d:
+                assert self._session.gpu is not None
+                self._session.gpu.kernels.copy(stream, d, c)
+            self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
+
+    def _gemm_ex(
+        self,
+        x: View,
+        w: View,
+        d: View,
+        op_x: Op,
+        op_w: Op,
+        alpha: complex,
+        beta: complex,
+        compute: str | None,
+    ) -> None:
+        """Queue a product by cuBLAS, which is column-major and so computes the transpose."""
+        m, n, k = d.cols, d.rows, x.cols if op_x == "N" else x.rows
+        self._check(f"a local product of {n} x {m} x {k}", m, n, k, x.ld, w.ld, d.ld)
+        kind, result = DATA_TYPES[x.dtype.name], DATA_TYPES[d.dtype.name]
+        scalars = np.array([alpha, beta], dtype=accumulation_dtype(x.dtype))
+        at = scalars.ctypes.data
+        self._cublas.gemmEx(
+            self._handle, int(Operation[op_w]), int(Operation[op_x]), m, n, k,
+            at, w.address, int(kind), w.ld, x.address, int(kind), x.ld,
+            at + scalars.itemsize, d.address, int(result), d.ld,
+            int(compute_type(x.dtype, compute)), _DEFAULT_ALGO,
+        )  # fmt: skip
+
+    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Queue tasks on a few streams: products too small for all multiprocessors run at the same time. Local."""
+        gpu = self._session.gpu
+        lanes = _LANES[: len(tasks)] if gpu is not None else ()
+        if len(lanes) < 2:
+            for task in tasks:
+                task()
+            return
+        assert gpu is not None
+        self._session.follow_stream()
+        with gpu.forked(*lanes[1:]):
+            try:
+                for i, task in enumerate(tasks):
+                    self._lane = lanes[i % len(lanes)]
+                    with current(gpu.stream(self._lane)):
+                        task()
+            finally:
+                self._lane = _LANES[0]
+
+    def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
+        """Queue the solution of ``a y = alpha x`` in the place of ``x``. Local."""
+        (trans_x, ldx), (trans_a, lda) = blas_operand(x), blas_operand(a)
+        turned = trans_x == "T"  # x is in C order: solve Y^T a^T = alpha X^T
+        m, n = x.shape[::-1] if turned else x.shape
+        if m == 0 or n == 0:
+            return
+        self._check(f"solving {x.shape[0]} equations for {x.shape[1]} right-hand sides", m, n, lda, ldx)
+        stored_lower = lower == (trans_a == "N")
+        transposes = turned == (trans_a == "N")
+        scalar, letter = np.array(alpha, dtype=x.dtype), element_type(x.dtype).blas
+        arguments = (
+            int(SideMode.RIGHT if turned else SideMode.LEFT),
+            int(FillMode.LOWER if stored_lower else FillMode.UPPER),
+            int(Operation.T if transposes else Operation.N), int(DiagType.UNIT if unit else DiagType.NON_UNIT),
+            m, n, scalar.ctypes.data, int(a.data.ptr), lda, int(x.data.ptr), ldx,
+        )  # fmt: skip
+        if self._products is None:
+            getattr(self._cublas, f"{letter}trsm")(self._handle, *arguments)
+        else:
+            self._session.follow_stream()  # it shares a workspace with products
+            self._products.trsm(self.xp.cuda.get_current_stream().ptr, letter, *arguments)
+
+    @staticmethod
+    def _check(what: str, *numbers: int) -> None:
+        if max(numbers) > _INT_MAX:
+            raise LayoutError(f"{what} does not fit the 32-bit integers of cuBLAS: use more ranks")
+
+    def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
+        """Queue the copy of ``src`` where ``mask`` is true. Local."""
+        if dst.size == 0:
+            return
+        if dst.strides[0] < dst.strides[1]:
+            dst, src, mask = dst.T, getattr(src, "T", src), None if mask is None else mask.T
+        if mask is None:
+            dst[...] = src
+        else:
+            self.xp.copyto(dst, src, casting="unsafe", where=mask)
+
+    def add(
+        self,
+        d: Array,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        c: Array,
+        part: LocalPart | None,
+        *,
+        conjugate: bool,
+    ) -> None:
+        """Queue ``alpha x + beta c`` into a part of ``d``, by one kernel. Local."""
+        if d.size == 0:
+            return
+        if self._lane == _LANES[0]:
+            self._session.follow_stream()  # one of these may be a product's own buffer
+        places: Any = () if part is None else part.indices(self.xp)
+        if d.strides[0] < d.strides[1]:  # kernels run along rows
+            d, x, c, *places = (each.T for each in (d, x, c, *places))
+        is_complex, uplo = d.dtype.kind == "c", None if part is None else part.part.uplo
+        hermitian = is_complex and part is not None and part.hermitian
+        how = alpha != 0, beta != 0, conjugate and is_complex, uplo, hermitian
+        if how not in self._sums:
+            self._sums[how] = _sum(*how)
+        numbers = d.dtype.type(alpha), d.dtype.type(beta)
+        where = () if part is None else (*places, part.part.diagonal)
+        self._sums[how](x if alpha != 0 else d, c if beta != 0 else d, *numbers, *where, d)
+
+
+def _sum(adds: bool, keeps: bool, conjugate: bool, uplo: str | None, hermitian: bool) -> Any:
+    """Return a kernel that reads and writes only what it must, and only once."""
+    import cupy
+
+    left, right = "conj(x)" if conjugate else "x", "c"
+    if hermitian:
+        left, right = (f"(row == col ? T(real({each})) : {each})" for each in (left, right))
+    terms = [f"alpha * {left}"] * adds + [f"beta * {right}"] * keeps
+    code = f"d = {' + '.join(terms) or 'T(0)'};"
+    if hermitian:
+        code += " if (row == col) d = T(real(d));"
+    arguments = "T x, T c, T alpha, T beta"
+    if uplo is not None:
+        arguments += ", int64 row, int64 col, int64 diagonal"
+        code = f"if (col - row {'<=' if uplo == 'L' else '>='} diagonal) {{ {code} }}"
+    name = "_".join(
+        ["pblasmp_sum", "ax" * adds, "bc" * keeps, "conj" * conjugate, uplo or "", "real" * hermitian]
+    )
+    return cupy.ElementwiseKernel(arguments, "T d", code, name)
+
+
+def _row_major(array: Array) -> tuple[View, Op]:
+    """Return a matrix as it is in memory, and the op that makes the array of it."""
+    flag, ld = blas_operand(array)
+    rows, cols = array.shape
+    address, dtype = int(array.data.ptr), np.dtype(array.dtype)
+    return (
+        (View(address, rows, cols, ld, dtype), "N")
+        if flag == "T"
+        else (View(address, cols, rows, ld, dtype), "T")
+    )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of other ranks: windows over NVLink, and messages through them."""

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU of a rank: the one that it has made current, or the one with its number on the node.
+
+Ranks share GPUs only where NCCL is told to allow it.
+Source: NCCL's user guide, environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+
+from ....comm import Communicator, count_cores
+from ....errors import LibraryNotFoundError, UnsupportedError
+from ....extras import install
+
+__all__ = ["Device", "find_device"]
+
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A rank's GPU: its CUDA index here, its PCI address, its node, and how many ranks share it."""
+
+    index: int
+    bus: str
+    host: str
+    ranks: int = 1
+
+
+def find_device(comm: Communicator) -> Device | Exception:
+    """Return this rank's GPU, or why not every rank has its own; the same outcome on all. Collective.
+
+    If every rank has chosen a different GPU, as with torch.cuda.set_device, these are taken. Otherwise a rank takes the
+    GPU whose index is its number among the ranks of its node or, if the launcher shows each rank only one GPU, that
+    one. If NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank, ranks share GPUs, which are dealt out in turn.
+    """
+    node = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
+    comm.patient = count_cores(comm, node) < len(node)
+    said = comm.allgather((_current(), os.environ.get(_SHARING) == "1"))
+    current, share = [device for device, _ in said], all(allowed for _, allowed in said)
+    chosen = len({(device.bus, device.host) for device in current if device is not None}) == comm.size
+    indices = [current[rank].index for rank in node] if chosen else list(range(len(node)))
+    found = comm.allgather(_own(indices, node.index(comm.rank), share=share))
+    wrong = [(rank, fault) for rank, fault in enumerate(found) if isinstance(fault, Exception)]
+    if wrong:
+        rank, fault = wrong[0]
+        return type(fault)(f"{fault} (on rank {rank})")
+    devices = [device for device in found if isinstance(device, Device)]
+    places = [(device.bus, device.host) for device in devices]
+    for rank, place in enumerate(places):
+        first = places.index(place)
+        if first != rank and not share:
+            return UnsupportedError(
+                f"ranks {first} and {rank} have the same GPU ({' of '.join(place)}): start one rank per GPU, "
+                f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1"
+            )
+    return replace(devices[comm.rank], ranks=places.count(places[comm.rank]))
+
+
+def _current() -> Device | None:
+    """Return the GPU that is current in this process, None if there is none."""
+    try:
+        import cupy
+
+        index = cupy.cuda.runtime.getDevice()
+        return Device(index, cupy.cuda.runtime.deviceGetPCIBusId(index), platform.node())
+    except Exception:  # noqa: BLE001 - _own says what is missing
+        return None
+
+
+def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
+    """Return GPU ``indices[number]``, or why the ranks of this node, which take ``indices``, cannot have them.
+
+    If they may share GPUs, indices after the last GPU begin again at the first.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        return LibraryNotFoundError(f"CuPy is not installed ({error}): {install('cu13')}")
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+        if count == 0:
+            return LibraryNotFoundError("no GPU is visible")
+        if share:
+            indices = [index % count for index in indices]
+        if 1 < count < len(indices) and not share:
+            return UnsupportedError(
+                f"{len(indices)} ranks on a node with {count} GPUs: start one rank per GPU, "
+                f"or let them share: {_SHARING}=1"
+            )
+        index = indices[number] if count > 1 else 0
+        peers = [peer for peer in indices if peer != index and peer < count]
+        deaf = [peer for peer in peers if not runtime.deviceCanAccessPeer(index, peer)]
+        if deaf:
+            return UnsupportedError(f"GPU {index} cannot reach GPU {deaf[0]} of its node (no peer access)")
+        return Device(index, runtime.deviceGetPCIBusId(index), platform.node())
+    except runtime.CUDARuntimeError as error:
+        return LibraryNotFoundError(f"no GPU can be used: {error}")

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gpu: the operations that the algorithms here use. Every method except ``reserve`` and ``close`` only queues work.
+
+Streams have names. "main" is the stream that was CuPy's current one when a product began; the others are the engine's
+own. They are forked from it and joined to it by events, so that a CUDA graph that records "main" records them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from ....errors import UnsupportedError
+from ..kernels.kernels import Kernels
+from ..kernels.lt import PLAIN, Finish, LocalProducts, Op
+from ..kernels.views import Blocks, Move, View, blocks
+from ..peers.windows import Windows, check_driver, nccl_handle, open_windows
+
+__all__ = ["Gpu"]
+
+_NCCL_TYPES = {
+    "float8_e4m3fn": 1, "float8_e5m2": 1,  # bytes: NCCL moves 8-bit floats but does not add them
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "complex64": 7, "complex128": 8,
+}  # fmt: skip
+_SUM = 0
+_URGENT = -5  # priority of the stream of sums: the highest
+
+
+class Gpu:
+    """One GPU and its peers. Making and closing it is collective.
+
+    Args:
+        session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
+            ``synchronize``, ``wait`` (see ``Session``).
+
+    Attributes:
+        why_no_windows: why there is no symmetric memory, "" if there is.
+    """
+
+    def __init__(self, session: Any) -> None:
+        from nccl.bindings import nccl as nccl_bindings
+
+        cupy = session.cupy
+        self.rank, self.size = session.rank, session.size
+        self._session, self._cupy, self._nccl = session, cupy, nccl_bindings
+        self._runtime = cupy.cuda.runtime
+        self._comm = nccl_handle(session.nccl)
+        with ExitStack() as self._closing:
+            with session.agreement("GPU: cuBLASLt and kernels"):
+                self.products = LocalProducts(cupy)
+                self._closing.callback(self.products.close)
+                self.products.reserve()
+                self.kernels = Kernels(cupy, session.size)
+            found = open_windows(session, self.kernels)
+            self.windows: Windows | None = None if isinstance(found, str) else found
+            if self.windows is not None:
+                self._closing.callback(self.windows.close)
+            self.why_no_windows = found if isinstance(found, str) else ""
+            self._closing = self._closing.pop_all()
+        self._streams: dict[str, Any] = {}
+        self._events: dict[str, Any] = {}
+        self._scratch: dict[str, Any] = {}
+        self._scalars: dict[float, Any] = {}
+        self.generation = 0
+
+    @property
+    def multiprocessors(self) -> int:
+        """Number of multiprocessors of the GPU."""
+        return self.kernels.multiprocessors
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """A value that changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
+        return self.generation, 0 if self.windows is None else self.windows.generation
+
+    @property
+    def streams(self) -> list[Any]:
+        """The CuPy streams on which this object has queued work."""
+        return list(self._streams.values())
+
+    @property
+    def held(self) -> int:
+        """Bytes of the largest symmetric buffer."""
+        return 0 if self.windows is None else self.windows.largest
+
+    def agreement(self, what: str) -> AbstractContextManager[Any]:
+        """Return a ``with`` block in which an error on one rank is raised on every rank. Collective."""
+        block: AbstractContextManager[Any] = self._session.agreement(what)
+        return block
+
+    # -- memory
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Make the symmetric buffer ``name`` at least that large, the same size on every rank. Collective."""
+        assert self.windows is not None
+        self.windows.reserve(name, nbytes)
+
+    def symmetric(self, name: str, rank: int) -> int:
+        """Return the address of a rank's symmetric buffer, as this rank sees it. Local."""
+        assert self.windows is not None
+        return self.windows.buffer(name).peers[rank]
+
+    def scratch(self, name: str, nbytes: int) -> int:
+        """Return the address of this GPU's own buffer of that name, which all products share. Local.
+
+        Products reserve theirs when they are prepared: a buffer must not grow while a graph records.
+        """
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            if buffer is not None:
+                self._session.synchronize()
+                self.generation += 1
+            self._scratch[name] = buffer = self._cupy.empty(max(nbytes, 1), np.uint8)
+        return int(buffer.data.ptr)
+
+    def scalar(self, value: Any) -> int:
+        """Return the device address of a float32, given as an array or a number; 0 for None. Local."""
+        if value is None:
+            return 0
+        if hasattr(value, "data"):
+            return int(value.data.ptr)
+        if value not in self._scalars:
+            self._scalars[value] = self._cupy.full(1, value, np.float32)
+        return int(self._scalars[value].data.ptr)
+
+    # -- order
+
+    def use_current_stream(self) -> None:
+        """Let "main" be CuPy's current stream. Local."""
+        self._streams["main"] = self._cupy.cuda.get_current_stream()
+
+    def begin(self, *names: str) -> None:
+        """Begin a product on CuPy's current stream, and fork streams of these names from it. Local."""
+        self.use_current_stream()
+        if self.windows is not None:
+            self.windows.await_all(self._streams["main"])
+        for name in names:
+            self.follow(name, "main")
+
+    def end(self, *names: str) -> None:
+        """Join the streams of these names to the main one, and end the product. Local."""
+        for name in names:
+            self.follow("main", name)
+        if self.windows is not None:
+            self.windows.arrive(self._streams["main"])
+
+    def meet(self) -> None:
+        """Wait on the main stream until every rank's has reached this point; no GEMM may run meanwhile. Local."""
+        assert self.windows is not None
+        self.windows.meet(self._streams["main"])
+
+    @contextmanager
+    def forked(self, *names: str) -> Iterator[None]:
+        """Fork streams of these names from CuPy's current one, and join them to it at the end of the block. Local."""
+        self.use_current_stream()
+        for name in names:
+            self.follow(name, "main")
+        try:
+            yield
+        finally:
+            for name in names:
+                self.follow("main", name)
+
+    def follow(self, later: str, earlier: str) -> None:
+        """Let later work on ``later`` wait for all work so far on ``earlier``. Local."""
+        self.mark(earlier, earlier)
+        self.await_mark(later, earlier)
+
+    def mark(self, name: str, stream: str) -> None:
+        """Set a mark for all work so far on a stream. Local."""
+        event = self._events.get(name)
+        if event is None:
+            self._events[name] = event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self.stream(stream))
+
+    def await_mark(self, stream: str, name: str) -> None:
+        """Let later work on a stream wait for a mark. Local."""
+        self.stream(stream).wait_event(self._events[name])
+
+    def raise_flag(self, stream: str, rank: int, number: int) -> None:
+        """Signal ``rank`` that all earlier work on this stream is done. Local."""
+        assert self.windows is not None
+        self.windows.raise_flag(self.stream(stream), rank, number)
+
+    def await_flag(self, stream: str, rank: int, number: int) -> None:
+        """Wait for ``rank``'s flag, next to a GEMM. Local."""
+        assert self.windows is not None
+        self.windows.await_flag(self.stream(stream), rank, number)
+
+    def await_flags(self, stream: str, flags: Sequence[tuple[int, int]]) -> None:
+        """Wait for flags, each a rank and a number, sooner than ``await_flag``; no GEMM may run meanwhile. Local."""
+        if flags:
+            assert self.windows is not None
+            self.windows.await_flags(self.stream(stream), flags)
+
+    def stream(self, name: str) -> Any:
+        """Return CuPy's stream of that name, made the first time. Local."""
+        stream = self._streams.get(name)
+        if stream is None:
+            priority = _URGENT if name.startswith("sum") else 0
+            stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
+            self._streams[name] = stream
+        return stream
+
+    # -- work
+
+    def multiply(
+        self,
+        stream: str,
+        x: View,
+        w: View,
+        d: View,
+        *,
+        op_w: Op,
+        op_x: Op = "N",
+        alpha: complex = 1,
+        beta: complex = 0,
+        c: View | None = None,
+        finish: Finish = PLAIN,
+        compute: str | None = None,
+    ) -> None:
+        """Queue D = alpha op(X) op(W) + beta C and what follows; D = 0 if there are no inputs. Local."""
+        if not d.rows * d.cols:
+            return
+        if not x.cols:
+            if beta != 0 or finish != PLAIN:
+                raise UnsupportedError("a product over no inputs, with C or an epilogue")
+            size, at = d.dtype.itemsize, self.stream(stream).ptr
+            whole = d.ld == d.cols
+            for row in range(1 if whole else d.rows):
+                nbytes = d.cols * size * (d.rows if whole else 1)
+                self._runtime.memsetAsync(d.address + row * d.ld * size, 0, nbytes, at)
+            return
+        self.products.multiply(
+            self.stream(stream).ptr, x, w, d,
+            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+        )  # fmt: skip
+
+    def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
+        """Copy a matrix from or to a peer, by a copy engine. Local.
+
+        Args:
+            stream: where it is queued.
+            to, of: the matrices.
+            count: how many equal matrices are copied.
+            steps: the entries from one to the next, in ``to`` and in ``of``.
+        """
+        at, kind = self.stream(stream).ptr, self._runtime.memcpyDefault
+        for b in blocks(to, of, count, steps):
+            if b.depth > 1:
+                self._copy_3d(b, at)
+            elif b.height > 1:
+                self._runtime.memcpy2DAsync(
+                    b.to, b.pitches[0], b.of, b.pitches[1], b.width, b.height, kind, at
+                )
+            else:
+                self._runtime.memcpyAsync(b.to, b.of, b.width, kind, at)
+
+    @staticmethod
+    def _copy_3d(b: Blocks, stream: int) -> None:
+        from cuda.bindings import driver
+
+        copy = driver.CUDA_MEMCPY3D()
+        copy.dstMemoryType = copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        copy.dstDevice, copy.srcDevice = b.to, b.of
+        copy.WidthInBytes, copy.Height, copy.Depth = b.width, b.height, b.depth
+        copy.dstPitch, copy.srcPitch = b.pitches
+        copy.dstHeight, copy.srcHeight = (s // p for s, p in zip(b.slices, b.pitches, strict=True))
+        check_driver(driver.cuMemcpy3DAsync(copy, stream))
+
+    def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
+        """Copy a matrix by a kernel. Local."""
+        if of.rows * of.cols:
+            self.kernels.copy(self.stream(stream), to, of, blocks)
+
+    def move(self, stream: str, moves: Iterable[Move]) -> None:
+        """Copy blocks by a kernel; see ``Kernels.move``. Local."""
+        self.kernels.move(self.stream(stream), moves)
+
+    def add(self, stream: str, parts: Sequence[View], outs: Sequence[View], **how: Any) -> None:
+        """Add matrices and finish them; see ``Kernels.add``. Local."""
+        self.kernels.add(self.stream(stream), parts, outs, **how)
+
+    # -- NCCL's collectives, on contiguous matrices; the main stream
+
+    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
+        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Local to queue, collective to run."""
+        count = _words(of.dtype) * of.cols
+        main, comm, kind = self.stream("main").ptr, self._comm, _NCCL_TYPES[of.dtype.name]
+        if len(set(rows)) == 1:
+            self._nccl.reduce_scatter(of.address, to.address, rows[0] * count, kind, _SUM, comm, main)
+            return
+        self._nccl.group_start()
+        start = 0
+        for rank, n in enumerate(rows):
+            part = of.lines(start, start + n)
+            self._nccl.reduce(part.address, to.address, n * count, kind, _SUM, rank, comm, main)
+            start += n
+        self._nccl.group_end()
+
+    def all_reduce(self, matrix: View) -> None:
+        """Add the ranks' matrices, in place. Local to queue, collective to run."""
+        count = matrix.rows * matrix.cols * _words(matrix.dtype)
+        kind, main = _NCCL_TYPES[matrix.dtype.name], self.stream("main").ptr
+        self._nccl.all_reduce(matrix.address, matrix.address, count, kind, _SUM, self._comm, main)
+
+    def all_gather(self, of: View, to: int, nbytes: Sequence[int]) -> None:
+        """Gather every rank's ``of`` end to end at ``to``. Local to queue, collective to run."""
+        main, comm, kind = self.stream("main").ptr, self._comm, 1
+        if len(set(nbytes)) == 1:
+            self._nccl.all_gather(of.address, to, nbytes[0], kind, comm, main)
+            return
+        self._nccl.group_start()
+        start = 0
+        for rank, n in enumerate(nbytes):
+            self._nccl.broadcast(of.address, to + start, n, kind, rank, comm, main)
+            start += n
+        self._nccl.group_end()
+
+    def close(self) -> None:
+        """Free everything, every step even if one fails. Collective."""
+        self._closing.callback(self._scalars.clear)
+        self._closing.callback(self._scratch.clear)
+        self._closing.callback(self._runtime.deviceSynchronize)
+        self._closing.close()
+
+
+def _words(dtype: np.dtype) -> int:
+    """Return how many NCCL elements an entry takes."""
+    return 2 if dtype.kind == "c" else 1

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel products on GPUs from local GEMMs and copies that overlap them: a table of algorithms by form."""
+
+from ..runtime.gpu import Gpu
+from .allgather import NcclGather, PushedGather
+from .allreduce import NcclAllReduce, OneShotAllReduce, PushedAllReduce, RingAllReduce, TwoShotAllReduce
+from .base import Algorithm
+from .gathered_output import NcclGatheredOutput, PushedGatheredOutput
+from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduceScatter, StoredReduceScatter
+from .spec import Spec
+
+__all__ = ["ALGORITHMS", "Algorithm", "Gpu", "Spec"]
+
+ALGORITHMS: dict[str, dict[str, type[Algorithm]]] = {
+    "allgather_matmul": {"nccl": NcclGather, "push": PushedGather},
+    "matmul_reduce_scatter": {
+        "nccl": NcclReduceScatter,
+        "pull": PulledReduceScatter,
+        "store": StoredReduceScatter,
+        "push": PushedReduceScatter,
+    },
+    "matmul_allreduce": {
+        "nccl": NcclAllReduce,
+        "one_shot": OneShotAllReduce,
+        "two_shot": TwoShotAllReduce,
+        "push": PushedAllReduce,
+        "ring": RingAllReduce,
+    },
+    "matmul_allgather": {"nccl": NcclGatheredOutput, "push": PushedGatheredOutput},
+}
+"""The algorithms of each form, by the names that ``algo=`` takes."""

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel products from local GEMMs and copies between GPUs, as algorithms of the GPU engine.
+
+The algorithms themselves are in ``overlapped``. A plan's second run on the same arrays records a CUDA graph, and later
+ones replay it: then the host queues a single launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....dtypes import DTYPES, accumulation_dtype, is_float8
+from ....errors import PblasmpError, UnsupportedError
+from ....layout import MatmulProblem, ParallelProblem
+from ...method import Algorithm
+from ...product import Product
+from ...protocol import Engine, Workspace
+from ...request import Operands, Options, Problem
+from ...tensor import messages
+from ..kernels.lt import fuses
+from ..runtime.session import session_of
+from ..types import compute_type
+from . import ALGORITHMS as KINDS
+from . import Spec
+from .spec import waves
+
+if TYPE_CHECKING:
+    from ..runtime.session import Session
+    from . import Algorithm as Kind
+
+__all__ = ["ALGORITHMS", "OverlappedProduct"]
+
+Array = Any
+
+_SPLIT = {
+    "allgather_matmul": ("tokens", "outputs"),
+    "matmul_reduce_scatter": ("inputs",),
+    "matmul_allreduce": ("inputs",),
+    "matmul_allgather": ("outputs",),
+}
+_ALIGNED = 16  # bytes, of 8-bit operands
+
+
+def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
+    """Return the product in the form that its algorithms take. Local."""
+    extents = {}
+    for name in ("tokens", "outputs", "inputs"):
+        counts: tuple[int, ...] = getattr(p, name)
+        extents[name] = counts if name in _SPLIT[p.form] else counts[:1]
+    if p.form == "matmul_reduce_scatter":
+        extents["tokens"] = p.rows
+    return Spec(
+        p.form, **extents,
+        dtype=p.dtype, w_dtype=p.w_dtype, out_dtype=p.out_dtype, c_dtype=p.c_dtype or p.out_dtype,
+        transposed=p.outputs_first, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype,
+        compute=options.compute, activation=activation,
+    )  # fmt: skip
+
+
+class OverlappedProduct(Product):
+    """A product of local GEMMs and copies. Making and running one is collective over the context.
+
+    Args:
+        engine: where it runs.
+        p: the product.
+        options: alpha, beta, types.
+        operands: the planned ones, whose epilogue every run has.
+        kind: the algorithm.
+    """
+
+    queues = True
+
+    def __init__(
+        self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands, kind: type[Kind]
+    ) -> None:
+        self._session = session = session_of(engine)
+        assert session.gpu is not None, "its refusal says why it has none"
+        self._p = p
+        e = operands.epilogue
+        self._kind = kind(session.gpu, _spec(p, options, None if e is None else e.activation))
+        self.path = f"{kind.name}: {_first_sentence(kind)}"
+        self.workspace = Workspace(self._kind.workspace, 0)
+        self.sent_bytes = self._sent()
+        self._shares_amax = p.size > 1 and p.form in ("matmul_allreduce", "matmul_allgather")
+        self._recordings = session.recordings()
+        self._ran = False
+
+    def _sent(self) -> int:
+        p, rank = self._p, self._session.rank
+        travels, others = self._kind.spec.travels.itemsize, p.size - 1
+        if p.form == "allgather_matmul":
+            return p.tokens[rank] * p.inputs[0] * p.dtype.itemsize * others
+        if p.form == "matmul_allgather":
+            return p.tokens[0] * p.outputs[rank] * p.out_dtype.itemsize * others
+        parts = p.tokens[0] * p.outputs[0] * others // p.size
+        return parts * (travels + (p.out_dtype.itemsize if p.form == "matmul_allreduce" else 0))
+
+    def run(self, operands: Operands) -> None:
+        """Queue the product on CuPy's current stream. Collective over the context; the first run may allocate."""
+        if not self._ran:
+            with self._session.queueing(f"{self._p.form}: the first run"):
+                self._recordings.run(operands, lambda: self._queue(operands))
+            self._ran = True
+        elif self._p.conjugated:
+            self._session.follow_stream()
+            self._queue(operands)
+        else:
+            self._recordings.run(operands, lambda: self._queue(operands))
+
+    def _queue(self, operands: Operands) -> None:
+        x, w, c, d = messages.row_major(self._p, operands)
+        e, scales = operands.epilogue, operands.scales
+        how: dict[str, Any] = {} if operands.gathered is None else {"gathered": operands.gathered}
+        self._kind.run(x, w, c, d, None if e is None else e.bias, scales, **how)
+        if self._shares_amax and scales is not None and scales.amax is not None:
+            self._session.share_largest(scales.amax)
+
+    def capture(self, operands: Operands) -> Callable[[], None]:
+        """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
+        self.run(operands)
+        if self._p.conjugated:
+            raise UnsupportedError(
+                "a CUDA graph: operands are conjugated first, and each run may put the result elsewhere"
+            )
+        return self._recordings.record(lambda: self._queue(operands))
+
+    def close(self) -> None:
+        """Destroy the graphs. Local."""
+        self._recordings.close()
+
+
+def _first_sentence(kind: type) -> str:
+    text = (kind.__doc__ or "").split(".")[0]
+    return text[:1].lower() + text[1:]
+
+
+# -- the rows of the registry
+
+
+def _view(problem: Problem) -> Problem | str:
+    """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
+    if isinstance(problem, MatmulProblem) and problem.scheme != "gemm":
+        q = problem.T if problem.d.order == "F" else problem
+        if (q.op_a == "N") != (q.a.order == "C"):
+            return "the rows of X are not contiguous in memory"
+    return messages.view(problem)
+
+
+def _why_not(
+    kind: type[Kind], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
+) -> str:
+    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective the first time."""
+    session = session_of(engine)
+    if p.size != session.size:
+        return f"its layouts are on {p.size} ranks, it needs all {session.size} of the context"
+    if options.comm_sms is not None:
+        return "comm_sms is for cuBLASMp's algorithms"
+    e = None if operands is None else operands.epilogue
+    if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
+        return f"epilogue {e.name!r}: only a bias and an activation follow it"
+    if e is not None and e.fused and (p.sums or not fuses(p.dtype)):
+        return "its epilogue runs after the product, but fused=True asks for a fused one"
+    if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
+        return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
+    spec = _spec(p, options, None if e is None else e.activation)
+    if is_float8(p.dtype):
+        if faults := p.misaligned():
+            return faults[0]
+    else:
+        known = p.dtype, accumulation_dtype(p.dtype)
+        if spec.out_dtype not in known or spec.travels not in known:
+            return (
+                f"cuBLASLt has no product of {p.dtype.name} in {spec.travels.name} for {spec.out_dtype.name}"
+            )
+    try:
+        compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
+        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, spec)
+    except PblasmpError as error:
+        return str(error)
+
+
+def _row(form: str, name: str) -> Algorithm:
+    kind = KINDS[form][name]
+    fallback = name == "push"  # by messages, if GPUs do not reach each other's memory
+
+    def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
+        why = _why_not(kind, engine, p, options, operands)
+        if not why or not fallback:
+            return why
+        unsent = messages.refusal(engine, p, options, operands)
+        return f"{why}; by messages: {unsent}" if unsent else ""
+
+    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:
+        why = _why_not(kind, engine, p, options, operands)
+        if not why:
+            return OverlappedProduct(engine, p, options, operands, kind)
+        product = messages.prepare(engine, p, options)
+        product.notes += (f"by messages: {why}",)
+        return product
+
+    def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:
+        if fallback and _why_not(kind, engine, p, options, None):
+            return messages.cost(engine, p, options)
+        return _cost(name, p, options, session_of(engine))
+
+    return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
+
+
+# -- rules, from measurements on two and four H200, where nothing was measured on this machine: benchmarks/README.md
+
+_PAIR = 2
+_HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph
+_HIDES_PIECES = 1.5e12  # and to queue one in many pieces
+_HIDES_COPIES = 1e10  # operations that hide the extra cost of copies in pieces over NCCL's
+_HIDES_SENDING = (
+    2000  # inputs per peer, with which computing an output takes as long as sending it to all peers
+)
+_HIDES_SUMS = 4e11  # operations per rank that hide, on more than two ranks, most of an AllReduce in pieces
+_PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one GEMM and one sum
+_STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added
+_ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
+_ONE_SHOT_WAVES = 4
+_RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
+
+
+def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> float:
+    """Return the cost of an algorithm by rule: 0.5 for the best one, 0.6 for NCCL's, more for the others.
+
+    "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
+    """
+    if p.return_gathered:  # cuBLASMp's algorithms do not return the gathered X
+        pushes = options.repeated or p.flops >= _HIDES
+        return 0.5 if (name == "push") == pushes else 0.6
+    if p.gathers:  # cuBLASMp's, if they apply, are faster except for graphs on two GPUs
+        if options.repeated and p.size == _PAIR and name == ("push" if p.flops >= _HIDES_COPIES else "nccl"):
+            return 0.5
+        return 1.5 if name == "nccl" else 1.4
+    if name == "nccl":
+        return 0.6
+    if name == "ring":
+        tiles = waves(p.tokens[0], p.outputs[0], session.multiprocessors)
+        hides = options.repeated or p.flops >= _HIDES_PIECES
+        return 0.4 if hides and tiles >= _RING_WAVES else 0.7
+    return 0.5 if name == _best(p, options, session) else 0.7
+
+
+def _best(p: ParallelProblem, options: Options, session: Session) -> str:
+    flops, graphs = p.flops, options.repeated
+    if not graphs and flops < _HIDES:
+        return "nccl"
+    if p.form == "matmul_allgather":
+        hides = p.size == _PAIR or p.inputs[0] >= _HIDES_SENDING * (p.size - 1)
+        return "push" if flops >= _HIDES_COPIES and hides else "nccl"
+    if p.form == "matmul_reduce_scatter":
+        if flops < _PULLS * p.size:
+            return "pull"
+        return "store" if p.size > _PAIR and flops < _STORES * p.size else "push"
+    nbytes = p.tokens[0] * p.outputs[0] * p.out_dtype.itemsize
+    single = "one_shot" if p.size == _PAIR or nbytes <= _ONE_SHOT_BYTES else "two_shot"
+    if p.size > _PAIR:
+        if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
+            return single if graphs else "nccl"
+        return "push" if flops >= _HIDES_SUMS * p.size else "nccl"
+    if waves(p.tokens[0], p.outputs[0], session.multiprocessors) < _ONE_SHOT_WAVES:
+        return single
+    return "push" if graphs or flops >= _HIDES_PIECES else single
+
+
+ALGORITHMS = tuple(_row(form, name) for form, kinds in KINDS.items() for name in kinds)

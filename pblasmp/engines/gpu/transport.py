@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How GPU ranks exchange data: by copy engines if they reach each other's memory, otherwise by NCCL's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ...comm import Exchange, Side
+from ...dtypes import DTYPES, is_float8
+from ...layout.intersection import Piece
+from ..moving.room import Room
+from ..protocol import Transfer
+from .kernels.views import View, moves, transposing_moves
+from .operations import CublasmpOperations
+from .peers.inbox import Inbox
+from .runtime.session import Session, stored_dtype
+
+__all__ = ["CublasmpTransport"]
+
+Array = Any
+
+_REMEMBERED = 64  # exchange plans: repeated products are not planned anew
+
+
+class CublasmpTransport(Room):
+    """See ``engines.protocol.Transport``. Local to make.
+
+    Args:
+        session: the session whose communicator and streams are used.
+        operations: the operations whose buffers are used.
+    """
+
+    why_not_shared = "GPUs share no memory: each needs its own slabs"
+
+    def __init__(self, session: Session, operations: CublasmpOperations) -> None:
+        import cupy
+        import nccl.core as nccl_core
+
+        super().__init__(session.comm)
+        self._cupy, self._nccl_core = cupy, nccl_core
+        self._session, self._operations = session, operations
+        self.rank, self.size = session.rank, session.size
+        self.nodes: tuple[tuple[int, ...], ...] = tuple(
+            (rank,) for rank in range(session.size)
+        )  # no memory shared
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._exchanges = lru_cache(_REMEMBERED)(partial(Exchange, session.comm))
+        gpu = session.gpu
+        self.inbox = None if gpu is None or gpu.windows is None else Inbox(gpu)
+
+    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
+        """Return the exchange plan between two layouts. Local."""
+        return self._exchanges(src, dst, dtype)
+
+    def message_bytes(self, exchange: Exchange) -> int:
+        """Return how many bytes the packed messages of an exchange take, here and at the receivers. Local."""
+        return 2 * self.size * exchange.largest_bytes if self.pushes(exchange) else 0
+
+    def pushes(self, exchange: Exchange) -> bool:
+        """Return whether messages to ranks of this node are pushed by copy engines. Local."""
+        largest = exchange.largest_bytes
+        return self.inbox is not None and largest > 0 and self.inbox.takes(largest)
+
+    def start(self, sends: Sequence[tuple[Array, int]], receives: Sequence[tuple[Array, int]]) -> Transfer:
+        """Queue messages, as one group, after what CuPy's current stream has so far. Local."""
+        cupy, nccl, address = self._cupy, self._session.nccl, self._stream.ptr
+        self._session.follow_stream()
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(cupy.cuda.get_current_stream())
+        self._stream.wait_event(event)
+        self._nccl_core.group_start()
+        try:
+            for array, rank in sends:
+                nccl.send(_bytes(array), rank, stream=address)
+            for array, rank in receives:
+                nccl.recv(_bytes(array), rank, stream=address)
+        finally:
+            self._nccl_core.group_end()
+        done = cupy.cuda.Event(disable_timing=True)
+        done.record(self._stream)
+        return _Messages(cupy, done, [array for array, _ in (*sends, *receives)])
+
+    def start_exchange(
+        self,
+        exchange: Exchange,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        *,
+        conjugate: bool = False,
+        slots: int | None = None,  # noqa: ARG002 - the GPU's queue is the only one
+    ) -> Transfer:
+        """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Local."""
+        self._session.follow_stream()  # all exchanges share boxes and flags
+        return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
+
+    def copy_piece(self, dst: Array, src: Array, piece: Piece, *, conjugate: bool = False) -> None:
+        """Queue the copy of a piece of one local array to where it belongs in another, converting the type. Local.
+
+        Kernels copy at the speed of memory; CuPy copies what is converted, or conjugated in the same memory order.
+        """
+        conjugate = conjugate and src.dtype.kind == "c"
+        gpu, minor = self._session.gpu, _contiguous(dst, src)
+        if gpu is None or dst.dtype != src.dtype or (minor is not None and conjugate):
+            _copy_values(self._cupy, dst, src, piece, conjugate)
+            return
+        stream = self._cupy.cuda.get_current_stream()
+        if minor is None:
+            if dst.strides[0] != dst.itemsize:
+                dst, src, piece = dst.T, src.T, piece.T
+            if not _turns(dst, src):
+                _copy_values(self._cupy, dst, src, piece, conjugate)
+                return
+            for turned in transposing_moves(dst, src, piece):
+                gpu.kernels.transpose(stream, *turned, dst.itemsize, conjugate=conjugate)
+            return
+        by_rows = minor == 1
+        to, of = (View.of(array if by_rows else array.T) for array in (dst, src))
+        lines, runs = (piece.rows, piece.cols) if by_rows else (piece.cols, piece.rows)
+        gpu.kernels.move(stream, moves(to, of, lines, runs))
+
+    def sum_ranks(self, array: Array) -> None:
+        """Queue the sum of a contiguous array over all ranks, in its place. Collective."""
+        if self.size == 1 or array.size == 0:
+            return
+        flat = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
+        if flat.dtype.kind == "c":
+            flat = flat.view(np.dtype(f"f{flat.dtype.itemsize // 2}"))
+        self._session.follow_stream()
+        stream = self._cupy.cuda.get_current_stream().ptr
+        self._session.nccl.allreduce(flat, flat, self._nccl_core.SUM, stream=stream)
+
+    def fence(self) -> None:
+        """Do nothing: GPUs share no buffers. Local."""
+
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:  # noqa: ARG002 - nothing is shared
+        """Return at least ``nbytes`` of the buffer ``name``. Local."""
+        return self._operations.bytes(f"slab {name}", nbytes)
+
+    def _free(self) -> int:
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
+        """Return the type asked for, by default the result's, or bfloat16 if that has 8 bits. Local."""
+        return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)
+
+
+class _Messages:
+    """Messages under way, with the arrays that they need."""
+
+    def __init__(self, cupy: Any, done: Any, arrays: list[Array]) -> None:
+        self._cupy, self._done, self._arrays = cupy, done, arrays
+
+    def finish(self) -> None:
+        """Let CuPy's current stream wait for the messages. Local."""
+        self._cupy.cuda.get_current_stream().wait_event(self._done)
+        self._arrays = []
+
+
+class _Exchange:
+    """An exchange under way: messages to ranks of this node are pushed, others are NCCL's."""
+
+    def __init__(
+        self,
+        transport: CublasmpTransport,
+        cupy: Any,
+        exchange: Exchange,
+        src: Sequence[Array | None],
+        dst: Sequence[Array | None],
+        conjugate: bool,
+    ) -> None:
+        self._transport, self._cupy, self._dst = transport, cupy, dst
+        self._order, self._kind = exchange.order, stored_dtype(exchange.dtype)
+        self._conjugate, self._src = conjugate and self._kind.kind == "c", src
+        self._arriving: list[tuple[Any, Array]] = []
+        pushes = transport.pushes(exchange)
+        near: frozenset[int] = transport._session.near if pushes else frozenset()
+        self._pushed = {rank: parts for rank, parts in exchange.receives.items() if rank in near}
+        self._end: Callable[[Mapping[int, Callable[[int], None]]], None] | None = None
+        if pushes:
+            assert transport.inbox is not None
+            packs = {
+                rank: (self._nbytes(parts), partial(self._pack, parts))
+                for rank, parts in exchange.sends.items()
+                if rank in near
+            }
+            self._end = transport.inbox.start(packs, exchange.largest_bytes)
+        sends, receives = [], []
+        for rank in sorted({*exchange.sends, *exchange.receives} - near):
+            for part in exchange.sends.get(rank, ()):
+                source = _array(src, part.src)
+                message = None
+                if source.dtype == self._kind and not self._conjugate:
+                    message = part.piece.region(source, self._order, source=True)
+                if message is None:
+                    message = _empty(cupy, part.piece.shape, self._kind, self._order)
+                    transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
+                sends.append((_flat(message, self._order), rank))
+            for part in exchange.receives.get(rank, ()):
+                target = _array(dst, part.dst)
+                fits = target.dtype == self._kind
+                place = part.piece.region(target, self._order, source=False) if fits else None
+                if place is None:
+                    place = _empty(cupy, part.piece.shape, self._kind, self._order)
+                    self._arriving.append((part, place))
+                receives.append((_flat(place, self._order), rank))
+        self._messages = transport.start(sends, receives) if sends or receives else None
+        for part in exchange.copies:
+            transport.copy_piece(
+                _array(dst, part.dst), _array(src, part.src), part.piece, conjugate=conjugate
+            )
+
+    def finish(self) -> None:
+        """Let CuPy's current stream wait for the messages, and unpack them. Local."""
+        if self._end is not None:
+            self._end({rank: partial(self._unpack, parts) for rank, parts in self._pushed.items()})
+            self._end = None
+        if self._messages is not None:
+            self._messages.finish()
+            self._messages = None
+        for part, message in self._arriving:
+            self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
+        self._arriving = []
+
+    def _nbytes(self, parts: Sequence[Any]) -> int:
+        return int(sum(part.piece.size for part in parts) * self._kind.itemsize)
+
+    def _pack(self, parts: Sequence[Any], at: int) -> None:
+        """Queue the writing of a message at an address."""
+        for part, message in self._views(parts, at):
+            source = _array(self._src, part.src)
+            self._transport.copy_piece(message, source, part.piece.packed(), conjugate=self._conjugate)
+
+    def _unpack(self, parts: Sequence[Any], at: int) -> None:
+        """Queue the reading of a message at an address."""
+        for part, message in self._views(parts, at):
+            self._transport.copy_piece(_array(self._dst, part.dst), message, part.piece.unpacked())
+
+    def _views(self, parts: Sequence[Any], at: int) -> Iterator[tuple[Any, Array]]:
+        """Yield each part of a message with the memory that it is in, from an address on."""
+        cuda = self._cupy.cuda
+        for part in parts:
+            nbytes = self._nbytes([part])
+            memory = cuda.MemoryPointer(cuda.UnownedMemory(at, nbytes, self._transport.inbox), 0)
+            shape = part.piece.shape if self._order == "C" else part.piece.shape[::-1]
+            array = self._cupy.ndarray(shape, self._kind, memory)
+            yield part, array if self._order == "C" else array.T
+            at += nbytes
+
+
+def _contiguous(dst: Array, src: Array) -> int | None:
+    """Return the dimension along which both arrays are contiguous, None if there is none."""
+    both = zip(dst.strides, src.strides, strict=True)
+    found = [i for i, pair in enumerate(both) if set(pair) == {src.itemsize}]
+    return found[-1] if found else None
+
+
+def _turns(dst: Array, src: Array) -> bool:
+    """Return whether rows of one array and columns of the other are contiguous, and all entries are aligned."""
+    size = dst.itemsize
+    places = (int(dst.data.ptr), int(src.data.ptr), *dst.strides, *src.strides)
+    return dst.strides[0] == size == src.strides[1] and not any(place % size for place in places)
+
+
+def _copy_values(cupy: Any, dst: Array, src: Array, piece: Piece, conjugate: bool) -> None:
+    for rows in piece.rows:
+        for cols in piece.cols:
+            shape = (rows.repeat, rows.length, cols.repeat, cols.length)
+            to = _view(cupy, dst, shape, (rows.dst, rows.dst_step), (cols.dst, cols.dst_step))
+            of = _view(cupy, src, shape, (rows.src, rows.src_step), (cols.src, cols.src_step))
+            to[...] = of.conj() if conjugate else of
+
+
+def _view(
+    cupy: Any, array: Array, shape: tuple[int, ...], row: tuple[int, int], col: tuple[int, int]
+) -> Array:
+    """Return runs of rows × runs of columns in 4 dimensions; ``row`` and ``col`` are (start, step)."""
+    repeat, length, columns, width = shape
+    if repeat == columns == 1:
+        return array[None, row[0] : row[0] + length, None, col[0] : col[0] + width]
+    down, across = array.strides
+    strides = (down * row[1], down, across * col[1], across)
+    return cupy.lib.stride_tricks.as_strided(array[row[0] :, col[0] :], shape, strides)
+
+
+def _array(arrays: Sequence[Array | None], i: int) -> Array:
+    array = arrays[i]
+    assert array is not None, "exchange: got no array for a grid cell of this rank"
+    return array
+
+
+def _empty(cupy: Any, shape: tuple[int, int], dtype: np.dtype, order: str) -> Array:
+    return cupy.empty(shape, dtype) if order == "C" else cupy.empty(shape[::-1], dtype).T
+
+
+def _flat(array: Array, order: str) -> Array:
+    """Return the elements of a contiguous array in memory order."""
+    return (array if order == "C" else array.T).reshape(-1)
+
+
+def _bytes(array: Array) -> Array:
+    """Return the bytes of a contiguous array: NCCL can send these whatever its type is."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local products of slabs: of whole slabs, with a triangular left slab, or for one triangle of the result.
+
+Each computes ``target = alpha left right + beta target`` where it applies. Elements that may not be read have no
+effect, even if they are NaN; elements that may not be written keep their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...layout import Trapezoid
+from ..arrays import scale
+from ..local_part import LocalPart, Tile
+from ..protocol import Operations
+
+__all__ = ["Diagonal", "Kernel", "LeftPart", "ResultPart", "whole"]
+
+_TILES = 64  # most tiles of a diagonal: queueing more would take longer than computing them
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+Indices = NDArray[np.int64]
+Diagonal = Literal["stored", "ones", "real"]
+
+
+class Kernel(Protocol):
+    """``target = alpha left right + beta c``, where it applies."""
+
+    def __call__(
+        self,
+        operations: Operations,
+        alpha: complex,
+        left: Array,
+        right: Array,
+        beta: complex,
+        target: Array,
+        start: int,
+        compute: str | None = None,
+        c: Array | None = None,
+    ) -> None:
+        """Multiply.
+
+        Args:
+            operations: the engine's.
+            alpha, beta: scalars.
+            left, right: slabs, rows × k and k × columns.
+            target: the array to write.
+            start: global index where k begins.
+            compute: the type in which products are summed.
+            c: like ``target``, which is the default.
+        """
+
+
+def whole(
+    operations: Operations,
+    alpha: complex,
+    left: Array,
+    right: Array,
+    beta: complex,
+    target: Array,
+    start: int,  # noqa: ARG001
+    compute: str | None = None,
+    c: Array | None = None,
+) -> None:
+    """Multiply everything."""
+    operations.gemm(alpha, left, right, beta, target, compute, c)
+
+
+def _finest(operations: Operations, extent: int) -> int:
+    """Return the columns of the tiles on a diagonal of length ``extent``. Local."""
+    return max(operations.tile, -(-extent // _TILES))
+
+
+class LeftPart:
+    """The left slab counts only inside a trapezoid of its matrix.
+
+    Args:
+        part: in terms of the slab's rows and of k.
+        rows: global index of each row of the slab, ascending.
+        diagonal: the main diagonal is as stored, ones, or the real parts of the stored values.
+        ks: global index of each column of the slab, ascending; None: they are contiguous.
+    """
+
+    def __init__(
+        self, part: Trapezoid, rows: Indices, diagonal: Diagonal = "stored", ks: Indices | None = None
+    ) -> None:
+        self._part, self._rows, self._diagonal, self._ks = part, rows, diagonal, ks
+        self._cuts: dict[tuple[int, int], tuple[list[_Cut], list[slice]]] = {}
+
+    def __call__(
+        self,
+        operations: Operations,
+        alpha: complex,
+        left: Array,
+        right: Array,
+        beta: complex,
+        target: Array,
+        start: int,
+        compute: str | None = None,
+        c: Array | None = None,
+    ) -> None:
+        """Multiply the parts that count completely, and the tiles on the diagonal."""
+        cuts, rest = self._cut(operations, start, left.shape[1])
+        for cut in cuts:
+            factors = left[cut.across, cut.along]
+            if cut.mask is not None:
+                factors = self._masked(operations, factors, cut.mask, cut.diagonal)
+            old = c[cut.across] if c is not None and cut.first else None
+            operations.gemm(
+                alpha, factors, right[cut.along], beta if cut.first else 1, target[cut.across], compute, old
+            )
+        for across in rest:
+            if beta != 0 and c is not None:
+                operations.copy_where(target[across], c[across], None)
+            if beta != 1:
+                scale(target[across], beta)
+
+    def _cut(self, operations: Operations, start: int, width: int) -> tuple[list[_Cut], list[slice]]:
+        """Return the parts for some indices of k, and the rows without any; both are made once."""
+        if (start, width) not in self._cuts:
+            ks = np.arange(start, start + width) if self._ks is None else self._ks
+            xp = operations.xp
+            cuts: list[_Cut] = []
+            begun = bytearray(len(self._rows))  # whether a row has had a part: all rows of a part, or none
+            places = xp.asarray(self._rows), xp.asarray(ks)
+            for along, across, cut in self._part.T.parts(ks, self._rows, _finest(operations, width)):
+                mask = on_diagonal = None
+                if cut:
+                    rows, cols = places[0][across], places[1][along]
+                    mask = self._part.T.mask(cols, rows).T  # in C order
+                    on_diagonal = None if self._diagonal == "stored" else rows[:, None] == cols
+                cuts.append(_Cut(along, across, mask, on_diagonal, first=not begun[across.start]))
+                begun[across] = b"\1" * (across.stop - across.start)
+            self._cuts[start, width] = cuts, _gaps((cut.across for cut in cuts if cut.first), len(begun))
+        return self._cuts[start, width]
+
+    def _masked(self, operations: Operations, factors: Array, mask: Array, on_diagonal: Array) -> Array:
+        xp = operations.xp
+        masked = xp.where(mask, factors, factors.dtype.type(0))
+        if self._diagonal == "ones":
+            masked = xp.where(on_diagonal, factors.dtype.type(1), masked)
+        elif self._diagonal == "real":
+            masked = xp.where(on_diagonal, masked.real, masked).astype(factors.dtype, copy=False)
+        return masked
+
+
+class _Cut(NamedTuple):
+    """A part of the left slab: indices of k, rows, which elements count, which are on the main diagonal.
+
+    ``first``: nothing has been added to these rows before.
+    """
+
+    along: slice
+    across: slice
+    mask: Array
+    diagonal: Array
+    first: bool
+
+
+def _gaps(parts: Iterable[slice], extent: int) -> list[slice]:
+    """Return the gaps between disjoint parts of ``extent`` indices."""
+    gaps, at = [], 0
+    for start, stop in sorted((part.start, part.stop) for part in parts):
+        if at < start:
+            gaps.append(slice(at, start))
+        at = stop
+    return [*gaps, slice(at, extent)] if at < extent else gaps
+
+
+class ResultPart:
+    """Only a trapezoid of the result is computed.
+
+    Args:
+        part: what is computed.
+        rows, cols: global index of each row and column of the local result, ascending.
+        hermitian: the main diagonal is real.
+    """
+
+    def __init__(self, part: Trapezoid, rows: Indices, cols: Indices, *, hermitian: bool) -> None:
+        self._local = LocalPart(part, rows, cols, hermitian=hermitian)
+
+    def __call__(
+        self,
+        operations: Operations,
+        alpha: complex,
+        left: Array,
+        right: Array,
+        beta: complex,
+        target: Array,
+        start: int,  # noqa: ARG002
+        compute: str | None = None,
+        c: Array | None = None,
+    ) -> None:
+        """Multiply: the parts without a mask in place, the tiles on the diagonal in temporaries."""
+
+        def multiply(down: slice, across: slice, part: LocalPart | None) -> None:
+            view, old = target[down, across], None if c is None or beta == 0 else c[down, across]
+            if part is None:
+                operations.gemm(alpha, left[down], right[:, across], beta, view, compute, old)
+                return
+            order = "F" if view.strides[0] < view.strides[1] else "C"
+            product = operations.xp.empty(view.shape, view.dtype, order=order)
+            operations.gemm(alpha, left[down], right[:, across], 0, product, compute)
+            operations.add(view, 1, product, beta, view if old is None else old, part, conjugate=False)
+
+        operations.concurrently([partial(multiply, *tile) for tile in self._tiles(operations)])
+
+    def _tiles(self, operations: Operations) -> list[Tile]:
+        self._local.indices(operations.xp)  # made now, since tasks on several streams read them
+        return self._local.tiles(_finest(operations, len(self._local.cols)))
+
+    def write(
+        self,
+        operations: Operations,
+        beta: complex,
+        c: Array | None,
+        d: Array,
+        of: Callable[[slice, slice], Array],
+    ) -> None:
+        """Write into D what ``of`` returns for given rows and columns, plus beta C. Local.
+
+        Args:
+            operations: the engine's.
+            beta: scales C.
+            c: like ``d``; may be ``d``, or None for that.
+            d: the local result.
+            of: returns the values to add.
+        """
+        c = d if c is None else c
+        for down, across, part in self._tiles(operations):
+            added = of(down, across)
+            operations.add(d[down, across], 1, added, beta, c[down, across], part, conjugate=False)

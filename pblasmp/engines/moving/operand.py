@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an operand reaches the ranks that multiply it.
+
+Each rank needs, of op(A), the rows of its process row of D, and of op(B) the columns of its process column, over the
+whole of k: a *slab*. Both are treated here as outer × k (op(B) transposed), so that the same code serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...comm import Cell, Side
+from ...comm.exchange import SLOTS
+from ...comm.shared import aligned, carve
+from ...layout import MatrixDescriptor
+from ...layout.axis import Axis
+from ..protocol import Engine, Transfer
+
+__all__ = ["Operand", "Staging", "needs"]
+
+Array = Any
+
+
+def needs(d: MatrixDescriptor, size: int, axis: int) -> tuple[tuple[int, ...], ...]:
+    """Return for each of ``size`` ranks its process row (axis 0) or column (1) in D's grid, if it has one. Local."""
+    return tuple((d.grid.coords(rank)[axis],) if rank < d.grid.size else () for rank in range(size))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a product, as outer × k.
+
+    Attributes:
+        matrix: its descriptor.
+        flip: whether its local arrays are transposed to be outer × k.
+        conjugate: whether its values are conjugated on the way.
+        needs: for every rank, which slabs (processes of ``outer``) it multiplies; empty for ranks without a part of D.
+        outer: the dimension that it shares with D, distributed as in D.
+        dtype: the type of its slabs.
+        source: "a" or "b": the operand whose local arrays these are.
+        order: memory order of its slabs as outer × k; empty: that of the matrix.
+    """
+
+    matrix: MatrixDescriptor
+    flip: bool
+    conjugate: bool
+    needs: tuple[tuple[int, ...], ...]
+    outer: Axis
+    dtype: np.dtype
+    source: str = "a"
+    order: str = ""
+
+    @cached_property
+    def side(self) -> Side:
+        """The operand as it is distributed, as outer × k."""
+        side = Side.of(self.matrix)
+        return side.T if self.flip else side
+
+    def local(self, array: Array) -> Array:
+        """Return a local array as outer × k."""
+        return array.T if self.flip else array
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether every rank already holds the slab that it multiplies, ready for BLAS."""
+        side = self.side
+        holders = [process for process, count in enumerate(side.cols.counts()) if count] or [0]
+        held = {cell.ranks[0]: cell.coords[0] for cell in side.cells if cell.coords[1] == holders[0]}
+        return (
+            len(holders) == 1
+            and (side.rows == self.outer or side.rows.nprocs == self.outer.nprocs == 1)
+            and self.dtype == self.matrix.dtype
+            and not self.conjugate
+            and all(held.get(rank) == need for rank, needs in enumerate(self.needs) for need in needs)
+        )
+
+    def slab_bytes(self, process: int, width: int) -> int:
+        """Return the bytes of a slab ``width`` indices of k wide."""
+        return aligned(self.outer.count(process) * width * self.dtype.itemsize)
+
+    def memory_bytes(self, ranks: Sequence[int], width: int) -> int:
+        """Return the bytes that the slabs of ``ranks`` take if these ranks share them."""
+        return sum(self.slab_bytes(process, width) for process in self.slabs(ranks))
+
+    def slabs(self, ranks: Sequence[int]) -> list[int]:
+        """Return the distinct slabs that ``ranks`` multiply, ascending."""
+        return sorted({process for rank in ranks for process in self.needs[rank]})
+
+
+class Staging:
+    """The moves that bring indices ``start`` to ``stop`` of k of an operand into slabs. Local to make.
+
+    Args:
+        domains: groups of ranks that share slabs; every rank is in one.
+    """
+
+    def __init__(
+        self, engine: Engine, operand: Operand, domains: Sequence[tuple[int, ...]], start: int, stop: int
+    ) -> None:
+        self._engine = engine
+        rank, side = engine.transport.rank, operand.side
+        self._operand = operand
+        self._mine = next(i for i, ranks in enumerate(domains) if rank in ranks)
+        self._slabs = [(i, process) for i, ranks in enumerate(domains) for process in operand.slabs(ranks)]
+        self._width = stop - start
+        cells = tuple(Cell((process, 0), domains[i]) for i, process in self._slabs)
+        src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
+        dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
+        self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)
+        me = next((i for i, cell in enumerate(side.cells) if cell.ranks[0] == rank), None)
+        self._me = me
+        pcol = side.cells[me].coords[1] if me is not None else 0
+        self._window = side.cols.local_window(pcol, start, stop)
+        self.sent_bytes = self._exchange.sent_bytes
+        self.copied_bytes = self._exchange.copied_bytes
+        self.message_bytes = engine.transport.message_bytes(self._exchange)
+
+    def start(self, array: Array, memory: Array, *, ahead: bool) -> tuple[Transfer, dict[int, Array]]:
+        """Start moving ``array``'s part into slabs laid out in ``memory``; return (transfer, slab by process).
+
+        With ``ahead`` all messages are in flight when this returns; without, they have arrived, a few MiB at a time.
+        """
+        operand, at = self._operand, 0
+        stored = self._engine.operations.stored(operand.dtype)
+        slabs: list[Array | None] = []
+        mine: dict[int, Array] = {}
+        for domain, process in self._slabs:
+            if domain != self._mine:
+                slabs.append(None)
+                continue
+            shape = (operand.outer.count(process), self._width)
+            mine[process] = carve(memory, at, shape, stored, self._exchange.order)
+            slabs.append(mine[process])
+            at += operand.slab_bytes(process, self._width)
+        sources: list[Array | None] = [None] * operand.matrix.grid.size
+        if self._me is not None:
+            sources[self._me] = operand.local(array)[:, self._window]
+        transfer = self._engine.transport.start_exchange(
+            self._exchange, sources, slabs, conjugate=operand.conjugate, slots=None if ahead else SLOTS
+        )
+        if not ahead:
+            transfer.finish()
+        return transfer, mine

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operands that arrive in slabs, panel by panel, at the ranks that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..protocol import Engine
+from ..request import Options
+from .operand import Operand, Staging
+
+__all__ = ["FOLLOWS", "Panels", "cut", "domains", "memory_refusal"]
+
+Array = Any
+
+FOLLOWS = 4  # k must be so many times a first panel for one to be worthwhile
+
+
+def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of ranks that share slabs. Local."""
+    if way == "shared":
+        return engine.transport.nodes
+    return tuple((rank,) for rank in range(engine.transport.size))
+
+
+def cut(k: int, width: int, lead: int = 0, *, backwards: bool = False) -> list[tuple[int, int]]:
+    """Return the panels of k of at most ``width`` indices, in order from either end. Local.
+
+    Nothing is multiplied while the first one arrives: it has ``lead`` indices, if that is given and many more follow.
+    """
+    begun = [(0, lead)] if 0 < FOLLOWS * lead <= k else []
+    panels = begun + [(at, min(at + width, k)) for at in range(lead if begun else 0, k, width)]
+    return [(k - stop, k - start) for start, stop in panels] if backwards else panels
+
+
+def memory_refusal(
+    engine: Engine,
+    way: str,
+    needs: Callable[[], tuple[Sequence[Operand], int]],
+    options: Options,
+    extra: int = 0,
+) -> str:
+    """Return why slabs cannot be shared or gathered, or an empty string. Collective over the context.
+
+    Args:
+        engine: where it runs.
+        way: "shared", "gathered" or "panels".
+        needs: returns the operands and the extent of the summation; called only where memory decides.
+        options: an algorithm asked for by name is tried even if memory seems too small.
+        extra: bytes that a rank needs besides the operands.
+    """
+    transport = engine.transport
+    if way == "shared" and transport.why_not_shared:
+        return transport.why_not_shared
+    if options.algo != "auto" or way == "panels":
+        return ""
+    operands, k = needs()
+    moved = [x for x in operands if not x.in_place]
+    if not moved and not extra:
+        return "" if way == "gathered" else "all operands are multiplied in place: there is nothing to share"
+    if way == "shared":
+        nbytes = max(
+            sum(x.memory_bytes(node, k) for x in moved) + extra * len(node) for node in transport.nodes
+        )
+        what = "a shared copy of the operands"
+    else:
+        nbytes = max(
+            sum(x.memory_bytes([rank], k) for x in moved for rank in node) + extra * len(node)
+            for node in transport.nodes
+        )
+        what = "gathered operands"
+    enough, limit = transport.fits(nbytes)
+    return "" if enough else f"{what} would need {nbytes} bytes per node, only {limit} available"
+
+
+class Panels:
+    """Operands that arrive in slabs, panel by panel, with two panels in memory if there are several. Collective.
+
+    Args:
+        engine: where it runs.
+        way: "shared", "gathered" or "panels".
+        operands: the operands that arrive.
+        k: the extent that is cut into panels.
+        backwards: the last panel comes first.
+        lead: indices in the first panel; 0: as many as in the others.
+
+    Attributes:
+        panels: (start, stop) of each.
+        sent_bytes, copied_bytes: bytes that this rank sends and copies for all panels.
+        nbytes: memory of the slabs on this rank.
+        fenced: whether the ranks of a node wait for each other before they use a panel.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        way: str,
+        operands: Sequence[Operand],
+        k: int,
+        *,
+        backwards: bool = False,
+        lead: int = 0,
+    ) -> None:
+        self._engine, self._operands, self._shared = engine, operands, way == "shared"
+        in_panels = way == "panels"
+        width = engine.operations.panel if in_panels else max(1, k)
+        self.panels = cut(k, width, lead if in_panels else 0, backwards=backwards)
+        groups = domains(engine, way)
+        domain = next(ranks for ranks in groups if engine.transport.rank in ranks)
+        in_place = [x.in_place for x in operands]
+        self._stagings: list[list[Staging | None]] = [
+            [None if still else Staging(engine, x, groups, *panel) for panel in self.panels]
+            for x, still in zip(operands, in_place, strict=True)
+        ]
+        made = [s for stagings in self._stagings for s in stagings if s is not None]
+        self.sent_bytes = sum(s.sent_bytes for s in made)
+        self.copied_bytes = sum(s.copied_bytes for s in made)
+        # Whether the ranks wait for each other after writing slabs: the same on every rank, even an idle one.
+        self.fenced = self._shared and not all(in_place)
+        widths = [stop - start for start, stop in self.panels]
+        self._bytes = [  # of the two halves
+            [
+                0 if still else x.memory_bytes(domain, max(widths[half::2], default=0))
+                for x, still in zip(operands, in_place, strict=True)
+            ]
+            for half in range(2)
+        ]
+        self.nbytes = sum(map(sum, self._bytes)) if made else 0
+        self.nbytes += sum(  # of the two panels that are under way at once
+            sum(sorted(s.message_bytes for s in stagings if s is not None)[-2:])
+            for stagings in self._stagings
+        )
+        if not engine.agrees:  # the ranks agree now, but not in a run
+            for i in range(min(2, len(self.panels))):
+                for which, stagings in enumerate(self._stagings):
+                    if stagings[i] is not None:
+                        self._buffer(which, i)
+
+    def _buffer(self, which: int, i: int) -> Array:
+        """Return the memory of an operand's slabs of panel ``i``."""
+        name = f"{'abcd'[which]}{i % 2}"
+        return self._engine.transport.buffer(name, self._bytes[i % 2][which], shared=self._shared)
+
+    def arrive(self, arrays: dict[str, Array]) -> Iterator[tuple[int, int, list[Array | dict[int, Array]]]]:
+        """Yield (start, stop, operands) of each panel when it is there. Collective over the ranks.
+
+        An operand is its slabs by process, each as outer × k, or this rank's own array if it stays in place. The ranks
+        have agreed since the last run, so that no rank still multiplies what is overwritten here.
+        """
+        coming = self._start(0, arrays) if self.panels else []
+        for i, (start, stop) in enumerate(self.panels):
+            following = self._start(i + 1, arrays) if i + 1 < len(self.panels) else []
+            slabs = [self._arrived(part) for part in coming]
+            coming = following
+            if self.fenced:
+                self._engine.transport.fence()  # wait until every slab of the node has been written
+            yield (
+                start,
+                stop,
+                [
+                    x.local(arrays[x.source])[:, start:stop] if slab is None else slab
+                    for x, slab in zip(self._operands, slabs, strict=True)
+                ],
+            )
+
+    def _start(self, i: int, arrays: dict[str, Array]) -> list[Any]:
+        """Start moving panel ``i``; panels alternate between two halves of the buffers."""
+        parts: list[Any] = []
+        for which, (x, stagings) in enumerate(zip(self._operands, self._stagings, strict=True)):
+            staging = stagings[i]
+            if staging is None:
+                parts.append(None)
+                continue
+            memory = self._buffer(which, i)
+            parts.append(staging.start(arrays[x.source], memory, ahead=len(self.panels) > 1))
+        return parts
+
+    @staticmethod
+    def _arrived(part: Any) -> dict[int, Array] | None:
+        """Return the slabs of an operand by process, None for one that stays in place."""
+        if part is None:
+            return None
+        transfer, slabs = part
+        transfer.finish()
+        found: dict[int, Array] = slabs
+        return found

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine supplies, and what it prepares.
+
+An engine supplies *local operations* (``Operations``), a *transport* between ranks (``Transport``), and algorithms that
+only it has. Algorithms that every engine can run are written once, in terms of the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comm import Communicator, Exchange, Side
+from ..layout import MatrixDescriptor
+from ..layout.trapezoid import Trapezoid
+from .local_part import LocalPart
+from .request import LocalArray
+
+__all__ = ["Engine", "Move", "Operations", "Transfer", "Transport", "Workspace"]
+
+Message = tuple[LocalArray, int]  # a contiguous array and the other rank
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory that a plan needs on this rank besides its operands, in bytes; plans of one context share it."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+class Move(Protocol):
+    """A prepared move of a matrix from one layout to another, converting its element type.
+
+    Attributes:
+        workspace: memory that it needs on this rank.
+        copied_bytes: bytes that this rank copies in its own memory in one run.
+    """
+
+    workspace: Workspace
+    copied_bytes: int
+
+    @property
+    def path(self) -> str:
+        """How the matrix is moved, in a few words."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sends to other ranks in one run."""
+
+    def run(self, source: LocalArray, target: LocalArray) -> None:
+        """Write what is moved into ``target``. Collective over the context."""
+
+    def misfit(self, source: LocalArray) -> str:
+        """Return why ``source`` cannot replace the planned array, or an empty string. Local."""
+
+    def close(self) -> None:
+        """Free what only this move holds. Collective over the context."""
+
+
+class Operations(Protocol):
+    """The operations of a rank on its own arrays. Local; on GPUs everything is queued on CuPy's current stream.
+
+    Attributes:
+        xp: the module of the arrays: numpy or cupy.
+        tile: columns of the tiles that cover the diagonal of a triangle.
+        panel: indices of k in a panel of the algorithm "panels".
+        lead: indices of k in the first of these panels; 0: as many as in the others.
+        panel_flops: floating-point operations that take as long as starting a panel's messages.
+        stripes: number of parts in which a large matrix is moved and added.
+        update_order: memory order of the slabs of rank-k updates, as rows × k; empty: that of the matrix.
+    """
+
+    xp: Any
+    tile: int
+    panel: int
+    lead: int
+    panel_flops: float
+    stripes: int
+    update_order: str
+
+    def workspace(self, nbytes: int) -> Workspace:
+        """Return ``nbytes`` of scratch memory in the form in which a plan reports it."""
+
+    def scratch(self, name: str, shape: tuple[int, int], dtype: np.dtype, order: str = "C") -> LocalArray:
+        """Return an uninitialised array in the buffer ``name``, which all products of the engine share."""
+
+    def stored(self, dtype: np.dtype) -> np.dtype:
+        """Return the type of local arrays of ``dtype``: itself, or bytes for types that the array library lacks."""
+
+    def slab_dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which copies of operands of ``dtype`` are kept until they are multiplied."""
+
+    def store(self, d: LocalArray, x: LocalArray, dtype: np.dtype) -> None:
+        """Write ``x`` into ``d``, whose elements are ``dtype``, rounding each once."""
+
+    def writes(self, dtype: np.dtype) -> bool:
+        """Return whether ``gemm`` writes results of ``dtype`` itself, rounding each once."""
+
+    def operand(self, array: LocalArray, dtype: np.dtype, name: str = "") -> LocalArray:
+        """Return ``array``, whose elements are ``dtype``, in a type that ``gemm`` takes: itself, or a copy.
+
+        A copy may be in a buffer that the next operand called ``name`` overwrites.
+        """
+
+    def multiplies(self, dtype: np.dtype) -> np.dtype:
+        """Return the type in which operands of ``dtype`` are multiplied: one that holds their values."""
+
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:
+        """Return why ``gemm`` cannot sum products of ``dtype`` in ``compute``, or an empty string."""
+
+    def gemm(
+        self,
+        alpha: complex,
+        a: LocalArray,
+        b: LocalArray,
+        beta: complex,
+        d: LocalArray,
+        compute: str | None = None,
+        c: LocalArray | None = None,
+    ) -> None:
+        """Compute ``d = alpha a b + beta c`` on 2D arrays with one contiguous dimension each.
+
+        ``c`` is ``d`` by default, and may have another type and memory order. With ``beta == 0`` it is never read.
+        ``compute`` is what products are summed in, as in ``Options``.
+        """
+
+    def concurrently(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Run tasks that call ``gemm`` and the array library; none needs or overwrites the results of another.
+
+        If they are only queued, small ones run at the same time.
+        """
+
+    def trsm(self, alpha: complex, a: LocalArray, x: LocalArray, *, lower: bool, unit: bool) -> None:
+        """Replace ``x`` by the solution of ``a y = alpha x`` for a triangular ``a``."""
+
+    def add(
+        self,
+        d: LocalArray,
+        alpha: complex,
+        x: LocalArray,
+        beta: complex,
+        c: LocalArray,
+        part: LocalPart | None,
+        *,
+        conjugate: bool,
+    ) -> None:
+        """Write ``alpha x + beta c`` into ``part`` of ``d``, or everywhere if None. With ``conjugate`` take conj(x).
+
+        With ``alpha == 0`` x is not read, with ``beta == 0`` c is not. ``c`` may be ``d``.
+        """
+
+    def copy_where(self, dst: LocalArray, src: Any, mask: LocalArray | None) -> None:
+        """Copy ``src`` (an array or a number) where ``mask`` is true, or everywhere if there is no mask."""
+
+
+class Transfer(Protocol):
+    """Data in flight."""
+
+    def finish(self) -> None:
+        """Make everything available in its place to later computations. Collective over the ranks involved."""
+
+
+class Transport(Protocol):
+    """How ranks exchange data.
+
+    Attributes:
+        comm: the ranks.
+        rank, size: this rank's number, and how many there are.
+        nodes: the ranks of each node, in the order of their first ranks.
+        why_not_shared: empty, or why the ranks of a node cannot share memory.
+    """
+
+    comm: Communicator
+    rank: int
+    size: int
+    nodes: tuple[tuple[int, ...], ...]
+    why_not_shared: str
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Transfer:
+        """Start messages, which wait for what was computed so far. Ranks match messages in order. Local.
+
+        The arrays are in use until the transfer is finished.
+        """
+
+    def exchange(self, src: Side, dst: Side, dtype: np.dtype) -> Exchange:
+        """Return the exchange plan between two layouts; the last few are cached. Local."""
+
+    def message_bytes(self, exchange: Exchange) -> int:
+        """Return how many bytes the messages of an exchange take on every rank until it ends. Local."""
+
+    def start_exchange(
+        self,
+        exchange: Exchange,
+        src: Sequence[LocalArray | None],
+        dst: Sequence[LocalArray | None],
+        *,
+        conjugate: bool = False,
+        slots: int | None = None,
+    ) -> Transfer:
+        """Start the moves of an exchange plan between the local arrays of its cells, None for cells of other ranks.
+
+        Without ``slots`` all messages are in flight when this returns; otherwise at most that many at a time, and
+        the rest follow in ``finish``.
+        """
+
+    def sum_ranks(self, array: LocalArray) -> None:
+        """Replace a contiguous array by its sum over all ranks, in the order of the ranks. Collective."""
+
+    def fence(self) -> None:
+        """Wait until every rank's writes to shared buffers are visible to its node. Collective."""
+
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> LocalArray:
+        """Return at least ``nbytes`` of the buffer ``name`` as bytes. Collective over the node if ``shared``."""
+
+    def fits(self, nbytes: int) -> tuple[bool, int]:
+        """Return whether every node has ``nbytes`` of memory available, and the least that any node has. Collective."""
+
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
+        """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
+
+
+class Engine(Protocol):
+    """Arrays, operations and transport of one kind of machine. Local unless said otherwise.
+
+    Attributes:
+        name: "host" or "cublasmp", for reports.
+        why: why this engine was chosen.
+        agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
+        xp: numpy or cupy.
+        device: this rank's GPU, with its ``index``; None on the host.
+        measured: times of algorithms on this machine; None until the context has read them.
+    """
+
+    measured: Any
+    name: str
+    why: str
+    agrees: bool
+    xp: Any
+    device: Any
+
+    @property
+    def machine(self) -> str:
+        """A description of this rank's processor."""
+
+    @property
+    def libraries(self) -> str:
+        """Names and versions of the libraries that compute and communicate."""
+
+    @property
+    def operations(self) -> Operations:
+        """The operations of a rank on its own arrays."""
+
+    @property
+    def transport(self) -> Transport:
+        """How ranks exchange data."""
+
+    @property
+    def algorithms(self) -> Sequence[Any]:
+        """Algorithms that only this engine has."""
+
+    def empty(
+        self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
+    ) -> LocalArray:
+        """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
+
+    def recycle(self, array: LocalArray) -> None:
+        """Let later symmetric arrays reuse the memory of this one, which is no longer used. Collective."""
+
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> LocalArray:
+        """Return ``array`` as a local array of this engine, without a copy.
+
+        Args:
+            array: the caller's array; 8-bit floats may come as bytes.
+            dtype: the expected element type, if it matters.
+
+        Raises:
+            LayoutError: it is not an array that this engine can use in place.
+        """
+
+    def put(
+        self,
+        src: Side,
+        values: Sequence[NDArray[Any] | None],
+        dst: Side,
+        arrays: Sequence[LocalArray | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move arrays on the host into local arrays of another layout, converting their type. Collective.
+
+        Args:
+            src: the layout of the arrays on the host; if several ranks have some, each has its own cells.
+            values: one for each cell, None for cells of other ranks; copied fastest in memory order ``src.order``.
+            dst: the layout to move them to.
+            arrays: the local arrays of the cells of ``dst``.
+            dtype: their element type.
+
+        Raises:
+            MemoryError: a GPU has no room to stage them; raised on every rank.
+        """
+
+    def get(
+        self,
+        src: Side,
+        arrays: Sequence[LocalArray | None],
+        dst: Side,
+        values: Sequence[NDArray[Any] | None],
+        dtype: np.dtype,
+    ) -> None:
+        """Move local arrays into arrays on the host of the same type and another layout, see ``put``. Collective."""
+
+    def to_host(self, array: LocalArray, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return the values as a NumPy array: the array itself if it already is one, or ``out`` filled with them."""
+
+    def like_on_host(self, array: LocalArray) -> NDArray[Any]:
+        """Return an array to fill for ``from_host``: the array itself if it is NumPy's, or one like it."""
+
+    def from_host(self, array: LocalArray, values: NDArray[Any]) -> None:
+        """Write ``values`` into ``array``."""
+
+    def overlap(self, a: LocalArray, b: LocalArray) -> bool:
+        """Return whether two local arrays have an element in common."""
+
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
+        """Return a context in which work is queued on another library's stream of that GPU."""
+
+    def graphs(self) -> Any:
+        """Return a store for a product's CUDA graphs, None if the engine has no graphs. Local."""
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is done."""
+
+    def prepare_move(
+        self,
+        source: MatrixDescriptor,
+        target: MatrixDescriptor,
+        arrays: tuple[LocalArray, LocalArray],
+        part: Trapezoid | None = None,
+    ) -> Move:
+        """Prepare to move everything, or ``part``, between the local arrays of two matrices of one shape.
+
+        Collective over the context. Elements that are not moved keep their values.
+        """
+
+    def close(self) -> None:
+        """Free everything. Collective over the context."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel products that every engine can run."""

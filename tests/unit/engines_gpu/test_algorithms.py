@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's own algorithms on GPUs that are played: right numbers, by messages, never through the host."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import plans
+from pblasmp.engines.gpu.cublasmp import faults
+from pblasmp.layout.level3 import ROUTINES
+from pblasmp.tensor_parallel import plan as parallel_plans
+from tests.helpers.eagergpu import EagerGpu
+from tests.helpers.gpu.algorithms import (
+    EPILOGUES,
+    KEPT,
+    NOT_KEPT,
+    PARALLEL,
+    PRODUCTS,
+    every_epilogue,
+    every_float8,
+    one_parallel,
+    one_product,
+    one_routine,
+    one_scheme,
+    repeated_calls,
+    routine_algorithms,
+    small_panels,
+)
+from tests.helpers.gpu.moves import one_move
+from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+RANKS = [1, 2, 4]
+
+
+@contextmanager
+def played(
+    path: str, comm: Any, *, queued: bool = True, width: int = 7
+) -> Iterator[tuple[pb.Context, Multiplying]]:
+    """A context on a machine of these ranks; clean at the end. Nothing that is ``queued`` goes through the host.
+
+    Panels of k have ``width`` indices.
+    """
+    with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
+        if queued:
+            for kind in (plans.MatrixPlan, parallel_plans.ParallelPlan):
+                patch.setattr(kind, "_run", on_the_gpu(lib, kind._run))
+        with pb.Context(comm, engine="cublasmp") as ctx, small_panels(ctx, width):
+            yield ctx, lib
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def on_the_gpu(lib: Witness, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run``, with a fault where it copies anything to the host."""
+
+    def watched(*args: Any, **how: Any) -> Any:
+        before = lib.gpu.copies.count("asnumpy")
+        result = run(*args, **how)
+        if lib.gpu.copies.count("asnumpy") != before:
+            lib.gpu.faults.append("a run copied to the host")
+        return result
+
+    return watched
+
+
+def products(comm: Any, path: str, count: int) -> Any:
+    with played(path, comm) as (ctx, _):
+        for algo in PRODUCTS["gemm"]:
+            for seed in range(count):
+                yield f"{algo} {seed}", one_product(ctx, algo, seed) or None
+                if seed % 4 == 0:
+                    yield f"{algo} {seed} moved", one_product(ctx, algo, seed, anywhere=True) or None
+
+
+def schemes(comm: Any, path: str, count: int) -> Any:
+    with played(path, comm) as (ctx, _):
+        for scheme, names in PRODUCTS.items():
+            for algo in names if scheme != "gemm" else ():
+                for seed in range(count):
+                    yield f"{scheme} {algo} {seed}", one_scheme(ctx, scheme, algo, seed) or None
+
+
+def what_follows(comm: Any, path: str, dtypes: list[str]) -> Any:
+    rng = np.random.default_rng(81)
+    with played(path, comm) as (ctx, _):
+        for algo in EPILOGUES:
+            for dtype in dtypes:
+                for case, fault in every_epilogue(ctx, algo, dtype, rng):
+                    yield case, fault or None
+
+
+def eight_bits(comm: Any, path: str) -> Any:
+    rng = np.random.default_rng(82)
+    with played(path, comm, queued=False, width=40) as (ctx, _):  # scales that are arrays are read
+        for algo in EPILOGUES:
+            for case, fault in every_float8(ctx, algo, rng):
+                yield case, fault or None
+
+
+def routines(comm: Any, path: str, count: int) -> Any:
+    with played(path, comm) as (ctx, _):
+        for routine in ROUTINES:
+            for algo in routine_algorithms(routine):
+                for seed in range(count):
+                    yield f"{routine} {algo} {seed}", one_routine(ctx, routine, algo, seed) or None
+
+
+def tensor_parallel(comm: Any, path: str, count: int) -> Any:
+    with played(path, comm) as (ctx, _):
+        for form, names in PARALLEL.items():
+            for algo in names:
+                for seed in range(count):
+                    yield f"{form} {algo} {seed}", one_parallel(ctx, form, algo, seed) or None
+
+
+def moves(comm: Any, path: str, count: int, kernels: bool) -> Any:
+    with played(path, comm) as (ctx, _), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faults, "moves_unseen", lambda *_: True)
+        gpu = EagerGpu() if kernels else None
+        patch.setattr(ctx.engine.session, "gpu", gpu)
+        ways = set()
+        for seed in range(count):
+            way, fault = one_move(ctx, seed)
+            ways.add(way.removesuffix(", converting 8-bit floats"))
+            yield f"seed {seed}", fault or None
+        expected = {"by copy engines" if kernels else "by NCCL", "by a local copy"}
+        yield "ways", None if ways == expected else str(ways)
+        yield "kernels", None if gpu is None or gpu.moves else "never used"
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_products(stand_in, ranks):
+    run_mpi(products, ranks, path=stand_in(1000), count=40)
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_schemes(stand_in, ranks):
+    run_mpi(schemes, ranks, path=stand_in(1000), count=8)
+
+
+@starts_ranks
+@pytest.mark.parametrize(("ranks", "dtypes"), [(1, ["float64"]), (2, ["bfloat16"]), (4, ["float32"])])
+def test_epilogues(stand_in, ranks, dtypes):
+    run_mpi(what_follows, ranks, path=stand_in(1000), dtypes=dtypes)
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_float8(stand_in, ranks):
+    run_mpi(eight_bits, ranks, path=stand_in(1000))
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_routines(stand_in, ranks):
+    run_mpi(routines, ranks, path=stand_in(1000), count=6)
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_tensor_parallel(stand_in, ranks):
+    run_mpi(tensor_parallel, ranks, path=stand_in(1000), count=8)
+
+
+@starts_ranks
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_moves_by_messages(stand_in, ranks, kernels):
+    run_mpi(moves, ranks, path=stand_in(1000), count=60, kernels=kernels)
+
+
+def let_go(comm: Any, path: str) -> Any:
+    """A plan that is closed, and what a plain call was given, keep no array; nor does a product that is prepared."""
+    d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid.squarest(comm.size), dtype="float32")
+    calls = [("matmul", "ab", algo) for algo in ("default", *PRODUCTS["gemm"])]
+    calls += [
+        (name, "a" if name in ("syrk", "herk") else "ac" if name in ("geadd", "tradd") else "ab", algo)
+        for name in ROUTINES
+        for algo in routine_algorithms(name)
+    ]
+    with played(path, comm) as (ctx, _):
+        for name, operands, algo in calls:
+            given = {x: ctx.eye(d) for x in operands}
+            for _ in range(3):  # the last one by a plan that is kept
+                result = getattr(pb, name)(**given, algo=algo, redistribute=True)
+            gone = [weakref.ref(x.local) for x in (*given.values(), result)]
+            with pb.plan(name, **given, algo=algo, redistribute=True) as plan:
+                gone.append(weakref.ref(plan().local))
+            del given, result, plan
+            gc.collect()
+            held = [ref() is not None for ref in gone]
+            yield f"{name} {algo}", f"held: {held}" if any(held) else None
+
+
+def repeated(comm: Any, path: str) -> Any:
+    """Plans of plain calls are kept, but for those that hold memory."""
+    with played(path, comm) as (ctx, _):
+        for name, how in KEPT + NOT_KEPT:
+            yield f"{name} {how}", repeated_calls(ctx, name, how) or None
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_repeated_calls(stand_in, ranks):
+    run_mpi(repeated, ranks, path=stand_in(1000))
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_arrays_are_let_go(stand_in, ranks):
+    run_mpi(let_go, ranks, path=stand_in(1000))
+
+
+@pytest.mark.parametrize("algo", PRODUCTS["gemm"])
+def test_products_of_several_calls_are_in_no_graph(ctx, lib, algo):
+    x = ctx.eye(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
+    with (
+        pb.plan_matmul(x, x, algo=algo) as plan,
+        pytest.raises(pb.UnsupportedError, match=f"a CUDA graph: this plan cannot be recorded: {algo}"),
+    ):
+        plan.graph()
+
+
+def out_of_order(comm: Any, path: str) -> Any:
+    """The GPUs that are played see a stream that does not wait for what it sends, or that nothing waits for."""
+    for name, message in (("start", "do not wait for what they send"), ("finish", "waits for messages")):
+        with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
+            with pb.Context(comm, engine="cublasmp") as ctx:
+                stream = type(sys.modules["cupy"].cuda.get_current_stream())
+                own = ctx.engine.transport._stream.ptr
+                wait = stream.wait_event
+
+                def deaf(self: Any, event: Any, name: str = name, own: int = own, wait: Any = wait) -> None:
+                    if (self.ptr == own) != (name == "start"):
+                        wait(self, event)
+
+                patch.setattr(stream, "wait_event", deaf)
+                one_product(ctx, "gathered", 3)
+            try:
+                lib.gpu.assert_clean()
+                yield name, "nobody saw it"
+            except AssertionError as error:
+                yield name, None if message in str(error) else str(error)
+
+
+@starts_ranks
+def test_messages_without_events_are_seen(stand_in):
+    run_mpi(out_of_order, 2, path=stand_in(1000))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between host and GPU through pinned memory, on a pretended GPU whose copies are done late."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pblasmp.engines.gpu.runtime import host_copies
+from pblasmp.engines.gpu.runtime.host_copies import HostCopies
+
+TO_DEVICE, TO_HOST = 1, 2
+
+
+class OnGpu(np.ndarray):
+    """An array with an address, as CuPy's have."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def on_gpu(shape, dtype, order, ld=0):
+    lines, width = shape if order == "C" else shape[::-1]
+    whole = np.zeros((lines, max(width, ld)), dtype).view(OnGpu)[:, :width]
+    return whole if order == "C" else whole.T
+
+
+class Pinned(bytearray):
+    @property
+    def ptr(self):
+        return ctypes.addressof(ctypes.c_char.from_buffer(self))
+
+
+class LateGpu:
+    """Copies are queued, and done when an event behind them is waited for."""
+
+    def __init__(self):
+        self.queue, self.allocated, self.carried = [], [], []
+        gpu = self
+
+        class Event:
+            def __init__(self, disable_timing):
+                assert disable_timing
+                self.behind = 0
+
+            def record(self, stream):
+                self.behind = len(gpu.queue)
+
+            def synchronize(self):
+                gpu.run(self.behind)
+
+        runtime = SimpleNamespace(
+            memcpy2DAsync=self.copy, memcpyHostToDevice=TO_DEVICE, memcpyDeviceToHost=TO_HOST
+        )
+        self.cuda = SimpleNamespace(
+            Event=Event, runtime=runtime, alloc_pinned_memory=self.allocate,
+            get_current_stream=lambda: SimpleNamespace(ptr=7),
+        )  # fmt: skip
+
+    def allocate(self, nbytes):
+        self.allocated.append(nbytes)
+        return Pinned(nbytes)
+
+    def copy(self, to, to_pitch, of, of_pitch, width, height, kind, stream):
+        assert stream == 7
+        self.carried.append(kind)
+        self.queue.append((to, to_pitch, of, of_pitch, width, height))
+
+    def run(self, until):
+        for i in range(until):
+            if self.queue[i] is not None:
+                to, to_pitch, of, of_pitch, width, height = self.queue[i]
+                for line in range(height):
+                    ctypes.memmove(to + line * to_pitch, of + line * of_pitch, width)
+                self.queue[i] = None
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(host_copies, "_CHUNK", 1024)
+    monkeypatch.setattr(host_copies, "_WORTH", 2048)
+
+
+@pytest.fixture
+def copies():
+    found = HostCopies(LateGpu())
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("given", ["C", "F"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("dtype", "kind"), [("float64", "float64"), ("complex64", "complex64"), ("uint8", "uint8"),
+                                             ("float32", "float64")])  # fmt: skip
+def test_what_is_written_is_read_again(copies, order, given, dtype, kind):
+    array = on_gpu((61, 53), dtype, order, ld=70)
+    values = np.asarray(np.random.default_rng(1).integers(0, 100, array.shape), kind, order=given)
+    expected = values.copy()
+    copies.write(array, values)
+    values[...] = 0  # they were read before it returned
+    copies._cupy.run(len(copies._cupy.queue))
+    np.testing.assert_array_equal(np.asarray(array), expected)
+    found = copies.read(array)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == array.dtype
+    assert found.flags.c_contiguous == (order == "C")
+    assert set(copies._cupy.carried) == {TO_DEVICE, TO_HOST}
+
+
+def test_three_buffers_are_used_again(copies):
+    array = on_gpu((400, 128), "uint8", "C")
+    copies.write(array, np.ones((400, 128), np.uint8))
+    copies.read(array)
+    assert copies._cupy.allocated == [1024] * 3
+    assert len(copies._cupy.carried) == 2 * 50
+
+
+@pytest.mark.parametrize("first", ["write", "read"])
+@pytest.mark.parametrize("chunks", [(1, 2, 8), (1, 8), (2, 8), (1, 3), (2, 1, 2, 3), (8, 1, 4)])
+def test_a_copy_is_right_whatever_was_copied_before(copies, chunks, first):
+    lines = 1024 // 128
+    for seed, count in enumerate(chunks):
+        values = np.random.default_rng(seed).integers(0, 256, (count * lines, 128), np.uint8)
+        array = on_gpu(values.shape, "uint8", "C")
+        if first == "write":
+            copies.write(array, values)
+        else:
+            array[...] = values
+        np.testing.assert_array_equal(copies.read(array), values)
+    assert copies._cupy.allocated == [1024] * min(3, max(chunks))
+
+
+def test_small_arrays_and_long_lines_are_left_to_cupy(copies):
+    assert copies.takes(on_gpu((64, 64), "float32", "C"))
+    assert copies.takes(on_gpu((64, 64), "float32", "F", ld=99))
+    assert not copies.takes(on_gpu((4, 4), "float32", "C"))
+    assert not copies.takes(on_gpu((4, 1000), "float32", "C"))
+    assert not copies.takes(on_gpu((128, 128), "float32", "C")[:, ::2])

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on the host to GPUs and back, panel by panel, on GPUs that are played."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.gpu import host_exchange
+from tests.helpers.gpu.host_arrays import one_trip
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+
+def trips(comm: Any, path: str, directory: str, panel: int) -> Any:
+    with machine(path, Multiplying, comm=comm) as lib, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_exchange, "_PANEL_BYTES", panel)
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for seed in range(60):
+                yield f"seed {seed}", one_trip(ctx, seed, directory) or None
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize("panel", [200, 1 << 20])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_trips(stand_in, ranks, panel, tmp_path):
+    run_mpi(trips, ranks, path=stand_in(1000), directory=str(tmp_path), panel=panel)
+
+
+def no_room(comm: Any, path: str) -> Any:
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, ctx.size))
+            values = np.arange(64.0).reshape(8, 8)
+            a = ctx.scatter(values, d)
+            lib.gpu.refuses = (lambda nbytes: nbytes >= 512) if ctx.rank == 1 else None
+            for name, call in (
+                ("scatter", lambda: ctx.scatter(values, d, root=1)),
+                ("gather", lambda: a.gather(1)),
+            ):
+                text = ""
+                try:
+                    call()
+                except MemoryError as error:
+                    text = str(error)
+                yield f"{name}: no room", None if "on rank 1" in text else text or "nothing was raised"
+            lib.gpu.refuses = None
+            back = a.gather(1)
+            yield "afterwards", None if back is None or np.array_equal(back, values) else str(back)
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_a_gpu_without_room_is_an_error_on_all_ranks(stand_in):
+    run_mpi(no_room, 2, path=stand_in(1000))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of CuPy, NCCL, NVSHMEM and CUDA failing, on each rank, wherever the engine makes it.
+
+What ranks agree on is raised by all, and nothing is left behind. A run that one rank leaves breaks the context: the
+other ranks hear of it where they next agree, and nobody waits for messages that never come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm.side_channel import SideChannel
+from pblasmp.engines.gpu.runtime import health
+from pblasmp.engines.gpu.tensor import ALGORITHMS as KINDS
+from pblasmp.memory import NcclWindows
+from tests.helpers import float8
+from tests.helpers.cases import agreed_error
+from tests.helpers.failing_calls import left_behind, lives
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Meeting, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+PATIENCE = 0.3  # seconds; messages of ranks that are alive take less, also on a busy machine
+SPARED = (
+    *(
+        (name, "pblasmp.engines.gpu.runtime.device:_current") for name in ("getDevice", "deviceGetPCIBusId")
+    ),  # may fail
+    ("init", "pblasmp.memory.nvshmem:__init__"),  # ends on all ranks or, in NVSHMEM, on none
+)
+RELEASES = (
+    *("destroy", "close", "finalize", "free", "deviceSynchronize", "use"),
+    *("matmul_desc_destroy", "matrix_layout_destroy", "matmul_preference_destroy"),
+)
+
+
+def life(lib: Meeting, comm: Any) -> None:
+    """A context, and plans that use all that a session makes."""
+    with pb.Context(comm, engine="cublasmp") as ctx:
+        lib.channel = ctx._control.channel
+        size, cuda = ctx.size, sys.modules["cupy"].cuda
+        grid = pb.Grid(1, size)
+        a, b, c = (ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), grid, dtype="float32")) for _ in range(3))
+        one = ctx.zeros(pb.MatrixDescriptor((6, 6), (6, 6), pb.Grid(1, 1), dtype="float32"))
+        for algo in ("default", "gathered", "panels"):
+            pb.matmul(a, b, algo=algo)
+        pb.matmul(one, one)  # another communicator
+        pb.syrk(a, c, beta=1, algo="summed")
+        with pb.plan(pb.trsm, ctx.eye(a.descriptor), b, algo="gathered") as plan:
+            plan()
+            with cuda.Stream():
+                plan()
+        pb.geadd(a, c, op_a="T", algo="moved")
+        b.redistribute(one.descriptor)
+        ar, ag = (
+            f(4, 4, 4, size, dtype="float32")
+            for f in (pb.MatmulProblem.allreduce, pb.MatmulProblem.allgather)
+        )
+        pb.matmul(ctx.zeros(ar.a), ctx.zeros(ar.b), op_a="T", scheme="ar", algo="sum")
+        gathered = ctx.empty(ag.b, symmetric=True)
+        with pb.plan_matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="ag") as plan:
+            plan.graph().replay()
+        lib.workspace = (8192, 1024)
+        pb.matmul(a, b, algo="default")
+        pb.matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="ag", algo="push")
+        one.gather()
+        ctx.zeros(a.descriptor)  # where ranks agree that had no part in the last copy
+
+
+def overlapped_life(lib: Meeting, comm: Any) -> None:
+    """A context whose GPUs reach each other, and plans of every algorithm of ours: run, recorded, replayed."""
+    with pb.Context(comm, engine="cublasmp") as ctx:
+        lib.channel = ctx._control.channel
+        cupy, size = sys.modules["cupy"], ctx.size
+        x, w = (cupy.zeros((8, 8), np.float32) for _ in range(2))
+        for form, names in KINDS.items():
+            for name in names:
+                with pb.plan(form, x, w, ctx, algo=name) as plan:
+                    assert type(plan._product).__name__ == "OverlappedProduct", plan.report()
+                    for _ in range(3):
+                        plan()
+        y, gathered = pb.allgather_matmul(x, w, ctx, algo="push", return_gathered=True)
+        assert (y.shape, gathered.shape) == ((8 * size, 8), (8 * size, 8))
+        d = pb.MatrixDescriptor((12, 12), (3, 2), pb.Grid(1, size), dtype="complex64")
+        a, b = (
+            ctx.zeros(d),
+            ctx.zeros(pb.MatrixDescriptor((12, 12), (5, 5), pb.Grid(size, 1), dtype="complex64")),
+        )
+        for op in "NC":
+            with pb.plan_matmul(a, b, op_a=op, algo="push", redistribute=True) as plan:
+                for _ in range(3):
+                    plan()
+                plan.graph().replay()
+        bias = cupy.zeros(ctx.empty(pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, size))).local.shape[1])
+        c = ctx.zeros(pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, size)))
+        pb.matmul(c, c, algo="push", epilogue=pb.Epilogue("relu", bias=bias))
+        ctx.zeros(d)
+
+
+@contextlib.contextmanager
+def tells(broken_off: Path) -> Iterator[None]:
+    """Make the file once this rank has broken its context: it sends nothing more."""
+    break_ = SideChannel.break_
+
+    def break_and_tell(channel: SideChannel, *how: Any) -> None:
+        break_(channel, *how)
+        broken_off.touch()
+
+    SideChannel.break_ = break_and_tell
+    try:
+        yield
+    finally:
+        SideChannel.break_ = break_
+
+
+def failures(comm: Any, path: str, directory: str, reach: bool = False) -> Any:
+    """Every place fails on every rank in turn.
+
+    Args:
+        comm: the ranks.
+        path: the library.
+        directory: where a rank says that it has broken off.
+        reach: the GPUs reach each other.
+    """
+    health._FLAGS_SECONDS = 0.02  # what flags can end, ends at once on these GPUs
+    begins = overlapped_life if reach else life
+    how = lambda: {"lt": FakeLt()} if reach else {}  # noqa: E731
+    with machine(path, Meeting, comm=comm, **how()) as lib:
+        lib.gpu.called = []
+        begins(lib, comm)
+        mine = [place for place in dict.fromkeys(lib.gpu.called) if place not in SPARED]
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+    yield "places", None if len(mine) >= 40 else f"{len(mine)}"
+    for failing in range(comm.size):
+        for place in comm.bcast(mine if comm.rank == failing else None, failing):
+            with machine(path, Meeting, comm=comm.Dup(), **how()) as lib:
+                broken_off = Path(directory, f"{failing} {' '.join(place)}")
+                lib.gpu.patience, lib.gpu.hopeless = PATIENCE, broken_off.exists
+                if comm.rank == failing:
+                    lib.gpu.fails = place
+                with tells(broken_off):
+                    error = lives(begins, lib, comm)
+                found = wrong(lib, error, place[0], here=comm.rank == failing)
+            everyone = comm.allgather(error is not None)
+            if not all(everyone) and place[0] not in RELEASES:
+                found.append(f"raised on {everyone} alone")
+            yield f"{place[0]} in {place[1]} on rank {failing}", "; ".join(found) or None
+
+
+def wrong(lib: Meeting, error: Exception | None, name: str, *, here: bool) -> list[str]:
+    """Return what is wrong with how a rank ended, of which one call failed ``here`` or on another rank."""
+    broken = bool(lib.channel and lib.channel.cause)
+    found = [*lib.faults, *lib.gpu.faults]
+    if not broken:  # a context that is broken keeps what others may still write to
+        found = left_behind(lib)
+    if lib.gpu.lt is not None and lib.gpu.lt.alive and not broken:
+        found.append(f"cuBLASLt keeps {len(lib.gpu.lt.alive)}")
+    if error is not None and f"injected: {name}" not in str(error):
+        found.append(f"raised {error!r}")
+    if here and error is None:
+        found.append("raised nothing where it failed")
+    return found
+
+
+@starts_ranks
+@pytest.mark.parametrize(("nranks", "version"), [(1, 1000), (2, 1000), (2, 700)])
+def test_every_call_failing_on_each_rank(stand_in, tmp_path, nranks, version):
+    """With 0.7 symmetric memory is NVSHMEM's."""
+    run_mpi(failures, nranks, timeout=240, path=stand_in(version), directory=str(tmp_path))
+
+
+@starts_ranks
+def test_every_call_of_our_own_algorithms_failing_on_each_rank(stand_in, tmp_path):
+    run_mpi(failures, 2, timeout=240, path=stand_in(1000), directory=str(tmp_path), reach=True)
+
+
+def test_memory_that_cannot_be_registered_is_freed_at_once(ctx, lib, monkeypatch):
+    x = ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(NcclWindows, "offer", lambda *_: (_ for _ in ()).throw(RuntimeError("not registered")))
+        with pytest.raises(RuntimeError, match="not registered"):
+            pb.matmul(x, x, algo="default")
+        assert not [kind for kind, _ in lib.gpu.alive if kind == "window"]
+        assert not lib.of("BufferDeregister")
+    pb.matmul(x, x, algo="default")
+
+
+def capabilities(comm: Any, path: str) -> Any:
+    """8-bit products are left to what every GPU has, also where only one of them is too old."""
+    capability = "80" if comm.rank == 1 else "90"
+    with machine(path, comm=comm, capability=capability) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            yield "least", None if ctx.engine.session.capability == 80 else str(ctx.engine.session.capability)
+            p = float8.problem("gemm", comm.size, (float8.E4, float8.E4, "float32"), "C")
+            a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+            words = ["8-bit floats need GPUs of compute capability 8.9 or above, found 8.0"]
+            refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, op_b="T", algo="default")
+            yield "refused", refused
+            with pb.plan_matmul(a, b, op_b="T") as plan:
+                yield "auto", None if plan.report().algorithm == "gathered" else str(plan.report())
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+def test_gpus_of_different_capability(stand_in):
+    run_mpi(capabilities, 2, path=stand_in(1000))

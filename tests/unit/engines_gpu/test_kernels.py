@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the engine's kernels are launched: types, vector widths, bounds. What they compute is tested on GPUs."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.kernels.kernels import MAX_RANKS, Kernels, common_run, vector_width
+from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.errors import LayoutError, UnsupportedError
+
+ALL = DTYPES | FLOAT8
+
+
+class FakeCupy:
+    """Keeps what is compiled and launched."""
+
+    def __init__(self) -> None:
+        self.compiled: list[dict[str, str]] = []
+        self.launches: list[tuple[int, int, tuple[Any, ...]]] = []
+        self.launched: list[dict[str, str]] = []  # how each of them was compiled
+        runtime = SimpleNamespace(
+            getDevice=lambda: 0, getDeviceProperties=lambda _: {"multiProcessorCount": 10}
+        )
+        self.cuda = SimpleNamespace(runtime=runtime)
+
+    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802 - its name
+        macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
+        self.compiled.append(macros)
+
+        def get_function(name: str) -> Any:
+            assert f" {name}(" in code
+
+            def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], stream: Any) -> None:
+                self.launches.append((grid[0], block[0], arguments))
+                self.launched.append(macros)
+
+            return launch
+
+        return SimpleNamespace(get_function=get_function)
+
+
+@pytest.fixture
+def cupy() -> FakeCupy:
+    return FakeCupy()
+
+
+@pytest.fixture
+def kernels(cupy: FakeCupy) -> Kernels:
+    return Kernels(cupy, 4)
+
+
+def view(dtype: str, rows: int = 9, cols: int = 64, at: int = 0x1000, ld: int = 0) -> View:
+    return View(at, rows, cols, ld or cols, ALL[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "cols", "views", "width"), [
+    ("bfloat16", 64, [{}], 8),
+    ("float32", 64, [{}], 4),
+    ("complex128", 7, [{"cols": 7}], 1),
+    ("bfloat16", 63, [{"cols": 63}], 1),
+    ("bfloat16", 64, [{"at": 0x1008}], 1),
+    ("bfloat16", 64, [{"ld": 68}], 1),
+    ("bfloat16", 64, [{"ld": 68, "rows": 1}], 8),
+    ("bfloat16", 64, [{}, {"dtype": "float32", "ld": 68}], 8),  # 16 bytes are enough for two halves
+    ("bfloat16", 64, [{}, {"dtype": "float32", "ld": 66}], 1),
+    ("bfloat16", 64, [{}, {"dtype": "float8_e4m3fn", "at": 0x1008, "ld": 72}], 8),
+    ("bfloat16", 64, [{}, {"dtype": "float8_e4m3fn", "at": 0x1004}], 1),
+])  # fmt: skip
+def test_vectors_never_cross_an_alignment_or_a_row(dtype, cols, views, width):
+    assert vector_width(ALL[dtype], cols, [view(**({"dtype": dtype} | how)) for how in views]) == width
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "cols"), [(9, 64), (1, 1), (300, 1000), (5, 7)])
+def test_sums_cover_every_entry_once(cupy, kernels, dtype, rows, cols):
+    parts = [view(dtype, rows, cols, at, ld=2 * cols) for at in (0x1000, 0x20000)]
+    kernels.add(None, parts, [view(dtype, rows, cols)])
+    (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
+    ld_parts, ld_first, n, lines = (int(arguments[i]) for i in (1, 3, 5, 6))
+    assert (ld_parts, ld_first, n, lines * int(macros["V"])) == (2 * cols, cols, rows, cols)
+    assert 1 <= blocks <= 20
+    assert (blocks - 1) * threads < n * lines  # no block has nothing to do
+    assert list(arguments[0]["p"]) == [0x1000, 0x20000]
+    assert (macros["P"], macros["OUTS"]) == ("2", "1")
+
+
+def test_sums_of_other_types(cupy, kernels):
+    out = view("float8_e5m2")
+    kernels.add(
+        None, [view("float16")] * 3, [out, view("float8_e5m2", ld=80), view("float8_e5m2", ld=80)],
+        beta=2, c=view("bfloat16"), bias=view("float32", 1), activation="gelu", scale=64, amax=128, blocks=3,
+    )  # fmt: skip
+    (macros,), ((blocks, _, arguments),) = cupy.compiled, cupy.launches
+    kinds = [macros[name] for name in ("PART", "OUT", "CTYPE", "BIAS", "SUM", "FLOAT8")]
+    assert kinds == ["fp16", "e5m2", "bf16", "float", "float", "1"]
+    assert blocks == 1
+    assert [int(x) for x in arguments[3:5]] == [64, 80]
+    assert [x.item() for x in arguments[7:]] == [0x1000, 64, 2.0, 0x1000, 2, 64, 128]
+
+
+def test_c_is_not_read_without_beta(cupy, kernels):
+    kernels.add(None, [view("float64")], [view("float64")], c=view("float64", at=0x5000))
+    assert int(cupy.launches[0][2][7]) == 0
+
+
+def test_large_sums_count_in_64_bits(cupy, kernels):
+    kernels.add(None, [view("float64", 2**20, 2**14)], [view("float64", 2**20, 2**14)])
+    kernels.add(None, [view("float64")], [view("float64")])
+    assert [macros["INDEX"] for macros in cupy.compiled] == ["u64", "unsigned"]
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ({"parts": [view("float32"), view("float32", cols=32)]}, "other shapes than 9 x 64"),
+    ({"outs": [view("float32", rows=8)]}, "other shapes than 9 x 64"),
+    ({"beta": 1, "c": view("float32", rows=8)}, "other shapes"),
+    ({"parts": [view("float32"), view("float32", ld=80)]}, "one type and leading dimension"),
+    ({"parts": [view("float32"), view("float16")]}, "one type and leading dimension"),
+    ({"outs": [view("float32"), view("float32", ld=80), view("float32")]}, "one type and leading dimension"),
+    ({"bias": view("float32", 1, 63)}, "bias has 63 entries for 64 columns"),
+], ids=str)  # fmt: skip
+def test_sums_that_do_not_fit(cupy, kernels, how, why):
+    how = {"parts": [view("float32")], "outs": [view("float32")]} | how
+    with pytest.raises(LayoutError, match=why):
+        kernels.add(None, how.pop("parts"), how.pop("outs"), **how)
+    assert not cupy.launches
+
+
+def test_nothing_is_launched_for_nothing(cupy, kernels):
+    kernels.add(None, [view("float32", 0)], [view("float32", 0)])
+    kernels.copy(None, view("float32", 5, 0), view("float32", 5, 0))
+    assert not cupy.launches
+
+
+@pytest.mark.parametrize(
+    ("numbers", "run"), [([], 16), ([0, 0], 16), ([32, 48], 16), ([24, 16], 8), ([4096, 6], 2), ([7], 1)]
+)
+def test_words_are_as_wide_as_everything_allows(numbers, run):
+    assert common_run(numbers) == run
+
+
+_BYTES = {"quad": 16, "u64": 8, "u32": 4, "u16": 2, "u8": 1}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_move_each_byte_once(cupy, kernels, seed):
+    """The kernel's index arithmetic, repeated on the host: block-cyclic packing with gaps and any alignment."""
+    rng = np.random.default_rng(seed)
+    moves, expected, units = [], {}, []
+    for number in range(int(rng.choice([1, 3, 40]))):
+        a, b, c = (int(n) for n in rng.integers(1, 4, 3))
+        units.append(int(rng.choice([1, 2, 4, 8, 16])))
+        run = units[-1] * int(rng.choice([rng.integers(1, 5), rng.integers(60, 400)]))
+        here, there = (_strides(rng, (a, b, c), run, units[-1]) for _ in range(2))
+        of, to = (int(n) * units[-1] + number * 0x100000 for n in rng.integers(0, 9, 2))
+        moves.append((to, there, of, here, (a, b, c, run)))
+        expected |= {
+            to + u * there[0] + v * there[1] + w * there[2] + x: of + u * here[0] + v * here[1] + w * here[2] + x
+            for u in range(a) for v in range(b) for w in range(c) for x in range(run)
+        }  # fmt: skip
+    kernels.move(None, moves)
+    moved: dict[int, int] = {}
+    for macros, (grid, _, (struct, count)) in zip(cupy.launched, cupy.launches, strict=True):
+        each = np.reshape(struct["p"], (int(macros["MOVES"]), 13)).astype(int).tolist()
+        assert grid <= 40
+        assert all(0 <= words[12] < grid for words in each[: int(count)])
+        for words in each[: int(count)]:
+            assert (words[10] >= 64) == (macros["EACH"] != "0"), "warps copy long runs"
+            copied = _moved(words, _BYTES[macros["T"]], int(macros["EACH"]))
+            assert not moved.keys() & copied.keys()
+            moved |= copied
+    assert len(cupy.launches) <= 2 * len(set(units)) * (1 + len(moves) // 32)
+    assert moved == expected
+
+
+def _moved(words: list[int], size: int, each: int) -> dict[int, int]:
+    """Which byte each byte is copied from: a word by a thread, or ``each`` words by every thread of a warp."""
+    to, of, *strides, nb, nc, run, total, _ = words
+    group = 32 * each or 1
+    pieces = -(-run // group)
+    moved: dict[int, int] = {}
+    for i in range(total):
+        i, x = divmod(i, pieces)
+        i, w = divmod(i, nc)
+        u, v = divmod(i, nb)
+        target, source = (
+            base + u * s[0] + v * s[1] + w * s[2] for base, s in ((to, strides[:3]), (of, strides[3:]))
+        )
+        assert target % size == source % size == 0
+        span = range(size * group * x, size * min(run, group * (x + 1)))
+        moved |= {target + byte: source + byte for byte in span}
+    return moved
+
+
+def _strides(rng: np.random.Generator, extents: tuple[int, int, int], run: int, unit: int) -> tuple[int, ...]:
+    """Strides of an array with that run, with gaps; those of a dimension of one are anything."""
+    found, step = [], run
+    for n in reversed(extents):
+        step += unit * int(rng.integers(0, 3))
+        found.append(step if n > 1 else int(rng.integers(0, 99)))
+        step *= n
+    return tuple(reversed(found))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("extents", [(1, 32, 1, 32), (3, 33, 2, 17), (1, 1, 5, 200)])
+def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
+    """The kernel's tiles and index arithmetic, repeated on the host."""
+    row_runs, rows, col_runs, cols = extents
+    there = [rows * size, size, row_runs * rows * (cols + 2) * size, row_runs * rows * size]
+    here = [rows * col_runs * (cols + 3) * size, col_runs * (cols + 3) * size, (cols + 3) * size, size]
+    kernels.transpose(None, 0x1000, there, 0x2000, here, extents, size, conjugate=size >= 8)
+    (macros,), ((blocks, threads, arguments),) = cupy.compiled, cupy.launches
+    assert (_BYTES[macros["T"]], macros["FLIP"], threads) == (size, "flipped" if size >= 8 else "", 256)
+    to, there_, of, here_, all_rows, rows_run, all_cols, cols_run = arguments
+    assert (int(to), int(of)) == (0x1000, 0x2000)
+
+    def at(steps: Any, r: int, c: int) -> int:
+        numbers = (r // int(rows_run), r % int(rows_run), c // int(cols_run), c % int(cols_run))
+        return sum(number * int(step) for number, step in zip(numbers, steps["p"], strict=True))
+
+    across = -(-int(all_cols) // 32)
+    tiles = -(-int(all_rows) // 32) * across
+    assert 0 < blocks <= tiles
+    moved: dict[int, int] = {}
+    for tile, x, y in itertools.product(range(tiles), range(32), range(32)):
+        r, c = tile // across * 32 + x, tile % across * 32 + y
+        if r < all_rows and c < all_cols:
+            assert moved.setdefault(at(there_, r, c), at(here_, r, c)) == at(here_, r, c)
+    expected = {
+        sum(i * step for i, step in zip(index, there, strict=True)): sum(
+            i * step for i, step in zip(index, here, strict=True)
+        )
+        for index in itertools.product(*map(range, extents))
+    }
+    assert moved == expected
+    kernels.transpose(None, 0x1000, there, 0x2000, here, (1, 0, 1, 5), size)
+    assert len(cupy.launches) == 1
+
+
+def test_copies_of_negative_things(kernels):
+    with pytest.raises(LayoutError, match="none may be < 0"):
+        kernels.move(None, [(0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))])
+    with pytest.raises(LayoutError, match="a matrix of 9 x 64 is to be copied to 9 x 63"):
+        kernels.copy(None, view("float32", cols=63), view("float32"))
+
+
+def test_one_warp_waits_for_up_to_32_flags(cupy, kernels):
+    kernels.await_flags(None, range(1, 35))
+    waits = []
+    for blocks, threads, (words, count) in cupy.launches:
+        assert (blocks, threads) == (1, 32)
+        waits.append(list(words["p"][: int(count)]))
+    assert waits == [list(range(1, 33)), [33, 34]]
+    kernels.await_flags(None, [])
+    assert len(cupy.launches) == 2
+
+
+def test_barriers(cupy, kernels):
+    for what in ("arrive", "await", "meet"):
+        kernels.signal(what, None, [1, 2, 3, 4], 2, 1, 2)
+    for blocks, threads, arguments in cupy.launches:
+        assert (blocks, threads) == (1, 32)
+        assert [int(x) for x in arguments[1:]] == [4, 2, 1, 2]
+        assert list(arguments[0]["p"]) == [1, 2, 3, 4]
+    with pytest.raises(
+        UnsupportedError, match=f"{MAX_RANKS + 1} ranks: the kernels take {MAX_RANKS} at most"
+    ):
+        Kernels(cupy, MAX_RANKS + 1)

@@ -1,0 +1,511 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level-3 routines of cuBLASMp: the arguments of each call, against a library that enforces its contracts.
+
+"auto" takes our own algorithms: what cuBLASMp is told is asked for by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.bindings import FUNCTIONS, ComputeType, Status
+from pblasmp.engines.gpu.algorithms import ALGORITHMS
+from pblasmp.engines.gpu.cublasmp.contracts import nearest_level3
+from pblasmp.layout import Level3Problem
+from pblasmp.layout.level3 import ROUTINES
+from tests.helpers import level3 as reference
+from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.gpu.level3 import cases, one_case
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex64", order="F")
+OF_CUBLASMP = [name for name in ROUTINES if f"cublasMp{name.capitalize()}" in FUNCTIONS]
+
+
+def test_a_routine_that_cublasmp_lacks_is_left_to_our_algorithms(monkeypatch):
+    """A new row of the table of routines needs nothing of the GPU engine."""
+    monkeypatch.setitem(ROUTINES, "syrky", ROUTINES["syrkx"])
+    d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
+    row = next(row for row in ALGORITHMS if row.name == "cublasmp")
+    served = [row.serves(Level3Problem(name, d, d, d)) for name in ("syrkx", "syrky")]
+    assert served == [True, False]
+
+
+def random_calls(comm: Any, path: str, version: int, routines: list[str], count: int) -> Any:
+    with machine(
+        path,
+        Multiplying,
+        comm=comm,
+    ) as lib:
+        lib.version = version
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for routine in routines:
+                for mode in ("fits", "sources", "any"):
+                    for seed, case in cases(routine, comm.size, count, 0, mode):
+                        for algo in ("auto", "cublasmp"):
+                            yield f"{routine} {seed} {algo}", one_case(ctx, case, seed, algo) or None
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@starts_ranks
+@pytest.mark.parametrize(("version", "ranks"), [(1000, 4), (1000, 2), (900, 2)])
+def test_random_calls(stand_in, version, ranks):
+    run_mpi(random_calls, ranks, path=stand_in(version), version=version, routines=OF_CUBLASMP, count=3)
+
+
+def taken(routine: str) -> str:
+    """Return what "auto" takes of small matrices."""
+    traits = ROUTINES[routine]
+    if traits.shape == "added":
+        return "moved"
+    return "full" if (traits.shape == "sided" and not traits.triangular) or traits.swept_twice else "gathered"
+
+
+@pytest.mark.parametrize("routine", OF_CUBLASMP)
+def test_auto_takes_ours_in_layouts_that_cublasmp_takes_too(ctx, lib, routine):
+    """They were faster on H200; by cuBLASMp's routines only where they are asked for."""
+    ours = taken(routine)
+    problem = Level3Problem(routine, **dict.fromkeys((*ROUTINES[routine].operands, "d"), SQUARE))
+    verdicts = pb.algorithms(problem, ctx)
+    assert [name for name, verdict in verdicts.items() if verdict.taken] == [ours]
+    assert str(verdicts["cublasmp"]) == f"applies: slower than {ours} by rule"
+    with pb.plan(routine, **{x: ctx.eye(SQUARE) for x in ROUTINES[routine].operands}) as plan:
+        assert plan.report().algorithm == ours
+        plan()
+    assert not lib.of(routine.capitalize())
+    assert ours == "full" or not lib.calls
+
+
+def test_what_only_cublasmp_computes_is_left_to_it(ctx):
+    narrow = replace(SQUARE, dtype="float16")
+    verdicts = pb.algorithms(Level3Problem("geadd", narrow, narrow, c=narrow), ctx)
+    assert [name for name, verdict in verdicts.items() if verdict.taken] == ["cublasmp"]
+
+
+NB, M, N, K = 2, 4, 6, 8
+LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
+
+# What C gets for a call in F order and of the same call in C order: side, uplo, trans, diag; the extents; and which
+# of the caller's operands are a, b and the result.
+TOLD = {
+    "trsm": ({"side": "R", "uplo": "U", "op_a": "T", "diag": "U"}, "RUTU", "LLTU", (M, N), (N, M), "ad", "ad"),
+    "trmm": ({"side": "R", "uplo": "U", "op_a": "N", "diag": "N"}, "RUNN", "LLNN", (M, N), (N, M), "abd", "abd"),
+    "symm": ({"side": "R", "uplo": "U"}, "RU", "LL", (M, N), (N, M), "abd", "abd"),
+    "hemm": ({"side": "L", "uplo": "L"}, "LL", "RU", (M, N), (N, M), "abd", "abd"),
+    "syrk": ({"uplo": "U", "op_a": "N"}, "UN", "LT", (N, K), (N, K), "ad", "ad"),
+    "herk": ({"uplo": "L", "op_a": "C"}, "LC", "UN", (N, K), (N, K), "ad", "ad"),
+    "syr2k": ({"uplo": "U", "op_a": "T"}, "UT", "LN", (N, K), (N, K), "abd", "abd"),
+    "her2k": ({"uplo": "U", "op_a": "N"}, "UN", "LC", (N, K), (N, K), "abd", "abd"),
+    "syrkx": ({"uplo": "L", "op_a": "N"}, "LN", "UT", (N, K), (N, K), "abd", "bad"),
+    "herkx": ({"uplo": "L", "op_a": "C"}, "LC", "UN", (N, K), (N, K), "abd", "bad"),
+    "geadd": ({"op_a": "T"}, "T", "T", (M, N), (N, M), "ad", "ad"),
+    "tradd": ({"uplo": "L", "op_a": "C"}, "LC", "UC", (M, N), (N, M), "ad", "ad"),
+}  # fmt: skip
+
+
+def matrices(ctx: pb.Context, routine: str, flags: dict[str, str], order: str, **how: Any) -> dict[str, Any]:
+    """The operands, each with another leading dimension."""
+    shapes = reference.shapes(routine, flags, M, N, K)
+    return {
+        name: ctx.empty(pb.MatrixDescriptor(shapes[name], (NB, NB), pb.Grid(1, 1), dtype="complex64", order=order,
+                                            ld=max(shapes[name]) + i, **how))
+        for i, name in enumerate((*ROUTINES[routine].operands, "d"))
+    }  # fmt: skip
+
+
+def call(routine: str, given: dict[str, Any], flags: dict[str, str], **how: Any) -> Any:
+    """Plan a call of cuBLASMp that writes where its input is, so that nothing is copied."""
+    out = how.pop("out", given["d"])
+    operands = {name: given[name] for name in ROUTINES[routine].operands}
+    return pb.plan(getattr(pb, routine), **operands, **flags, **how, out=out, algo="cublasmp")
+
+
+@pytest.mark.parametrize("order", "FC")
+@pytest.mark.parametrize("routine", OF_CUBLASMP)
+def test_what_is_told(ctx, lib, routine, order):
+    flags, as_f, as_c, extents, turned, operands, swapped = TOLD[routine]
+    given = matrices(ctx, routine, flags, order)
+    start = "c" if "c" in ROUTINES[routine].operands else "b"
+    if routine == "trmm":
+        start = "d"
+    given["d"] = given[start]
+    how = {"alpha": 2} if "c" not in ROUTINES[routine].operands else {"alpha": 2, "beta": 3}
+    with call(routine, given, flags, **how) as plan:
+        lib.clear()
+        del lib.gpu.copies[:]
+        plan()
+        lib.clear()
+        plan()
+        (told,) = lib.calls
+        assert told.name == "cublasMp" + routine.capitalize()
+        copied = any(note.startswith("A is copied") for note in plan.report().notes)
+        assert lib.gpu.copies == (["conjugate"] * 2 if copied else [])
+    got = "".join(letters[told[name]] for name, letters in LETTERS.items() if name in told.arguments)
+    assert got == (as_f if order == "F" else as_c)
+    names = ("m", "n") if "m" in told.arguments else ("n", "k")
+    assert tuple(told[name] for name in names) == (extents if order == "F" else turned)
+    result = "b" if routine == "trsm" else "c"
+    letters = [x for x in "ab" if x in told.arguments and x != result] + [result]
+    for letter, name in zip(letters, operands if order == "F" else swapped, strict=True):
+        x, desc = given[name], lib.made[told[f"desc{letter.upper()}"]]
+        if not copied or name not in "ab":
+            assert told[letter] == x.local.data.ptr, (letter, name)
+            assert desc["lld"] == x.descriptor.ld
+        shape = x.shape if order == "F" else x.shape[::-1]
+        assert (desc["m"], desc["n"], desc["mb"], desc["nb"]) == (*shape, NB, NB)
+        assert (told[f"i{letter}"], told[f"j{letter}"]) == (1, 1)
+    scalars = [np.frombuffer(ctypes.string_at(told[name], 8), np.complex64)[0] for name in ("alpha", "beta")
+               if name in told.arguments]  # fmt: skip
+    assert scalars == [2, 3][: len(scalars)]
+    assert told.arguments.get("computeType", ComputeType.COMPUTE_32F) == ComputeType.COMPUTE_32F
+
+
+def test_real_hermitian_routines_are_the_symmetric_ones(ctx, lib):
+    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), order="F")
+    a, b = ctx.empty(d), ctx.empty(d)
+    pb.hemm(a, b, algo="cublasmp")
+    pb.herk(a, algo="cublasmp")
+    pb.her2k(a, b, op_a="C", algo="cublasmp")
+    pb.herkx(a, b, op_a="T", algo="cublasmp")
+    called = [
+        name.removeprefix("cublasMp") for name in lib.names if name.startswith(("cublasMpSy", "cublasMpHe"))
+    ]
+    assert called[1::2] == ["Symm", "Syrk", "Syr2k", "Syrkx"]
+    assert [lib.of(name)[0]["trans"] for name in ("Syrk", "Syr2k", "Syrkx")] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_narrow_types_have_narrow_scalars(alone, stand_in, dtype):
+    """They have no compute type: alpha and beta are of the matrices' type."""
+    d = replace(SQUARE, dtype=dtype)
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, c = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), d) for _ in range(2))
+        assert (pb.geadd(a, c, alpha=2, beta=-3, algo="cublasmp").on_host().astype(float) == -1).all()
+    lib.assert_clean()
+
+
+@pytest.mark.parametrize(("order", "expected"), [("F", 1 + 2j), ("C", 1 - 2j)])
+def test_her2k_of_c_order_conjugates_alpha(ctx, lib, order, expected):
+    d = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1), dtype="complex128", order=order)
+    a, b, c = (ctx.empty(d) for _ in range(3))
+    with pb.plan(pb.her2k, a, b, c, alpha=1 + 2j, beta=1, out=c, algo="cublasmp") as plan:
+        plan()
+        at = lib.of("Her2k")[0]["alpha"]
+        assert np.frombuffer(ctypes.string_at(at, 16), complex)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("routine", "start", "of_c_order", "expected"),
+    [
+        (pb.trsm, "", "", ["B"]),  # the right-hand sides, to the result
+        (pb.trsm, "b", "", []),
+        (pb.trmm, "", "", []),
+        (pb.trmm, "b", "", ["B"]),  # from where the result goes
+        (pb.trmm, "", "b", ["B"]),
+        (pb.symm, "", "", ["C"]),
+        (pb.symm, "c", "", []),
+        (pb.hemm, "c", "a", ["A"]),  # conjugated
+        (pb.syrk, "", "", ["C"]),
+        (pb.syrk, "c", "a", []),
+        (pb.herk, "c", "a", ["A"]),
+        (pb.her2k, "c", "ab", ["A", "B"]),
+        (pb.syr2k, "c", "b", ["B"]),
+        (pb.geadd, "", "c", ["C"]),
+        (pb.tradd, "c", "a", []),
+    ],
+)  # fmt: skip
+def test_copies_are_those_of_the_report(ctx, lib, routine, start, of_c_order, expected):
+    traits = ROUTINES[routine.__name__]
+    given = {
+        name: ctx.empty(replace(SQUARE, order="C" if name in of_c_order else "F")) for name in traits.operands
+    }
+    out = given[start] if start else ctx.empty(SQUARE)
+    how = {"beta": 1} if "c" in traits.operands else {}
+    del lib.gpu.allocations[:], lib.gpu.copies[:]
+    with pb.plan(routine, **given, **how, out=out, algo="cublasmp") as plan:
+        temporaries = len(lib.gpu.allocations)
+        report = plan.report()
+        assert sorted(note.partition(" ")[0] for note in report.notes if "is copied" in note) == expected
+        assert report.copied_bytes == len(expected) * out.local.nbytes
+        assert not report.moved
+        del lib.gpu.copies[:]
+        for turn in (1, 2):
+            plan()
+            # what a solve or a sum starts from goes to the result without a temporary, a triangle by its mask
+            assert lib.gpu.copies == (["copyto"] if traits.triangle == "d" and "C" in expected else
+                                      ["conjugate" if routine in (pb.hemm, pb.herk, pb.her2k) else "positive"]
+                                      * temporaries) * turn  # fmt: skip
+
+
+def test_a_view_of_the_same_memory_is_in_place(ctx, lib):
+    a = ctx.empty(replace(SQUARE, shape=(8, 8)))
+    first, rest = slice(0, 4), slice(4, 8)
+    below = a[rest, first]
+    with pb.plan(pb.trsm, a[first, first], below, side="R", out=a[rest, first], algo="cublasmp") as plan:
+        plan()
+        assert plan.report().copied_bytes == 0
+        assert lib.of("Trsm")[0]["b"] == a.local[4:, :4].ctypes.data
+    assert not lib.gpu.copies
+
+
+def test_another_matrix_in_the_place_of_one(ctx, lib):
+    a, b, other = (ctx.empty(SQUARE) for _ in range(3))
+    with pb.plan(pb.trmm, a, b, algo="cublasmp") as plan:
+        plan()
+        plan(b=other)
+        padded = ctx.from_local(ctx.empty(replace(SQUARE, ld=9)).local, SQUARE)
+        with pytest.raises(pb.LayoutError, match=r"a: the local array has strides \(8, 72\).*\(8, 32\)"):
+            plan(padded)
+    assert [told["b"] for told in lib.of("Trmm")] == [b.local.data.ptr, other.local.data.ptr]
+
+
+def test_a_solve_begins_inside_a_block(ctx, lib):
+    """Which trsm takes: of matrices in whole blocks, from where they begin."""
+    parents = [ctx.empty(replace(SQUARE, shape=(9, 9), ld=9 + i)) for i in range(2)]
+    a, b = (x[3:7, 3:7] for x in parents)
+    with pb.plan(pb.trsm, a, b, out=b, algo="cublasmp") as plan:
+        plan()
+        assert not plan.report().moved
+        (told,) = lib.of("Trsm")
+    assert [told[i] for i in ("ia", "ja", "ib", "jb")] == [2] * 4
+    assert [told[x] for x in "ab"] == [x.local[2:, 2:].ctypes.data for x in parents]
+    made = [lib.made[told[f"desc{x}"]] for x in "AB"]
+    assert [(desc["m"], desc["n"], desc["lld"]) for desc in made] == [(5, 5, 9), (5, 5, 10)]
+
+
+def test_a_solve_in_memory_without_room_for_its_first_block(alone, stand_in):
+    """The library counts the rows before the first one: a temporary has room for them."""
+    d = replace(SQUARE, lead=(1, 1))
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, b = ctx.empty(d), ctx.empty(d)
+        a.local[...] = 2 * np.eye(4)
+        b.local[...] = values = np.arange(16.0).reshape(4, 4)
+        pb.trsm(a, b, out=b, algo="cublasmp")
+        assert np.array_equal(b.local, values / 2)
+        assert [lib.made[lib.of("Trsm")[0][f"desc{x}"]]["lld"] for x in "AB"] == [5, 5]
+    lib.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("routine", "layouts", "moved", "why"),
+    [
+        (pb.trsm, {"a": {"lead": (1, 0)}}, "", ""),
+        (pb.trmm, {"a": {"lead": (1, 0)}}, "a", "A is moved: cublasMpTrmm needs it to start at a block boundary"),
+        (pb.symm, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpSymm needs it in other blocks"),
+        (pb.trmm, {"a": {"grid": pb.Grid(2, 1)}}, "a", "A is moved: cublasMpTrmm needs it on the result's processes"),
+        (pb.trsm, {"b": {"block": (3, 3)}}, "b", "B is moved: it must have the result's layout"),
+        (pb.syrk, {"d": {"block": (2, 3)}}, "d", "the result is moved: cublasMpSyrk needs it in other blocks"),
+        (pb.syr2k, {"b": {"block": (2, 3)}}, "b", "B is moved: cublasMpSyr2k needs it in other blocks"),
+        (pb.geadd, {"a": {"block": (2, 3)}}, "a", "A is moved: cublasMpGeadd needs it in other blocks"),
+        (pb.tradd, {x: {"block": (2, 3)} for x in "acd"}, "acd", "needs it in other blocks"),
+    ],
+)  # fmt: skip
+def test_what_is_moved(routine, layouts, moved, why):
+    """Pure: layouts that cuBLASMp does not take, which it does, and why."""
+    name = routine.__name__
+    own = {x: replace(SQUARE, grid=pb.Grid(1, 2), **layouts.get(x, {})) if "grid" not in layouts.get(x, {})
+           else replace(SQUARE, **layouts[x]) for x in (*ROUTINES[name].operands, "d")}  # fmt: skip
+    for problem in (Level3Problem(name, **own), Level3Problem(name, **{x: d.T for x, d in own.items()})):
+        mended, reasons = nearest_level3(problem, 1000)
+        changed = "".join(x for x in own if getattr(mended, x) != getattr(problem, x))
+        assert changed in (moved, moved.replace("c", ""))  # C follows the result where the plan is made
+        assert why in "; ".join(reasons)
+        assert bool(reasons) == bool(moved)
+        assert nearest_level3(mended, 1000) == (mended, ())
+
+
+def test_sums_that_may_hang_move_no_data():
+    """Pure: A of a sum over several processes lies where the result does, and the call has no transpose."""
+    for routine, order, op in itertools.product(("geadd", "tradd"), ("FF", "FC", "CF", "CC"), "NTC"):
+        a, d = (pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(2, 1), (1, 0), "complex64", x) for x in order)
+        problem = Level3Problem(routine, a, d, op_a=op)
+        mended, reasons = nearest_level3(problem, 901)
+        form = mended.column_major()
+        assert form.problem.op_a == "N"
+        assert form.problem.a.same_places(form.problem.d)
+        assert mended.d == d
+        assert len(reasons) == (mended.a != a) == (order[0] != order[1] or op != "N")
+        one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
+                            replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
+        assert nearest_level3(one, 901) == (one, ())
+    assert "A is moved to the result's layout: cublasMpTradd may hang where it moves data" in reasons
+    turned = Level3Problem("geadd", d, d, op_a="T")
+    assert nearest_level3(turned, 1000) == (turned, ())
+
+
+def test_moves_have_to_be_allowed(ctx, lib):
+    a = ctx.empty(replace(SQUARE, block=(2, 3)))
+    b = ctx.empty(SQUARE)
+    message = (
+        r"algo 'cublasmp': A is moved: cublasMpTrmm needs it in other blocks: redistribute=True allows it"
+    )
+    with pytest.raises(pb.UnsupportedError, match=message):
+        pb.trmm(a, b, algo="cublasmp")
+    with pb.plan(pb.trmm, a, b) as plan:
+        assert plan.report().algorithm == "gathered"
+        assert not plan.report().moved
+    with pb.plan(pb.trmm, a, b, algo="cublasmp", redistribute=True) as plan:
+        (line,) = plan.report().moved
+        assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
+
+
+def test_c_follows_the_result_that_is_moved():
+    odd = replace(SQUARE, block=(2, 3))
+    asked = Level3Problem("syrk", SQUARE, odd, c=odd)
+    nearest, reasons = nearest_level3(asked, 1000)
+    assert nearest.d != odd
+    assert nearest.c == nearest.d
+    assert "C is moved: it must have the result's layout" in reasons
+
+
+NEWER = ("symm", "hemm", "trmm", "herk", "syr2k", "her2k", "syrkx", "herkx")
+
+
+@pytest.mark.parametrize("version", [500, 800, 900])
+def test_versions_that_lack_a_routine(alone, stand_in, version):
+    with machine(stand_in(version)) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            for routine in OF_CUBLASMP:
+                operands = {x: ctx.empty(SQUARE) for x in ROUTINES[routine].operands}
+                if version < 900 and routine in NEWER:
+                    expected = rf"{routine.capitalize()} needs cuBLASMp 0\.9\.0 or newer, found 0\.{version // 100}\.0"
+                    with pytest.raises(pb.UnsupportedError, match=expected):
+                        getattr(pb, routine)(**operands, algo="cublasmp")
+                    with pb.plan(routine, **operands) as plan:  # by another algorithm
+                        assert plan.report().algorithm == taken(routine)
+                    own = dict.fromkeys((*operands, "d"), SQUARE)
+                    verdict = pb.algorithms(Level3Problem(routine, **own), ctx)["cublasmp"]
+                    assert not verdict
+                    assert expected.replace("\\", "") in verdict.why
+                else:
+                    getattr(pb, routine)(**operands, algo="cublasmp")
+                    assert len(lib.of(routine.capitalize())) == 1
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def test_what_is_refused(ctx):
+    a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
+    with pytest.raises(pb.UnsupportedError, match="algo 'shared': GPUs share no memory"):
+        pb.trsm(a, b, algo="shared")
+    names = "'auto', 'cublasmp', 'shared', 'gathered', 'panels', 'stationary'"
+    with pytest.raises(
+        pb.UnsupportedError, match=f"algo: the cublasmp engine has {names} here, got 'default'"
+    ):
+        pb.trsm(a, b, algo="default")
+
+
+@pytest.mark.parametrize("version", [900, 1000])
+def test_a_fault_of_syr2k_is_refused(alone, stand_in, version):
+    """That of 0.9 takes a complex alpha for its conjugate in one of its products."""
+    with machine(stand_in(version), Multiplying), pb.Context(engine="cublasmp") as ctx:
+        a, b, d = (ctx.zeros(SQUARE) for _ in range(3))
+        pb.syr2k(a, b, alpha=2, out=d, algo="cublasmp")
+        pb.her2k(a, b, alpha=2j, out=d, algo="cublasmp")
+        if version == 1000:
+            pb.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
+            return
+        with pytest.raises(
+            pb.UnsupportedError, match=r"Syr2k of cuBLASMp 0\.9\.0 is wrong for a complex alpha"
+        ):
+            pb.syr2k(a, b, alpha=2j, out=d, algo="cublasmp")
+        with pb.plan(pb.syr2k, a, b, alpha=2j, out=d) as plan:  # by another algorithm
+            assert plan.report().algorithm == "full"
+
+
+@pytest.mark.parametrize("side", "LR")
+@pytest.mark.parametrize(("columns", "expected"), [(31, "gathered"), (32, "full"), (300, "full")])
+def test_a_matrix_is_not_filled_for_a_few_vectors(ctx, columns, expected, side):
+    square, *shape = (256, 256), *((256, columns) if side == "L" else (columns, 256))
+    a, b = (
+        ctx.zeros(pb.MatrixDescriptor(x, (64, 64), pb.Grid(1, 1), dtype="float32"))
+        for x in (square, tuple(shape))
+    )
+    with pb.plan(pb.symm, a, b, side=side) as plan:
+        assert plan.report().algorithm == expected
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_what_needs_no_computing_calls_nothing(ctx, lib, order):
+    d = replace(SQUARE, order=order)
+    a, c = ctx.empty(d), ctx.empty(d)
+    c.local[...] = np.arange(16).reshape(4, 4) * (1 + 1j)
+    outcome = pb.herk(a, c, alpha=0, beta=2, algo="cublasmp").local
+    expected = np.where(np.tri(4), 2 * c.local, c.local)
+    np.fill_diagonal(expected, 2 * c.local.diagonal().real)
+    assert np.array_equal(outcome, expected)
+    assert np.all(pb.trsm(a, a, alpha=0, algo="cublasmp").local == 0)
+    none = ctx.empty(replace(d, shape=(4, 0)))
+    assert np.array_equal(pb.syrk(none, c, beta=1, uplo="U", algo="cublasmp").local, c.local)
+    assert np.array_equal(pb.trsm(a, none, algo="cublasmp").local, none.local)
+    assert not lib.calls
+    with (
+        pb.plan(pb.herk, a, c, alpha=0, out=c, algo="cublasmp") as plan,
+        pytest.raises(
+            pb.UnsupportedError, match="this plan cannot be recorded: D = beta C: there is nothing to compute"
+        ),
+    ):
+        plan.graph()
+
+
+def test_a_graph_has_the_copies_too(ctx, lib):
+    a, c, out = (ctx.empty(SQUARE) for _ in range(3))
+    with pb.plan(pb.syrk, a, c, beta=1, out=out, algo="cublasmp") as plan:
+        graph = plan.graph()
+        del lib.gpu.events[:]
+        graph.replay()
+        assert lib.gpu.events == [("graph launched",)]
+        assert lib.gpu.copies.count("copyto") == 2  # before the run and into the graph
+
+
+LIFE = [
+    "GetVersion", "Create", "GridCreate",
+    *["MatrixDescriptorCreate"] * 2, "Trsm_bufferSize", "synchronize", "window", "BufferRegister", "pinned",
+    "LoggerOpenFile", "LoggerSetLevel", "LoggerSetCallback", "Trsm", "LoggerSetCallback", "LoggerSetLevel",
+    *["MatrixDescriptorDestroy"] * 2,
+    *["MatrixDescriptorCreate"] * 3, "Her2k_bufferSize",
+    "LoggerOpenFile", "LoggerSetLevel", "LoggerSetCallback", "Her2k", "LoggerSetCallback", "LoggerSetLevel",
+    "wait", "SetStream", "Her2k", *["MatrixDescriptorDestroy"] * 3,
+    "synchronize", "BufferDeregister", "window released", "GridDestroy", "Destroy", "communicator released",
+]  # fmt: skip
+
+
+def life(_: Any) -> None:
+    ctx = pb.Context(engine="cublasmp")
+    try:
+        a, b = ctx.empty(SQUARE), ctx.empty(SQUARE)
+        pb.trsm(a, b, algo="cublasmp")
+        with pb.plan(pb.her2k, a, b, algo="cublasmp") as plan:
+            plan()
+            with sys.modules["cupy"].cuda.Stream():
+                plan()
+    finally:
+        ctx.close()
+
+
+def test_the_order_of_calls(lib):
+    life(lib)
+    assert [event[0] for event in lib.gpu.events] == LIFE
+
+
+def test_every_call_failing(alone, stand_in):
+    wrongs = []
+    for at, call in enumerate(name for name in LIFE if name[0].isupper()):
+        with machine(stand_in(1000)) as lib:
+            lib.fail(Status.NOT_SUPPORTED, at)
+            error = lives(life, lib)
+            found = left_behind(lib)
+            if not names(error, "cublasMp" + call, Status.NOT_SUPPORTED):
+                found.append(f"raised {error!r}")
+        wrongs += [f"call {at} ({call}): {fault}" for fault in found]
+    assert not wrongs, "\n".join(wrongs)

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are gone, GPUs that are lost, NCCL's errors: who waits gets the cause, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm import side_channel
+from pblasmp.engines.gpu.runtime import health as module
+from pblasmp.layout import Grid
+from pblasmp.plans import MatrixPlan
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Meeting, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.places import places
+
+LOST = "GPU 0000:01:00.0 of rank 1 cannot be used any more in this process: 719"
+
+
+def raised(function: Any, *arguments: Any) -> Exception | None:
+    try:
+        function(*arguments)
+    except Exception as error:  # noqa: BLE001 - what it is, is the question
+        return error
+    return None
+
+
+def wrong(error: Exception | None, kind: type[Exception], *words: str) -> str | None:
+    if type(error) is kind and all(word in str(error) for word in words):
+        return None
+    return f"raised {error!r}, expected {kind.__name__} with {words}"
+
+
+def launch(ctx: pb.Context, x: Any) -> None:
+    """A library's call fails as it may where the GPU is lost."""
+    if ctx.rank == 0:
+        ctx.engine.synchronize()
+    with ctx._running("matmul"):
+        raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
+
+
+def check(ctx: pb.Context, x: Any) -> None:
+    """The same where the ranks would agree."""
+    if ctx.rank == 0:
+        ctx.engine.synchronize()
+    with ctx._agreement("zeros"):
+        raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
+
+
+def run(ctx: pb.Context, x: Any) -> None:
+    """A plan that waits in a run on which the ranks do not agree."""
+    plan = object.__new__(MatrixPlan)
+    product = SimpleNamespace(run=lambda operands: ctx.engine.synchronize())
+    plan._ctx, plan._call, plan._product, plan._operands = ctx, "matmul", product, None
+    plan._only_queues = plan._open = True
+    plan()
+
+
+def lost_gpus(comm: Any, path: str) -> Any:
+    """One rank's GPU is lost while the other waits for it, in every kind of wait; both hear it, and can leave."""
+    waits = {
+        "synchronize": lambda ctx, x: ctx.engine.synchronize(),
+        "to_host": lambda ctx, x: ctx.engine.to_host(x.local),
+        "norm": lambda ctx, x: x.norm(),
+        "gather": lambda ctx, x: x.gather(),
+        "a plan": lambda ctx, x: pb.matmul(x, x, algo="push"),
+        "sum": lambda ctx, x: x.sum(axis=0),
+        "a launch": launch,
+        "checking": check,
+        "a run": run,
+        "closing": lambda ctx, x: ctx.close(),
+    }
+    for name, wait in waits.items():
+        with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+            ctx = pb.Context(comm, engine="cublasmp")
+            x = ctx.zeros((64, 64), block=8, dtype="float32")
+            began, hook = len(lib.gpu.events), sys.unraisablehook
+            if comm.rank == 1:
+                lib.gpu.lost = 719
+            else:
+                lib.gpu.stuck = True
+            error = raised(wait, ctx, x)
+            again = raised(ctx.zeros, (4, 4))
+            closing = raised(ctx.close)
+            yield f"{name}: closing again", closing and repr(closing)
+            if comm.rank == 1:
+                yield name, wrong(error, pb.StatusError, LOST)
+            else:
+                yield name, wrong(error, pb.ClosedError, "rank 1 left", "StatusError", LOST)
+            yield f"{name}: afterwards", wrong(again, pb.ClosedError, LOST)
+            released = [event for event in lib.gpu.events[began:] if event[0].endswith("released")]
+            yield f"{name}: what peers may still use is kept", f"{released}" if released else None
+            if comm.rank == 0:  # what waits in NCCL ends
+                deadline = time.monotonic() + 5
+                while lib.gpu.stuck and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                how = {how for _, how in lib.gpu.aborted}
+                yield f"{name}: what ends", None if how == {"comm_abort"} else f"{lib.gpu.aborted}"
+            else:
+                yield f"{name}: what ends", f"{lib.gpu.aborted}" if lib.gpu.aborted else None
+            quiet = comm.rank == 1
+            blocked = [fault for fault in lib.gpu.faults if "asnumpy" in fault]
+            yield f"{name}: on the host", f"{blocked}" if blocked else None
+            yield f"{name}: destructors", None if (sys.unraisablehook is not hook) == quiet else "are heard"
+            sys.unraisablehook = hook
+
+
+@starts_ranks
+def test_a_lost_gpu_is_an_error_of_every_rank_and_nobody_waits_for_it(stand_in):
+    run_mpi(lost_gpus, 2, timeout=60, path=stand_in(1000))
+
+
+def rank_that_leaves(comm: Any, path: str) -> Any:
+    """A rank that waits for its GPU hears that another has left, and its communicators are aborted, not destroyed."""
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        lib.gpu.stuck = comm.rank == 0
+        if comm.rank == 1:
+            with pytest.raises(ZeroDivisionError), ctx._running("matmul"):
+                raise ZeroDivisionError("injected")
+            yield "there", None if {how for _, how in lib.gpu.aborted} <= {"abort"} else f"{lib.gpu.aborted}"
+        else:
+            error = raised(ctx.engine.synchronize)
+            yield "there", wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
+        ctx.close()
+        yield "kept", "destroyed" if lib.of("Destroy") or lib.of("GridDestroy") else None
+
+
+@starts_ranks
+def test_a_rank_that_leaves_ends_the_waits_of_others(stand_in):
+    run_mpi(rank_that_leaves, 2, timeout=60, path=stand_in(1000))
+
+
+def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
+    """A rank whose thread waits inside NCCL for one that has left a run is let go, and hears why."""
+    side_channel._BLOCKED_SECONDS, module._LOOK_SECONDS = 0.3, 0.1
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        a = ctx.zeros((64, 64), block=8, dtype="float32")
+        plan = pb.plan(pb.matmul, a, a, algo="gathered")
+        plan()  # now there is memory for messages, on which the ranks agree
+        cause = ZeroDivisionError("injected")
+
+        def leave(operands: Any) -> None:
+            raise cause
+
+        if comm.rank == 1:
+            plan._product.run = leave  # type: ignore[method-assign]
+        lib.gpu.connecting = comm.rank == 0
+        error = raised(plan)
+        lib.gpu.connecting = False
+        if comm.rank == 1:
+            yield "error", None if error is cause else f"raised {error!r}"
+        else:
+            yield "error", wrong(error, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError: injected")
+        again = raised(ctx.zeros, (4, 4))
+        yield "afterwards", wrong(again, pb.ClosedError, "rank 1 left matmul with ZeroDivisionError")
+        ctx.close()
+
+
+@starts_ranks
+def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_let_go(stand_in, monkeypatch):
+    monkeypatch.setenv("PBLASMP_RANKS_PER_NODE", "1")  # messages by NCCL
+    run_mpi(rank_that_waits_in_nccl, 2, timeout=60, path=stand_in(1000))
+
+
+def errors_of_nccl(comm: Any, path: str) -> Any:
+    """What NCCL finds on one rank, every rank raises: also where that rank's own work has ended."""
+    for stuck in (False, True):
+        with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+            ctx = pb.Context(comm, engine="cublasmp")
+            if comm.rank == 1:
+                lib.gpu.nccl_error, lib.gpu.stuck = 6, stuck
+            else:
+                lib.gpu.stuck = True
+            error = raised(ctx.engine.synchronize)
+            words = "NCCL on rank 1: 6, found by ncclCommGetAsyncError"
+            kind = pb.StatusError if comm.rank == 1 else pb.ClosedError
+            yield f"stuck: {stuck}", wrong(error, kind, words)
+            ctx.close()
+
+
+@starts_ranks
+def test_an_asynchronous_error_of_nccl_is_raised_by_every_rank(stand_in):
+    run_mpi(errors_of_nccl, 2, timeout=60, path=stand_in(1000))
+
+
+def half_of_a_first_run(comm: Any, path: str) -> Any:
+    """A first run that fails on one rank only leaves the other's GPU waiting: the context cannot go on."""
+    for failing in ([1], [0, 1]):
+        with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+            ctx = pb.Context(comm, engine="cublasmp")
+            x = sys.modules["cupy"].zeros((8, 8), np.float32)
+            with pb.plan(pb.matmul_allreduce, x, x, ctx, algo="one_shot") as plan:
+                lib.gpu.lt.found = int(comm.rank not in failing)  # algorithms
+                error = raised(plan)
+                lib.gpu.lt.found = 1
+                where = ["(on rank 1)"] if failing == [1] else []
+                yield f"{failing}: error", wrong(error, pb.UnsupportedError, "cuBLASLt", *where)
+                again, text = raised(plan), "the first run failed on some ranks only"
+                if failing == [1]:
+                    yield f"{failing}: again", wrong(again, pb.ClosedError, text)
+                else:
+                    yield f"{failing}: again", again and repr(again)
+            ctx.close()
+
+
+@starts_ranks
+def test_a_first_run_that_fails_on_some_ranks_only_breaks_the_context(stand_in):
+    run_mpi(half_of_a_first_run, 2, timeout=60, path=stand_in(1000))
+
+
+def memory_that_is_short(comm: Any, path: str) -> Any:
+    """One rank lacks memory for values, messages or slabs: an error of every rank; the context stays usable."""
+    with (
+        machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib,
+        pb.Context(comm, engine="cublasmp") as ctx,
+    ):
+        a = ctx.zeros(pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(1, comm.size)))
+        b = pb.MatrixDescriptor((64, 64), (8, 8), pb.Grid(comm.size, 1))
+        file = Path(path).with_suffix(".npy")
+        if comm.rank == 0:
+            np.save(file, np.ones((64, 64)))
+        comm.Barrier()
+        for name, call in {
+            "values": lambda: ctx.from_function(lambda i, j: i + j, a.descriptor),
+            "identity": lambda: ctx.eye(a.descriptor),
+            "full": lambda: ctx.full(a.descriptor, 2),
+            "random": lambda: ctx.random(a.descriptor, seed=1),
+            "scatter": lambda: ctx.scatter(np.ones((64, 64)) if ctx.rank == 0 else None, a.descriptor),
+            "load": lambda: ctx.load(file, descriptor=a.descriptor),
+            "allgather": a.allgather,
+            "copy": a.copy,
+            "transposed copy": a.T.copy,
+            "astype": lambda: a.astype("float32"),
+            "trace": a.trace,
+            "diagonal": a.diagonal,
+            "messages": lambda: a.redistribute(b),
+            "slabs": lambda: pb.matmul(a, a, algo="gathered"),
+            "right-hand sides": lambda: pb.trsm(ctx.eye(a.descriptor), a, side="R", algo="gathered"),
+        }.items():
+            failed: set[Any] = set()
+            while True:
+                met: list[int] = []
+
+                def refuses(nbytes: int, failed: set[Any] = failed, met: list[int] = met) -> bool:
+                    place = places()
+                    if met or place in failed:
+                        return False
+                    failed.add(place)
+                    met.append(nbytes)
+                    return True
+
+                lib.gpu.refuses = refuses if comm.rank == 1 else None
+                error = raised(call)
+                lib.gpu.refuses = None
+                if not comm.bcast(met, 1):
+                    break
+                yield (
+                    f"{name}, {comm.bcast(met, 1)}",
+                    wrong(error, MemoryError, "Out of memory", "(on rank 1)"),
+                )
+            yield f"{name}: in the end", error and repr(error)
+            yield f"{name}: tried", None if comm.bcast(failed, 1) else "nothing is allocated"
+
+
+@starts_ranks
+def test_memory_that_one_rank_lacks_is_an_error_of_all_after_which_the_context_works(stand_in):
+    run_mpi(memory_that_is_short, 2, timeout=60, path=stand_in(1000))
+
+
+def rank_that_is_behind(comm: Any, path: str) -> Any:
+    """A rank that closes while another's GPU waits for a run that the first has not begun: both hear of it."""
+    side_channel._STALL_SECONDS = 0.3
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        x = sys.modules["cupy"].zeros((8, 8), np.float32)
+        plan = pb.plan(pb.matmul_allreduce, x, x, ctx, algo="nccl")
+        plan()
+        if comm.rank == 0:
+            plan()
+            lib.gpu.stuck = True
+        error = raised(ctx.engine.synchronize if comm.rank == 0 else ctx.close)
+        words = (
+            "rank 0 waits for run 2 of a plan, which rank 1, waiting in closing the context",
+            "has not begun",
+        )
+        yield "behind", wrong(error, pb.ClosedError, *words)
+        ctx.close()
+    with machine(path, Meeting, comm=comm.Dup(), lt=FakeLt()) as lib:
+        ctx = pb.Context(comm, engine="cublasmp")
+        plan = pb.plan(pb.matmul_allreduce, x, x, ctx, algo="nccl")
+        plan()
+        if comm.rank == 0:  # only slow: the other has begun all of it
+            lib.gpu.stuck = True
+            threading.Timer(0.8, setattr, [lib.gpu, "stuck", False]).start()
+        error = raised(ctx.engine.synchronize)
+        error = error or raised(ctx.close)
+        yield "slow", error and repr(error)
+
+
+@starts_ranks
+def test_a_rank_that_is_a_run_behind_and_waits_elsewhere_is_found(stand_in):
+    run_mpi(rank_that_is_behind, 2, timeout=60, path=stand_in(1000))
+
+
+# -- one rank
+
+
+def test_a_lost_gpu_without_other_ranks(ctx, lib):
+    hook = sys.unraisablehook
+    lib.gpu.lost = 700
+    with pytest.raises(pb.StatusError, match="of rank 0 cannot be used any more in this process: 700"):
+        ctx.engine.synchronize()
+    ctx_error = raised(ctx.close)
+    assert isinstance(ctx_error, pb.StatusError)
+    assert not lib.of("Destroy")
+    heard = []
+    sys.unraisablehook, quiet = heard.append, sys.unraisablehook
+    sys.unraisablehook = hook
+    foreign = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda.api.runtime"})
+    quiet(SimpleNamespace(exc_type=foreign, exc_value=foreign("x"), object=None))  # says nothing
+    lib.gpu.lost = 0
+    lib.gpu.alive.clear(), lib.alive.clear()
+
+
+def test_a_process_without_its_gpu_ends_even_where_a_destructor_waits():
+    script = """
+import time
+from pblasmp.engines.gpu.runtime import health
+class Waits:
+    def __del__(self):
+        time.sleep(60)
+waits = Waits()
+health._EXIT_SECONDS = 1
+health.atexit.register(health._end_in_time)
+"""
+    start = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", script], timeout=50, check=False)
+    assert (ended.returncode, time.monotonic() - start < 30) == (-signal.SIGALRM, True)
+
+
+def test_errors_of_a_recording_are_no_loss(ctx, lib):
+    lib.gpu.lost = 900  # cudaErrorStreamCaptureUnsupported
+    assert ctx.engine.session.health.fault() is None
+    lib.gpu.lost = 0
+
+
+def test_a_wait_takes_no_longer_than_what_it_waits_for(ctx, lib):
+    """It asks the stream once, and looks once for errors."""
+    session, asked = ctx.engine.session, []
+    stream = type("Stream", (), {"done": property(lambda self: asked.append(1) is None)})()
+    session.wait(stream)
+    assert asked == [1]
+
+
+def test_own_flags_are_raised_until_the_queue_is_empty(ctx, lib, monkeypatch):
+    session, raised_flags = ctx.engine.session, []
+    lib.gpu.stuck = True
+
+    def raise_own(stream: Any) -> None:
+        raised_flags.append(stream)
+        lib.gpu.stuck = len(raised_flags) < 3
+
+    monkeypatch.setattr(lib.gpu, "_wait_for_the_device", lambda: None)
+    session.gpu = SimpleNamespace(windows=SimpleNamespace(raise_own=raise_own), streams=[])
+    ended = threading.Event()
+    session.health._let_go(ended)
+    session.gpu = None
+    assert ended.is_set()
+    assert raised_flags == [session.health._aside] * 3
+
+
+def test_nothing_is_aborted_where_all_ends_well(stand_in, alone):
+    with machine(stand_in(1000)) as lib:
+        with pb.Context(engine="cublasmp") as ctx:
+            ctx.engine.session.workspace(Grid(1, 1))
+            channel = ctx._control.channel
+            assert channel.device is ctx.engine.session.health
+        assert channel.device is None
+        assert not lib.gpu.aborted
+        lib.gpu.assert_clean()
+
+
+def test_a_communicator_of_the_callers_is_left_alone(stand_in, alone):
+    with machine(stand_in(1000)) as lib:
+        mine = sys.modules["nccl.core"].Communicator.init(1, 0, b"unique")
+        with pb.Context(engine="cublasmp", nccl=mine) as ctx:
+            assert ctx.engine.session.health.own == []
+            assert ctx.engine.session.health.nccls == [mine]
+        mine.destroy()
+        lib.gpu.assert_clean()
+
+
+def test_a_communicator_that_somebody_has_destroyed_is_an_error():
+    class Gone:
+        def get_async_error(self) -> int:
+            raise RuntimeError("Cannot get async error: Communicator not initialized")
+
+    assert module._nccl_error(Gone()) == "RuntimeError: Cannot get async error: Communicator not initialized"
+    assert module._nccl_error(SimpleNamespace(get_async_error=lambda: 7)) == ""
+    assert module._nccl_error(SimpleNamespace()) == ""

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cuBLASLt is asked for: transposed shapes, attributes, alignment, and what is kept between calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.bindings import ComputeType, DataType
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.kernels import lt as lt_module
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Batch, Finish, LocalProducts, fuses
+from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.errors import LayoutError, UnsupportedError
+from tests.helpers.fakelt import Epilogue, FakeLt
+
+
+@pytest.fixture
+def lt() -> FakeLt:
+    return FakeLt()
+
+
+@pytest.fixture
+def products(lt: FakeLt) -> LocalProducts:
+    made = []
+
+    def empty(nbytes: int, dtype: Any) -> Any:
+        made.append(nbytes)
+        return SimpleNamespace(data=SimpleNamespace(ptr=0x7000 * len(made)))
+
+    def copy(to: int, of: int, nbytes: int, kind: str, stream: int) -> None:
+        lt.copies.append((to, of, nbytes, kind, stream))
+
+    runtime = SimpleNamespace(memcpyAsync=copy, memcpyDeviceToDevice="on the device")
+    return LocalProducts(SimpleNamespace(empty=empty, cuda=SimpleNamespace(runtime=runtime)), lt)
+
+
+def view(rows: int, cols: int, dtype: str = "bfloat16", at: int = 0x1000, ld: int = 0) -> View:
+    return View(at, rows, cols, ld or cols, (DTYPES | FLOAT8)[dtype])
+
+
+def test_the_transpose_is_asked_for(lt, products):
+    x, w, d = view(30, 50, at=0x1000, ld=56), view(20, 50, at=0x2000), view(30, 20, at=0x3000, ld=24)
+    products.multiply(9, x, w, d, op_w="T", alpha=2)
+    (call,) = lt.calls
+    bf16 = DataType.R_16BF
+    assert (call["a"], call["b"], call["d"], call["stream"]) == (0x2000, 0x1000, 0x3000, 9)
+    assert call["layouts"] == [(bf16, 50, 20, 50), (bf16, 50, 30, 56), (bf16, 20, 30, 24), (bf16, 20, 30, 24)]
+    assert (call["TRANSA"], call["TRANSB"]) == (1, 0)
+    assert (call["compute"], call["scale"]) == (ComputeType.COMPUTE_32F, DataType.R_32F)
+    assert (call["alpha"], call["beta"], call["EPILOGUE"]) == (2, 0, 1)
+    assert call["workspace"] == (0x7000, WORKSPACE_BYTES)
+
+
+@pytest.mark.parametrize("op_x", "NTC")
+@pytest.mark.parametrize("op_w", "NTC")
+def test_every_pair_of_ops(lt, products, op_x, op_w):
+    x = view(*((30, 50) if op_x == "N" else (50, 30)), "complex128")
+    w = view(*((50, 20) if op_w == "N" else (20, 50)), "complex128")
+    products.multiply(1, x, w, view(30, 20, "complex128"), op_x=op_x, op_w=op_w, alpha=1j)
+    (call,) = lt.calls
+    assert (call["TRANSA"], call["TRANSB"]) == ("NTC".index(op_w), "NTC".index(op_x))
+    assert (call["compute"], call["alpha"]) == (ComputeType.COMPUTE_64F, 1j)
+
+
+def test_c_may_be_another_matrix(lt, products):
+    c, d = view(4, 6, "float32", 0x5000, ld=8), view(4, 6, "float32", 0x6000)
+    products.multiply(1, view(4, 2, "float32"), view(2, 6, "float32"), d, beta=3, c=c)
+    products.multiply(1, view(4, 2, "float32"), view(2, 6, "float32"), d, beta=0, c=c)
+    with_c, without = lt.calls
+    assert (with_c["c"], with_c["d"], with_c["beta"]) == (0x5000, 0x6000, 3)
+    assert with_c["layouts"][2] == (DataType.R_32F, 6, 4, 8)
+    assert (without["c"], without["layouts"][2]) == (0x6000, (DataType.R_32F, 6, 4, 6))
+
+
+@pytest.mark.parametrize(("finish", "name", "attributes"), [
+    ({"bias": 64}, "BIAS", {"BIAS_POINTER": 64, "BIAS_DATA_TYPE": DataType.R_16BF}),
+    ({"activation": "relu"}, "RELU", {}),
+    ({"activation": "gelu", "bias": 64}, "GELU_BIAS", {"BIAS_POINTER": 64}),
+    ({"activation": "gelu", "aux": 128, "aux_ld": 24, "bias": 64}, "GELU_AUX_BIAS",
+     {"EPILOGUE_AUX_POINTER": 128, "EPILOGUE_AUX_LD": 24}),
+    ({"activation": "drelu", "aux": 128, "aux_ld": 128}, "DRELU", {"EPILOGUE_AUX_POINTER": 128}),
+])  # fmt: skip
+def test_epilogues(lt, products, finish, name, attributes):
+    products.multiply(1, view(30, 50), view(20, 50), view(30, 20), op_w="T", finish=Finish(**finish))
+    (call,) = lt.calls
+    assert call["EPILOGUE"] == Epilogue[name]
+    assert attributes.items() <= call.items()
+
+
+def test_scales_of_8_bit_products(lt, products):
+    """X is the library's B, and W its A."""
+    x, w = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn")
+    d = view(32, 48, "float8_e4m3fn", 0x3000)
+    finish = Finish(scale_x=16, scale_w=32, scale_d=48, amax=4, bias=40)
+    products.multiply(1, x, w, d, op_w="T", finish=finish)
+    (call,) = lt.calls
+    assert (call["A_SCALE_POINTER"], call["B_SCALE_POINTER"]) == (32, 16)
+    assert (call["D_SCALE_POINTER"], call["AMAX_D_POINTER"]) == (48, 4)
+    assert call["BIAS_DATA_TYPE"] == DataType.R_16BF
+    kinds = [layout[0] for layout in call["layouts"]]
+    assert kinds == [DataType.R_8F_E4M3, DataType.R_8F_E5M2, DataType.R_16BF, DataType.R_8F_E4M3]
+    assert call["c"] == 0
+    assert not lt.copies
+
+
+def test_scales_at_other_addresses_are_copied_by_every_product(lt, products):
+    x, w, d = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn"), view(32, 48)
+    for stream in (1, 2):
+        products.multiply(stream, x, w, d, op_w="T", finish=Finish(scale_x=20, scale_w=32))
+    products.multiply(3, x, w, d, op_w="T", finish=Finish(scale_x=20, scale_w=36), lane="other")
+    once, again, other = lt.calls
+    assert [call["A_SCALE_POINTER"] for call in lt.calls[:2]] == [32, 32]
+    mine = once["B_SCALE_POINTER"]
+    assert (mine, again["B_SCALE_POINTER"]) == (0x7000, 0x7000)
+    theirs = other["B_SCALE_POINTER"], other["A_SCALE_POINTER"]
+    assert len({mine, *theirs}) == 3, "products of two lanes may run at once"
+    on = "on the device"
+    assert lt.copies == [
+        (mine, 20, 4, on, 1), (mine, 20, 4, on, 2), (theirs[0], 20, 4, on, 3), (theirs[1], 36, 4, on, 3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ({"op_w": "N", "w": view(64, 48, "float8_e4m3fn")}, "outputs × inputs"),
+    ({"w": view(48, 64, "float8_e5m2"), "x": view(32, 64, "float8_e5m2")}, "both float8_e5m2"),
+    ({"x": view(32, 64, "float8_e4m3fn", ld=72)}, "X: .* 72 apart"),
+    ({"d": view(32, 48, at=0x1008)}, "D: 8-bit products need rows"),
+    (
+        {"x": view(32, 56, "float8_e4m3fn", ld=64), "w": view(48, 56, "float8_e4m3fn", ld=64)},
+        "multiple of 16 inputs, got 56",
+    ),
+], ids=str)  # fmt: skip
+def test_8_bit_products_that_the_library_lacks(products, how, why):
+    usual = {
+        "x": view(32, 64, "float8_e4m3fn"),
+        "w": view(48, 64, "float8_e4m3fn"),
+        "d": view(32, 48),
+        "op_w": "T",
+    }
+    usual |= how
+    with pytest.raises(UnsupportedError, match=why):
+        products.multiply(1, usual["x"], usual["w"], usual["d"], op_w=usual["op_w"])
+
+
+def test_a_batch_says_how_many_and_how_far_apart(lt, products):
+    f8 = np.dtype("f8")
+    x, w, d = View(0x1000, 4, 3, 3, f8), View(0x2000, 3, 5, 5, f8), View(0x3000, 4, 5, 10, f8)
+    products.multiply(1, x, w, d, batch=Batch(7, 12, 0, 80, 80))
+    steps = [dict(layout[4:]) for layout in lt.calls[0]["layouts"]]
+    assert [step["BATCH_COUNT"] for step in steps] == [7] * 4
+    assert [step["STRIDED_BATCH_OFFSET"] for step in steps] == [0, 12, 80, 80]  # W, X, C, D
+    assert lt.wanted["MIN_ALIGNMENT_B_BYTES"] == 8
+    products.multiply(1, x, w, d, batch=Batch(6, 12, 0, 80, 80))
+    products.multiply(1, x, w, d)
+    assert lt.searches == 3
+
+
+def test_a_product_is_looked_up_once(lt, products):
+    x, w, d = view(30, 50), view(20, 50), view(30, 20)
+    other_x = view(30, 50, at=0x9000)
+    for a, bias in ((x, 64), (other_x, 64), (x, 128)):
+        products.multiply(1, a, w, d, op_w="T", finish=Finish(bias=bias))
+    assert lt.searches == 1
+    assert [call["BIAS_POINTER"] for call in lt.calls] == [64, 64, 128]
+    products.multiply(1, x, w, d, op_w="T", sms=100)
+    products.multiply(2, x, w, d, op_w="T", sms=116)
+    products.multiply(1, view(30, 50, at=0x1002), w, d, op_w="T", sms=116)  # worse aligned
+    assert lt.searches == 4
+    assert [call["SM_COUNT_TARGET"] for call in lt.calls[3:]] == [100, 116, 116]
+
+
+def test_a_lane_has_one_workspace_on_whatever_stream(lt, products):
+    x, w, d = view(30, 50), view(20, 50), view(30, 20)
+    for stream, lane in ((1, "main"), (2, "gemm"), (3, "main"), (4, "gemm")):
+        products.multiply(stream, x, w, d, op_w="T", lane=lane)
+    assert [call["workspace"][0] for call in lt.calls] == [0x7000, 0xE000, 0x7000, 0xE000]
+    assert [call["stream"] for call in lt.calls] == [1, 2, 3, 4]
+
+
+def test_what_is_remembered_is_bounded(lt, products, monkeypatch):
+    monkeypatch.setattr(lt_module, "_REMEMBERED", 3)
+    w, alive = view(20, 50), []
+    for rows in (8, 16, 24, 8, 32, 8):
+        products.multiply(1, view(rows, 50), w, view(rows, 20), op_w="T", alpha=rows)
+        alive.append(len(lt.alive))
+    assert alive == [7, 13, 19, 19, 19, 19]  # a handle, and six of each product
+    assert lt.searches == 4  # the one used last is not forgotten
+    products.multiply(1, view(16, 50), w, view(16, 20), op_w="T")
+    assert lt.searches == 5
+    assert len(products._scalars) <= 3
+    assert [call["alpha"] for call in lt.calls] == [8, 16, 24, 8, 32, 8, 1]
+    products.close()
+    assert not lt.alive
+
+
+@pytest.mark.parametrize(
+    ("at", "ld", "expected"),
+    [(0x1000, 50, 4), (0x1000, 64, 128), (0x1010, 64, 16), (0x1002, 64, 2), (0x1000, 128, 256)],
+)
+def test_alignment_is_that_of_every_row(lt, products, at, ld, expected):
+    products.multiply(1, view(30, 50, at=at, ld=ld), view(50, 20), view(30, 20))
+    assert lt.wanted["MIN_ALIGNMENT_B_BYTES"] == expected
+    assert lt.wanted["MAX_WORKSPACE_BYTES"] == WORKSPACE_BYTES
+
+
+def test_wrong_shapes(products):
+    with pytest.raises(LayoutError, match=r"op\(X\) is 30 x 50, op\(W\) 20 x 50, C 30 x 20, D 30 x 20"):
+        products.multiply(1, view(30, 50), view(20, 50), view(30, 20))
+    with pytest.raises(LayoutError, match="nothing to multiply"):
+        products.multiply(1, view(30, 0), view(0, 20), view(30, 20))
+
+
+def test_what_the_library_cannot_do(lt, products):
+    lt.found = 0
+    with pytest.raises(
+        UnsupportedError,
+        match="a product of 30 x 20 x 50, bfloat16 N by bfloat16 N to bfloat16, epilogue BIAS",
+    ):
+        products.multiply(1, view(30, 50), view(50, 20), view(30, 20), finish=Finish(bias=64))
+    assert list(lt.alive.values()) == ["handle"]  # nothing of it is left
+    with pytest.raises(UnsupportedError, match="compute: 'tf32' is for float32"):
+        products.multiply(1, view(30, 50), view(50, 20), view(30, 20), compute="tf32")
+
+
+def test_everything_is_given_back(lt, products):
+    products.multiply(1, view(30, 50), view(50, 20), view(30, 20))
+    assert len(lt.alive) == 7  # the handle, the product, four layouts, what was preferred
+    products.close()
+    assert not lt.alive
+
+
+def test_where_epilogues_are():
+    assert [name for name, dtype in (DTYPES | FLOAT8).items() if not fuses(dtype)] == [
+        "float64", "complex128", "complex64",
+    ]  # fmt: skip
+
+
+def test_views():
+    array = np.zeros((4, 10), np.float32)[:, 2:8]
+    found = View.of(_on_gpu(array))
+    assert (found.rows, found.cols, found.ld) == (4, 6, 10)
+    assert found.lines(1, 3).address == found.address + 40
+    assert found.columns(2, 5) == View(found.address + 8, 4, 3, 10, np.dtype(np.float32))
+    assert not found.contiguous
+    assert found.lines(1, 2).contiguous
+    assert View.of(_on_gpu(np.zeros((4, 6), np.uint8)), FLOAT8["float8_e4m3fn"]).dtype.itemsize == 1
+    with pytest.raises(LayoutError, match=r"w: strides are \(4, 16\) bytes, expected row-major"):
+        View.of(_on_gpu(np.zeros((6, 4), np.float32).T), name="w")
+    with pytest.raises(LayoutError, match="expected a matrix of bfloat16, got 2 dimensions of float32"):
+        View.of(_on_gpu(array), DTYPES["bfloat16"])
+
+
+def _on_gpu(array: np.ndarray) -> Any:
+    return SimpleNamespace(
+        ndim=array.ndim, dtype=array.dtype, itemsize=array.itemsize, shape=array.shape, strides=array.strides,
+        size=array.size, data=SimpleNamespace(ptr=array.ctypes.data),
+    )  # fmt: skip

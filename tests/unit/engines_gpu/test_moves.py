@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves between layouts: the arguments of cublasMpGemr2D, what is copied on the way, and what goes another way."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.bindings import DataType, Status
+from pblasmp.engines.gpu.cublasmp import faults, move
+from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.gpu.moves import one_move
+from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+D = pb.MatrixDescriptor((6, 8), (2, 3), pb.Grid(1, 1), dtype="float32", order="F")
+
+
+def random_moves(comm: Any, path: str, seeds: int) -> Any:
+    ways: set[str] = set()
+    with machine(path, Multiplying, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for seed in range(seeds):
+                way, fault = one_move(ctx, seed)
+                ways.add(way)
+                yield f"seed {seed}", fault or None
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+    missing = {"by a local copy", "by cublasMpGemr2D", "by cublasMpGemr2D, through a temporary"} - ways
+    yield "ways", f"never {missing}" if missing else None
+
+
+@starts_ranks
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_random_moves(stand_in, ranks):
+    run_mpi(random_moves, ranks, path=stand_in(1000), seeds=150)
+
+
+def test_what_is_told(ctx, lib):
+    """Of a window that begins inside a block: the whole blocks that contain it, and where in them it begins."""
+    parent = ctx.empty(replace(D, shape=(9, 12), ld=11))
+    x = parent[3:9, 4:12]
+    lib.clear()
+    x.redistribute(replace(D, block=(6, 8)))
+    (call,) = lib.of("Gemr2D")
+    a, b = (lib.made[call[f"desc{side}"]] for side in "AB")
+    assert (call["m"], call["n"]) == (6, 8)
+    assert [call[i] for i in ("ia", "ja", "ib", "jb")] == [2, 2, 1, 1]
+    assert [a[i] for i in ("m", "n", "mb", "nb", "lld", "type")] == [7, 9, 2, 3, 11, DataType.R_32F]
+    assert [b[i] for i in ("m", "n", "mb", "nb", "lld", "type")] == [6, 8, 6, 8, 6, DataType.R_32F]
+    assert call["a"] == parent.local[2:, 3:].ctypes.data
+    assert a["grid"] == b["grid"]
+    assert call["global_comm"] == lib.made[a["grid"]]["comm"]
+    assert [name.removeprefix("cublasMp") for name in lib.names] == [
+        "GridCreate", "MatrixDescriptorCreate", "MatrixDescriptorCreate", "Gemr2D_bufferSize", "BufferRegister",
+        "Gemr2D", "MatrixDescriptorDestroy", "MatrixDescriptorDestroy",
+    ]  # fmt: skip
+
+
+def test_c_order_is_the_transpose(ctx, lib):
+    d = replace(D, order="C")
+    x = ctx.empty(d)
+    lib.clear()
+    x.redistribute(replace(d, block=(6, 8)))
+    (call,) = lib.of("Gemr2D")
+    a = lib.made[call["descA"]]
+    assert (call["m"], call["n"], a["mb"], a["nb"], a["lld"]) == (8, 6, 3, 2, 8)
+    assert (call["a"], lib.gpu.copies) == (x.local.ctypes.data, [])
+
+
+@pytest.mark.parametrize(
+    "change", [{"order": "C"}, {"dtype": "float64"}, {"order": "C", "dtype": "complex64"}]
+)
+def test_another_order_or_type_is_a_temporary_s(alone, stand_in, change):
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        x, target = ctx.empty(D), replace(D, block=(6, 8), **change)
+        x.local[...] = values = np.arange(48.0).reshape(6, 8)
+        del lib.gpu.allocations[:]
+        assert np.array_equal(x.redistribute(target).local, values)
+        (call,) = lib.of("Gemr2D")
+        assert call["a"] != x.local.ctypes.data
+        assert lib.gpu.allocations == [target.nbytes] * 2  # the result and the temporary
+    lib.assert_clean()
+
+
+@pytest.mark.parametrize("change", [{}, {"order": "C"}, {"ld": 9}, {"dtype": "float64"}])
+def test_what_stays_on_its_rank_is_copied_there(ctx, lib, change):
+    x = ctx.empty(D)
+    x.local[...] = values = np.arange(48.0).reshape(6, 8)
+    lib.clear()
+    assert np.array_equal(x.redistribute(replace(D, **change)).local, values)
+    assert not lib.calls
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "way"),
+    [(faults, "moves_unseen", "by NCCL"), (move, "copies", "by copy engines")],
+)
+def test_by_our_own_exchange(ctx, lib, monkeypatch, where, name, way):
+    """Where cuBLASMp has not been seen to move, and where GPUs reach each other; the report says so, too."""
+    monkeypatch.setattr(where, name, lambda *_: True)
+    x = ctx.empty(D)
+    x.local[...] = values = np.arange(48.0).reshape(6, 8)
+    lib.clear()
+    assert np.array_equal(x.redistribute(replace(D, block=(6, 8), order="C", dtype="float64")).local, values)
+    assert not lib.calls
+    with pb.plan_matmul(x.T, ctx.empty(replace(D, block=(4, 3))), algo="default", redistribute=True) as plan:
+        (line,) = plan.report().moved
+        assert line.endswith(way)
+    assert "asnumpy" not in lib.gpu.copies
+
+
+def test_which_gpus_reach_each_other():
+    gpus = [SimpleNamespace(windows=windows) for windows in (object(), None)] + [None]
+    assert [move.copies(SimpleNamespace(gpu=gpu)) for gpu in gpus] == [True, False, False]
+
+
+def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
+    with machine(stand_in(1000), Multiplying) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, b = ctx.empty(D), ctx.empty(replace(D, shape=(8, 4), block=(2, 2)))
+        a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
+        other, padded = ctx.empty(b.descriptor), ctx.empty(replace(b.descriptor, ld=11))
+        other.local[...] = 3
+        with pb.plan_matmul(a, b, algo="default", redistribute=True) as plan:
+            assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096, 512)
+            (line,) = plan.report().moved
+            assert line == f"b is moved to {replace(b.descriptor, block=(3, 2))}, by cublasMpGemr2D"
+            prepared = len(lib.of("Gemr2D_bufferSize"))
+            assert np.array_equal(plan().local, a.local @ b.local)
+            assert np.array_equal(plan(b=other).local, a.local @ other.local)
+            foreign = ctx.from_local(padded.local, b.descriptor)  # the same layout, in memory that is padded
+            with pytest.raises(pb.LayoutError, match=r"b: the local array has strides"):
+                plan(b=foreign)
+            assert [len(lib.of(f"Gemr2D{name}")) for name in ("", "_bufferSize")] == [2, prepared]
+            with pytest.raises(pb.UnsupportedError, match="this plan moves operands first"):
+                plan.graph()
+    lib.assert_clean()
+    lib.gpu.assert_clean()
+
+
+def life(_: Witness, comm: Any = None) -> None:
+    """A move by itself, and those of a plan: of an operand and of the result."""
+    ctx = pb.Context(comm, engine="cublasmp")
+    try:
+        d = replace(D, grid=pb.Grid(1, ctx.size), order="C")
+        x, out = ctx.empty(d), ctx.empty(replace(d, shape=(7, 6)))
+        x.redistribute(replace(D, block=(6, 8)))
+        with pb.plan_matmul(ctx.empty(D), x.T, out=out[1:, :], algo="default", redistribute=True) as plan:
+            plan()
+    finally:
+        ctx.close()
+
+
+def test_every_call_failing(alone, stand_in):
+    with machine(stand_in(1000)) as lib:
+        life(lib)
+        calls = lib.names
+    assert calls.count("cublasMpGemr2D") == 3
+    wrongs = []
+    for (at, call), status in itertools.product(enumerate(calls), list(Status)[1:]):
+        with machine(stand_in(1000)) as lib:
+            lib.fail(status, at)
+            error = lives(life, lib)
+            found = left_behind(lib) + [f"raised {error!r}"] * (not names(error, call, status))
+        wrongs += [f"call {at} ({call}), {status.name}: {fault}" for fault in found]
+    assert not wrongs, "\n".join(wrongs)
+
+
+@pytest.mark.parametrize(("of", "to"), [("float8_e4m3fn", "float32"), ("float64", "float8_e5m2")])
+def test_a_copy_of_what_is_converted_is_in_the_workspace(ctx, of, to):
+    """In bytes, which travel."""
+    x = ctx.empty(replace(D, dtype=of))
+    d = replace(D, dtype=to, block=(5, 8))
+    move = ctx.engine.prepare_move(x.descriptor, d, (x.local, ctx.empty(d).local), None)
+    assert move.path.endswith(", converting 8-bit floats")
+    assert move.workspace.device_bytes == 6 * 8
+    move.close()

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stream waits for which: what keeps products, copies and memory that is replaced in order.
+
+The order of signals inside the algorithms is the model's (test_tensor_products.py, test_push.py), that of messages is
+seen in test_algorithms.py. Here is what these are made of: events of CUDA, and the host's waits.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import pytest
+
+import pblasmp as pb
+from pblasmp.comm import Side
+from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.engines.moving.exchange_move import ExchangeMove
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Multiplying, Witness, machine
+from tests.helpers.stream_order import StreamOrder
+
+SLABS = ["gathered", "panels"]
+CALLS = [
+    ("matmul", "ab", [*SLABS, "push", "default"]),
+    *((routine, operands, [*SLABS, "full", "cublasmp"]) for routine, operands in (("symm", "ab"), ("syr2k", "ab"))),
+    ("syrk", "a", [*SLABS, "full", "summed"]),
+    *((routine, "ab", SLABS) for routine in ("trmm", "trsm")),
+    *((routine, operands, ["moved"]) for routine, operands in (("geadd", "ac"), ("tradd", "bd"))),
+]  # fmt: skip
+D = pb.MatrixDescriptor((6, 6), (6, 6), pb.Grid(1, 1), dtype="float32")
+
+
+@pytest.fixture
+def lib(alone: None, stand_in) -> Iterator[Witness]:
+    """A GPU with cuBLASLt, which computes nothing."""
+    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib:
+        yield lib
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+        assert not lib.gpu.lt.alive
+
+
+def test_streams_are_forked_from_the_main_one_and_joined_to_it(ctx, lib):
+    gpu = ctx.engine.session.gpu
+    stream = sys.modules["cupy"].cuda.Stream(non_blocking=True)
+    with stream:
+        gpu.begin("copy0", "copy1")
+        forked = [gpu._streams[name].ptr for name in ("copy0", "copy1")]
+        assert lib.gpu.did("wait") == [(each, stream.ptr) for each in forked]
+        lib.gpu.events.clear()
+        gpu.follow("copy1", "copy0")
+        gpu.end("copy0", "copy1")
+        assert lib.gpu.did("wait") == [(forked[1], forked[0]), *((stream.ptr, each) for each in forked)]
+
+
+def test_a_buffer_is_replaced_when_all_work_is_done(ctx, lib):
+    gpu = ctx.engine.session.gpu
+    generation = gpu.generation
+    first = gpu.scratch("partial", 100)
+    assert gpu.scratch("partial", 50) == first
+    assert not lib.gpu.did("synchronize")
+    gpu.scratch("partial", 200)
+    assert len(lib.gpu.did("synchronize")) == 1
+    assert gpu.generation == generation + 1  # graphs hold the old address
+
+
+@pytest.mark.parametrize("algo", ["gathered", "panels", "push", "default"])
+def test_products_on_several_streams_take_turns(ctx, lib, algo):
+    """They share workspaces and buffers, also where all operands are multiplied in place."""
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
+    with pb.plan_matmul(a, b, algo=algo) as plan:
+        for stream in streams:
+            with stream:
+                plan(a=a)
+        lib.gpu.events.clear()
+        for i in (0, 1, 0):
+            with streams[i]:
+                plan(a=a)
+            before = streams[1 - i].ptr
+            waited = lib.gpu.did("wait")
+            assert (streams[i].ptr, before) in waited, waited
+            lib.gpu.events.clear()
+
+
+@pytest.mark.parametrize(
+    ("call", "algo"),
+    [(pb.matmul, "gathered"), (pb.matmul, "push"), (pb.trsm, "gathered"), (pb.trsm, "panels")],
+)
+def test_a_graph_is_recorded_and_replayed_behind_what_other_streams_have(ctx, lib, call, algo):
+    a, b = ctx.eye(D), ctx.zeros(D)
+    stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
+    with pb.plan(call, a, b, algo=algo) as plan, pb.plan_matmul(b, a, algo="gathered") as between:
+        for run in range(4):  # the first as it is, the second records
+            with other:
+                between(a=b)
+            lib.gpu.events.clear()
+            with stream:
+                plan()
+            begins = [event[0] for event in lib.gpu.events].index("wait")
+            assert lib.gpu.did("wait")[0] == (stream.ptr, other.ptr), run
+            launched = [i for i, event in enumerate(lib.gpu.events) if event[0] == "graph launched"]
+            assert len(launched) == (run > 0), run
+            assert all(begins < i for i in launched)
+
+
+@pytest.mark.parametrize("algo", ["push", "gathered", "panels", "default"])
+def test_a_plan_queues_nothing_in_a_broken_context(ctx, lib, monkeypatch, algo):
+    """Also where its runs are not agreed on."""
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    with pb.plan_matmul(a, b, algo=algo) as plan:
+        plan()
+        lib.gpu.events.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(ctx._control.channel, "cause", "rank 1 left")
+            broken.setattr(ctx._control.channel, "raised", False)  # so that the fixture can close it
+            with pytest.raises(pb.ClosedError, match="rank 1 left"):
+                plan()
+        assert lib.gpu.events == []
+        plan()
+
+
+def test_products_of_a_triangle_run_at_the_same_time(ctx, lib, monkeypatch):
+    """On streams that are forked from the current one and joined to it, each with a workspace."""
+    monkeypatch.setattr(CublasmpOperations, "tile", 1)
+    a, stream = ctx.zeros(D), sys.modules["cupy"].cuda.Stream(non_blocking=True)
+    with pb.plan(pb.syrk, a, algo="gathered") as plan, stream:
+        plan(a=a)
+        for clear in (lib.gpu.events, lib.gpu.lt.calls):
+            clear.clear()
+        plan(a=ctx.zeros(D))
+    streams = [call["stream"] for call in lib.gpu.lt.calls]
+    beside = sorted(set(streams) - {stream.ptr})
+    assert len(beside) == 3 < len(streams)
+    assert len({call["workspace"] for call in lib.gpu.lt.calls}) == len(set(streams))
+    waited = lib.gpu.did("wait")
+    assert sorted(waited[:3]) == [(each, stream.ptr) for each in beside]
+    assert sorted(waited[3:]) == [(stream.ptr, each) for each in beside]
+
+
+@pytest.mark.parametrize("lt", [True, False])
+def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkeypatch, lt):
+    """Plans of every algorithm, which record graphs and replay them, graphs of their own, and moves."""
+    chance, graphs = random.Random(5), 0
+    with (
+        machine(stand_in(1000), Multiplying, lt=FakeLt() if lt else None) as lib,
+        pb.Context(engine="cublasmp") as ctx,
+        ExitStack() as closing,
+    ):
+        cupy = sys.modules["cupy"]
+        monkeypatch.setattr(CublasmpOperations, "tile", 2)  # a triangle of several products, at the same time
+        order = StreamOrder(lib.gpu, cupy, monkeypatch)
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+        a, b, c, d = (ctx.eye(replace(D, order=memory)) for memory in "CFCF")
+        plans = []
+        for function, operands, algos in CALLS:
+            for algo in algos:
+                with suppress(pb.UnsupportedError):  # without cuBLASLt
+                    plan = pb.plan(function, *({"a": a, "b": b, "c": c, "d": d}[x] for x in operands),
+                                   algo=algo, out=ctx.zeros(D))  # fmt: skip
+                    plans.append(closing.enter_context(plan))
+        move = ExchangeMove(ctx.engine, a.descriptor, b.descriptor)
+        queue = [*plans, *plans, lambda: move.run(a.local, b.local), lambda: a.redistribute(b.descriptor)]
+        for _ in range(2):
+            chance.shuffle(queue)
+            for run in queue:
+                with chance.choice(streams):
+                    run()
+        for plan in plans:
+            with chance.choice(streams), suppress(pb.UnsupportedError):
+                queue.append(plan.graph().replay)
+                graphs += 1
+        for _ in range(300):
+            with chance.choice(streams):
+                chance.choice(queue)()
+        assert order.faults == []
+        assert order.uses > 200
+        assert graphs > 10 if lt else graphs > 0
+
+
+def test_exchanges_on_several_streams_take_turns(ctx, lib):
+    """They share boxes and flags."""
+    transport, side = ctx.engine.transport, Side.of(D)
+    exchange = transport.exchange(side, side, D.dtype)
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    streams = [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2)]
+    for i in (0, 1, 0):
+        lib.gpu.events.clear()
+        with streams[i]:
+            transport.start_exchange(exchange, [a.local], [b.local]).finish()
+        assert i == 0 or lib.gpu.did("wait") == [(streams[i].ptr, streams[1 - i].ptr)]
+    assert lib.gpu.did("wait") == [(streams[0].ptr, streams[1].ptr)]
+
+
+def test_a_graph_is_replayed_behind_what_other_streams_have(ctx, lib):
+    a, b = ctx.zeros(D), ctx.zeros(D)
+    stream, other = (sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(2))
+    with pb.plan_matmul(a, b, algo="push") as plan:
+        with stream:
+            graph = plan.graph()
+            plan()
+        lib.gpu.events.clear()
+        with other:
+            graph.replay()
+        assert [event[0] for event in lib.gpu.events] == ["wait", "SetStream", "graph launched"]
+        assert lib.gpu.did("wait") == [(other.ptr, stream.ptr)]
+
+
+def test_symmetric_memory_is_used_again_when_all_work_is_done(ctx, lib):
+    x = ctx.empty(D, symmetric=True)
+    address = x.local.data.ptr
+    lib.gpu.events.clear()
+    ctx.engine.recycle(x.local)
+    assert lib.gpu.events[0][0] == "synchronize"
+    assert ctx.empty(D, symmetric=True).local.data.ptr == address

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlapped algorithms through the public functions: on one rank, with a GPU that computes at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+import pblasmp as pb
+from pblasmp.engines.gpu.tensor import ALGORITHMS
+from tests.helpers.eagergpu import EagerGpu
+
+NAMES = [(form, name) for form, kinds in ALGORITHMS.items() for name in kinds if kinds[name].ranks is None]
+TYPES = [np.float32, np.float64, np.complex64, bfloat16]
+
+
+@pytest.fixture
+def gpu(ctx, monkeypatch) -> EagerGpu:
+    gpu = EagerGpu()
+    monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
+    return gpu
+
+
+@pytest.fixture
+def numbers():
+    import cupy
+
+    rng = np.random.default_rng(9)
+
+    def make(shape, dtype=np.float64):
+        return cupy.asarray(rng.integers(-2, 3, shape).astype(dtype))
+
+    return make
+
+
+def wide(x):
+    return np.asarray(x).astype(complex if x.dtype.kind == "c" else float)
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_results(ctx, gpu, numbers, form, name, dtype, transposed):
+    x, w, c, bias = numbers((6, 4), dtype), numbers((5, 4), dtype), numbers((6, 5), dtype), numbers(5, dtype)
+    given = np.ascontiguousarray(w.T).view(type(w)) if transposed else w
+    function = getattr(pb, form)
+    y = function(x, given, ctx, algo=name, transposed=transposed)
+    assert gpu.queued == 1
+    np.testing.assert_array_equal(wide(y), wide(x) @ wide(w).T)
+    expected = 2 * wide(x) @ wide(w).T - wide(c) + wide(bias)
+    activation = None if np.dtype(dtype).kind == "c" else "relu"
+    out = c.copy()
+    function(
+        x, given, ctx, algo=name, transposed=transposed, alpha=2, beta=-1, c=out, out=out, bias=bias,
+        activation=activation,
+    )  # fmt: skip
+    np.testing.assert_array_equal(wide(out), expected if activation is None else np.maximum(expected, 0))
+
+
+@pytest.mark.parametrize(("scheme", "name"), [("ag", "push"), ("rs", "pull"), ("rs", "store"), ("rs", "nccl"),
+                                              ("ar", "one_shot"), ("ar", "two_shot")])  # fmt: skip
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_products_of_matrices(ctx, gpu, scheme, name, order):
+    maker = {"ag": "allgather", "rs": "reduce_scatter", "ar": "allreduce"}[scheme]
+    ops = "NT" if order == "C" else "TN"
+    p = getattr(pb.MatmulProblem, maker)(6, 5, 4, 1, *ops, order=order)
+    a, b = ctx.random(p.a, seed=1), ctx.random(p.b, seed=2)
+    d = pb.matmul(a, b, op_a=ops[0], op_b=ops[1], scheme=scheme, algo=name, out=ctx.empty(p.d))
+    assert gpu.queued == 1
+    left, right = a.gather(), b.gather()
+    expected = (left.T if ops[0] == "T" else left) @ (right.T if ops[1] == "T" else right)
+    np.testing.assert_allclose(d.gather(), expected, rtol=1e-5)
+
+
+def test_a_plan_records_its_second_run_and_replays_it(ctx, lib, gpu, numbers):
+    x, w = numbers((6, 4)), numbers((5, 4))
+    with pb.plan(pb.matmul_reduce_scatter, x, w, ctx, algo="pull") as plan:
+        plan()
+        assert not lib.gpu.did("graph launched")
+        plan()
+        assert len(lib.gpu.did("capture ends")) == len(lib.gpu.did("graph launched")) == 1
+        queued = gpu.queued
+        for _ in range(3):
+            plan()
+        assert gpu.queued == queued
+        assert len(lib.gpu.did("graph launched")) == 4
+        gpu.scratch("parts", 1 << 20)  # another product made a buffer grow: addresses are stale
+        plan()
+        assert gpu.queued == queued + 1
+        assert len(lib.gpu.did("capture ends")) == 2
+        y = plan(x=numbers((6, 4)))  # other arrays: not the graph's
+        assert gpu.queued == queued + 2
+        assert y.shape == (6, 5)
+    del plan
+    gc.collect()
+    assert len(lib.gpu.did("graph destroyed")) == 2
+
+
+def test_a_plan_records_nothing_while_the_user_does(ctx, lib, gpu, numbers):
+    import cupy
+
+    with pb.plan(pb.matmul_allreduce, numbers((6, 4)), numbers((5, 4)), ctx, algo="one_shot") as plan:
+        plan()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture("relaxed")
+            plan()
+            stream.end_capture()
+        assert len(lib.gpu.did("capture ends")) == 1  # the user's
+        assert not lib.gpu.did("graph launched")
+
+
+def test_a_single_call_keeps_no_array(ctx, gpu, numbers):
+    x, w = numbers((6, 4)), numbers((5, 4))
+    for _ in range(3):
+        pb.matmul_allreduce(x, w, ctx, algo="one_shot")
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("form", "how", "words"),
+    [
+        ("matmul_reduce_scatter", {"algo": "pull", "comm_sms": 4}, "comm_sms is for cuBLASMp"),
+        (
+            "matmul_reduce_scatter",
+            {"algo": "pull", "comm_dtype": "float16"},
+            "has no product of float64 in float16",
+        ),
+        ("allgather_matmul", {"algo": "push", "alpha": 0}, ""),
+    ],
+)
+def test_what_is_refused(ctx, gpu, numbers, form, how, words):
+    x, w = numbers((6, 4)), numbers((5, 4))
+    if not words:  # by messages instead
+        assert (getattr(pb, form)(x, w, ctx, **how) == 0).all()
+        assert gpu.queued == 0
+        return
+    with pytest.raises(pb.UnsupportedError, match=words):
+        getattr(pb, form)(x, w, ctx, **how)
+
+
+def test_without_nvmath_they_say_what_to_install(ctx, numbers):
+    x, w = numbers((6, 4)), numbers((5, 4))
+    with pytest.raises(pb.UnsupportedError, match="nvmath-python is"):
+        pb.matmul_allreduce(x, w, ctx, algo="one_shot")
+    np.testing.assert_array_equal(wide(pb.matmul_allreduce(x, w, ctx, algo="push")), wide(x) @ wide(w).T)
+
+
+@pytest.mark.parametrize("algo", ["nccl", "push"])
+def test_gathered_x_is_written_where_the_caller_gets_it(ctx, gpu, numbers, algo):
+    x, w = numbers((6, 4)), numbers((5, 4))
+    y, gathered = pb.allgather_matmul(x, w, ctx, return_gathered=True, algo=algo)
+    assert gpu.queued == 1
+    np.testing.assert_array_equal(wide(gathered), wide(x))
+    np.testing.assert_array_equal(wide(y), wide(x) @ wide(w).T)
+    assert "gathered" not in {name for name, buffer in gpu.buffers.items() if (buffer != 0xFF).any()}

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushed products on pretended GPUs: results on every layout, the order of signals."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.push import plan as sections
+from pblasmp.engines.gpu.push.plan import PushPlan
+from pblasmp.engines.gpu.push.product import Pushed, conjugated_first
+from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.request import Operands
+from tests.helpers.fakepeers import Fault, Peers
+from tests.helpers.layouts import random_product
+
+OPS = {"N": lambda x: x, "T": np.transpose, "C": lambda x: x.conj().T}
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """Small products have several chunks."""
+    monkeypatch.setattr(sections, "_TILE", (4, 4))
+    monkeypatch.setattr(sections, "_SIDE", 4)
+    monkeypatch.setattr(sections, "_LINE", 1)
+
+
+class Case:
+    """A product of whole numbers on every rank's GPU."""
+
+    def __init__(self, peers: Peers, p: pb.MatmulProblem, *, beta: complex = 0, seed: int = 0) -> None:
+        self.peers, self.p, self.beta = peers, p, beta
+        rng = np.random.default_rng(seed)
+        self.a, self.b, self.c = (self._numbers(rng, x) for x in (p.a, p.b, p.d))
+        self.plan = PushPlan(p, peers.size)
+        self.pushed = [Pushed(gpu, self.plan, p, gpu.multiply) for gpu in peers.gpus]
+        self.arrays = [self._arrays(rank) for rank in range(peers.size)]
+
+    @staticmethod
+    def _numbers(rng: np.random.Generator, x: pb.MatrixDescriptor) -> np.ndarray:
+        values = rng.integers(-3, 4, x.shape).astype(float)
+        return values + 1j * rng.integers(-3, 4, x.shape) if x.dtype.kind == "c" else values
+
+    def _local(self, rank: int, x: pb.MatrixDescriptor, values: np.ndarray) -> Any:
+        if rank >= x.grid.size:
+            return self.peers.array(rank, np.zeros((0, 0), x.dtype))
+        rows, cols = x.global_indices(rank)
+        local = values[np.ix_(rows, cols)].astype(x.dtype)
+        local = local if x.order == "C" else np.ascontiguousarray(local.T)
+        return self.peers.array(rank, local, ld=local.shape[1] + 3)
+
+    def _arrays(self, rank: int) -> list[Any]:
+        p = self.p
+        values = [
+            x.conj() if conjugated_first(p, self.plan, which) else x
+            for which, x in enumerate((self.a, self.b))
+        ]
+        return [
+            self._local(rank, p.a, values[0]), self._local(rank, p.b, values[1]),
+            self._local(rank, p.d, np.full(p.d.shape, np.nan)), self._local(rank, p.d, self.c),
+        ]  # fmt: skip
+
+    def run(self, rank: int) -> None:
+        a, b, d, c = (View.of(x) for x in self.arrays[rank])
+        self.pushed[rank].run(
+            a, b, d, c if self.beta else None, turned=self.p.d.order == "F", alpha=2, beta=self.beta
+        )
+        self.peers.gpus[rank].use(*self.arrays[rank])
+
+    def check(self) -> None:
+        expected = 2 * OPS[self.p.op_a](self.a) @ OPS[self.p.op_b](self.b) + self.beta * self.c
+        for rank in range(self.p.d.grid.size):
+            rows, cols = self.p.d.global_indices(rank)
+            got = self.arrays[rank][2].values
+            got = got if self.p.d.order == "C" else got.T
+            part = expected[np.ix_(rows, cols)]
+            assert np.array_equal(got, part), f"rank {rank}"
+
+
+def run_all(cases: list[Case], seed: int | None, times: int = 1) -> None:
+    peers = cases[0].peers
+    for rank in range(peers.size):
+        for _ in range(times):
+            for case in cases:
+                case.run(rank)
+    peers.run(seed)
+    for case in cases:
+        case.check()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(12))
+def test_any_layout(monkeypatch, size, seed, dtype):
+    if seed % 2:  # large matrices come in more blocks
+        monkeypatch.setattr(sections, "_FEW", 2)
+    rng = np.random.default_rng([seed, size])
+    p, _ = random_product(rng, size, 24, dtype=dtype)
+    run_all([Case(Peers(size), p, beta=seed % 3 - 1, seed=seed)], seed)
+
+
+PLAIN = pb.MatmulProblem.gemm(18, 20, 24, pb.Grid(2, 2), 4, dtype="float32", order="C")
+UNLIKE = pb.MatmulProblem(  # packed, unpacked, other grids
+    pb.MatrixDescriptor((18, 24), (5, 1), pb.Grid(1, 3), dtype="float32"),
+    pb.MatrixDescriptor((24, 20), (3, 2), pb.Grid(3, 1), dtype="float32"),
+    pb.MatrixDescriptor((18, 20), (4, 4), pb.Grid(2, 2), dtype="float32"),
+)
+
+
+TURNS = pb.MatmulProblem.gemm(30, 20, 24, pb.Grid(1, 4), 4, op_a="T", dtype="float32", order="C")  # batches
+
+
+@pytest.mark.parametrize("order", ["CCC", "FFF", "CFC", "FCF"])
+@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "TN"), ((2, 1), "NT"), ((1, 3), "TT"), ((2, 4), "TT")])
+def test_blocks_of_owners_that_take_turns_are_multiplied_in_batches(grid, ops, order):
+    p = pb.MatmulProblem.gemm(29, 35, 26, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], order=order)
+    peers, batches = Peers(p.d.grid.size), []
+    for gpu in peers.gpus:
+        multiply = gpu.multiply
+        gpu.multiply = lambda *args, batch=None, multiply=multiply, **how: (
+            batches.append(batch),
+            multiply(*args, batch=batch, **how),
+        )
+    run_all([Case(peers, p, beta=2)], 0, times=2)
+    assert any(batches)
+
+
+@pytest.mark.parametrize("p", [PLAIN, UNLIKE, TURNS], ids=["plain", "unlike", "in turns"])
+@pytest.mark.parametrize("seed", range(4))
+def test_one_after_another_in_any_order_of_events(p, seed):
+    peers = Peers(4)
+    run_all([Case(peers, p, seed=1), Case(peers, PLAIN, seed=2)], seed, times=3)
+
+
+@pytest.mark.parametrize("p", [PLAIN, UNLIKE, TURNS], ids=["plain", "unlike", "in turns"])
+def test_every_signal_is_needed(p):
+    counting = Peers(4)
+    case = Case(counting, p)
+    run_all([case], 0, times=3)
+    unneeded = []
+    for rank in (0, 3):
+        names = counting.gpus[rank].names
+        for number in range(len(names) // 3, 2 * len(names) // 3):  # products before and behind it
+            if names[number] == "await all" and not case.pushed[rank].sent_bytes:
+                continue  # who sends nothing overwrites nothing
+            if not any(_fails_without(p, (rank, number), seed) for seed in range(16)):
+                unneeded.append((rank, number, names[number]))
+    assert not unneeded
+
+
+def _fails_without(p: pb.MatmulProblem, skip: tuple[int, int], seed: int) -> bool:
+    try:
+        run_all([Case(Peers(4, skip=skip), p)], seed, times=3)
+    except (Fault, AssertionError, IndexError, TypeError, AttributeError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "NN"), ((2, 1), "NN"), ((1, 3), "TT")])
+def test_equal_blocks_are_pushed_by_one_command(monkeypatch, grid, ops, order):
+    monkeypatch.setattr(sections, "_FEW", 2)
+    p = pb.MatmulProblem.gemm(12, 12, 24, pb.Grid(*grid), 2, op_a=ops[0], op_b=ops[1], order=order)
+    peers, counts = Peers(p.d.grid.size), []
+    for gpu in peers.gpus:
+        gpu.push = lambda *args, push=gpu.push: (counts.append(args[3] if args[3:] else 1), push(*args))
+    case, blocks = Case(peers, p), 24 // 2 // p.d.grid.size
+    run_all([case], 1, times=2)
+    assert blocks in counts
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_blocks_of_rows_whose_ld_is_no_multiple_of_a_block_take_many_commands(monkeypatch, order):
+    monkeypatch.setattr(sections, "_FEW", 2)
+    p = pb.MatmulProblem.gemm(12, 12, 24, pb.Grid(1, 2), 2, order=order)
+    many = [Case(Peers(2), p).pushed[0].takes_many_commands(0, 12 + more) for more in (0, 1, 2)]
+    assert many == [False, order == "C", False]
+
+
+@pytest.mark.parametrize(("grid", "ops"), [((1, 2), "NT"), ((2, 1), "TN")])
+def test_what_need_not_be_packed_travels_first(grid, ops):
+    """Every rank has one range of k of one operand; of the other one, every other block is packed."""
+    p = pb.MatmulProblem.gemm(
+        20, 24, 16, pb.Grid(*grid), 4, op_a=ops[0], op_b=ops[1], dtype="float32", order="C"
+    )
+    peers, second = Peers(2), int(grid == (1, 2))
+    case = Case(peers, p)
+    case.run(0)
+    names = [op.name for op in peers.program[0]]
+    assert not any(part.packed for part in case.plan.slabs[1 - second].parts(1))
+    assert any(part.packed for part in case.plan.slabs[second].parts(1))
+    assert names.index("copy") < names.index("move")
+
+
+def test_small_buffers_and_no_traffic_where_everything_is_in_place():
+    p = pb.MatmulProblem.gemm(32, 32, 32, pb.Grid(1, 1), 8, dtype="float32", order="C")
+    plan = PushPlan(p, 1)
+    assert plan.nbytes == 0
+    gpu = Peers(1).gpus[0]
+    pushed = Pushed(gpu, plan, p, gpu.multiply)
+    assert (pushed.sent_bytes, pushed.copied_bytes) == (0, 0)
+
+
+def test_without_nvmath_it_is_refused_and_said(ctx):
+    p = pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, 1), 4, dtype="float32")
+    a, b = ctx.empty(p.a), ctx.empty(p.b)
+    with pytest.raises(pb.UnsupportedError, match="nvmath-python is missing"):
+        pb.matmul(a, b, algo="push")
+
+
+class Cupy:
+    """Streams that record."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+        stream = SimpleNamespace(begin_capture=lambda mode: None, end_capture=self._graph, use=lambda: None)
+        runtime = SimpleNamespace(streamCaptureModeRelaxed="relaxed")
+        self.cuda = SimpleNamespace(
+            Stream=lambda non_blocking: stream, runtime=runtime, get_current_stream=lambda: stream
+        )
+
+    def _graph(self) -> Any:
+        return SimpleNamespace(launch=self._launch)
+
+    def _launch(self) -> None:
+        self.launched += 1
+
+
+def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_replaced(monkeypatch):
+    cupy = Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    generation = [1]
+    session = SimpleNamespace(
+        recording=cupy.cuda.get_current_stream(),
+        relaxed="relaxed",
+        follow_stream=lambda: None,
+        capturing=False,
+    )
+    recordings = Recordings(session, lambda: generation[0])
+    one, other, queued = Operands(None, None, None, None), Operands(None, None, None, None), []
+
+    def counts(operands: Operands) -> tuple[int, int]:
+        recordings.run(operands, lambda: queued.append(0))
+        return len(queued), cupy.launched
+
+    assert [counts(one) for _ in range(3)] == [(1, 0), (2, 1), (2, 2)]
+    assert counts(other) == (3, 2)
+    assert [counts(one) for _ in range(2)] == [(4, 2), (5, 3)]
+    generation[0] = 2
+    assert counts(one) == (6, 4)  # recorded anew
+    del one
+    assert recordings._own is None  # the graph goes with the arrays whose addresses it holds
+    assert [counts(other) for _ in range(2)] == [(7, 4), (8, 5)]
+    session.capturing = True
+    assert counts(other) == (9, 5)  # into the graph that is recorded
+    session.capturing = False
+    recordings.close()
+    assert counts(other) == (10, 5)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the overlapped algorithms "auto" takes by rule: pure, as measured on two and four H200."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import SimpleNamespace
+
+import pytest
+
+from pblasmp.dtypes import DTYPES
+from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import algorithms as parallel
+from pblasmp.engines.request import Options
+from pblasmp.layout import ParallelProblem
+
+HALF = DTYPES["bfloat16"]
+H200 = SimpleNamespace(multiprocessors=132)
+
+
+def taken(
+    form: str, size: int, sizes: tuple[int, int, int], *, plan: bool, refused: Collection[str] = ()
+) -> str:
+    """The algorithm of least cost for tokens, outputs and inputs of all ranks together."""
+    tokens, outputs, inputs = sizes
+    scatters, gathers = form == "matmul_reduce_scatter", form == "allgather_matmul"
+    sums = scatters or form == "matmul_allreduce"
+    p = ParallelProblem(
+        form,
+        tokens=(tokens // size if gathers else tokens,) * size,
+        inputs=(inputs // size if sums else inputs,) * size,
+        outputs=(outputs if sums else outputs // size,) * size,
+        rows=(tokens // size if scatters else tokens,) * size,
+        dtype=HALF, w_dtype=HALF, out_dtype=HALF,
+    )  # fmt: skip
+    assert p.sizes == sizes
+    options = Options(repeated=plan)
+    names = [
+        name for name, kind in ALGORITHMS[form].items() if kind.ranks in (None, size) and name not in refused
+    ]
+    costs = {name: parallel._cost(name, p, options, H200) for name in names}
+    if gathers and min(costs.values()) > 1:
+        return "cuBLASMp's"
+    return min(costs, key=costs.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "in_plan", "in_call"),
+    [
+        (4, 2048, "pull", "nccl"),  # 0.7e11 operations of all ranks
+        (4, 4096, "store", "store"),  # 1.4e11: more than 2.5e10 each
+        (4, 8192, "store", "store"),  # 2.7e11
+        (4, 16384, "push", "push"),  # 5.5e11: more than 7.5e10 each
+        (8, 4096, "pull", "pull"),
+        (8, 16384, "store", "store"),
+        (8, 32768, "push", "push"),
+        (2, 1024, "pull", "nccl"),
+        (2, 2048, "push", "nccl"),
+        (2, 4096, "push", "push"),  # as much for each of two as what four store: two never do
+        (2, 16384, "push", "push"),
+    ],
+)
+def test_gemm_and_reduce_scatter(size, inputs, in_plan, in_call):
+    form, sizes = "matmul_reduce_scatter", (4096, 4096, inputs)
+    assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=False) == in_call
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "in_plan", "in_call"),
+    [
+        (2, 256, "nccl", "nccl"),  # 0.9e10 operations
+        (2, 1024, "push", "nccl"),  # 3.4e10: to one peer, few inputs are enough
+        (2, 4096, "push", "push"),
+        (4, 4096, "nccl", "nccl"),  # fewer than 2000 inputs for each of three peers
+        (4, 6144, "push", "push"),
+        (8, 8192, "nccl", "nccl"),
+        (8, 16384, "push", "push"),
+    ],
+)
+def test_gemm_and_allgather(size, inputs, in_plan, in_call):
+    form, sizes = "matmul_allgather", (4096, 4096, inputs)
+    assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=False) == in_call
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes", "in_plan", "with_c", "in_call"),
+    [
+        (2, (4096, 1792, 4096), "one_shot", "one_shot", "nccl"),  # 1.7 waves of tiles
+        (2, (8192, 1792, 4096), "ring", "one_shot", "one_shot"),  # 3.4, and 1.2e11 operations
+        (2, (16384, 1792, 4096), "ring", "push", "one_shot"),  # 6.8
+        (2, (8192, 6656, 16384), "ring", "push", "ring"),  # 1.8e12
+        (4, (4096, 1792, 4096), "two_shot", "two_shot", "nccl"),
+        (4, (8192, 3584, 8192), "nccl", "nccl", "nccl"),
+        (4, (16384, 6656, 16384), "push", "push", "push"),
+    ],
+)
+def test_gemm_and_allreduce(size, sizes, in_plan, with_c, in_call):
+    """What has C is refused by "ring"."""
+    form = "matmul_allreduce"
+    assert taken(form, size, sizes, plan=True) == in_plan
+    assert taken(form, size, sizes, plan=True, refused={"ring"}) == with_c
+    assert taken(form, size, sizes, plan=False) == in_call
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "in_plan"),
+    [(2, 256, "nccl"), (2, 512, "push"), (2, 8192, "push"), (4, 256, "cuBLASMp's"), (4, 8192, "cuBLASMp's")],
+)
+def test_allgather_and_gemm(size, inputs, in_plan):
+    sizes = 4096, 4096, inputs  # 0.9e10 operations with 256 inputs
+    assert taken("allgather_matmul", size, sizes, plan=True) == in_plan
+    assert taken("allgather_matmul", size, sizes, plan=False) == "cuBLASMp's"
+
+
+def test_many_inputs_of_a_small_product_hide_nothing():
+    assert taken("matmul_allgather", 4, (512, 512, 8192), plan=True) == "nccl"  # 0.4e10 operations

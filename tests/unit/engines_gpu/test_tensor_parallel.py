@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism on simulated GPUs: the calls of cuBLASMp, cuBLAS and NCCL suffice, and are in order."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.engines.gpu.operations import CublasmpOperations
+from pblasmp.tensor_parallel import plan_allgather_matmul, plan_matmul_allgather, plan_matmul_reduce_scatter
+from tests.helpers.cases import TYPES, first, pick, unlike
+from tests.helpers.fused_machines import Following
+from tests.helpers.machine import machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.tensor_cases import FORMS, Case, gelu, on_gpu, other_split, sizes
+
+
+def every_product(comm: Any, path: str) -> Any:
+    rng = np.random.default_rng(91)
+    CublasmpOperations.panel_flops = (
+        1.0  # small products in panels, too; this process ends with this function
+    )
+    with machine(path, Following, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            for form, dtype, transposed in itertools.product(FORMS, TYPES, (False, True)):
+                for t, n, k in sizes(comm):
+                    split = pick(rng, (None, None, other_split))
+                    how = {} if split is None else {"split": split}
+                    case = on_gpu(Case(rng, comm, form, dtype, t, n, k, transposed=transposed, **how))
+                    alpha, beta = pick(rng, (1, 2, 0)), pick(rng, (0, 1, 2))
+                    options: dict[str, Any] = {"alpha": alpha, "beta": beta}
+                    if beta:
+                        options["c"] = case.local_c.copy()
+                        if rng.integers(2):
+                            options["out"] = options["c"]
+                    wrong = unlike(np.asarray(case(ctx, **options)), case.expected(alpha, beta))
+                    yield f"{form} {dtype} {transposed=} {t}x{n}x{k} {alpha=} {beta=}", wrong
+                case = on_gpu(Case(rng, comm, form, dtype, 2 * comm.size, 3 * comm.size, 4 * comm.size))
+                if dtype in ("float32", "float16"):
+                    for turn in (0, 1):  # the same plan, another bias
+                        case.local_bias = case.local_bias + case.dtype.type(turn)
+                        case.bias = case.bias + case.dtype.type(turn)
+                        for activation in (None, "relu"):
+                            y = case(ctx, bias=case.local_bias, activation=activation)
+                            expected = case.expected(bias=True)
+                            expected = np.maximum(expected, 0) if activation else expected
+                            yield f"{form} {dtype} bias {activation} {turn}", unlike(np.asarray(y), expected)
+            for form, t in itertools.product(FORMS, (2 * comm.size, 2 * comm.size + 1)):
+                case = on_gpu(Case(rng, comm, form, "float64", t, 3 * comm.size, 4 * comm.size))
+                yield f"{form} gelu {t}", gelu(ctx, case)
+            for t in (3 * comm.size, 3 * comm.size + 1):
+                case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", t, 3 * comm.size, 5))
+                y, gathered = case(ctx, return_gathered=True)
+                wrong = first(unlike(np.asarray(y), case.expected()), unlike(np.asarray(gathered), case.x))
+                yield f"gathered, {t}", wrong
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+def in_order(comm: Any, path: str) -> Any:
+    """Messages travel on a separate stream, while another piece is multiplied; even shares go to cuBLASMp."""
+    rng = np.random.default_rng(92)
+    p = comm.size
+    with machine(path, Following, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
+        gpu = lib.gpu
+
+        def names() -> list[str]:
+            return [each[0] for each in gpu.events if each[0] in ("gemm", "send", "recv", "wait", "Matmul")]
+
+        case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", 2 * p, 3 * p, 4))
+        with plan_allgather_matmul(case.local_x, case.local_w, ctx) as plan:
+            gpu.events.clear()
+            plan()
+            yield "even: one call of the library", None if names() == ["Matmul"] else f"{names()}"
+        case = on_gpu(Case(rng, comm, "allgather_matmul", "float32", 2 * p + 1, 3 * p, 4))
+        with plan_allgather_matmul(case.local_x, case.local_w, ctx) as plan:
+            gpu.events.clear()
+            y = plan()
+            report = str(plan.report())
+            said = "cuBLASMp has this form only for equal shares" in report and "as it arrives" in report
+            yield "uneven: the report says it", None if said else report
+            wrong = unlike(np.asarray(y), case.expected())
+            messages = [each for each in gpu.events if each[0] in ("send", "recv")]
+            if any(stream == gpu.stream for _, stream, *_ in messages):
+                wrong = "messages are on the stream that multiplies"
+            gemms = [i for i, name in enumerate(names()) if name == "gemm"]
+            last = max(i for i, name in enumerate(names()) if name in ("send", "recv"))
+            if last > gemms[0] or len(gemms) != sum(1 for n in (len(x) for x in shards(2 * p + 1, p)) if n):
+                wrong = wrong or f"{names()}"
+            yield "every message is under way before the first product", wrong
+        case = on_gpu(Case(rng, comm, "matmul_reduce_scatter", "bfloat16", 2 * p, 3 * p, 4 * p + 1))
+        with plan_matmul_reduce_scatter(case.local_x, case.local_w, ctx) as plan:
+            gpu.events.clear()
+            plan()
+            sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
+            yield (
+                "sums travel in the result's type",
+                None if sizes_sent == {2 * 3 * p * 2} else f"{sizes_sent}",
+            )
+        with plan_matmul_reduce_scatter(case.local_x, case.local_w, ctx, comm_dtype="float32") as plan:
+            gpu.events.clear()
+            y = plan()
+            sizes_sent = {each[3] for each in gpu.events if each[0] == "send"}
+            wrong = unlike(np.asarray(y), case.expected())
+            yield (
+                "or in the one asked for",
+                wrong or (None if sizes_sent == {2 * 3 * p * 4} else f"{sizes_sent}"),
+            )
+        case = on_gpu(Case(rng, comm, "matmul_allgather", "float32", 2, 512 * p, 3))
+        with plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
+            yield "small products take one panel", None if plan.report().path.endswith(": 1") else "more"
+        CublasmpOperations.panel_flops = 1.0  # this process ends with this function
+        with plan_matmul_allgather(case.local_x, case.local_w, ctx) as plan:
+            gpu.events.clear()
+            plan()
+            order = "".join({"gemm": "g", "send": "s"}.get(each[0], "") for each in gpu.events)
+            once = "s" * (p - 1)
+            yield "panels in turn", None if order == f"g{once}g{once}" else order
+            arrived = [i for i, each in enumerate(gpu.events) if each[0] == "wait" and each[1] == gpu.stream]
+            second = [i for i, each in enumerate(gpu.events) if each[0] == "gemm"][1]
+            yield (
+                "the first is waited for after the second product",
+                None if arrived[0] > second else "before",
+            )
+            gpu.events.clear()
+            with (other := sys.modules["cupy"].cuda.Stream()):
+                plan()
+            yield (
+                "another stream waits: the buffers are the same",
+                None if ("wait", other.ptr, gpu.stream) == gpu.events[0] else f"{gpu.events[:3]}",
+            )
+
+
+def shards(n: int, p: int) -> list[range]:
+    return [range(n)[pb.tensor_parallel.shard(n, p, rank)] for rank in range(p)]
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_what_is_told_is_enough(nranks, stand_in):
+    run_mpi(every_product, nranks, timeout=200, path=stand_in(1000))
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_messages_travel_while_pieces_are_multiplied(nranks, stand_in):
+    run_mpi(in_order, nranks, path=stand_in(1000))
+
+
+def test_no_operand_is_copied(lib, ctx):
+    """Neither by CuPy nor by us: on one rank everything is multiplied where it lies."""
+    rng = np.random.default_rng(93)
+    for form, dtype in itertools.product(FORMS, ("float32", "bfloat16")):
+        case = on_gpu(Case(rng, ctx.comm, form, dtype, 4, 6, 8))
+        out = case.local_c.copy()
+        case(ctx, out=out)  # makes the workspace
+        lib.gpu.copies.clear()
+        lib.gpu.allocations.clear()
+        case(ctx, out=out)
+        assert (lib.gpu.copies, lib.gpu.allocations) == ([], [])
+        case(ctx)
+        assert (lib.gpu.copies, lib.gpu.allocations) == ([], [out.nbytes])
+
+
+def test_arrays_are_not_kept(lib, ctx):
+    import gc
+    import weakref
+
+    rng = np.random.default_rng(94)
+    for form in FORMS:
+        case = on_gpu(Case(rng, ctx.comm, form, "float32", 4, 6, 8))
+        gone = [weakref.ref(getattr(case, name)) for name in ("local_x", "local_w", "local_bias")]
+        y = case(ctx, bias=case.local_bias)
+        gone.append(weakref.ref(y))
+        del case, y
+        gc.collect()
+        assert [each() for each in gone] == [None] * 4
+
+
+def test_symmetric_input(alone, stand_in):
+    with machine(stand_in(1000), Following) as lib, pb.Context(engine="cublasmp") as ctx:
+        case = on_gpu(Case(np.random.default_rng(95), ctx.comm, "allgather_matmul", "float32", 4, 6, 8))
+        with plan_allgather_matmul((4, 8), case.local_w, ctx) as plan:
+            buffer = plan.input_buffer()
+            assert len(lib.gpu.did("window")) == 1, "no symmetric memory"
+            assert lib.of("BufferRegister"), "cuBLASMp does not know of it"
+            buffer[...] = case.local_x
+            expected = case.x.astype(float) @ case.w.astype(float).T
+            assert np.array_equal(np.asarray(plan()), expected)
+            assert "is in symmetric memory" in str(plan.report())
+            assert np.array_equal(np.asarray(plan(2 * case.local_x)), 2 * expected)
+            assert plan.input_buffer() is buffer
+            assert np.array_equal(np.asarray(plan()), expected)
+            lib.gpu.events.clear()
+        assert ("synchronize",) in lib.gpu.events  # work may still use the memory
+        made = len(lib.gpu.did("window"))
+        for rows in (4, 3):  # the memory of a plan that was closed is used again
+            with plan_allgather_matmul((rows, 8), case.local_w, ctx) as plan:
+                plan.input_buffer()[...] = case.local_x[:rows]
+                assert np.array_equal(np.asarray(plan()), expected[:rows])
+        assert len(lib.gpu.did("window")) == made
+        with plan_allgather_matmul((9, 8), case.local_w, ctx):
+            assert len(lib.gpu.did("window")) == made + 1

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlapped tensor-parallel algorithms on pretended GPUs: results, the order of signals, what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.dtypes import DTYPES, FLOAT8
+from pblasmp.engines.gpu.tensor import ALGORITHMS, Spec
+from pblasmp.engines.gpu.tensor.spec import offsets, pieces, shares
+from pblasmp.errors import UnsupportedError
+from tests.helpers.fakepeers import Fault, Peers
+
+NAMES = [(form, name) for form, algorithms in ALGORITHMS.items() for name in algorithms]
+OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
+PAIRS = {name for form, name in NAMES if ALGORITHMS[form][name].ranks == 2}
+SPLIT = {
+    "allgather_matmul": ("tokens", "outputs"),
+    "matmul_reduce_scatter": ("tokens", "inputs"),
+    "matmul_allreduce": ("inputs",),
+    "matmul_allgather": ("outputs",),
+}
+
+
+class Case:
+    """A product of whole numbers, and the ranks' parts of it."""
+
+    def __init__(
+        self, peers: Peers, form: str, extents: dict[str, int], dtype: str = "float32", **how: Any
+    ) -> None:
+        self.peers, self.form = peers, form
+        size, kind = peers.size, (DTYPES | FLOAT8)[dtype]
+        uneven = how.pop("uneven", False)
+        self.with_bias, self.gathers = how.pop("bias", False), how.pop("gathered", False)
+        out_dtype = (DTYPES | FLOAT8)[how.pop("out_dtype", dtype)]
+        parts = {
+            name: (_uneven(n, size) if uneven else shares(n, size)) if name in SPLIT[form] else (n,)
+            for name, n in extents.items()
+        }
+        how.setdefault("transposed", True)
+        self.spec = Spec(
+            form, **parts, dtype=kind, w_dtype=kind, out_dtype=out_dtype, c_dtype=out_dtype, **how
+        )
+        rng = np.random.default_rng(5)
+        t, n, k = (extents[name] for name in ("tokens", "outputs", "inputs"))
+        self.x, self.w, self.c, self.bias = (
+            self._numbers(rng, shape) for shape in ((t, k), (n, k), (t, n), (1, n))
+        )
+
+    def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        values = rng.integers(-2, 3, shape).astype(float)
+        return values + 1j * rng.integers(-2, 3, shape) if self.spec.dtype.kind == "c" else values
+
+    def _cut(self, name: str, rank: int) -> slice:
+        parts = getattr(self.spec, name)
+        return slice(None) if len(parts) == 1 else slice(*offsets(parts)[rank : rank + 2])
+
+    def arrays(self, rank: int) -> dict[str, Any]:
+        """Return this rank's operands, rows further apart than they are long."""
+        spec, put = self.spec, self.peers.array
+        tokens, outputs, inputs = (self._cut(name, rank) for name in ("tokens", "outputs", "inputs"))
+        gathers = self.form == "allgather_matmul"
+        self.part = getattr(self, "part", {})
+        all_ = slice(None)
+        rows = tokens if self.form == "matmul_reduce_scatter" else all_
+        cols = outputs if gathers else all_
+        self.part[rank] = rows, cols
+        x = self.x[tokens if gathers else all_, inputs].astype(spec.dtype)
+        w = self.w[outputs, inputs].astype(spec.w_dtype)
+        w = w if spec.transposed else np.ascontiguousarray(w.T)
+        c = self.c[rows, cols].astype(spec.c_dtype)
+        out = np.full(c.shape, 77).astype(spec.out_dtype)
+        return {
+            "x": put(rank, x, ld=x.shape[1] + 3), "w": put(rank, w, ld=w.shape[1] + 1),
+            "c": put(rank, c) if spec.beta else None, "out": put(rank, out, ld=c.shape[1] + 2),
+            "bias": put(rank, self.bias[:, outputs].astype(spec.out_dtype)) if self.with_bias else None,
+            "gathered": put(rank, np.full(self.x.shape, 77).astype(spec.dtype)) if self.gathers else None,
+        }  # fmt: skip
+
+    def expected(self, rank: int) -> np.ndarray:
+        spec = self.spec
+        y = spec.alpha * (self.x @ self.w.T) + spec.beta * self.c
+        y = y + self.bias if self.with_bias else y
+        y = np.maximum(y, 0) if spec.activation == "relu" else y
+        return y[self.part[rank]].astype(spec.out_dtype)
+
+    def run(self, *names: str, seed: int | None = 0) -> list[int]:
+        """Queue products one behind another on every rank, run them, and check the last one.
+
+        Returns:
+            How many signals rank 1 had queued after each product.
+        """
+        outs, signals = [], []
+        gpus = self.peers.gpus
+        chosen = [[ALGORITHMS[self.form][name](gpu, self.spec) for gpu in gpus] for name in names]
+        for rank, gpu in enumerate(gpus):
+            arrays = self.arrays(rank)
+            outs.append((arrays["out"].values, arrays["gathered"] and arrays["gathered"].values))
+            for algorithms in chosen:
+                algorithms[rank].run(**arrays)
+                gpu.use(*(a for a in arrays.values() if a is not None))
+                signals += [gpu.synchronisations] if rank == 1 else []
+        self.peers.run(seed)
+        for rank, (out, gathered) in enumerate(outs):
+            if gathered is not None:
+                np.testing.assert_array_equal(
+                    gathered.astype(self.spec.dtype), self.x.astype(self.spec.dtype)
+                )
+            np.testing.assert_array_equal(
+                out.astype(self.spec.out_dtype), self.expected(rank), err_msg=f"rank {rank}"
+            )
+        return signals
+
+
+def _uneven(total: int, size: int) -> tuple[int, ...]:
+    """The first rank has the most, the last one nothing."""
+    return (total - sum(range(1, size - 1)), *range(1, size - 1), 0) if size > 1 else (total,)
+
+
+SMALL = {"tokens": 13, "outputs": 11, "inputs": 12}
+TALL = {"tokens": 900, "outputs": 2, "inputs": 3}  # enough for several pieces
+
+
+def case(peers: Peers, form: str, **how: Any) -> Case:
+    return Case(peers, form, how.pop("extents", SMALL), **how)
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_products_are_right(form, name, size, uneven):
+    peers = Peers(size)
+    product = case(peers, form, uneven=uneven)
+    if name in PAIRS and size != 2:
+        assert ALGORITHMS[form][name].why_not(peers.gpus[0], product.spec) == f"it is for 2 GPUs, not {size}"
+    else:
+        product.run(name, name)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS["allgather_matmul"])
+@pytest.mark.parametrize("seed", [1, 2, 3, None])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_x_gathered_as_well(name, seed, uneven):
+    """Copied out before a peer may overwrite it: in any order that the signals allow, product after product."""
+    case(Peers(3), "allgather_matmul", uneven=uneven, gathered=True).run(name, name, name, seed=seed)
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+@pytest.mark.parametrize("how", [
+    {"transposed": False, "alpha": 2, "beta": -1},
+    {"bias": True, "activation": "relu"},
+    {"dtype": "bfloat16", "bias": True, "beta": 3, "activation": "relu"},
+    {"dtype": "float16", "out_dtype": "float32"},
+    {"dtype": "bfloat16", "comm_dtype": DTYPES["float32"]},
+    {"dtype": "float64", "bias": True, "activation": "relu"},
+    {"dtype": "complex64", "alpha": 1j, "beta": 2 - 1j, "bias": True},
+], ids=str)  # fmt: skip
+def test_options(form, name, how):
+    peers = Peers(2 if name in PAIRS else 3)
+    product = case(peers, form, uneven=True, **how)
+    refused = ""
+    if name in PAIRS and "beta" in how:
+        refused = "in place of C"
+    elif name in PAIRS and "comm_dtype" in how:
+        refused = "adds no float32 to a bfloat16 D"
+    if refused:
+        assert refused in ALGORITHMS[form][name].why_not(peers.gpus[0], product.spec)
+    else:
+        product.run(name, name)
+
+
+@pytest.mark.parametrize(("form", "name"), [pair for pair in NAMES if pair[1] not in PAIRS])
+@pytest.mark.parametrize("tokens", [5, 260])  # in one piece, in several
+def test_amax_is_the_largest_of_all_pieces(form, name, tokens):
+    peers = Peers(2, multiprocessors=1)
+    extents = {"tokens": tokens, "outputs": 32, "inputs": 32}
+    product = case(peers, form, extents=extents, dtype="float8_e4m3fn")
+    product.x[0] *= 4  # the first piece has the largest
+    algorithms = [ALGORITHMS[form][name](gpu, product.spec) for gpu in peers.gpus]
+    found = []
+    for rank, algorithm in enumerate(algorithms):
+        amax = peers.array(rank, np.full((1, 1), np.nan, np.float32))
+        scales = SimpleNamespace(a=None, b=None, d=None, amax=amax)
+        algorithm.run(**product.arrays(rank), scales=scales)
+        found.append(amax.values)
+    peers.run(1)
+    largest, whole = [amax.item() for amax in found], abs(product.x @ product.w.T)
+    if form in ("allgather_matmul", "matmul_reduce_scatter"):  # each rank has its own part of D
+        assert largest == [whole[product.part[rank]].max() for rank in range(2)]
+    else:
+        assert max(largest) == whole.max()
+
+
+@pytest.mark.parametrize(("form", "name"), OVERLAPPED)
+@pytest.mark.parametrize("seed", [1, 2, None])
+def test_any_order_that_the_signals_allow_is_right(form, name, seed):
+    """Without a seed each rank runs strictly in the order of queueing: streams that share a hardware queue."""
+    peers = Peers(2 if name in PAIRS else 3)
+    case(peers, form, extents=TALL, dtype="float16").run(name, name, seed=seed)
+
+
+@pytest.mark.parametrize(("form", "name"), OVERLAPPED)
+def test_no_signal_can_be_left_out(form, name):
+    """Each barrier, flag and event of a product between two others, left out on one rank, must be missed."""
+    other = {"matmul_reduce_scatter": "pull", "matmul_allreduce": "one_shot"}.get(form, name)
+    pieces_of = {"matmul_allreduce": 400, "matmul_allgather": 400} if name in {"push", *PAIRS} else {}
+    tokens = pieces_of.get(form, 13)
+    extents = {"tokens": tokens, "outputs": 3, "inputs": 3}
+    size = 3 if tokens == 13 else 2  # several pieces have many signals
+
+    def signals(skip: tuple[int, int] | None) -> tuple[list[int], list[str]]:
+        peers = Peers(size, skip, multiprocessors=1)
+        return case(peers, form, extents=extents).run(other, name, other, seed=3), peers.gpus[1].names
+
+    def is_missed(number: int) -> bool:
+        try:
+            signals((1, number))
+        except AssertionError:
+            return True
+        return False
+
+    (start, stop, _), names = signals(None)
+    assert [names[number] for number in range(start, stop) if not is_missed(number)] == []
+
+
+@pytest.mark.parametrize(("form", "name"), NAMES)
+def test_the_workspace_is_all_that_is_reserved(form, name):
+    peers = Peers(2 if name in PAIRS else 3)
+    spec = case(peers, form, extents=TALL, uneven=True).spec
+    for gpu in peers.gpus:
+        told = ALGORITHMS[form][name](gpu, spec).workspace
+        reserved = [nbytes for _, nbytes in gpu._scratch.values()]
+        reserved += [
+            each[gpu.rank][1] for (what, _), each in peers.meetings.items() if what.startswith("reserve ")
+        ]
+        assert told == sum(reserved)
+
+
+def test_sums_inside_the_product_are_for_two():
+    assert {"ring"} == PAIRS
+
+
+def test_every_algorithm_is_under_its_name():
+    for form, algorithms in ALGORITHMS.items():
+        assert all((a.form, a.name) == (form, name) for name, a in algorithms.items())
+
+
+def test_without_windows_nccl_is_left():
+    peers = Peers(2)
+    for gpu in peers.gpus:
+        gpu.why_no_windows = "one of them is far away"
+    for form, name in NAMES:
+        spec = case(peers, form).spec
+        why = ALGORITHMS[form][name].why_not(peers.gpus[0], spec)
+        assert why == ("" if name == "nccl" else "one of them is far away")
+    with pytest.raises(UnsupportedError, match="'push' of matmul_allreduce: one of them is far away"):
+        ALGORITHMS["matmul_allreduce"]["push"](peers.gpus[0], case(peers, "matmul_allreduce").spec)
+
+
+def test_what_8_bit_products_cannot_be():
+    gpu = Peers(2).gpus[0]
+    e4m3, e5m2 = FLOAT8["float8_e4m3fn"], FLOAT8["float8_e5m2"]
+
+    def why(**how: Any) -> str:
+        types = {
+            "dtype": e4m3,
+            "w_dtype": e4m3,
+            "out_dtype": DTYPES["bfloat16"],
+            "c_dtype": DTYPES["bfloat16"],
+        }
+        spec = {"tokens": (32,), "outputs": (48,), "inputs": (32, 32)} | types | how
+        return ALGORITHMS["matmul_allreduce"]["push"].why_not(gpu, Spec("matmul_allreduce", **spec))
+
+    assert why() == ""
+    assert "outputs × inputs" in why(transposed=False)
+    assert "both float8_e5m2" in why(dtype=e5m2, w_dtype=e5m2)
+    assert why(inputs=(32, 24)) == "8-bit products need multiples of 16 inputs, got 24"
+    assert why(outputs=(50,)) == "8-bit products need multiples of 16 outputs, got 50"
+    assert why(out_dtype=DTYPES["float64"]) == "8-bit products are not summed in float64"
+    assert why(tokens=(0,)) == "there is nothing to multiply"
+
+
+@pytest.mark.parametrize(("rows", "cols", "sms"), [
+    (16384, 6656, 116), (8192, 3584, 116), (4096, 1792, 116), (1, 1, 1), (127, 9000, 1), (5000, 300, 3),
+    (128, 10**6, 2),
+])  # fmt: skip
+def test_pieces_are_whole_tiles_and_cover_all(rows, cols, sms):
+    found = pieces(rows, cols, sms)
+    assert sum(found) == rows
+    assert min(found) > 0
+    assert len(found) <= 6
+    assert all(piece % 128 == 0 for piece in found[:-1])
+
+
+def test_pieces_follow_the_waves():
+    assert pieces(1024, 1024, 116) == (1024,)
+    assert pieces(4096, 6656, 132) == (1280, 1152, 1024, 640)
+    large, *_, small = pieces(16384, 6656, 132)
+    assert (len(pieces(16384, 6656, 132)), large, small) == (6, 3328, 1664)
+
+
+def test_the_model_finds_a_race():
+    """The model must not be blind: two streams that write the same bytes, unordered."""
+    peers = Peers(2)
+    gpu = peers.gpus[0]
+    a, b = (peers.array(0, np.ones((2, 2))) for _ in range(2))
+    from pblasmp.engines.gpu.kernels.views import View
+
+    gpu.push("copy0", View.of(a), View.of(b))
+    gpu.push("copy1", View.of(a), View.of(b))
+    with pytest.raises(Fault, match="writes what is being used"):
+        peers.run(0)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symmetric memory on pretended ranks: growth, agreement, flags, and what is given back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.engines.gpu.peers.windows import FLAGS, Windows, open_windows
+from pblasmp.errors import StatusError, UnsupportedError
+from tests.helpers.fakegpu import stream_operations
+
+
+class Machine:
+    """Rank 0 of two. The other one agrees to everything unless a test says otherwise; its memory is elsewhere."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.memory: dict[int, np.ndarray] = {}
+        self.refusals: dict[int, Exception] = {}  # what the other rank raises, by the number of the agreement
+        self.votes = 0
+        self.full = self.unreachable = False
+        self.status = 0
+        self.signals: list[str] = []
+        self.free = 1 << 30
+
+    def session(self) -> SimpleNamespace:
+        nccl = SimpleNamespace(ptr=77, register_window=self.register)
+        return SimpleNamespace(
+            rank=0, size=2, device=0, nccl=nccl, cupy=(cupy := self.cupy()), agreement=self.agreement,
+            synchronize=cupy.cuda.runtime.deviceSynchronize, wait=lambda *streams: None,
+        )  # fmt: skip
+
+    @contextmanager
+    def agreement(self, what: str, *, blocks: bool = False) -> Iterator[None]:
+        """Raise what is raised inside, or what the other rank says."""
+        self.votes += 1
+        yield
+        if self.votes in self.refusals:
+            raise self.refusals[self.votes]
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        handle = type("RegisteredWindowHandle", (), {"get_peer_device_pointer": None})
+        core = {
+            "mem_alloc": self.allocate, "RegisteredWindowHandle": handle,
+            "WindowFlag": SimpleNamespace(COLL_SYMMETRIC=1),
+        }  # fmt: skip
+        for name, content in (("nccl.core", core), ("cuda.bindings", {})):
+            parent, module = ModuleType(name.partition(".")[0]), ModuleType(name)
+            vars(module).update(content)
+            parent = sys.modules.get(parent.__name__, parent)
+            setattr(parent, name.partition(".")[2], module)
+            patch.setitem(sys.modules, parent.__name__, parent)
+            patch.setitem(sys.modules, name, module)
+        sys.modules["cuda.bindings"].driver = SimpleNamespace(**stream_operations(self.drive))
+
+    def drive(self, stream: int, count: int, operations: Any, flags: int) -> tuple[Any]:
+        assert (count, flags) == (len(operations), 0)
+        for each in operations:
+            done = each.waitValue if each.waitValue.operation else each.writeValue
+            self.log.append((done.operation, stream, done.address, done.value))
+        return (SimpleNamespace(name="CUDA_ERROR_X") if self.status else 0,)
+
+    def cupy(self) -> Any:
+        def array(n: int, value: int, dtype: Any) -> Any:
+            values = np.full(n, value, dtype)
+            self.memory[values.ctypes.data] = values
+
+            class OnGpu:
+                data = SimpleNamespace(ptr=values.ctypes.data)
+                fill = staticmethod(values.fill)
+
+                def __getitem__(self, i: int) -> Any:
+                    return values[i]
+
+            return OnGpu()
+
+        runtime = SimpleNamespace(
+            deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
+            memset=ctypes.memset, memGetInfo=lambda: (self.free, 1 << 40),
+            memsetAsync=lambda at, value, n, stream: self.log.append(("set", at, value, n, stream)),
+            memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
+        )  # fmt: skip
+        return SimpleNamespace(
+            cuda=SimpleNamespace(
+                runtime=runtime, Stream=lambda **_: SimpleNamespace(ptr=5, synchronize=lambda: None),
+                UnownedMemory=lambda *a: a, MemoryPointer=lambda memory, offset: memory,
+            ),
+            get_default_memory_pool=lambda: SimpleNamespace(
+                free_all_blocks=lambda: self.log.append(("pool emptied",))
+            ),
+            zeros=lambda n, dtype: array(n, 0, dtype), full=array, ndarray=lambda n, dtype, memory: memory,
+        )  # fmt: skip
+
+    def allocate(self, nbytes: int, device: int) -> Any:
+        if self.full:
+            raise RuntimeError("out of memory")
+        memory = np.full(nbytes, 0xFF, np.uint8)
+        at = memory.ctypes.data
+        self.memory[at] = memory
+        self.log.append(("allocated", nbytes))
+        return SimpleNamespace(handle=at, close=lambda: self.log.append(("freed", nbytes)))
+
+    def register(self, array: Any, flags: int) -> Any:
+        at, nbytes, *_ = array
+        assert not self.memory[at].any()  # zero before any peer can reach it
+        return SimpleNamespace(
+            get_peer_device_pointer=lambda rank: None if self.unreachable and rank else at + (rank << 50),
+            close=lambda: self.log.append(("deregistered", nbytes)),
+        )
+
+    def signal(self, what: str, stream: Any, flags: list[int], rank: int, kind: int, kinds: int) -> None:
+        self.signals.append(f"{what} {kind}")
+
+    def await_flags(self, stream: Any, flags: list[int]) -> None:
+        self.log.append(("kernel", stream.ptr, *flags))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    machine.install(monkeypatch)
+    return machine
+
+
+def opened(machine: Machine) -> Windows:
+    windows = open_windows(machine.session(), machine)
+    assert isinstance(windows, Windows)
+    machine.log.clear()
+    return windows
+
+
+def test_own_flags_are_raised_as_if_the_peers_had(machine):
+    """All words that kernels wait for, not the counts behind them; and all flags that streams wait for."""
+    windows = opened(machine)
+    windows.raise_own(SimpleNamespace(ptr=9))
+    flags = windows._flags.peers[0]
+    counts = 2 * 2  # kinds of barriers, ranks
+    assert machine.log == [
+        ("set", flags, 0x3F, 4 * counts, 9),
+        ("copy", flags + windows._offset(0, 0), 4 * FLAGS * 2, 9),
+    ]
+
+
+def test_buffers_grow_and_are_shared(machine):
+    windows = opened(machine)
+    generation = windows.generation
+    first = windows.reserve("parts", 1000)
+    assert windows.reserve("parts", 500) is first is windows.buffer("parts")
+    assert first.peers[1] - first.peers[0] == 1 << 50
+    before = first.peers[0]
+    windows.reserve("parts", 2000)
+    assert first.nbytes == 2000
+    assert first.peers[0] != before
+    assert windows.generation == generation + 2
+    grown = [("idle",), ("allocated", 2000), ("idle",), ("deregistered", 1000), ("freed", 1000)]
+    assert machine.log == [("idle",), ("allocated", 1000), ("idle",), *grown]  # nothing is in flight
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
+    windows = opened(machine)
+    old = windows.reserve("parts", 1000).peers
+    machine.full = here
+    if not here:
+        machine.refusals[machine.votes + 1] = MemoryError("another rank has no room")
+    with pytest.raises(MemoryError, match="2000 bytes .* 'parts': out of memory" if here else "another rank"):
+        windows.reserve("parts", 2000)
+    assert windows.buffer("parts").peers == old  # it can continue with what it has
+    assert (("freed", 2000) in machine.log) != here
+
+
+def test_what_cupy_keeps_is_given_back_where_little_is_free(machine):
+    windows = opened(machine)
+    machine.free = 1500
+    windows.reserve("parts", 1000)
+    assert machine.log.index(("pool emptied",)) < machine.log.index(("allocated", 1000))
+
+
+def test_peers_that_cannot_be_reached(machine):
+    machine.unreachable = True
+    assert open_windows(machine.session(), machine) == (
+        "NCCL has no window over all ranks: rank 0 cannot reach rank 1's GPU memory"
+    )
+    assert machine.log[-1][0] == "freed"
+
+
+def test_every_rank_hears_of_a_peer_that_cannot_be_reached(machine):
+    machine.refusals[3] = UnsupportedError("rank 1 cannot reach rank 0's GPU memory (on rank 1)")
+    assert "rank 1 cannot reach rank 0's" in open_windows(machine.session(), machine)
+    assert machine.log[-1][0] == "freed"
+
+
+def test_a_first_barrier_that_fails_on_another_rank(machine):
+    machine.refusals[4] = RuntimeError("no kernel (on rank 1)")
+    with pytest.raises(RuntimeError, match="no kernel"):
+        open_windows(machine.session(), machine)
+    assert machine.log[-1][0] == "freed"
+
+
+def test_nccl4py_may_be_too_old(machine, monkeypatch):
+    monkeypatch.delattr(sys.modules["nccl.core"], "RegisteredWindowHandle")
+    assert "nccl4py 0.4 or later" in open_windows(machine.session(), machine)
+
+
+def test_one_rank_has_no_peers(machine):
+    session = machine.session()
+    session.size = 1
+    assert open_windows(session, machine) == "one rank has no peers"
+
+
+def test_the_first_product_finds_that_everyone_arrived(machine):
+    windows = opened(machine)
+    assert machine.signals == ["arrive 0"]
+    stream = SimpleNamespace(ptr=9)
+    windows.await_all(stream)
+    windows.meet(stream)
+    windows.arrive(stream)
+    assert machine.signals[1:] == ["await 0", "meet 1", "arrive 0"]
+
+
+def test_flags_are_words_of_their_own(machine):
+    """A rank raises its word at the peer; the peer waits for that rank's word in its own memory, and lowers it."""
+    windows = opened(machine)
+    stream = SimpleNamespace(ptr=9)
+    base, far = windows.buffer("flags").peers
+    for number in (0, 1, FLAGS - 1):
+        windows.raise_flag(stream, 1, number)
+        windows.await_flag(stream, 1, number)
+    raised = [what[1] - far for what in machine.log if what[0] == "copy"]
+    done = [what for what in machine.log if what[0] in ("wait", "write")]
+    waits = [what[2] - base for what in done[::2]]
+    assert waits == [at + 4 for at in raised]  # rank 1's words follow rank 0's
+    assert [(what[0], what[2] - base, what[3]) for what in done] == [
+        x for at in waits for x in (("wait", at, 1), ("write", at, 0))
+    ]
+    assert len({*raised, *waits}) == 6
+    assert min(raised) >= 4 * 2 * (2 + 2)  # behind the barriers' words
+    assert max(waits) + 4 <= windows.buffer("flags").nbytes
+    with pytest.raises(UnsupportedError, match=f"flag {FLAGS} of {FLAGS}"):
+        windows.raise_flag(stream, 1, FLAGS)
+
+
+def test_a_kernel_waits_for_the_same_words(machine):
+    windows = opened(machine)
+    windows.await_flag(SimpleNamespace(ptr=9), 1, 0)
+    windows.await_flag(SimpleNamespace(ptr=9), 0, 3)
+    words = [what[2] for what in machine.log if what[0] == "wait"]
+    windows.await_flags(SimpleNamespace(ptr=7), [(1, 0), (0, 3)])
+    assert machine.log[-1] == ("kernel", 7, *words)
+
+
+def test_the_drivers_errors_are_told(machine):
+    windows = opened(machine)
+    machine.status = 1
+    with pytest.raises(StatusError, match="CUDA driver: CUDA_ERROR_X"):
+        windows.await_flag(SimpleNamespace(ptr=9), 1, 0)
+
+
+def test_everything_is_given_back_last_first(machine):
+    windows = opened(machine)
+    windows.reserve("parts", 1000)
+    windows.reserve("sums", 3000)
+    machine.log.clear()
+    windows.close()
+    freed = [what[1] for what in machine.log if what[0] == "freed"]
+    assert freed[:2] == [3000, 1000]
+    assert len(freed) == 3
+    assert machine.log[0] == ("idle",)
+
+
+def test_memory_is_given_back_whatever_fails(machine):
+    windows = opened(machine)
+    machine.refusals[machine.votes + 1] = RuntimeError("an error of before (on rank 1)")
+    with pytest.raises(RuntimeError, match="of before"):
+        windows.close()
+    assert [what[0] for what in machine.log] == ["idle", "deregistered", "freed"]
