@@ -92,10 +92,11 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
         if in_place:
             _check_writable(call, matrix, dtype)
         moves = both and not d.same_places(other.descriptor)
-        if not moves:
+        if not (moves or in_place):  # nothing that the caller has is written before the ranks have agreed
             return _compute(symbol, left, right, matrix, dtype, in_place)
     with ctx._running(call):
-        right = other.redistribute(replace(d, dtype=other.dtype))
+        if moves:
+            right = other.redistribute(replace(d, dtype=other.dtype))
         with ctx._agreement(f"{call}: computing"):
             return _compute(symbol, left, right, matrix, dtype, in_place)
 
@@ -195,4 +196,6 @@ def fill(matrix: DistributedMatrix, value: Any) -> None:
         number = scalar(value, matrix.dtype, "value")
         facts.update(matrix=matrix.descriptor, value=number)
         _check_writable("matrix[...] =", matrix, matrix.dtype)
-        matrix.local[...] = as_element(matrix, number)
+        element = as_element(matrix, number)
+    with matrix.context._running("matrix[...] ="):
+        matrix.local[...] = element

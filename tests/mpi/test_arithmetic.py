@@ -242,6 +242,15 @@ def errors(comm):
             call = operator.add if comm.rank != last else operator.sub
             words = ["matrix -", "matrix +"]
             yield "operators differ", agreed_error(ctx, pb.RankMismatchError, words, call, a, a)
+            ones = ctx.full(d, 1.0)
+            moved = ones.redistribute(block=5)
+            for name, write in (
+                ("+=", lambda: a.__iadd__(mine)),
+                ("a number in a part", lambda: a.__setitem__(np.s_[1:, 2:], mine)),
+                ("-= of other matrices", lambda: a.__isub__(ones if comm.rank != last else moved)),
+            ):
+                yield f"{name}, ranks differ", agreed_error(ctx, pb.RankMismatchError, [], write)
+                yield f"{name}, ranks differ, and nothing is written", misplaced(a, np.zeros(d.shape))
         yield "and all is well", misplaced(a + 1, np.ones(d.shape))
         small = ctx.full(d, 60000).astype("float16")
         with warnings.catch_warnings():
