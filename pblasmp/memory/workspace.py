@@ -54,7 +54,7 @@ class SharedWorkspace:
         if self.covers(device_bytes, host_bytes):
             return
         self._idle()
-        self.generation += 1
+        self.generation += bool(self.device.value or self._host_memory is not None)
         if device_bytes > self._device_bytes:
             self._free_device()
             device_bytes = roomy(device_bytes)

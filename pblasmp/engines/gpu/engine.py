@@ -176,8 +176,10 @@ class CublasmpEngine:
 
     def graphs(self) -> Recordings | None:
         """Return a store for a product's CUDA graphs. Local."""
-        operations = self.operations
-        return None if self.session.gpu is None else self.session.recordings(lambda: operations.generation)
+        operations, session = self.operations, self.session
+        if session.gpu is None:
+            return None
+        return session.recordings(lambda: (operations.generation, session.workspaces_replaced))
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work; raise if a rank is gone. Local."""

@@ -223,6 +223,11 @@ class Session:
             self._closing.callback(workspace.close)
         return self._workspaces[grid]
 
+    @property
+    def workspaces_replaced(self) -> int:
+        """How often a workspace has been replaced: graphs that call cuBLASMp hold their addresses. Local."""
+        return sum(workspace.generation for workspace in self._workspaces.values())
+
     def _new_memory(self, nbytes: int, grid: int | None = None) -> int:
         """Return the address of new symmetric memory, or raise on every rank. Collective.
 
@@ -272,11 +277,11 @@ class Session:
         limit = int(min(self._comm.allgather(int(free) // self.device.ranks)) * _SHARE_OF_MEMORY)
         return nbytes <= limit, limit
 
-    def recordings(self, buffers: Callable[[], int] = int) -> Recordings:
+    def recordings(self, buffers: Callable[[], object] = int) -> Recordings:
         """Return a store for the graphs of a product on ``gpu``. Local.
 
         Args:
-            buffers: a count that changes when memory other than the Gpu's own is replaced.
+            buffers: changes when memory other than the Gpu's own is replaced.
         """
         gpu = self.gpu
         assert gpu is not None
