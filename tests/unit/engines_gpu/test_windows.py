@@ -26,7 +26,7 @@ class Machine:
         self.memory: dict[int, np.ndarray] = {}
         self.refusals: dict[int, Exception] = {}  # what the other rank raises, by the number of the agreement
         self.votes = 0
-        self.full = self.unreachable = False
+        self.full = self.broken = self.unreachable = self.unregistrable = False
         self.status = 0
         self.signals: list[str] = []
         self.free = 1 << 30
@@ -84,7 +84,7 @@ class Machine:
 
         runtime = SimpleNamespace(
             deviceSynchronize=lambda: self.log.append(("idle",)), memcpyDefault=4,
-            memset=ctypes.memset, memGetInfo=lambda: (self.free, 1 << 40),
+            memset=ctypes.memset, memGetInfo=lambda: (0 if self.full else self.free, 1 << 40),
             memsetAsync=lambda at, value, n, stream: self.log.append(("set", at, value, n, stream)),
             memcpyAsync=lambda to, of, n, kind, stream: self.log.append(("copy", to, n, stream)),
         )  # fmt: skip
@@ -100,8 +100,8 @@ class Machine:
         )  # fmt: skip
 
     def allocate(self, nbytes: int, device: int) -> Any:
-        if self.full:
-            raise RuntimeError("out of memory")
+        if self.full or self.broken:
+            raise RuntimeError("ncclUnhandledCudaError")
         memory = np.full(nbytes, 0xFF, np.uint8)
         at = memory.ctypes.data
         self.memory[at] = memory
@@ -111,6 +111,8 @@ class Machine:
     def register(self, array: Any, flags: int) -> Any:
         at, nbytes, *_ = array
         assert not self.memory[at].any()  # zero before any peer can reach it
+        if self.unregistrable:
+            raise RuntimeError("ncclInvalidUsage")
         return SimpleNamespace(
             get_peer_device_pointer=lambda rank: None if self.unreachable and rank else at + (rank << 50),
             close=lambda: self.log.append(("deregistered", nbytes)),
@@ -159,7 +161,7 @@ def test_buffers_grow_and_are_shared(machine):
     windows.reserve("parts", 2000)
     assert first.nbytes == 2000
     assert first.peers[0] != before
-    assert windows.generation == generation + 2
+    assert windows.generation == generation + 1  # a first buffer replaces nothing
     grown = [("idle",), ("allocated", 2000), ("idle",), ("deregistered", 1000), ("freed", 1000)]
     assert machine.log == [("idle",), ("allocated", 1000), ("idle",), *grown]  # nothing is in flight
 
@@ -171,10 +173,38 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
     machine.full = here
     if not here:
         machine.refusals[machine.votes + 1] = MemoryError("another rank has no room")
-    with pytest.raises(MemoryError, match="2000 bytes .* 'parts': out of memory" if here else "another rank"):
+    with pytest.raises(MemoryError, match="2000 bytes .* 'parts': the GPU has 0 free" if here else "another rank"):
         windows.reserve("parts", 2000)
     assert windows.buffer("parts").peers == old  # it can continue with what it has
     assert (("freed", 2000) in machine.log) != here
+
+
+def test_a_failure_for_another_reason_is_no_lack_of_memory(machine):
+    windows = opened(machine)
+    machine.broken = True
+    with pytest.raises(StatusError, match="2000 bytes .* 'parts': RuntimeError: ncclUnhandledCudaError"):
+        windows.reserve("parts", 2000)
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_buffer_stays_as_it_was_if_a_new_one_cannot_be_registered(machine, here):
+    """Plans and graphs that hold its addresses go on; what is new is given back, and a later attempt may succeed."""
+    windows = opened(machine)
+    buffer = windows.reserve("parts", 1000)
+    old, generation = buffer.peers, windows.generation
+    machine.log.clear()
+    machine.unregistrable = here
+    if not here:
+        machine.refusals[machine.votes + 2] = RuntimeError("ncclInvalidUsage (on rank 1)")
+    with pytest.raises(RuntimeError, match="ncclInvalidUsage"):
+        windows.reserve("parts", 2000)
+    assert (buffer.peers, buffer.nbytes, windows.generation) == (old, 1000, generation)
+    undone = [("freed", 2000)] if here else [("deregistered", 2000), ("freed", 2000)]
+    assert machine.log == [("idle",), ("allocated", 2000), ("idle",), *undone]
+    machine.unregistrable = False
+    windows.reserve("parts", 2000)
+    assert (buffer.nbytes, windows.generation) == (2000, generation + 1)
+    assert buffer.peers != old
 
 
 def test_what_cupy_keeps_is_given_back_where_little_is_free(machine):

@@ -29,6 +29,7 @@ KINDS = "end", "between"
 """Barriers: of one product and the next; within a product."""
 
 _UP = 1
+_ROUNDED = 512 << 20  # bytes, at most, that NCCL adds to an allocation, for multicast
 _FAR = 0x3F  # each byte of a count of products that is never reached
 
 
@@ -102,47 +103,46 @@ class Windows:
     def reserve(self, name: str, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.
 
-        Waits for all work in flight before a buffer is replaced. New memory is zero.
+        Waits for all work in flight before a buffer is replaced. New memory is zero. If a rank fails, the buffer stays
+        as it was, on every rank.
 
         Raises:
-            MemoryError: a rank has no room; raised on every rank, and the buffer stays as it was.
+            MemoryError: a rank has no room; raised on every rank.
+            StatusError: NCCL fails on a rank; raised on every rank.
+            UnsupportedError: a rank does not reach another one's memory; raised on every rank.
         """
         buffer = self.buffer(name)
         if nbytes <= buffer.nbytes:
             return buffer
-        nbytes, memory = roomy(nbytes), None
+        nbytes = roomy(nbytes)
         what = f"{nbytes} bytes of symmetric memory for {name!r}"
-        try:
+        with ExitStack() as new:  # is given back if a rank fails
             with self._agreement(what):
                 self._session.synchronize()
                 memory = self._allocated(nbytes, what)
+                new.callback(memory.close)
                 self._runtime.memset(int(memory.handle), 0, nbytes)
                 self._runtime.deviceSynchronize()
                 pointer = self._cupy.cuda.MemoryPointer(
                     self._cupy.cuda.UnownedMemory(int(memory.handle), nbytes, memory, self._session.device), 0
                 )
                 array = self._cupy.ndarray(nbytes, np.uint8, pointer)
-        except BaseException:
-            if memory is not None:
-                memory.close()
-            raise
-        self._release(buffer)  # all ranks have agreed, and so are idle
-        buffer._memory = memory
-        try:
             with self._agreement(what, blocks=True):
                 flags = self._core.WindowFlag.COLL_SYMMETRIC
-                buffer._window = window = self._session.nccl.register_window(array, flags=flags)
+                window = self._session.nccl.register_window(array, flags=flags)
+                new.callback(window.close)
                 peers = [window.get_peer_device_pointer(rank) for rank in range(self.size)]
                 missing = [rank for rank, address in enumerate(peers) if not address]
                 if missing:
                     raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
-        except BaseException:
-            self._release(buffer)
-            raise
-        assert memory is not None
-        buffer.peers, buffer.nbytes = [int(address) for address in peers], nbytes
-        buffer.peers[self.rank] = int(memory.handle)
-        self.generation += 1
+            new.pop_all()
+        self.generation += buffer.nbytes > 0
+        try:
+            self._release(buffer)  # all ranks have agreed, and so are idle
+        finally:
+            buffer._memory, buffer._window, buffer.nbytes = memory, window, nbytes
+            buffer.peers = [int(address) for address in peers]
+            buffer.peers[self.rank] = int(memory.handle)
         return buffer
 
     def _allocated(self, nbytes: int, what: str) -> Any:
@@ -153,7 +153,10 @@ class Windows:
         try:
             return self._core.mem_alloc(nbytes, self._session.device)
         except Exception as error:
-            raise MemoryError(f"{what}: {error}") from error
+            free, _ = self._runtime.memGetInfo()
+            if free < nbytes + _ROUNDED:  # NCCL does not tell why
+                raise MemoryError(f"{what}: the GPU has {free} free: {error}") from error
+            raise StatusError(f"{what}: {type(error).__name__}: {error}") from error
 
     def _release(self, buffer: Buffer) -> None:
         """Free a buffer's memory. Collective if it has any."""
