@@ -173,7 +173,9 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
     machine.full = here
     if not here:
         machine.refusals[machine.votes + 1] = MemoryError("another rank has no room")
-    with pytest.raises(MemoryError, match="2000 bytes .* 'parts': the GPU has 0 free" if here else "another rank"):
+    with pytest.raises(
+        MemoryError, match="2000 bytes .* 'parts': the GPU has 0 free" if here else "another rank"
+    ):
         windows.reserve("parts", 2000)
     assert windows.buffer("parts").peers == old  # it can continue with what it has
     assert (("freed", 2000) in machine.log) != here
@@ -182,7 +184,7 @@ def test_no_room_on_any_rank_is_no_room_on_all(machine, here):
 def test_a_failure_for_another_reason_is_no_lack_of_memory(machine):
     windows = opened(machine)
     machine.broken = True
-    with pytest.raises(StatusError, match="2000 bytes .* 'parts': RuntimeError: ncclUnhandledCudaError"):
+    with pytest.raises(StatusError, match=r"2000 bytes .* 'parts': RuntimeError: ncclUnhandledCudaError"):
         windows.reserve("parts", 2000)
 
 
