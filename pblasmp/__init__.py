@@ -20,6 +20,8 @@ TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of
 if TYPE_CHECKING:
     from .context import Context as Context
     from .epilogue import Epilogue as Epilogue
+    from .errors import ArgumentError as ArgumentError
+    from .errors import ArgumentTypeError as ArgumentTypeError
     from .errors import ClosedError as ClosedError
     from .errors import LayoutError as LayoutError
     from .errors import LibraryNotFoundError as LibraryNotFoundError
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOME = {
+    "ArgumentError": "errors",
+    "ArgumentTypeError": "errors",
     "ClosedError": "errors",
     "Context": "context",
     "DistributedMatrix": "matrix",

@@ -14,7 +14,7 @@ import numpy as np
 
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from .engines.arrays import same_memory
-from .errors import LayoutError
+from .errors import ArgumentError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -38,7 +38,7 @@ def promote(a: np.dtype, b: np.dtype) -> np.dtype:
     """Return the type that holds both, as NumPy says; float32 for two types of 16 or 8 bits that differ. Local.
 
     Raises:
-        LayoutError: that is not an element type of pblasmp.
+        ArgumentError: that is not an element type of pblasmp.
     """
     try:
         found = np.result_type(a, b)
@@ -73,7 +73,7 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
         in_place: write the result into ``left``, a matrix.
 
     Raises:
-        LayoutError: the shapes or contexts differ, a complex result does not fit, or ``left`` is read-only.
+        ArgumentError: the shapes or contexts differ, a complex result does not fit, or ``left`` is read-only.
     """
     from .matrix import DistributedMatrix
 
@@ -107,16 +107,18 @@ def _fact(operand: Any) -> str:
 
 def _check_pair(call: str, matrix: DistributedMatrix, other: DistributedMatrix) -> None:
     if other.context is not matrix.context:
-        raise LayoutError(f"{call}: the right matrix belongs to another context")
+        raise ArgumentError(f"{call}: the right matrix belongs to another context")
     if other.shape != matrix.shape:
-        raise LayoutError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}")
+        raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}")
 
 
 def _check_writable(call: str, matrix: DistributedMatrix, dtype: np.dtype) -> None:
     if dtype.kind == "c" and matrix.dtype.kind != "c":
-        raise LayoutError(f"{call}: the result is {dtype.name}, which does not fit into {matrix.dtype.name}")
+        raise ArgumentError(
+            f"{call}: the result is {dtype.name}, which does not fit into {matrix.dtype.name}"
+        )
     if not getattr(matrix.local.flags, "writeable", True):
-        raise LayoutError(f"{call}: the left matrix's local array is read-only")
+        raise ArgumentError(f"{call}: the left matrix's local array is read-only")
 
 
 def _compute(
@@ -181,7 +183,7 @@ def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:
         kind = as_dtype(dtype)
         facts.update(matrix=matrix.descriptor, dtype=kind)
         if matrix.dtype.kind == "c" and kind.kind != "c":
-            raise LayoutError(f"astype: {matrix.dtype.name} does not convert to {kind.name}")
+            raise ArgumentError(f"astype: {matrix.dtype.name} does not convert to {kind.name}")
         out = ctx._allocate(replace(matrix.descriptor, dtype=kind))
         if _computable(matrix, kind):
             out.local[...] = matrix.local

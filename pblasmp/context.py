@@ -33,7 +33,7 @@ from .creation import Block, GridLike, Layout
 from .engines.choice import EngineName, choose_engine
 from .engines.protocol import Engine
 from .epilogue import aux_layout
-from .errors import ClosedError, LayoutError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError
 from .kept import Closable, KeptPlans
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer, one_of
@@ -79,7 +79,7 @@ class Context:
             object; it is never destroyed here. By default the engine makes one.
 
     Raises:
-        LayoutError: the engine's name is unknown, or ``comm`` is none of these.
+        ArgumentError: the engine's name is unknown, or ``comm`` is none of these.
         LibraryNotFoundError: a library that the engine needs is missing.
         UnsupportedError: torchrun started this process, which has no process group yet.
     """
@@ -208,7 +208,7 @@ class Context:
         return self  # a copy of a layer works with the same ranks
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
+        raise ArgumentTypeError(
             "a Context cannot be pickled, nor can a matrix, plan or layer that holds it: it belongs to these "
             "processes. Write a matrix with save(), or gather() its values; of a layer, save its state_dict()"
         )
@@ -252,14 +252,14 @@ class Context:
             raise ClosedError(f"this context, made at {self._made_at}, is closed")
 
     def _check_rank(self, rank: int, name: str) -> None:
-        """Raise LayoutError unless ``rank`` is a rank of the context. Local."""
-        if integer(rank, name, 0) >= self.size:
-            raise LayoutError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
+        """Raise ArgumentError unless ``rank`` is a rank of the context. Local."""
+        if integer(rank, name, 0, ArgumentError) >= self.size:
+            raise ArgumentError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
 
     def _check_descriptor(self, descriptor: MatrixDescriptor) -> None:
-        """Raise LayoutError unless ``descriptor`` fits this context. Local."""
+        """Raise ArgumentError unless ``descriptor`` fits this context. Local."""
         if not isinstance(descriptor, MatrixDescriptor):
-            raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
         if descriptor.grid.size > self.size:
             raise LayoutError(
                 f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"
@@ -323,7 +323,7 @@ class Context:
                 gathered operand in place. Such memory is freed when the context closes. No effect on the host.
 
         Raises:
-            LayoutError: the layout is not legal, or its grid has more ranks than the context.
+            ArgumentError: the layout is not legal, or its grid has more ranks than the context.
             MemoryError: a GPU has no room for it; raised on every rank.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
@@ -369,7 +369,7 @@ class Context:
             dtype: element type; by default float64, or complex128 where ``value`` is complex.
 
         Raises:
-            LayoutError: the layout is not legal, or ``value`` is complex and the matrix real.
+            ArgumentError: the layout is not legal, or ``value`` is complex and the matrix real.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         return creation.full(self, wanted, value)
@@ -418,7 +418,7 @@ class Context:
                 holds for the real and the imaginary parts.
 
         Raises:
-            LayoutError: the layout, the seed or the distribution is not legal.
+            ArgumentError: the layout, the seed or the distribution is not legal.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self._running("random"):
@@ -432,12 +432,12 @@ class Context:
             activation: "relu" (the array is a bit mask) or "gelu" (it has D's shape and type), or their derivatives.
 
         Raises:
-            LayoutError: there is no such activation, or the grid has more ranks than the context.
+            ArgumentError: there is no such activation, or the grid has more ranks than the context.
         """
         self._check_open()
         self._check_descriptor(descriptor)
         if not one_of(activation, ("relu", "gelu", "drelu", "dgelu")):
-            raise LayoutError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
+            raise ArgumentError(f"activation: expected 'relu' or 'gelu', got {activation!r}")
         if self.rank >= descriptor.grid.size:
             return self.engine.empty((0, 0), descriptor.dtype, descriptor.order, 1)
         shape, ld, dtype = aux_layout(descriptor, self.rank, activation)
@@ -466,7 +466,7 @@ class Context:
             dtype: by default the array's, or float64 if that is not an element type of matrices.
 
         Raises:
-            LayoutError: the array does not fit the descriptor, or is masked; raised on every rank.
+            ArgumentError: the array does not fit the descriptor, or is masked; raised on every rank.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, dtype=dtype, order=order)
         with self._running("scatter"):
@@ -505,7 +505,7 @@ class Context:
             descriptor: how the matrix is distributed.
 
         Raises:
-            LayoutError: an array has another shape, type or memory order, or is masked; raised on every rank.
+            ArgumentError: an array has another shape, type or memory order, or is masked; raised on every rank.
         """
         return creation.from_local(self, local, descriptor)
 
@@ -523,7 +523,7 @@ class Context:
             grid: the process grid, over the first ranks of this context.
 
         Raises:
-            LayoutError: an array does not fit its descriptor, or a descriptor is not legal; raised on every rank.
+            ArgumentError: an array does not fit its descriptor, or a descriptor is not legal; raised on every rank.
             RankMismatchError: the ranks gave different descriptors.
         """
         return creation.from_scalapack(self, local, desc, grid)
@@ -557,7 +557,7 @@ class Context:
 
         Raises:
             OSError: the file cannot be opened; raised on every rank.
-            LayoutError: it does not hold a readable matrix, or does not fit the descriptor; raised on every rank.
+            ArgumentError: it does not hold a readable matrix, or does not fit the descriptor; raised on every rank.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         wanted = Layout(descriptor, block=block, grid=grid, source=source, order=order)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .arithmetic import as_element
 from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
-from .errors import LayoutError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .interop import as_local
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
@@ -67,18 +67,19 @@ class Layout:
         """Return the descriptor on at most ``nranks`` ranks; ``defaults`` for keywords that were not given. Local.
 
         Raises:
-            LayoutError: a value is illegal, or keywords come with a descriptor.
+            LayoutError: a value is illegal.
+            ArgumentError: keywords come with a descriptor.
         """
         given = {name: value for name, value in self.keywords.items() if value is not None}
         if isinstance(self.given, MatrixDescriptor):
             if given:
-                raise LayoutError(
+                raise ArgumentError(
                     f"{', '.join(given)}: cannot be given with a descriptor; expected one or the other"
                 )
             descriptor = self.given
         else:
             if not isinstance(self.given, (tuple, list, np.ndarray)):
-                raise LayoutError(
+                raise ArgumentTypeError(
                     f"expected a MatrixDescriptor or a shape (rows, columns), got {self.given!r}"
                 )
             values = defaults | given
@@ -140,10 +141,10 @@ def random(ctx: Context, layout: Layout, seed: int | None, distribution: str) ->
     """Return a random matrix. Collective over the context; see ``Context.random``."""
     with ctx._agreement("random") as facts:
         descriptor = layout.descriptor(ctx.size)
-        if seed is not None and integer(seed, "seed", 0) >= 1 << 64:
-            raise LayoutError(f"seed: expected less than 2**64, got {seed}")
+        if seed is not None and integer(seed, "seed", 0, ArgumentError) >= 1 << 64:
+            raise ArgumentError(f"seed: expected less than 2**64, got {seed}")
         if not one_of(distribution, ("uniform", "normal")):
-            raise LayoutError(f"distribution: expected 'uniform' or 'normal', got {distribution!r}")
+            raise ArgumentError(f"distribution: expected 'uniform' or 'normal', got {distribution!r}")
         facts.update(descriptor=descriptor, seed=seed, distribution=distribution)
         out = ctx._allocate(descriptor)
     key: int = ctx.comm.bcast(secrets.randbits(64)) if seed is None else int(seed)
@@ -180,13 +181,13 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
         if isinstance(descriptor, MatrixDescriptor):
             descriptor = layout.descriptor(ctx.size)
         elif descriptor is not None:
-            raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
         facts["descriptor"] = descriptor
         facts["keywords"] = layout.keywords
         if ctx.rank == root:
             array = as_numbers(array, "array")
             if array.ndim != 2:
-                raise LayoutError(f"array: expected a matrix (2 dimensions), got {array.ndim}")
+                raise ArgumentError(f"array: expected a matrix (2 dimensions), got {array.ndim}")
     if descriptor is None:
         layout.given, kind = ctx.comm.bcast((array.shape, array.dtype) if ctx.rank == root else None, root)
         with ctx._agreement("scatter: descriptor"):
@@ -205,26 +206,26 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
 
 
 def as_numbers(values: Any, name: str) -> NDArray[Any]:
-    """Return ``values`` as a NumPy array, or raise LayoutError where they are not numbers, or masked. Local."""
+    """Return ``values`` as a NumPy array, or raise ArgumentError where they are not numbers, or masked. Local."""
     if isinstance(values, np.ma.MaskedArray):
-        raise LayoutError(
+        raise ArgumentError(
             f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"
         )
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of several lengths
-        raise LayoutError(f"{name}: {error}") from None
+        raise ArgumentError(f"{name}: {error}") from None
     if array.dtype.kind not in "biufc" and array.dtype not in (DTYPES | FLOAT8).values():
-        raise LayoutError(f"{name}: expected numbers, got {array.dtype}")
+        raise ArgumentTypeError(f"{name}: expected numbers, got {array.dtype}")
     return array
 
 
 def _check_fits(array: NDArray[Any], name: str, descriptor: MatrixDescriptor) -> None:
-    """Raise LayoutError unless an array has the descriptor's shape and converts to its dtype. Local."""
+    """Raise ArgumentError unless an array has the descriptor's shape and converts to its dtype. Local."""
     if array.shape != descriptor.shape:
-        raise LayoutError(f"{name}: shape is {array.shape}, expected the descriptor's {descriptor.shape}")
+        raise ArgumentError(f"{name}: shape is {array.shape}, expected the descriptor's {descriptor.shape}")
     if array.dtype.kind == "c" and descriptor.dtype.kind != "c":
-        raise LayoutError(f"{name}: {array.dtype} does not convert to {descriptor.dtype.name}")
+        raise ArgumentError(f"{name}: {array.dtype} does not convert to {descriptor.dtype.name}")
 
 
 def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) -> DistributedMatrix:
@@ -232,20 +233,22 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
     with ctx._agreement("from_function") as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
         if not callable(function):
-            raise LayoutError(f"function: expected a function of i and j, got {function!r}")
+            raise ArgumentTypeError(f"function: expected a function of i and j, got {function!r}")
         out = ctx._allocate(descriptor)
         host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
             values = as_numbers(function(rows[:, None], cols[None, :]), "from_function")
             if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                raise LayoutError(
+                raise ArgumentError(
                     f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
                 )
             try:
                 host[...] = values
             except ValueError as error:
-                raise LayoutError(f"from_function: {error}; expected values of shape {host.shape}") from None
+                raise ArgumentError(
+                    f"from_function: {error}; expected values of shape {host.shape}"
+                ) from None
         ctx.engine.from_host(out.local, host)
     return out
 
@@ -260,20 +263,20 @@ def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> Distri
         if ctx.rank >= descriptor.grid.size:
             return ctx._allocate(descriptor)
         if isinstance(local, np.ma.MaskedArray):
-            raise LayoutError("local array: a masked array, whose mask would be lost: fill it first")
+            raise ArgumentError("local array: a masked array, whose mask would be lost: fill it first")
         array = as_local(ctx.engine, local, "local array", descriptor.dtype)
         expected = descriptor.local_shape(ctx.rank)
         if array.shape != expected:
-            raise LayoutError(f"local array: shape is {array.shape}, expected {expected}")
+            raise ArgumentError(f"local array: shape is {array.shape}, expected {expected}")
         if array.dtype != ctx.engine.operations.stored(descriptor.dtype):
-            raise LayoutError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
+            raise ArgumentError(f"local array: dtype is {array.dtype}, expected {descriptor.dtype.name}")
         contiguous, other = (1, 0) if descriptor.order == "C" else (0, 1)
         item, apart = array.itemsize, array.strides[other]
         if array.size and (
             (expected[contiguous] > 1 and array.strides[contiguous] != item)
             or (expected[other] > 1 and (apart < expected[contiguous] * item or apart % item))
         ):
-            raise LayoutError(
+            raise ArgumentError(
                 f"local array: strides are {array.strides} bytes, expected contiguous "
                 f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}, "
                 f"a multiple of {item} bytes apart"
@@ -286,12 +289,12 @@ def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) ->
     with ctx._agreement("from_scalapack") as facts:
         facts["grid"] = grid
         if not isinstance(grid, Grid):
-            raise LayoutError(f"grid: expected a Grid, got {grid!r}")
+            raise ArgumentTypeError(f"grid: expected a Grid, got {grid!r}")
         inside = ctx.rank < grid.size
         if inside:
             local = ctx.engine.adopt(local)
             if not isinstance(desc, (Sequence, np.ndarray)):
-                raise LayoutError(f"desc: expected nine integers, got {desc!r}")
+                raise ArgumentTypeError(f"desc: expected nine integers, got {desc!r}")
         mine = (list(desc), str(local.dtype)) if inside else None
     first = ctx.comm.bcast(mine)
     with ctx._agreement("from_scalapack: descriptor"):

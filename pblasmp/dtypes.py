@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import LayoutError
+from .errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "DTYPES",
@@ -103,7 +103,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     """Return the NumPy dtype meant by ``dtype``: a name ("bfloat16" too), a type or dtype of NumPy or PyTorch. Local.
 
     Raises:
-        LayoutError: ``dtype`` is not a supported element type in native byte order.
+        ArgumentError: ``dtype`` is not a supported element type in native byte order.
     """
     if isinstance(dtype, np.dtype) and dtype in _BY_DTYPE:
         return dtype  # nearly always
@@ -121,7 +121,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     ):  # NumPy parses what it is given
         found = None
     if found is None or found not in _BY_DTYPE:
-        raise LayoutError(f"dtype {dtype!s} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
+        raise ArgumentError(f"dtype {dtype!s} is not supported: expected one of {', '.join(ELEMENT_TYPES)}")
     return found
 
 
@@ -149,14 +149,14 @@ def scalar(value: complex, dtype: np.dtype, name: str) -> complex:
     """Return ``value`` as the float, or for a complex ``dtype`` the complex, that scales a product. Local.
 
     Raises:
-        LayoutError: ``value`` is not a number, or is complex while ``dtype`` is real.
+        ArgumentError: ``value`` is not a number, or is complex while ``dtype`` is real.
     """
     try:
         number = complex(+value)  # complex() would read a string, but a string has no unary plus
     except (TypeError, ValueError, OverflowError):
-        raise LayoutError(f"{name}: expected a number, got {value!r}") from None
+        raise ArgumentTypeError(f"{name}: expected a number, got {value!r}") from None
     if dtype.kind == "c":
         return number
     if number.imag != 0:
-        raise LayoutError(f"{name}: {value!r} is complex, but the matrices are {dtype.name}")
+        raise ArgumentError(f"{name}: {value!r} is complex, but the matrices are {dtype.name}")
     return number.real

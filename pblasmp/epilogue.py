@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .dtypes import DTYPES, is_float8
-from .errors import LayoutError, UnsupportedError
+from .errors import ArgumentError, UnsupportedError
 from .layout.grid import one_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Epilogue:
             it afterwards, from the rounded product, and ``plan.report()`` says so.
 
     Raises:
-        LayoutError: a name is unknown, or two parts cannot be combined.
+        ArgumentError: a name is unknown, or two parts cannot be combined.
     """
 
     activation: Activation | None = None
@@ -67,12 +67,12 @@ class Epilogue:
 
     def __post_init__(self) -> None:
         if self.activation is not None and not one_of(self.activation, _FORWARD + _BACKWARD):
-            raise LayoutError(
+            raise ArgumentError(
                 f"epilogue: activation is {self.activation!r}, expected None, 'relu', 'gelu', 'drelu' or 'dgelu'"
             )
         faults = list(self._misfits())
         if faults:
-            raise LayoutError("epilogue: " + "; ".join(faults))
+            raise ArgumentError("epilogue: " + "; ".join(faults))
 
     def _misfits(self) -> Iterator[str]:
         backward = self.activation in _BACKWARD
@@ -117,7 +117,7 @@ class Epilogue:
             rank: whose arrays they are; outside D's grid they are ignored.
 
         Raises:
-            LayoutError: an array has another shape, type or memory order.
+            ArgumentError: an array has another shape, type or memory order.
             UnsupportedError: the product is complex and has an activation.
         """
         if p.d.dtype.kind == "c" and self.activation is not None:
@@ -135,7 +135,7 @@ class Epilogue:
             if name in self.outputs and not getattr(array.flags, "writeable", True):
                 faults.append(f"epilogue: {name}: is read-only, expected a writable array")
         if faults:
-            raise LayoutError("\n  - ".join(faults))
+            raise ArgumentError("\n  - ".join(faults))
         return replace(self, **arrays)
 
     def facts(self) -> list[str]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
     "ClosedError",
     "LayoutError",
     "LibraryNotFoundError",
@@ -20,8 +22,16 @@ class PblasmpError(Exception):
     """Base of every error that pblasmp raises on purpose."""
 
 
-class LayoutError(PblasmpError, ValueError):
-    """A grid, descriptor, index or problem is not legal; the message names every fault found."""
+class ArgumentError(PblasmpError, ValueError):
+    """An argument, option, file or environment variable is not legal; the message says what was expected."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument has the wrong type, such as an array in place of a distributed matrix."""
+
+
+class LayoutError(ArgumentError):
+    """A grid, descriptor or sub-matrix is not legal, or layouts do not fit together; the message names every fault."""
 
 
 class RankMismatchError(PblasmpError, ValueError):

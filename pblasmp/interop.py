@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import as_dtype, element_type, is_float8
-from .errors import LayoutError
+from .errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,17 +52,17 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         dtype: the expected element type, where it matters: 8-bit floats may come as bytes.
 
     Raises:
-        LayoutError: the engine cannot use it in place; the message begins with ``name``.
+        ArgumentError: the engine cannot use it in place; the message begins with ``name``.
     """
     try:
         if not is_torch(array):
             return engine.adopt(array, dtype)
         tensor = array.detach()
         if tensor.is_conj() or tensor.is_neg():
-            raise LayoutError("a lazy conjugate: call resolve_conj() first")
+            raise ArgumentError("a lazy conjugate: call resolve_conj() first")
         kind = str(tensor.dtype).removeprefix("torch.")
         if dtype is not None and kind.startswith("float8") and kind != dtype.name:
-            raise LayoutError(f"dtype is {kind}, expected {dtype.name}")
+            raise ArgumentError(f"dtype is {kind}, expected {dtype.name}")
         on_host = tensor.device.type == "cpu"
         own = None if kind == "uint8" else as_dtype(kind)  # bytes may be 8-bit floats
         if own is None or not element_type(own).storage:
@@ -71,8 +71,8 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
 
         raw = tensor.view(getattr(torch, element_type(own).storage))
         return engine.adopt(raw.numpy() if on_host else raw).view(engine.operations.stored(own))
-    except LayoutError as error:
-        raise LayoutError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+    except ArgumentError as error:
+        raise type(error)(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
 def as_typed(
@@ -81,7 +81,7 @@ def as_typed(
     """Return ``array`` as ``as_local`` does, and its element type; bytes are the 8-bit floats ``bytes_are``. Local.
 
     Raises:
-        LayoutError: the engine cannot use it in place, or its type is not supported; the message begins with ``name``.
+        ArgumentError: the engine cannot use it in place, or not its type; the message begins with ``name``.
     """
     local = as_local(engine, array, name)
     kind = str(array.dtype).removeprefix("torch.") if is_torch(array) else local.dtype
@@ -89,8 +89,8 @@ def as_typed(
         return local.view(engine.operations.stored(bytes_are)), bytes_are
     try:
         return local, as_dtype(kind)
-    except LayoutError as error:
-        raise LayoutError(f"{name}: {error}") from None
+    except ArgumentError as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def new_like(array: Any, engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -147,10 +147,10 @@ def fold(array: Any, name: str) -> Any:
     """Return ``array`` with all dimensions but the last folded into one: a C-ordered view. Local.
 
     Raises:
-        LayoutError: that would take a copy, or rows are not contiguous.
+        ArgumentError: that would take a copy, or rows are not contiguous.
     """
     if not in_c_order(array):
-        raise LayoutError(
+        raise ArgumentError(
             f"{name}: shape {tuple(array.shape)} with strides of {tuple(array.strides)} bytes, expected C order: "
             "contiguous rows at equal distances"
         )

@@ -68,7 +68,7 @@ def trsm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -106,7 +106,7 @@ def trmm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -143,7 +143,7 @@ def symm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -180,7 +180,7 @@ def hemm(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -218,7 +218,7 @@ def syrk(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -258,7 +258,7 @@ def herk(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -297,7 +297,7 @@ def syr2k(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -338,7 +338,7 @@ def her2k(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -377,7 +377,7 @@ def syrkx(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -418,7 +418,7 @@ def herkx(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -450,7 +450,7 @@ def geadd(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """
@@ -487,7 +487,7 @@ def tradd(
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
-        LayoutError: sizes, types or options do not fit; the message names every fault.
+        ArgumentError: sizes, types or options do not fit; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
     """

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from .errors import LayoutError
+from .errors import ArgumentError
 from .launchers import surroundings
 
 __all__ = ["VARIABLE", "logger", "show_logs"]
@@ -51,14 +51,14 @@ def show_logs(handler: logging.Handler | None = None, setting: str | None = None
     """Write the log to ``handler``, standard error by default, as PBLASMP_LOG or ``setting`` says. Local.
 
     Raises:
-        LayoutError: the setting is not "info" or "debug", with ",all" or without.
+        ArgumentError: the setting is not "info" or "debug", with ",all" or without.
     """
     setting = os.environ.get(VARIABLE, "") if setting is None else setting
     if not setting:
         return
     match = re.fullmatch(r"(info|debug)(,all)?", setting.lower())
     if match is None:
-        raise LayoutError(
+        raise ArgumentError(
             f"{VARIABLE}: expected info or debug, or with ,all for every rank (info,all), got {setting!r}"
         )
     handler = handler or logging.StreamHandler()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from . import arithmetic, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
-from .errors import LayoutError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
 from .layout.grid import as_block, as_grid, one_of
@@ -112,7 +112,7 @@ class DistributedMatrix:
         """Return the sub-matrix ``[i0:i1, j0:j1]`` as a view of the same memory. Local; 0-based.
 
         Raises:
-            LayoutError: the index is not a pair of slices of step 1.
+            ArgumentError: the index is not a pair of slices of step 1.
         """
         d = self.descriptor
         rows, cols = d.ranges(index)
@@ -127,7 +127,7 @@ class DistributedMatrix:
         """Write a matrix of any layout, or a number, into a sub-matrix. Collective over the context; 0-based.
 
         Raises:
-            LayoutError: the index is not a pair of slices of step 1, or the matrix does not fit.
+            ArgumentError: the index is not a pair of slices of step 1, or the matrix does not fit.
             TypeError: ``value`` is neither a matrix nor a number.
         """
         part = self[index]
@@ -139,7 +139,7 @@ class DistributedMatrix:
         elif arithmetic.is_scalar(value):
             arithmetic.fill(part, value)
         else:
-            raise TypeError(f"expected a DistributedMatrix or a number, got {type(value).__name__}")
+            raise ArgumentTypeError(f"expected a DistributedMatrix or a number, got {type(value).__name__}")
 
     def _place(self) -> tuple[DistributedMatrix, int, int]:
         """Return the matrix that this one is a part of (maybe itself), and its first row and column there. Local."""
@@ -159,12 +159,12 @@ class DistributedMatrix:
             context: the number of the BLACS context, of ScaLAPACK or of ``pblasmp.pblas``.
 
         Raises:
-            LayoutError: the matrix is in C order or of a 16-bit type, or a number needs more than 32 bits.
+            ArgumentError: the matrix is in C order or of a 16-bit type, or a number needs more than 32 bits.
         """
         whole, i, j = self._place()
         d, rank = whole.descriptor, self.context.rank
         if d.dtype.itemsize == 2:
-            raise LayoutError(f"ScaLAPACK has no matrices of {d.dtype.name}")
+            raise ArgumentError(f"ScaLAPACK has no matrices of {d.dtype.name}")
         inside = rank < d.grid.size
         desc = d.to_scalapack(rank if inside else 0, context)
         desc[8] = leading_dimension(whole.local)
@@ -228,7 +228,7 @@ class DistributedMatrix:
             order: memory order.
 
         Raises:
-            LayoutError: the shapes differ, the grid has more ranks than the context, complex would become real, or
+            ArgumentError: the shapes differ, the grid has more ranks than the context, complex would become real, or
                 ``out`` shares memory with this matrix.
         """
         ctx = self.context
@@ -241,7 +241,7 @@ class DistributedMatrix:
                     descriptor = out.descriptor if descriptor is None else descriptor
                 facts.update(matrix=self.descriptor, to=descriptor, uplo=uplo, diag=diag, out=out is not None)
                 if descriptor is None:
-                    raise LayoutError(
+                    raise ArgumentError(
                         "redistribute: expected a descriptor, out=, or keywords such as block= and grid="
                     )
                 ctx._check_descriptor(descriptor)
@@ -254,7 +254,7 @@ class DistributedMatrix:
                         f"redistribute: the matrix has shape {self.shape}, the new descriptor {descriptor.shape}"
                     )
                 if self.dtype.kind == "c" and descriptor.dtype.kind != "c":
-                    raise LayoutError(
+                    raise ArgumentError(
                         f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
                     )
                 part = self._part(uplo, diag)
@@ -273,7 +273,7 @@ class DistributedMatrix:
             return descriptor
         if descriptor is not None or out is not None:
             what = "a descriptor" if descriptor is not None else "out="
-            raise LayoutError(
+            raise ArgumentError(
                 f"redistribute: {', '.join(given)} cannot be given with {what}; expected one or the other"
             )
         if "block" in given:
@@ -288,20 +288,20 @@ class DistributedMatrix:
 
     def _check_out(self, out: DistributedMatrix) -> None:
         if not isinstance(out, DistributedMatrix):
-            raise LayoutError(f"out: expected a DistributedMatrix, got {type(out).__name__}")
+            raise ArgumentTypeError(f"out: expected a DistributedMatrix, got {type(out).__name__}")
         if out.context is not self.context:
-            raise LayoutError("out: belongs to another context")
+            raise ArgumentError("out: belongs to another context")
         if not getattr(out.local.flags, "writeable", True):
-            raise LayoutError("out: its local array is read-only")
+            raise ArgumentError("out: its local array is read-only")
         if self.context.engine.overlap(self.local, out.local):
-            raise LayoutError("out: shares memory with the matrix; expected a separate matrix")
+            raise ArgumentError("out: shares memory with the matrix; expected a separate matrix")
 
     def _part(self, uplo: Uplo | None, diag: Diag) -> Trapezoid | None:
         if uplo is not None and not one_of(uplo, "LU"):
-            raise LayoutError(f"uplo: expected 'L', 'U' or None, got {uplo!r}")
+            raise ArgumentError(f"uplo: expected 'L', 'U' or None, got {uplo!r}")
         if not one_of(diag, "NU") or (uplo is None and diag != "N"):
             expected = "'N' or 'U'" if uplo else "'N' without uplo"
-            raise LayoutError(f"diag: expected {expected}, got {diag!r}")
+            raise ArgumentError(f"diag: expected {expected}, got {diag!r}")
         return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
 
     def move_to(self, out: DistributedMatrix, part: Trapezoid | None = None) -> None:
@@ -350,7 +350,7 @@ class DistributedMatrix:
 
         Raises:
             OSError: the file cannot be written, or the disk is full; then nothing is left behind.
-            LayoutError: something else has this name, or an argument is not legal.
+            ArgumentError: something else has this name, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
         with self.context._running("save"):
@@ -379,7 +379,7 @@ class DistributedMatrix:
         NumPy; Python numbers do not widen a matrix's type.
 
         Raises:
-            LayoutError: the shapes differ, or the matrices belong to different contexts.
+            ArgumentError: the shapes differ, or the matrices belong to different contexts.
         """
         return self._binary("+", self, other)
 
@@ -411,7 +411,7 @@ class DistributedMatrix:
         """Add to this matrix in place, see ``+``. So do ``-=``, ``*=`` and ``/=``. Collective over the context.
 
         Raises:
-            LayoutError: as for ``+``; or the result is complex and this matrix real, or its local array is read-only.
+            ArgumentError: as for ``+``; or the result is complex and this matrix real, or its local array is read-only.
         """
         return self._in_place("+", other)
 
@@ -457,7 +457,7 @@ class DistributedMatrix:
         """Return a new matrix of another element type in the same layout. Collective over the context.
 
         Raises:
-            LayoutError: it is not an element type of matrices, or complex would become real.
+            ArgumentError: it is not an element type of matrices, or complex would become real.
         """
         return arithmetic.cast(self, dtype)
 
@@ -472,7 +472,7 @@ class DistributedMatrix:
                 sum) or "max" (largest absolute value, which is not a consistent norm).
 
         Raises:
-            LayoutError: there is no such norm.
+            ArgumentError: there is no such norm.
         """
         with self.context._running("norm"):
             return reductions.norm(self, ord)
@@ -485,7 +485,7 @@ class DistributedMatrix:
             dtype: type of the result, by default the matrix's; sums are computed in double precision and rounded once.
 
         Raises:
-            LayoutError: there is no such axis, or complex would become real.
+            ArgumentError: there is no such axis, or complex would become real.
         """
         with self.context._running("sum"):
             return reductions.total(self, axis, dtype)
@@ -503,14 +503,16 @@ class DistributedMatrix:
     # -- what only NumPy arrays can do
 
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise TypeError(f"a DistributedMatrix is not converted to a NumPy array implicitly: {_INSTEAD}")
+        raise ArgumentTypeError(
+            f"a DistributedMatrix is not converted to a NumPy array implicitly: {_INSTEAD}"
+        )
 
     def __array_function__(self, function: Any, *_args: Any) -> NoReturn:
         name = f"{function.__module__}.{function.__name__}"
-        raise TypeError(f"{name} does not take a DistributedMatrix: {_INSTEAD}")
+        raise ArgumentTypeError(f"{name} does not take a DistributedMatrix: {_INSTEAD}")
 
     def __bool__(self) -> bool:
-        raise TypeError("a DistributedMatrix has no truth value: compare it with None, or use .size")
+        raise ArgumentTypeError("a DistributedMatrix has no truth value: compare it with None, or use .size")
 
     __iter__ = None  # it has a length, but no rows to iterate over
 
@@ -519,9 +521,9 @@ _INSTEAD = "use gather() or allgather() for the whole matrix, .local for this ra
 
 
 def _refuse_arrays(operand: object) -> None:
-    """Raise TypeError if ``operand`` is an array, which may be one part of a matrix or all of it. Local."""
+    """Raise ArgumentTypeError if ``operand`` is an array, which may be one part of a matrix or all of it. Local."""
     if getattr(operand, "ndim", 0) and not isinstance(operand, DistributedMatrix):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"unsupported operands: a DistributedMatrix and a {type(operand).__name__}: distribute the array first, "
             "as with ctx.scatter(array)"
         )

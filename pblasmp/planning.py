@@ -13,7 +13,7 @@ from .context import Context
 from .engines.method import Verdict, survey
 from .engines.registry import ALGORITHMS
 from .engines.request import Options, Problem
-from .errors import LayoutError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
 from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
@@ -46,7 +46,7 @@ def plan(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Plan[
         Without ``out`` every run writes to the same new result.
 
     Raises:
-        LayoutError: there is no such function to plan.
+        ArgumentError: there is no such function to plan.
         TypeError: the function has no such argument, or one is missing.
         Exception: what the function raises for these arguments.
     """
@@ -76,7 +76,7 @@ def tune(
         What was measured: ``best``, ``seconds`` (of a plan's run, by algorithm) and ``refused``.
 
     Raises:
-        LayoutError: there is no such function, or ``limit`` is not a positive number.
+        ArgumentError: there is no such function, or ``limit`` is not a positive number.
         UnsupportedError: no algorithm can compute it.
         Exception: what the function raises for these arguments.
     """
@@ -87,7 +87,7 @@ def tune(
             facts["limit"] = limit
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
-                raise LayoutError(f"limit: expected a positive number of seconds, got {limit!r}")
+                raise ArgumentError(f"limit: expected a positive number of seconds, got {limit!r}")
         operands = planned._operands
         assert operands is not None
         given = planned._asked, operands, planned.problem
@@ -117,7 +117,7 @@ def _plan(
     """Return the plan for ``call``, "plan" or "tune", which begins its errors. Collective over the context."""
     try:
         name, bound = _bound(call, function, args, kwargs)
-    except (LayoutError, TypeError) as error:  # other ranks may have found no fault
+    except ArgumentError as error:  # other ranks may have found no fault
         ctx = _context_in((*args, *kwargs.values()))
         if ctx is None:
             raise
@@ -141,11 +141,11 @@ def _bound(
     if found is None or not (isinstance(function, str) or function is found):
         known = ", ".join(["matmul", *ROUTINES, *_PARALLEL])
         given = f"{function.__module__}.{name}" if inspect.isfunction(function) else repr(function)
-        raise LayoutError(f"{call}: expected one of the functions {known}, or its name, got {given}")
+        raise ArgumentError(f"{call}: expected one of the functions {known}, or its name, got {given}")
     try:
         return name, inspect.signature(found).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{call}: {name}: {error}") from None
+        raise ArgumentTypeError(f"{call}: {name}: {error}") from None
 
 
 def _context_in(values: Iterable[object]) -> Context | None:
@@ -193,7 +193,7 @@ def algorithms(
         the reason. A verdict is true if the algorithm applies.
 
     Raises:
-        LayoutError: the problem is not legal, is not for as many ranks as the context has, or has no C for ``beta``.
+        ArgumentError: the problem is not legal, is not for as many ranks as the context has, or has no C for ``beta``.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
@@ -201,7 +201,7 @@ def algorithms(
         kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem)
         if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
-            raise LayoutError(f"problem: expected {expected}, got {type(problem).__name__}")
+            raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts.update(problem.facts())
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
         options = Options.of(
@@ -225,7 +225,7 @@ def algorithms(
 
 
 def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
-    """Return the problem that is computed for this one, or raise LayoutError where it is not legal. Local."""
+    """Return the problem that is computed for this one, or raise ArgumentError where it is not legal. Local."""
     if isinstance(problem, ParallelProblem):
         if problem.size != ctx.size:
             raise LayoutError(f"problem: its layouts are on {problem.size} ranks, the context has {ctx.size}")

@@ -14,7 +14,7 @@ from .engines.product import Product
 from .engines.protocol import Workspace
 from .engines.registry import prepare
 from .engines.request import CONSTANTS, Operands, Options, Problem
-from .errors import ClosedError, LayoutError, PblasmpError, UnsupportedError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from .logs import logger
 from .matrix import DistributedMatrix
@@ -224,7 +224,7 @@ class Recipe:
         """Return the operands, and ``out`` or a new matrix for the result. Local.
 
         Raises:
-            LayoutError: ``out`` shares memory with an operand that it must not overwrite.
+            ArgumentError: ``out`` shares memory with an operand that it must not overwrite.
         """
         result = ctx._allocate(self.result) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
@@ -287,7 +287,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         Collective over the context.
 
         Raises:
-            LayoutError: a matrix has another layout than the planned one.
+            ArgumentError: a matrix has another layout than the planned one.
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
@@ -336,7 +336,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             raise LayoutError(f"{name}: its layout is {_layout(x)}, the plan is for {expected}")
         misfit = self._product.misfit(name, x.local)
         if misfit:
-            raise LayoutError(f"{name}: {misfit}")
+            raise ArgumentError(f"{name}: {misfit}")
         return x
 
     def _run(self, operands: Operands) -> None:
@@ -361,7 +361,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self._check_graphs()
         with self._ctx._agreement("plan.graph: capturing"):
             if self._seeded:
-                raise LayoutError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
+                raise ArgumentError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
             replay = self._product.capture(self._operands)
         return Graph(replay, self._result)
 
@@ -436,46 +436,46 @@ def context_of(call: str, *matrices: object) -> Context:
     """Return the context of the first distributed matrix. Local.
 
     Raises:
-        LayoutError: there is none.
+        ArgumentError: there is none.
     """
     for x in matrices:
         if isinstance(x, DistributedMatrix):
             return x.context
-    raise LayoutError(
+    raise ArgumentTypeError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
     )
 
 
 def check_c(problem: Problem, beta: complex) -> None:
-    """Raise LayoutError where ``beta`` is to scale a C that is not there. Local."""
+    """Raise ArgumentError where ``beta`` is to scale a C that is not there. Local."""
     if beta == 0:
         return
     if isinstance(problem, ParallelProblem):
         if problem.c_dtype is None:
-            raise LayoutError(f"c: beta is {beta}, expected an array to scale by it")
+            raise ArgumentError(f"c: beta is {beta}, expected an array to scale by it")
     elif isinstance(problem, Level3Problem) and "c" not in problem.traits.operands:
-        raise LayoutError(f"beta: {problem.routine} has no C to scale, expected 0, got {beta}")
+        raise ArgumentError(f"beta: {problem.routine} has no C to scale, expected 0, got {beta}")
     elif problem.c is None:
-        raise LayoutError(f"c: beta is {beta}, expected a matrix to scale by it")
+        raise ArgumentError(f"c: beta is {beta}, expected a matrix to scale by it")
 
 
 def check_operands(ctx: Context, required: str, matrices: Mapping[str, object]) -> None:
-    """Raise LayoutError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
+    """Raise ArgumentError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
     for name, x in matrices.items():
         if x is None and name not in required:
             continue
         if not isinstance(x, DistributedMatrix):
-            raise LayoutError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
+            raise ArgumentTypeError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
         if x.context is not ctx:
-            raise LayoutError(f"{name}: belongs to another context")
+            raise ArgumentError(f"{name}: belongs to another context")
 
 
 def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
-    """Raise LayoutError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local."""
+    """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local."""
     out = matrices["d"]
     assert out is not None
     if not getattr(out.local.flags, "writeable", True):
-        raise LayoutError("out: its local array is read-only")
+        raise ArgumentError("out: its local array is read-only")
     for name in "abc":
         x = matrices[name]
         if x is None:
@@ -485,4 +485,4 @@ def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
             continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
             expected = f"{name} itself or a separate matrix" if name == in_place else "a separate matrix"
-            raise LayoutError(f"out: shares memory with {name}; expected {expected}")
+            raise ArgumentError(f"out: shares memory with {name}; expected {expected}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .dtypes import is_float8, result_dtype
 from .engines.request import Options
 from .epilogue import Epilogue
-from .errors import LayoutError
+from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.redistribution import nearest_legal, with_c_like_d
@@ -154,9 +154,9 @@ def _read(
     options = Options.of(d.dtype, alpha=alpha, beta=beta, redistribute=redistribute, **how)
     facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
     if not isinstance(epilogue, (Epilogue, type(None))):
-        raise LayoutError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
+        raise ArgumentTypeError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
     if not isinstance(scales, (Scales, type(None))):
-        raise LayoutError(f"scales: expected Scales, got {type(scales).__name__}")
+        raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
     facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
     named = "out" if out is not None else "c" if c is not None else "the result"
     check(asked, named, redistribute=redistribute)
@@ -246,5 +246,7 @@ def _epilogue(
     for name in fitted.outputs:
         for letter, x in matrices.items():
             if x is not None and ctx.engine.overlap(getattr(fitted, name), x.local):
-                raise LayoutError(f"epilogue: {name}: shares memory with {letter}; expected a separate array")
+                raise ArgumentError(
+                    f"epilogue: {name}: shares memory with {letter}; expected a separate array"
+                )
     return fitted

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .comm import Cell, Exchange, Side
 from .creation import diagonal_places
 from .dtypes import as_dtype, is_foreign
-from .errors import LayoutError
+from .errors import ArgumentError
 from .layout.axis import Axis
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _kind(which: object) -> str | None:
 
 def _check(which: object) -> None:
     if _kind(which) is None:
-        raise LayoutError(f"ord: expected 'fro', 1, 'inf' or 'max', got {which!r}")
+        raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {which!r}")
 
 
 def _frobenius(matrix: DistributedMatrix) -> float:
@@ -145,10 +145,10 @@ def total(matrix: DistributedMatrix, axis: int | None, dtype: DTypeLike | None) 
 
 def _check_sum(matrix: DistributedMatrix, axis: object, dtype: Any) -> None:
     if axis is not None and (isinstance(axis, bool) or axis not in (0, 1, -1, -2)):
-        raise LayoutError(f"axis: expected None, 0 or 1, got {axis!r}")
+        raise ArgumentError(f"axis: expected None, 0 or 1, got {axis!r}")
     kind = matrix.dtype if dtype is None else as_dtype(dtype)
     if matrix.dtype.kind == "c" and kind.kind != "c":
-        raise LayoutError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
+        raise ArgumentError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
 
 
 def _column_sums(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dtypes import as_dtype
-from .errors import LayoutError
+from .errors import ArgumentError
 from .layout import Grid, MatrixDescriptor
 from .layout.grid import integer
 
@@ -44,34 +44,34 @@ def column_major_view(array: Any, shape: tuple[int, int], lld: int) -> Any:
         lld: elements from one column to the next.
 
     Raises:
-        LayoutError: the array is too small, or its strides are not these.
+        ArgumentError: the array is too small, or its strides are not these.
     """
     rows, cols = shape
     item = array.itemsize
     if array.ndim not in (1, 2):
-        raise LayoutError(f"local array: has {array.ndim} dimensions, expected 1 or 2")
+        raise ArgumentError(f"local array: has {array.ndim} dimensions, expected 1 or 2")
     if not (rows and cols):
         return array[(slice(0),) * array.ndim].reshape(shape, order="F")
     if array.ndim == 1:
         need = lld * (cols - 1) + rows
         if array.size < need:
-            raise LayoutError(
+            raise ArgumentError(
                 f"local array: holds {array.size} elements, expected at least {need} ({cols} columns of {lld})"
             )
         if array.size > 1 and array.strides[0] != item:
-            raise LayoutError("local array: its elements are not contiguous")
+            raise ArgumentError("local array: its elements are not contiguous")
         library = importlib.import_module(f"{type(array).__module__.partition('.')[0]}.lib.stride_tricks")
         return library.as_strided(array, shape, (item, lld * item))
     if array.shape[0] < rows or array.shape[1] < cols:
-        raise LayoutError(f"local array: shape is {array.shape}, expected at least {shape}")
+        raise ArgumentError(f"local array: shape is {array.shape}, expected at least {shape}")
     part = array[:rows, :cols]
     if rows > 1 and part.strides[0] != item:
-        raise LayoutError(
+        raise ArgumentError(
             f"local array: strides are {array.strides} bytes, expected contiguous columns (Fortran order)"
         )
     if cols > 1 and part.strides[1] != lld * item:
         apart = part.strides[1] / item
-        raise LayoutError(
+        raise ArgumentError(
             f"local array: columns are {apart:g} elements apart, expected the leading dimension {lld}"
         )
     return part
@@ -88,7 +88,7 @@ def read_descriptor(desc: Sequence[int], kind: str, grid: Grid) -> tuple[MatrixD
     """Return what a rank's nine integers say: the matrix's layout, the same on every rank, and this rank's LLD. Local.
 
     Raises:
-        LayoutError: the descriptor is not legal.
+        ArgumentError: the descriptor is not legal.
     """
     unpadded = [*desc[:8], *(2**31 - 1 for _ in desc[8:])]  # LLD may differ from rank to rank
     descriptor = MatrixDescriptor.from_scalapack(unpadded, grid, as_dtype(kind))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import is_float8
-from .errors import LayoutError
+from .errors import ArgumentError
 from .layout import MatmulProblem
 from .layout.grid import one_of
 
@@ -40,7 +40,7 @@ class Scales:
             bias of 127, one for every 32 entries along k. It needs a Blackwell GPU, and D then has 16 or 32 bits.
 
     Raises:
-        LayoutError: the mode is unknown, or does not take these scales.
+        ArgumentError: the mode is unknown, or does not take these scales.
     """
 
     a: Any = None
@@ -51,16 +51,16 @@ class Scales:
 
     def __post_init__(self) -> None:
         if not one_of(self.mode, ("tensor", "block")):
-            raise LayoutError(f"scales: mode is {self.mode!r}, expected 'tensor' or 'block'")
+            raise ArgumentError(f"scales: mode is {self.mode!r}, expected 'tensor' or 'block'")
         for name in ("a", "b", "d"):
             value = getattr(self, name)
             if isinstance(value, (int, float)) and not (self.mode == "tensor" and np.isfinite(value)):
                 expected = "a finite number" if self.mode == "tensor" else "an array of bytes"
-                raise LayoutError(f"scales: {name} is {value!r}, expected {expected}")
+                raise ArgumentError(f"scales: {name} is {value!r}, expected {expected}")
         if isinstance(self.amax, (int, float)):
-            raise LayoutError(f"scales: amax is {self.amax!r}, expected an array to write it to")
+            raise ArgumentError(f"scales: amax is {self.amax!r}, expected an array to write it to")
         if self.mode == "block" and (self.a is None or self.b is None or self.d is not None):
-            raise LayoutError("scales: mode 'block' needs a and b, and has no d")
+            raise ArgumentError("scales: mode 'block' needs a and b, and has no d")
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Scales:
             rank: whose arrays they are.
 
         Raises:
-            LayoutError: a matrix has no such scale, or an array has another shape or type.
+            ArgumentError: a matrix has no such scale, or an array has another shape or type.
         """
         arrays = {
             name: adopt(value)
@@ -96,7 +96,7 @@ class Scales:
         }
         faults = [f"scales: {fault}" for fault in self._faults(arrays, p, rank)]
         if faults:
-            raise LayoutError("\n  - ".join(faults))
+            raise ArgumentError("\n  - ".join(faults))
         return replace(self, **arrays)
 
     def _faults(self, arrays: dict[str, Any], p: MatmulProblem, rank: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from .signals import INTERRUPTED, end_on_signals, let_signals_end, settle
 
 __all__ = ["main"]
@@ -28,7 +28,7 @@ def main() -> None:
 
         complain("interrupted")
         raise SystemExit(INTERRUPTED) from None
-    except LayoutError as error:  # from an environment variable that is read on import
+    except ArgumentError as error:  # from an environment variable that is read on import
         from .terminal import complain
 
         complain(str(error))

@@ -18,7 +18,7 @@ from ..context import Context
 from ..drawing.charts import Bars, Lines, bar_chart, line_chart, size_text
 from ..dtypes import ELEMENT_TYPES, as_dtype
 from ..engines.choice import EngineName
-from ..errors import LayoutError, PblasmpError, UnsupportedError
+from ..errors import ArgumentError, PblasmpError, UnsupportedError
 from ..launchers import surroundings
 from ..layout.axis import Axis
 from ..timing import samples
@@ -131,7 +131,7 @@ def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
 
 
 def require_even(name: str, shape: tuple[int, int, int], ranks: int) -> None:
-    """Raise LayoutError unless what a collective splits over the ranks makes equal shares. Local.
+    """Raise ArgumentError unless what a collective splits over the ranks makes equal shares. Local.
 
     The products take unequal shares, but the plain collectives that they are compared with do not.
     """
@@ -141,7 +141,7 @@ def require_even(name: str, shape: tuple[int, int, int], ranks: int) -> None:
         what = " and ".join(uneven) + (" is" if len(uneven) == 1 else " are")
         multiple = "a multiple" if len(uneven) == 1 else "multiples"
         given = ",".join(map(str, shape))
-        raise LayoutError(f"{name} of {given}: {what} split over the ranks, expected {multiple} of {ranks}")
+        raise ArgumentError(f"{name} of {given}: {what} split over the ranks, expected {multiple} of {ranks}")
 
 
 def round_up(n: int, ranks: int) -> int:

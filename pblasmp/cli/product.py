@@ -19,7 +19,7 @@ from ..comm import nodes_of
 from ..context import Context
 from ..dtypes import DTYPES, as_dtype, scalar
 from ..engines.choice import EngineName
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..io.files import format_of
 from ..io.npy import read_header
 from ..io.source import element_type
@@ -103,13 +103,13 @@ def _validate(options: ProductOptions) -> np.dtype:
     """Return the element type of the product, or raise what is wrong with the input. Local.
 
     Raises:
-        LayoutError: a file holds no matrix, the matrices do not fit together, or a scalar does not fit them.
+        ArgumentError: a file holds no matrix, the matrices do not fit together, or a scalar does not fit them.
         OSError: a file cannot be read, or the output cannot be written.
     """
     asked = None if options.dtype is None else as_dtype(options.dtype)
     files = {name: path for name in "abc" if (path := getattr(options, name)) is not None}
     if other := next((path for path in files.values() if format_of(path) != "npy"), None):
-        raise LayoutError(
+        raise ArgumentError(
             f"{other}: pblasmp matmul reads .npy files; ctx.load in a script reads HDF5 and Zarr, too"
         )
     arrays = {name: read_header(path) for name, path in files.items()}
@@ -122,12 +122,12 @@ def _validate(options: ProductOptions) -> np.dtype:
             for name, op in (("a", options.op_a), ("b", options.op_b))
         )
         if k != k_b:
-            raise LayoutError(
+            raise ArgumentError(
                 f"{options.a} is {_size(arrays['a'])} and {options.b} {_size(arrays['b'])}: with --trans "
                 f"{options.op_a}{options.op_b}, op(A) has {k} columns and op(B) {k_b} rows, expected the same number"
             )
         if "c" in arrays and arrays["c"].shape != (m, n):
-            raise LayoutError(f"{options.c} is {_size(arrays['c'])}, but the product is {m} × {n}")
+            raise ArgumentError(f"{options.c} is {_size(arrays['c'])}, but the product is {m} × {n}")
     if options.output is not None:
         _check_output(options.output, list(files.values()))
     return dtype
@@ -142,13 +142,13 @@ def _common_dtype(arrays: dict[Path, Any], asked: np.dtype | None) -> np.dtype:
     types = {}
     for path, array in arrays.items():
         if asked is None and array.dtype.newbyteorder("=") not in DTYPES.values():
-            raise LayoutError(
+            raise ArgumentError(
                 f"{path} holds {array.dtype}: choose a type to multiply in with --dtype ({', '.join(DTYPES)})"
             )
         types[path] = element_type(path, array.dtype, asked)
     if len(set(types.values())) > 1:
         found = ", ".join(f"{path} {dtype.name}" for path, dtype in types.items())
-        raise LayoutError(f"the matrices differ in type ({found}): choose one to multiply in with --dtype")
+        raise ArgumentError(f"the matrices differ in type ({found}): choose one to multiply in with --dtype")
     return next(iter(types.values()), asked or DTYPES["float64"])
 
 
@@ -158,9 +158,9 @@ def _check_output(path: Path, inputs: list[Path]) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected a file after -o")
     if path.suffix != ".npy":
-        raise LayoutError(f"{path}: the product is written as .npy, expected a name ending in .npy")
+        raise ArgumentError(f"{path}: the product is written as .npy, expected a name ending in .npy")
     if any(path.exists() and path.samefile(one) for one in inputs):
-        raise LayoutError(f"{path} is also read: write the product to another file")
+        raise ArgumentError(f"{path} is also read: write the product to another file")
 
 
 class _Clock:

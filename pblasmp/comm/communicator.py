@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast, runt
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError, LibraryNotFoundError, PblasmpError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, PblasmpError, UnsupportedError
 from ..extras import install
 from ..launchers import surroundings
 from .side_channel import Place, SideChannel, number_open
@@ -453,13 +453,13 @@ def ranks_per_node() -> int | None:
     """Return how many ranks PBLASMP_RANKS_PER_NODE puts on a node, None if it is not set. Local.
 
     Raises:
-        LayoutError: it is not a positive integer.
+        ArgumentError: it is not a positive integer.
     """
     given = os.environ.get("PBLASMP_RANKS_PER_NODE", "")
     if not given:
         return None
     if not (given.isdecimal() and int(given) > 0):
-        raise LayoutError(f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got {given!r}")
+        raise ArgumentError(f"PBLASMP_RANKS_PER_NODE: expected a positive integer, got {given!r}")
     return int(given)
 
 
@@ -481,7 +481,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
     Raises:
         LibraryNotFoundError: an MPI launcher started this process, but its MPI library cannot be loaded.
         UnsupportedError: torchrun started this process, but there is no process group yet.
-        LayoutError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
+        ArgumentError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
     # isinstance reads every attribute, and reading the size of COMM_NULL is an error.
     if not hasattr(comm, "Dup") and isinstance(comm, Communicator):
@@ -509,7 +509,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
                 raise
             return _Serial()
     if not hasattr(comm, "Dup"):
-        raise LayoutError(
+        raise ArgumentTypeError(
             "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "
             f"got {comm!r}"
         )
@@ -518,5 +518,5 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
         check_world(launcher.size, launcher.title)
     if not mpi or mpi.Is_inter():  # COMM_NULL is false
         what = "an intercommunicator" if mpi else "COMM_NULL, as ranks outside a communicator have it"
-        raise LayoutError(f"comm: expected a communicator that this rank is in, got {what}")
+        raise ArgumentError(f"comm: expected a communicator that this rank is in, got {what}")
     return _duplicate(mpi)

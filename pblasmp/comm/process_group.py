@@ -24,7 +24,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import LayoutError, LibraryNotFoundError
+from ..errors import ArgumentError, LibraryNotFoundError
 from .communicator import Communicator, Votes, chunks
 from .side_channel import Place, SideChannel
 
@@ -244,14 +244,14 @@ def from_group(group: dist.ProcessGroup | DeviceMesh) -> Communicator:
     """Return a communicator of the ranks of ``group``, in their order. Collective over ``group``.
 
     Raises:
-        LayoutError: a device mesh of several dimensions, or one that this rank is not in.
+        ArgumentError: a device mesh of several dimensions, or one that this rank is not in.
     """
     if not isinstance(group, DeviceMesh):
         return _Gloo(dist.get_process_group_ranks(group))
     if group.ndim != 1:
         names = group.mesh_dim_names
         example = f", as device_mesh[{names[-1]!r}] has it" if names else ""
-        raise LayoutError(f"comm: a device mesh of {group.ndim} dimensions, expected 1{example}")
+        raise ArgumentError(f"comm: a device mesh of {group.ndim} dimensions, expected 1{example}")
     if group.get_coordinate() is None:
-        raise LayoutError(f"comm: expected a device mesh that this rank is in, got {group}")
+        raise ArgumentError(f"comm: expected a device mesh that this rank is in, got {group}")
     return _Gloo(group.mesh.tolist())

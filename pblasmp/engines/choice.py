@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..comm import Agreement, Communicator, ranks_per_node
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from .host import HostEngine
 from .protocol import Engine
 
@@ -33,14 +33,14 @@ def choose_engine(name: str, comm: Communicator, nccl: Any = None) -> Engine:
         nccl: an NCCL communicator of the same ranks to use (cublasmp only): its address or nccl4py's object.
 
     Raises:
-        LayoutError: the name is unknown, or PBLASMP_RANKS_PER_NODE is not a positive integer.
+        ArgumentError: the name is unknown, or PBLASMP_RANKS_PER_NODE is not a positive integer.
         LibraryNotFoundError: "cublasmp" was asked for, and a library, driver or GPU is missing.
         UnsupportedError: "cublasmp" was asked for, and two ranks have the same GPU, or the library is too old.
     """
     with Agreement(comm, "Context") as facts:
         facts["engine"] = name
         if name not in NAMES:
-            raise LayoutError(f"engine: expected one of {', '.join(NAMES)}, got {name!r}")
+            raise ArgumentError(f"engine: expected one of {', '.join(NAMES)}, got {name!r}")
         facts["PBLASMP_RANKS_PER_NODE"] = ranks_per_node()
     if name == "host":
         return HostEngine(comm, "asked for")

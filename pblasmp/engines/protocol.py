@@ -280,7 +280,7 @@ class Engine(Protocol):
             dtype: the expected element type, if it matters.
 
         Raises:
-            LayoutError: it is not an array that this engine can use in place.
+            ArgumentError: it is not an array that this engine can use in place.
         """
 
     def put(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import as_dtype, scalar
 from ..epilogue import Epilogue
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..layout.grid import integer
 from ..scales import Scales
@@ -72,14 +72,14 @@ class Options:
             alpha, beta, algo, compute, comm_dtype, comm_sms, redistribute: see the attributes.
 
         Raises:
-            LayoutError: an option has the wrong type or is out of range.
+            ArgumentError: an option has the wrong type or is out of range.
         """
         scalars: dict[str, Any] = {}
         for name, value in (("alpha", alpha), ("beta", beta)):
             number = scalar(value, dtype, name)
             if name in real.split():
                 if complex(number).imag != 0:
-                    raise LayoutError(f"{name}: {value!r} is complex, but it must be real here")
+                    raise ArgumentError(f"{name}: {value!r} is complex, but it must be real here")
                 number = complex(number).real
             scalars[name] = number
         _check_type("algo", algo, str, "a string")
@@ -91,7 +91,7 @@ class Options:
             algo=algo,
             compute=compute,
             comm_dtype=None if comm_dtype is None else as_dtype(comm_dtype),
-            comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1),
+            comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1, ArgumentError),
             redistribute=redistribute,
         )
 
@@ -105,7 +105,7 @@ class Options:
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:
     if not isinstance(value, kind):
-        raise LayoutError(f"{name}: expected {expected}, got {value!r}")
+        raise ArgumentTypeError(f"{name}: expected {expected}, got {value!r}")
 
 
 @dataclass(eq=False)

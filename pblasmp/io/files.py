@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..comm import Side
 from ..dtypes import as_dtype
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import Grid, MatrixDescriptor
 from . import hdf5, npy, zarr
 from .source import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
@@ -42,9 +42,9 @@ def _check_dataset(path: Path, dataset: str | None) -> None:
     if dataset is None:
         return
     if not isinstance(dataset, str):
-        raise LayoutError(f"dataset: expected a name, got {dataset!r}")
+        raise ArgumentTypeError(f"dataset: expected a name, got {dataset!r}")
     if format_of(path) == "npy":
-        raise LayoutError(f"dataset: {path} holds one matrix; names are for .h5, .hdf5 and .zarr")
+        raise ArgumentError(f"dataset: {path} holds one matrix; names are for .h5, .hdf5 and .zarr")
 
 
 def open_source(path: Path, dataset: str | None = None) -> Source:
@@ -52,7 +52,7 @@ def open_source(path: Path, dataset: str | None = None) -> Source:
 
     Raises:
         OSError: it cannot be opened.
-        LayoutError: it is not a readable file of its kind, or does not hold a matrix.
+        ArgumentError: it is not a readable file of its kind, or does not hold a matrix.
         LibraryNotFoundError: its format needs a library that is missing.
     """
     _check_dataset(path, dataset)
@@ -161,18 +161,18 @@ def load(
             source = stack.enter_context(closing(open_source(path, dataset)))
             given = layout.given
             if given is not None and not isinstance(given, MatrixDescriptor):
-                raise LayoutError(f"descriptor: expected a MatrixDescriptor, got {given!r}")
+                raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {given!r}")
             if given is None:
                 kind = element_type(path, source.dtype, None if dtype is None else as_dtype(dtype))
                 layout.given = source.shape
             else:
                 if dtype is not None:
-                    raise LayoutError("dtype: cannot be given with a descriptor; expected one or the other")
+                    raise ArgumentError("dtype: cannot be given with a descriptor; expected one or the other")
                 kind = element_type(path, source.dtype, given.dtype)
             descriptor = layout.descriptor(ctx.size, dtype=kind, order=source.order)
             facts.update(path=str(path), dataset=dataset, descriptor=descriptor)
             if descriptor.shape != source.shape:
-                raise LayoutError(
+                raise ArgumentError(
                     f"{path}: shape is {source.shape}, expected the descriptor's {descriptor.shape}"
                 )
             out = ctx._allocate(descriptor)
@@ -251,11 +251,11 @@ def _file_order(
     """Return the order to write a file in."""
     _check_dataset(path, dataset)
     if order not in ("C", "F", None):
-        raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
+        raise ArgumentError(f"order: expected 'C' or 'F', got {order!r}")
     if format_of(path) == "npy":
         return order or default
     if order == "F":
-        raise LayoutError(f"order: {path} is in C order like all HDF5 and Zarr files, got 'F'")
+        raise ArgumentError(f"order: {path} is in C order like all HDF5 and Zarr files, got 'F'")
     return "C"
 
 

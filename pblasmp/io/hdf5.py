@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import LayoutError, LibraryNotFoundError
+from ..errors import ArgumentError, LibraryNotFoundError
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 
@@ -36,7 +36,7 @@ class Hdf5Dataset:
 
     Raises:
         OSError: the file cannot be opened, or is not an HDF5 file.
-        LayoutError: there is no such dataset, or it is not a matrix.
+        ArgumentError: there is no such dataset, or it is not a matrix.
         LibraryNotFoundError: there is no h5py.
     """
 
@@ -49,7 +49,7 @@ class Hdf5Dataset:
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:
-            raise LayoutError(f"{path}: not a readable HDF5 file: {error}") from None
+            raise ArgumentError(f"{path}: not a readable HDF5 file: {error}") from None
         try:
             self._data = _find(self._file, path, name)
             self.shape: tuple[int, int] = self._data.shape
@@ -104,18 +104,18 @@ def _find(file: h5py.File, path: Path, name: str | None) -> h5py.Dataset:
     there = f"the file has {', '.join(map(repr, matrices)) or 'no matrices'}"
     if name is None:
         if len(matrices) != 1:
-            raise LayoutError(f"{path}: give dataset= to say which dataset to load; {there}")
+            raise ArgumentError(f"{path}: give dataset= to say which dataset to load; {there}")
         name = matrices[0]
     try:
         found = file[name]
     except (KeyError, ValueError):
-        raise LayoutError(f"{path}: there is no dataset {name!r}; {there}") from None
+        raise ArgumentError(f"{path}: there is no dataset {name!r}; {there}") from None
     if not isinstance(found, h5py.Dataset):
-        raise LayoutError(
+        raise ArgumentError(
             f"{path}: {name!r} is a {type(found).__name__.lower()}, expected a dataset; {there}"
         )
     if found.ndim != 2:
-        raise LayoutError(f"{path}: dataset {name!r}: expected a matrix (2 dimensions), got {found.ndim}")
+        raise ArgumentError(f"{path}: dataset {name!r}: expected a matrix (2 dimensions), got {found.ndim}")
     return found
 
 
@@ -124,13 +124,13 @@ def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor
 
     Raises:
         OSError: it cannot be written, or the disk is full.
-        LayoutError: there is no name, or ``old`` is not an HDF5 file or has a group of that name.
+        ArgumentError: there is no name, or ``old`` is not an HDF5 file or has a group of that name.
     """
     h5py = _h5py()
     if name is None:
-        raise LayoutError("dataset: an HDF5 file holds several matrices: give a name, such as dataset='A'")
+        raise ArgumentError("dataset: an HDF5 file holds several matrices: give a name, such as dataset='A'")
     if not name.strip("/"):
-        raise LayoutError(f"dataset: expected a name, got {name!r}")
+        raise ArgumentError(f"dataset: expected a name, got {name!r}")
     exists = old.exists()
     if exists:
         shutil.copyfile(old, path)
@@ -139,14 +139,14 @@ def create(path: Path, old: Path, name: str | None, descriptor: MatrixDescriptor
     except OSError as error:
         if not exists:
             raise
-        raise LayoutError(f"{old}: not a readable HDF5 file: {error}") from None
+        raise ArgumentError(f"{old}: not a readable HDF5 file: {error}") from None
     with file:
         try:
             if isinstance(file.get(name), h5py.Dataset):
                 del file[name]
             data = _new_dataset(file, name, descriptor)
         except (ValueError, KeyError, TypeError) as error:
-            raise LayoutError(f"dataset {name!r}: {error}") from None
+            raise ArgumentError(f"dataset {name!r}: {error}") from None
         mark(data.attrs, descriptor.dtype)
         offset = data.id.get_offset()
     return 0 if offset is None else int(offset)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..dtypes import is_foreign
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .source import RawFile
 
@@ -39,10 +39,12 @@ def read_header(path: Path) -> Header:
 
     Raises:
         OSError: it cannot be opened.
-        LayoutError: it is not an .npy file, does not hold a matrix, or is shorter than its header says.
+        ArgumentError: it is not an .npy file, does not hold a matrix, or is shorter than its header says.
     """
     if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
-        raise LayoutError(f"{path}: not a readable .npy file: expected a file, got a device, socket or pipe")
+        raise ArgumentError(
+            f"{path}: not a readable .npy file: expected a file, got a device, socket or pipe"
+        )
     with path.open("rb") as file:
         try:
             version = np.lib.format.read_magic(file)
@@ -55,12 +57,12 @@ def read_header(path: Path) -> Header:
             raise
         except Exception as error:  # noqa: BLE001 - NumPy parses what is there, and anything may come of it
             what = str(error) or type(error).__name__
-            raise LayoutError(f"{path}: not a readable .npy file: {what}") from None
+            raise ArgumentError(f"{path}: not a readable .npy file: {what}") from None
         offset, size = file.tell(), os.fstat(file.fileno()).st_size
     if len(shape) != 2:
-        raise LayoutError(f"{path}: expected a matrix (2 dimensions), got {len(shape)}")
+        raise ArgumentError(f"{path}: expected a matrix (2 dimensions), got {len(shape)}")
     if min(shape) < 0 or offset + shape[0] * shape[1] * dtype.itemsize > size:
-        raise LayoutError(
+        raise ArgumentError(
             f"{path}: not a readable .npy file: the header says {shape[0]} x {shape[1]} {dtype}, "
             f"but there are {size - offset} bytes of data"
         )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES, FLOAT8, is_foreign
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..layout.descriptor import MemoryOrder
 
 __all__ = ["Progress", "RawFile", "Source", "Target", "as_values", "element_type", "errors_naming"]
@@ -94,7 +94,7 @@ class RawFile:
         """Return a part of the array. Local.
 
         Raises:
-            LayoutError: the file has become shorter.
+            ArgumentError: the file has become shorter.
         """
         out = np.empty((rows.stop - rows.start, cols.stop - cols.start), self._item)
         for data, at in self._runs(rows, cols, out):
@@ -102,7 +102,7 @@ class RawFile:
             while done < len(data):
                 got = os.preadv(self._file, [data[done:]], at + done)
                 if got == 0:
-                    raise LayoutError(
+                    raise ArgumentError(
                         f"{self._path}: the file became shorter while it was read: it ends at byte {at + done}"
                     )
                 done += got
@@ -130,7 +130,7 @@ def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dty
     Files may hold bfloat16 and 8-bit floats as bytes without a type: they need ``dtype="bfloat16"`` or the like.
 
     Raises:
-        LayoutError: the numbers do not convert, or the file's type is not supported and ``wanted`` is None.
+        ArgumentError: the numbers do not convert, or the file's type is not supported and ``wanted`` is None.
     """
     native: np.dtype = found.newbyteorder("=")
     if wanted is not None:
@@ -140,10 +140,12 @@ def element_type(path: Path, found: np.dtype, wanted: np.dtype | None) -> np.dty
         if (found.kind not in "iufcb" and not is_foreign(found)) or (
             found.kind == "c" and wanted.kind != "c"
         ):
-            raise LayoutError(f"{path}: {found} does not convert to {wanted.name}")
+            raise ArgumentError(f"{path}: {found} does not convert to {wanted.name}")
         return wanted
     if native not in (DTYPES | FLOAT8).values():
-        raise LayoutError(f"{path}: dtype {found} is not supported: give dtype=, one of {', '.join(DTYPES)}")
+        raise ArgumentError(
+            f"{path}: dtype {found} is not supported: give dtype=, one of {', '.join(DTYPES)}"
+        )
     return native
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..errors import LayoutError
+from ..errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +40,7 @@ class Replacement:
 
     Raises:
         IsADirectoryError, NotADirectoryError: ``path`` is of the other kind.
-        LayoutError: ``path`` is neither a file nor a directory, but for example a device.
+        ArgumentError: ``path`` is neither a file nor a directory, but for example a device.
         OSError: nothing can be created there.
     """
 
@@ -125,7 +125,7 @@ def _check_kind(path: Path, mode: int, directory: bool) -> None:
     if stat.S_ISREG(mode) and directory:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise LayoutError(f"{path}: expected a file, got a device, socket or pipe")
+        raise ArgumentError(f"{path}: expected a file, got a device, socket or pipe")
 
 
 def _prefix(target: Path) -> str:

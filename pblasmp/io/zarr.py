@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import is_foreign
-from ..errors import LayoutError, LibraryNotFoundError
+from ..errors import ArgumentError, LibraryNotFoundError
 from ..extras import install
 from ..layout.descriptor import MatrixDescriptor, MemoryOrder
 from .hdf5 import mark, marked_dtype, stored_dtype
@@ -30,7 +30,7 @@ class ZarrArray:
 
     Raises:
         OSError: there is no such directory.
-        LayoutError: it is not a Zarr array, or does not hold a matrix.
+        ArgumentError: it is not a Zarr array, or does not hold a matrix.
         LibraryNotFoundError: there is no zarr.
     """
 
@@ -44,9 +44,9 @@ class ZarrArray:
             self._data = zarr.open_array(str(where), mode="r+" if write else "r")
         except Exception as error:  # noqa: BLE001 - the releases of zarr raise many kinds
             hint = "" if name or not is_group(path) else "; it is a group: give dataset=, the array to load"
-            raise LayoutError(f"{where}: not a readable Zarr array: {error}{hint}") from None
+            raise ArgumentError(f"{where}: not a readable Zarr array: {error}{hint}") from None
         if len(self._data.shape) != 2:
-            raise LayoutError(f"{where}: expected a matrix (2 dimensions), got {len(self._data.shape)}")
+            raise ArgumentError(f"{where}: expected a matrix (2 dimensions), got {len(self._data.shape)}")
         self.shape: tuple[int, int] = tuple(self._data.shape)
         self.dtype = marked_dtype(np.dtype(self._data.dtype), self._data.attrs)
         self.tile: tuple[int, int] = tuple(self._data.chunks)
@@ -90,7 +90,7 @@ def place(path: Path, name: str | None) -> Path:
     """Return the directory that a new array replaces; create its group if there is none. Local.
 
     Raises:
-        LayoutError: the array would replace something else: a group, or a directory that is not Zarr's.
+        ArgumentError: the array would replace something else: a group, or a directory that is not Zarr's.
     """
     zarr = _zarr()
     if name is None:
@@ -98,25 +98,25 @@ def place(path: Path, name: str | None) -> Path:
     else:
         parts = name.strip("/").split("/")
         if not all(parts) or any(part in (".", "..") for part in parts):
-            raise LayoutError(f"dataset: expected a name, got {name!r}")
+            raise ArgumentError(f"dataset: expected a name, got {name!r}")
         where = path.joinpath(*parts)
         if not path.exists():
             zarr.open_group(str(path), mode="w-")
         elif not is_group(path):
-            raise LayoutError(f"{path}: is not a Zarr group: it cannot hold dataset {name!r}")
+            raise ArgumentError(f"{path}: is not a Zarr group: it cannot hold dataset {name!r}")
         inner = path
         for part in parts[:-1]:
             inner = inner / part
             if not inner.exists():
                 zarr.open_group(str(inner), mode="w-")
             elif not is_group(inner):
-                raise LayoutError(f"{inner}: is not a Zarr group: it cannot hold {parts[-1]!r}")
+                raise ArgumentError(f"{inner}: is not a Zarr group: it cannot hold {parts[-1]!r}")
     if where.exists():
         try:
             zarr.open_array(str(where), mode="r")
         except Exception:  # noqa: BLE001 - the releases of zarr raise many kinds
             what = "a Zarr group: give dataset=" if is_group(where) else "not a Zarr array"
-            raise LayoutError(f"{where}: is {what}; it is not replaced") from None
+            raise ArgumentError(f"{where}: is {what}; it is not replaced") from None
     return where
 
 

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from ..errors import LayoutError, faults_text
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, LibraryNotFoundError, faults_text
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_grid, short_repr
 from .level3 import Level3Problem
@@ -88,13 +88,15 @@ def root() -> Path:
     """Return the directory of the descriptor files that come with pblasmp. Local.
 
     Raises:
-        LayoutError: they are missing.
+        LibraryNotFoundError: they are missing.
     """
     package = Path(__file__).parents[1]
     for place in (package / "descriptors", package.parent / "descriptors"):  # in a wheel, in a checkout
         if (place / "problem.schema.json").is_file():
             return place
-    raise LayoutError(f"the descriptor files are neither in {package} nor next to it: install pblasmp again")
+    raise LibraryNotFoundError(
+        f"the descriptor files are neither in {package} nor next to it: install pblasmp again"
+    )
 
 
 def find(kind: str) -> list[Path]:
@@ -105,7 +107,7 @@ def find(kind: str) -> list[Path]:
     """
     kinds = "problems", "grids", "models"
     if kind not in kinds:
-        raise LayoutError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
+        raise ArgumentError(f"descriptors: expected one of {', '.join(map(repr, kinds))}, got {kind!r}")
     return sorted((root() / kind).glob("*.toml"))
 
 
@@ -128,7 +130,7 @@ def load_problem(file: Source) -> MatmulProblem | Level3Problem | ParallelProble
         raise file_error(path, faults)
     try:
         return ParallelProblem.from_dict(data)
-    except LayoutError as error:
+    except ArgumentError as error:
         raise LayoutError(f"{path}: {error}") from None
 
 
@@ -167,7 +169,7 @@ def _any_file(path: Path, data: Table, faults: list[str]) -> ProblemFile | Routi
         raise file_error(path, made.faults)
     try:
         problem = Level3Problem.from_dict(data)
-    except LayoutError as error:
+    except ArgumentError as error:
         raise file_error(path, [str(error)]) from None
     description = data.get("description", "").strip()
     return RoutineFile(path, data["title"], description, problem, made.parents, made.windows)
@@ -211,7 +213,7 @@ def _faults_of(find: Callable[[], list[str]]) -> list[str]:
     """Return the result of ``find``, or the faults that it raises."""
     try:
         return find()
-    except LayoutError as error:
+    except ArgumentError as error:
         head, *faults = str(error).split("\n  - ")
         return faults or [head]
 
@@ -260,7 +262,7 @@ def _read(file: Source, kind: str = "problems") -> tuple[Path, Table, list[str]]
         path = path_of(file, kind)
         return path, *read_toml(path)
     if not hasattr(file, "read"):
-        raise LayoutError(f"file: expected a path, '-' or an open file, got {short_repr(file)}")
+        raise ArgumentTypeError(f"file: expected a path, '-' or an open file, got {short_repr(file)}")
     name = getattr(file, "name", None)
     return Path(name if isinstance(name, str) else f"<{type(file).__name__}>"), *read_toml(file)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError
 
 __all__ = ["Grid", "as_block", "as_grid", "integer", "one_of", "pair", "short_repr"]
 
@@ -32,18 +32,28 @@ def short_repr(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def integer(value: object, name: str, minimum: int) -> int:
-    """Return ``value`` as an int, or raise LayoutError when it is not an integer of at least ``minimum``."""
+def integer(value: object, name: str, minimum: int, error: type[ArgumentError] = LayoutError) -> int:
+    """Return ``value`` as an int, or raise an error if it is not an integer of at least ``minimum``. Local.
+
+    Args:
+        value: what was given.
+        name: its name in messages.
+        minimum: the smallest legal value.
+        error: the class of the error if the value is too small or too large.
+
+    Raises:
+        ArgumentTypeError: it is no integer.
+    """
     if type(value) is int and minimum <= value <= _LARGEST:
         return value  # the usual case, and frequent while plans are made
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise LayoutError(f"{name}: expected an integer, got {short_repr(value)}") from None
+        raise ArgumentTypeError(f"{name}: expected an integer, got {short_repr(value)}") from None
     if number < minimum:
-        raise LayoutError(f"{name}: expected at least {minimum}, got {short_repr(number)}")
+        raise error(f"{name}: expected at least {minimum}, got {short_repr(number)}")
     if number > _LARGEST:
-        raise LayoutError(f"{name}: expected at most 10**100, got {short_repr(number)}")
+        raise error(f"{name}: expected at most 10**100, got {short_repr(number)}")
     return number
 
 

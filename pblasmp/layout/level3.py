@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..dtypes import DTYPES, is_float8
-from ..errors import LayoutError, faults_text
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, faults_text
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of, short_repr
 from .product import Op
@@ -62,7 +62,7 @@ class Level3Problem:
         diag: "U": A has ones on its diagonal, which is not read.
 
     Raises:
-        LayoutError: the routine or an option is unknown, an operand is not a descriptor, is missing or is not expected.
+        ArgumentError: the routine or an option is unknown, or an operand is missing, not expected or no descriptor.
     """
 
     routine: str
@@ -77,24 +77,24 @@ class Level3Problem:
 
     def __post_init__(self) -> None:
         if not one_of(self.routine, ROUTINES):
-            raise LayoutError(
+            raise ArgumentError(
                 f"routine: expected one of {', '.join(ROUTINES)}, got {short_repr(self.routine)}"
             )
         has = ROUTINES[self.routine]
         for name in "abcd":
             value = getattr(self, name)
             if name not in (*has.operands, "d") and value is not None:
-                raise LayoutError(f"{name}: {self.routine} has no such operand")
+                raise ArgumentError(f"{name}: {self.routine} has no such operand")
             optional = name == "c" or name not in (*has.operands, "d")
             if not isinstance(value, MatrixDescriptor) and not (optional and value is None):
-                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
+                raise ArgumentTypeError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
         for name, legal in _LEGAL.items():
             value = getattr(self, name)
             if not one_of(value, legal):
                 expected = f"{', '.join(map(repr, legal[:-1]))} or {legal[-1]!r}"
-                raise LayoutError(f"{name}: expected {expected}, got {short_repr(value)}")
+                raise ArgumentError(f"{name}: expected {expected}, got {short_repr(value)}")
             if name not in has.options and value != _DEFAULTS[name]:
-                raise LayoutError(f"{name}: {self.routine} has no such option")
+                raise ArgumentError(f"{name}: {self.routine} has no such option")
 
     @property
     def traits(self) -> Routine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, LayoutError
 from .files import find, read_toml
 
 __all__ = ["Layer", "load_model"]
@@ -44,10 +44,10 @@ def load_model(name: str) -> list[Layer]:
     """Return the layers of a model that comes with pblasmp. Local.
 
     Raises:
-        LayoutError: there is no such model.
+        ArgumentError: there is no such model.
     """
     files = {path.stem: path for path in find("models")}
     if name not in files:
-        raise LayoutError(f"model: expected one of {', '.join(files)}, got {name!r}")
+        raise ArgumentError(f"model: expected one of {', '.join(files)}, got {name!r}")
     table, _ = read_toml(files[name])
     return [Layer(**layer) for layer in table["layers"]]

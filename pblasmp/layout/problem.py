@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import as_dtype, result_dtype
-from ..errors import LayoutError, faults_text
+from ..errors import ArgumentError, LayoutError, faults_text
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid, as_grid, integer, short_repr
 from .product import ColumnMajorProduct, Op, Product
@@ -36,7 +36,7 @@ class MatmulProblem(Product):
     Making one checks only the types of the arguments: see ``validate``.
 
     Raises:
-        LayoutError: an operand is not a descriptor, or an op or the scheme is unknown.
+        ArgumentError: an operand is not a descriptor, or an op or the scheme is unknown.
     """
 
     @classmethod
@@ -74,7 +74,7 @@ class MatmulProblem(Product):
         grid, (mb, nb, kb) = as_grid(grid), _block_sizes(block)
         orders = order * 3 if len(order) == 1 else order
         if len(orders) != 3 or set(orders) - {"C", "F"}:
-            raise LayoutError(f"order: expected 'C', 'F' or three of these letters, got {order!r}")
+            raise ArgumentError(f"order: expected 'C', 'F' or three of these letters, got {order!r}")
 
         def operand(
             rows: int, cols: int, rb: int, cb: int, op: str, letter: str, kind: DTypeLike

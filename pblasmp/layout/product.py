@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from .descriptor import MatrixDescriptor
 from .grid import one_of, short_repr
 from .schemes import Scheme
@@ -60,13 +60,13 @@ class Product:
         for name in "abdc":
             value = getattr(self, name)
             if not isinstance(value, MatrixDescriptor) and not (name == "c" and value is None):
-                raise LayoutError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
+                raise ArgumentTypeError(f"{name}: expected a MatrixDescriptor, got {short_repr(value)}")
         for name in ("op_a", "op_b"):
             op = getattr(self, name)
             if not one_of(op, "NTC"):
-                raise LayoutError(f"{name}: expected 'N', 'T' or 'C', got {short_repr(op)}")
+                raise ArgumentError(f"{name}: expected 'N', 'T' or 'C', got {short_repr(op)}")
         if not one_of(self.scheme, ("gemm", "ag", "rs", "ar")):
-            raise LayoutError(f"scheme: expected 'gemm', 'ag', 'rs' or 'ar', got {short_repr(self.scheme)}")
+            raise ArgumentError(f"scheme: expected 'gemm', 'ag', 'rs' or 'ar', got {short_repr(self.scheme)}")
 
     @property
     def m(self) -> int:

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import LayoutError, UnsupportedError
+from ..errors import ArgumentTypeError, UnsupportedError
 from .axis import Axis
 from .grid import Grid, short_repr
 from .trapezoid import Trapezoid
@@ -125,7 +125,7 @@ def draw(x: Any) -> Drawing:
         x: a grid, a descriptor or a problem; or an object with one of the latter two: a matrix, plan or problem file.
 
     Raises:
-        LayoutError: ``x`` is none of these, or a tensor-parallel product that has no block-cyclic layout.
+        ArgumentError: ``x`` is none of these, or a tensor-parallel product that has no block-cyclic layout.
     """
     if isinstance(x, Grid):
         return draw_panels([], str(x), grid=x)
@@ -133,7 +133,9 @@ def draw(x: Any) -> Drawing:
         make: Callable[[], Drawing] | None = getattr(each, "_draw", None)
         if make is not None:
             return make()
-    raise LayoutError(f"draw: expected a grid, descriptor, problem, matrix or plan, got {short_repr(x)}")
+    raise ArgumentTypeError(
+        f"draw: expected a grid, descriptor, problem, matrix or plan, got {short_repr(x)}"
+    )
 
 
 def draw_panels(

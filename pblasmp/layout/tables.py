@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..dtypes import as_dtype, result_dtype, scalar
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from .descriptor import MatrixDescriptor, window_of
 from .grid import Grid, as_grid
 from .product import Op
@@ -51,13 +51,13 @@ class Operands:
         ranges = own.pop("window", None)
         try:
             parent = MatrixDescriptor(**{**shared, **own})
-        except LayoutError as error:
+        except ArgumentError as error:
             self.faults.append(f"{name}.{error}")
             return
         window = self.windows[like] if ranges is None and like and "shape" not in own else None
         try:
             window = window or window_of(parent.shape, ranges)
-        except LayoutError as error:
+        except ArgumentError as error:
             self.faults.append(f"{name}.{error}")
             return
         self.parents[name], self.windows[name], self.operands[name] = parent, window, parent[window]
@@ -68,7 +68,7 @@ class Operands:
         try:
             number = complex(*value) if isinstance(value, (list, tuple)) else value
             self.scalars[name] = scalar(number, self.operands["d"].dtype, name)
-        except LayoutError as error:
+        except ArgumentError as error:
             self.faults.append(str(error))
 
 
@@ -89,7 +89,7 @@ def product_operands(data: Table) -> tuple[Operands, dict[str, Any]]:
         if not made.faults:
             made.put_scalar("alpha", 1)
             made.put_scalar("beta", 0)
-    except LayoutError as error:
+    except ArgumentError as error:
         made.faults.append(str(error))
     return made, {"op_a": op_a, "op_b": op_b, "scheme": scheme}
 
@@ -101,7 +101,7 @@ def routine_operands(data: Table) -> Operands:
     try:
         if "grid" in shared:
             shared["grid"] = as_grid(shared["grid"])
-    except LayoutError as error:
+    except ArgumentError as error:
         made.faults.append(str(error))
         return made
     for name in "abcd":

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import LayoutError
+from ..errors import ArgumentError
 
-__all__ = ["DESCRIPTOR", "ArgumentError", "Faults"]
+__all__ = ["DESCRIPTOR", "Faults", "ParameterError"]
 
 DESCRIPTOR = {
     "DTYPE_": 1, "CTXT_": 2, "M_": 3, "N_": 4, "MB_": 5, "NB_": 6, "RSRC_": 9, "CSRC_": 10, "LLD_": 11,
@@ -22,7 +22,7 @@ Source: PBLAS, PB_CargFtoC and PB_Cchkmat.
 """
 
 
-class ArgumentError(LayoutError):
+class ParameterError(ArgumentError):
     """An argument of a routine of ``pblasmp.pblas`` is not legal; the message names every one that is not.
 
     Attributes:
@@ -34,7 +34,7 @@ class ArgumentError(LayoutError):
     info: int = 0
 
     @classmethod
-    def number(cls, info: int, message: str) -> ArgumentError:
+    def number(cls, info: int, message: str) -> ParameterError:
         """Return the error with this number. Local."""
         error = cls(message)
         error.info = info
@@ -65,14 +65,14 @@ class Faults:
             which = f"entry {entry} ({label}) of {which}"
         self._found.append((100 * number + reported, f"{which}: {text}"))
 
-    def error(self) -> ArgumentError:
+    def error(self) -> ParameterError:
         """Return the error to raise."""
         self._found.sort()
         number = self._found[0][0]
         info = -number if number % 100 else -(number // 100)
         texts = [text for _, text in self._found]
         head = texts[0] if len(texts) == 1 else "\n  - ".join([f"{len(texts)} faults", *texts])
-        return ArgumentError.number(info, f"{self._call}: {head}\n  INFO = {info}")
+        return ParameterError.number(info, f"{self._call}: {head}\n  INFO = {info}")
 
     def check(self) -> None:
         """Raise the error if there are any faults."""

@@ -75,7 +75,7 @@ def gridinit(
         engine: as in ``pblasmp.Context``; with a Context, its engine.
 
     Raises:
-        ArgumentError: an argument is illegal, or the grid has more processes than there are.
+        ParameterError: an argument is illegal, or the grid has more processes than there are.
         LibraryNotFoundError: a library that the engine needs is missing.
 
     Source: BLACS, BLACS_GRIDINIT.
@@ -152,7 +152,7 @@ def gridexit(ictxt: int) -> None:
     On processes outside the grid (``ictxt`` is -1) nothing happens.
 
     Raises:
-        ArgumentError: ``ictxt`` is neither -1 nor a context.
+        ParameterError: ``ictxt`` is neither -1 nor a context.
 
     Source: BLACS, BLACS_GRIDEXIT.
     """

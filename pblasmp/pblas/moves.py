@@ -44,7 +44,7 @@ Args:
     ictxt: a context of all the processes that have a part of A or B.
 
 Raises:
-    ArgumentError: an argument is illegal, on every process; its ``info`` says which.
+    ParameterError: an argument is illegal, on every process; its ``info`` says which.
     RankMismatchError: the processes gave different arguments.
 
 Source: ScaLAPACK REDIST, {name}; here ``DistributedMatrix.redistribute``.

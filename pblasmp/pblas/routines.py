@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import level3
 from ..dtypes import ELEMENT_TYPES, scalar
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..matrix import DistributedMatrix
 from ..products import matmul
 from .arguments import Faults
@@ -206,7 +206,7 @@ def _checked(routine: Routine, faults: Faults, given: Values, dtype: np.dtype) -
             kind = np.dtype("f8") if name in routine.real.split() else dtype
             try:
                 values[name] = scalar(value, kind, name)
-            except LayoutError as error:
+            except ArgumentError as error:
                 faults.add(name, str(error).partition(": ")[2])
     return values
 
@@ -249,7 +249,7 @@ def _docstring(routine: Routine, full: str, dtype: np.dtype) -> str:
     lines += [
         "",
         "Raises:",
-        "    ArgumentError: an argument is illegal, on every process; its ``info`` says which.",
+        "    ParameterError: an argument is illegal, on every process; its ``info`` says which.",
         "    RankMismatchError: the processes gave different arguments.",
         "",
         f"Source: PBLAS, {full.upper()}; here ``pblasmp.{routine.python.__name__}``.",

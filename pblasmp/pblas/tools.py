@@ -38,7 +38,7 @@ def descinit(
         lld: leading dimension of this process's local array: at least its number of rows, and at least 1.
 
     Raises:
-        ArgumentError: an argument is illegal.
+        ParameterError: an argument is illegal.
 
     Source: ScaLAPACK TOOLS, DESCINIT.
     """
@@ -75,7 +75,7 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
         nprocs: number of processes.
 
     Raises:
-        ArgumentError: an argument is illegal.
+        ParameterError: an argument is illegal.
 
     Source: ScaLAPACK TOOLS, NUMROC.
     """
@@ -110,7 +110,7 @@ def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
         nprocs: number of processes.
 
     Raises:
-        ArgumentError: an argument is illegal.
+        ParameterError: an argument is illegal.
 
     Source: ScaLAPACK TOOLS, INDXG2P.
     """
@@ -131,7 +131,7 @@ def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
         nprocs: number of processes.
 
     Raises:
-        ArgumentError: an argument is illegal.
+        ParameterError: an argument is illegal.
 
     Source: ScaLAPACK TOOLS, INDXG2L.
     """
@@ -152,7 +152,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
         nprocs: number of processes.
 
     Raises:
-        ArgumentError: an argument is illegal.
+        ParameterError: an argument is illegal.
 
     Source: ScaLAPACK TOOLS, INDXL2G.
     """
@@ -181,7 +181,7 @@ def infog2l(
         mycol: process column asked about.
 
     Raises:
-        ArgumentError: an argument is illegal.
+        ParameterError: an argument is illegal.
 
     Source: ScaLAPACK TOOLS, INFOG2L.
     """

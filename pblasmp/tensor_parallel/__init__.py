@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..layout.axis import Axis
 from ..layout.grid import integer
 from .operands import Arrays, Request
@@ -54,11 +54,11 @@ def shard(n: int, ranks: int, rank: int) -> slice:
     split by this rule. Inputs may be split otherwise, in rank order: each array says how many indices its rank has.
 
     Raises:
-        LayoutError: an argument is out of range.
+        ArgumentError: an argument is out of range.
     """
-    axis = Axis.even(integer(n, "n", 0), integer(ranks, "ranks", 1))
-    if integer(rank, "rank", 0) >= ranks:
-        raise LayoutError(f"rank: expected 0 to {ranks - 1}, got {rank}")
+    axis = Axis.even(integer(n, "n", 0, ArgumentError), integer(ranks, "ranks", 1, ArgumentError))
+    if integer(rank, "rank", 0, ArgumentError) >= ranks:
+        raise ArgumentError(f"rank: expected 0 to {ranks - 1}, got {rank}")
     start = min(n, rank * axis.block)
     return slice(start, start + axis.count(rank))
 
@@ -109,7 +109,7 @@ def allgather_matmul(
         (T, ..., N/P), an array of x's library; with ``return_gathered`` a pair.
 
     Raises:
-        LayoutError: the arrays do not fit together, or one cannot be used in place.
+        ArgumentError: the arrays do not fit together, or one cannot be used in place.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
@@ -162,7 +162,7 @@ def matmul_reduce_scatter(
         (T/P, ..., N), an array of x's library.
 
     Raises:
-        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+        ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
     asked = Request(
         "matmul_reduce_scatter", transposed, dtype, alpha, beta, activation,
@@ -211,7 +211,7 @@ def matmul_allreduce(
         (..., N), an array of x's library.
 
     Raises:
-        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+        ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
     asked = Request(
         "matmul_allreduce", transposed, dtype, alpha, beta, activation,
@@ -258,7 +258,7 @@ def matmul_allgather(
         (..., N), an array of x's library.
 
     Raises:
-        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
+        ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``allgather_matmul``.
     """
     asked = Request(
         "matmul_allgather", transposed, dtype, alpha, beta, activation,
@@ -290,7 +290,7 @@ def _planner(form: Form) -> Callable[..., ParallelPlan]:
         w, ctx, bias, c, out, scales, **options: as for ``{form}``.
 
     Raises:
-        LayoutError, RankMismatchError, UnsupportedError, ClosedError: as ``{form}``.
+        ArgumentError, RankMismatchError, UnsupportedError, ClosedError: as ``{form}``.
     """
     return plan
 

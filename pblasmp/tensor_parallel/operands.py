@@ -16,7 +16,7 @@ from ..dtypes import FLOAT8, as_dtype, is_float8, result_dtype
 from ..engines.arrays import same_memory
 from ..engines.request import CONSTANTS, Operands, Options
 from ..epilogue import Epilogue, bias_dtype
-from ..errors import LayoutError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, UnsupportedError
 from ..interop import as_local, as_typed, fold, in_c_order, is_torch, new_like
 from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
@@ -76,10 +76,10 @@ class Request:
         """Return the engine's options. Local.
 
         Raises:
-            LayoutError, UnsupportedError: an option is wrong, or does not fit the type.
+            ArgumentError, UnsupportedError: an option is wrong, or does not fit the type.
         """
         if self.activation is not None and not one_of(self.activation, _ACTIVATIONS):
-            raise LayoutError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
+            raise ArgumentError(f"activation: expected None, 'relu' or 'gelu', got {self.activation!r}")
         if self.activation and out_dtype.kind == "c":
             raise UnsupportedError(f"activation: only for real types, the result is {out_dtype.name}")
         return Options.of(
@@ -179,28 +179,28 @@ class RankArrays:
         """Check what depends on other ranks' sizes, and make the result if none is given. Local.
 
         Raises:
-            LayoutError: c or out does not have the result's shape, or overlaps an array that it must not.
+            ArgumentError: c or out does not have the result's shape, or overlaps an array that it must not.
         """
         if self.any_order and self.outputs_first != spec.outputs_first:
             self.w, self.outputs_first, self.w_turned = self.w.T, spec.outputs_first, not self.w_turned
         self.shape = shape = spec.result_shape(ctx.rank, self.lead)
         for name, found in self.shapes.items():
             if found != shape:
-                raise LayoutError(f"{name}: shape is {found}, expected {shape}")
+                raise ArgumentError(f"{name}: shape is {found}, expected {shape}")
         self.make_results(ctx, spec)
         self.check_overlaps(ctx)
 
     def check_overlaps(self, ctx: Context) -> None:
-        """Raise LayoutError if the given result overlaps an array that it must not. Local."""
+        """Raise ArgumentError if the given result overlaps an array that it must not. Local."""
         if self.given.out is None:
             return
         for name, array in (("x", self.x), ("w", self.w), ("bias", self.bias)):
             if array is not None and ctx.engine.overlap(array, self.out):
-                raise LayoutError(f"out: shares memory with {name}; expected a separate array")
+                raise ArgumentError(f"out: shares memory with {name}; expected a separate array")
         if self.c is not None and same_memory(self.c, self.out):
             self.c = self.out
         elif self.c is not None and ctx.engine.overlap(self.c, self.out):
-            raise LayoutError("out: shares memory with c; expected c itself or a separate array")
+            raise ArgumentError("out: shares memory with c; expected c itself or a separate array")
 
     def make_results(self, ctx: Context, spec: Specification) -> None:
         """Make the result, if none is given, and the array for what is gathered. Local."""
@@ -315,14 +315,14 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
     """Return a rank's operands, checked as far as that is possible without the other ranks. Local.
 
     Raises:
-        LayoutError: an array is not usable in place, or does not fit the others.
+        ArgumentError: an array is not usable in place, or does not fit the others.
     """
     engine = ctx.engine
     if not isinstance(given.scales, (Scales, type(None))):
-        raise LayoutError(f"scales: expected Scales, got {type(given.scales).__name__}")
+        raise ArgumentTypeError(f"scales: expected Scales, got {type(given.scales).__name__}")
     w, w_dtype = _operand(engine, given.w, "w", asked.w_dtype, given.scales)
     if w.ndim != 2:
-        raise LayoutError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")
+        raise ArgumentError(f"w: shape is {tuple(w.shape)}, expected 2 dimensions")
     inputs, outputs = w.shape if asked.transposed else w.shape[::-1]
     any_order = in_c_order(w) and in_c_order(w.T)
     turned = not in_c_order(w) and in_c_order(w.T)
@@ -330,16 +330,16 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
     w = fold(w.T if turned else w, "w")
     x, shape = None, given.x
     if isinstance(shape, tuple):
-        shape = tuple(integer(extent, "x: a dimension of its shape", 0) for extent in shape)
+        shape = tuple(integer(extent, "x: a dimension of its shape", 0, ArgumentError) for extent in shape)
         dtype = w_dtype if asked.x_dtype is None else as_dtype(asked.x_dtype)
     else:
         x, dtype = _operand(engine, given.x, "x", asked.x_dtype, given.scales)
         shape = tuple(x.shape)
     if len(shape) < 1 + asked.splits_tokens:
         expected = "(tokens, ..., inputs)" if asked.splits_tokens else "(..., inputs)"
-        raise LayoutError(f"x: shape is {shape}, expected {expected}")
+        raise ArgumentError(f"x: shape is {shape}, expected {expected}")
     if shape[-1] != inputs:
-        raise LayoutError(f"x: the last dimension is {shape[-1]}, expected w's {inputs} inputs")
+        raise ArgumentError(f"x: the last dimension is {shape[-1]}, expected w's {inputs} inputs")
     types, arrays = _result_arrays(ctx, asked, given, dtype, w_dtype)
     scales = given.scales
     if scales is not None:
@@ -352,7 +352,7 @@ def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
         scales = scales if scales.given else None
     bias = arrays.pop("bias", None)
     if bias is not None and (tuple(bias.shape) != (outputs,) or not in_c_order(bias)):
-        raise LayoutError(
+        raise ArgumentError(
             f"bias: shape {tuple(bias.shape)} with strides of {tuple(bias.strides)} bytes, expected contiguous "
             f"({outputs},): one for each of w's outputs"
         )
@@ -398,7 +398,7 @@ def read_again(
     """Return a rank's arrays, read like earlier ones with the same signature, with new results. Local.
 
     Raises:
-        LayoutError: c or out overlaps an array that it must not.
+        ArgumentError: c or out overlaps an array that it must not.
     """
     engine = ctx.engine
     w = _operand(engine, given.w, "w", asked.w_dtype, given.scales)[0]
@@ -421,13 +421,13 @@ def read_again(
 def _operand(
     engine: Engine, array: Any, name: str, asked: Any, scales: Scales | None
 ) -> tuple[Any, np.dtype]:
-    """Return x or w as a local array, and its type, or raise LayoutError; with scales, bytes are e4m3. Local."""
+    """Return x or w as a local array, and its type, or raise ArgumentError; with scales, bytes are e4m3. Local."""
     expected = None if asked is None else as_dtype(asked)
     local, dtype = as_typed(
         engine, array, name, expected or (None if scales is None else FLOAT8["float8_e4m3fn"])
     )
     if expected not in (None, dtype):
-        raise LayoutError(f"{name}: dtype is {dtype.name}, expected {name}_dtype, {expected}")
+        raise ArgumentError(f"{name}: dtype is {dtype.name}, expected {name}_dtype, {expected}")
     return local, dtype
 
 
@@ -437,7 +437,7 @@ def _result_arrays(
     """Return a product of these types, and those of c, out and bias that are given and used. Local.
 
     Raises:
-        LayoutError: the types cannot be combined, or an array is not usable in place.
+        ArgumentError: the types cannot be combined, or an array is not usable in place.
     """
     engine = ctx.engine
     out_dtype = result_dtype(dtype) if asked.dtype is None else as_dtype(asked.dtype)
@@ -445,13 +445,13 @@ def _result_arrays(
         out_dtype = as_typed(engine, given.out, "out")[1]
     adds = asked.options(out_dtype).beta != 0
     if adds and given.c is None:
-        raise LayoutError(f"c: beta is {asked.beta}, expected an array to scale by it")
+        raise ArgumentError(f"c: beta is {asked.beta}, expected an array to scale by it")
     c_dtype = None
     if adds:
         c_dtype = as_typed(engine, given.c, "c")[1] if is_float8(out_dtype) else out_dtype
     types, faults = _types(dtype, w_dtype, out_dtype, c_dtype)
     if faults:
-        raise LayoutError("; ".join(faults))
+        raise ArgumentError("; ".join(faults))
     expected = {"c": c_dtype, "out": out_dtype, "bias": bias_dtype(types)}
     arrays = {}
     for name, kind in expected.items():
@@ -459,9 +459,9 @@ def _result_arrays(
             continue
         arrays[name] = array = as_local(engine, getattr(given, name), name, kind)
         if array.dtype != engine.operations.stored(kind):
-            raise LayoutError(f"{name}: dtype is {array.dtype}, expected {kind.name}")
+            raise ArgumentError(f"{name}: dtype is {array.dtype}, expected {kind.name}")
     if "out" in arrays and not getattr(arrays["out"].flags, "writeable", True):
-        raise LayoutError("out: is read-only")
+        raise ArgumentError("out: is read-only")
     return types, arrays
 
 

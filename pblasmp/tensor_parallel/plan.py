@@ -12,7 +12,7 @@ import numpy as np
 from ..context import Context
 from ..dtypes import is_float8
 from ..engines.registry import check_parallel
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan
 from .operands import (
@@ -62,7 +62,7 @@ class ParallelPlan(Plan[Any]):
             out: where to write the result; by default where the previous run wrote it.
 
         Raises:
-            LayoutError: an array does not fit what was planned.
+            ArgumentError: an array does not fit what was planned.
             ClosedError: the plan is closed.
         """
         last = self._last
@@ -86,7 +86,7 @@ class ParallelPlan(Plan[Any]):
         return _stream(self._ctx, given)
 
     def _fitting(self, new: Arrays, last: RankArrays) -> RankArrays:
-        """Return arrays like those of the last run, or raise LayoutError. Local."""
+        """Return arrays like those of the last run, or raise ArgumentError. Local."""
         given = Arrays(*(old if array is None else array for array, old in zip(new, last.given, strict=True)))
         if given.out is None:
             given = given._replace(out=last.result)
@@ -105,7 +105,7 @@ class ParallelPlan(Plan[Any]):
             if repr(found) != repr(expected)
         ]
         if faults:
-            raise LayoutError("; ".join(faults))
+            raise ArgumentError("; ".join(faults))
         arrays.complete(self._ctx, self._spec)
         return arrays
 
@@ -224,9 +224,9 @@ def make_buffer(ctx: Context, spec: Specification, arrays: RankArrays) -> tuple[
 
 
 def check_context(ctx: object, call: str) -> None:
-    """Raise LayoutError unless ``ctx`` is a context. Local."""
+    """Raise ArgumentError unless ``ctx`` is a context. Local."""
     if not isinstance(ctx, Context):
-        raise LayoutError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
+        raise ArgumentTypeError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
 
 
 def check_algorithm(ctx: Context, form: Form, algo: str, argument: str) -> None:
@@ -278,7 +278,7 @@ def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
     )  # fmt: skip
     with ctx._agreement(asked.form) as facts:
         if eight and not outputs_first:
-            raise LayoutError(
+            raise ArgumentError(
                 "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
             )
         if asked.by_rule:
@@ -319,7 +319,7 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
 
         def first(facts: dict[str, Any]) -> RankArrays:
             if isinstance(given.x, tuple):
-                raise LayoutError(f"x: expected an array, got {given.x}: only a plan takes a shape")
+                raise ArgumentError(f"x: expected an array, got {given.x}: only a plan takes a shape")
             return _read(ctx, asked, given, facts)
 
         _, found = ctx._calls.agree(lambda: ctx._agreement(asked.form), key, again, first)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import launch as launching
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool
 from .rank import run_function
@@ -44,7 +44,7 @@ def run_mpi(
         RanksFailedError: a rank failed, disappeared or took too long. The message says which one, in or after which
             case, with its traceback, and where every other rank was.
         LibraryNotFoundError: there is no MPI launcher.
-        LayoutError: the function is not at the top level of a module, or ``nranks`` is not at least 1.
+        ArgumentError: the function is not at the top level of a module, or ``nranks`` is not at least 1.
     """
     __tracebackhide__ = True
     name, file = _name(function, nranks), _file(function)
@@ -84,14 +84,14 @@ class Torchrun(Launcher):
 
 
 def _name(function: Function | str, nranks: object) -> str:
-    """Return "module:name", or raise LayoutError if the ranks could not find it, or there would be no rank. Local."""
+    """Return "module:name", or raise ArgumentError if the ranks could not find it, or there would be no rank. Local."""
     if not isinstance(nranks, int) or nranks < 1:
-        raise LayoutError(f"nranks: expected an integer, at least 1, got {nranks!r}")
+        raise ArgumentError(f"nranks: expected an integer, at least 1, got {nranks!r}")
     if isinstance(function, str):
         return function
     name = getattr(function, "__qualname__", "<")
     if "<" in name:  # <lambda>, <locals>, or no function
-        raise LayoutError(
+        raise ArgumentError(
             f"function: expected one at the top level of a module, where ranks can find it by name, got {function!r}"
         )
     return f"{function.__module__}:{name}"

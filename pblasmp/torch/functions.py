@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from . import operators
@@ -62,7 +62,7 @@ def allgather_matmul(
         (T, ..., N/P).
 
     Raises:
-        LayoutError: shapes or types do not fit, or x needs a gradient and is not split as
+        ArgumentError: shapes or types do not fit, or x needs a gradient and is not split as
             ``pblasmp.tensor_parallel.shard`` splits; raised on every rank.
         UnsupportedError: there is no such algorithm, or it refuses the product; raised on every rank, for
             ``backward_algo`` perhaps only in the backward pass. This holds for the other functions, too.
@@ -112,7 +112,7 @@ def matmul_reduce_scatter(
         (T/P, ..., N), this rank's part of the first dimension, as ``pblasmp.tensor_parallel.shard`` splits it.
 
     Raises:
-        LayoutError: shapes or types do not fit; raised on every rank.
+        ArgumentError: shapes or types do not fit; raised on every rank.
     """
     split = _Split(-1, 1, None, 0)
     _check("matmul_reduce_scatter", x, w, ctx, bias, split, scales, algo, backward_algo)
@@ -149,7 +149,7 @@ def matmul_allreduce(
         (..., N), the same on every rank.
 
     Raises:
-        LayoutError: shapes or types do not fit; raised on every rank.
+        ArgumentError: shapes or types do not fit; raised on every rank.
     """
     split = _Split(-1, 1, None, None)
     _check("matmul_allreduce", x, w, ctx, bias, split, scales, algo, "auto")
@@ -188,7 +188,7 @@ def matmul_allgather(
         (..., N), the same on every rank.
 
     Raises:
-        LayoutError: shapes or types do not fit, or w is not split as ``pblasmp.tensor_parallel.shard`` splits; raised
+        ArgumentError: shapes or types do not fit, or w is not split as ``pblasmp.tensor_parallel.shard`` splits; raised
             on every rank.
     """
     split = _Split(None, 0, 0, None)
@@ -222,7 +222,7 @@ def matmul_local(
     split = _Split(None, 0, 0, -1)
     _check("matmul_local", x, w, ctx, bias, split, scales, "auto", backward_algo, agree=scales is not None)
     if x.shape[-1] != w.shape[1]:
-        raise LayoutError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
+        raise ArgumentError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
     operands = local(x), local(w), _local(bias)
     if scales is None:
         y = operators.matmul_local(*operands, ctx._name, backward_algo)
@@ -295,30 +295,40 @@ def _check(
     *,
     agree: bool = True,
 ) -> None:
-    """Raise LayoutError unless these are tensors that can have gradients, and DTensors are split as they must be.
+    """Raise ArgumentError unless these are tensors that can have gradients, and DTensors are split as they must be.
 
     Raise UnsupportedError unless there are such algorithms. With ``agree`` every rank raises: the other ranks learn of
     the error in the agreement with which their product begins. Collective over the context if it fails.
     """
     check_context(ctx, "pblasmp.torch")
     operators.refuse_transforms("pblasmp.torch")
-    fault = _fault("x", x, 1) or _fault("w", w, 2)
-    if not fault and scales is not None:
-        fault = fault_of_scales(scales, x, w, bias)
-    if not fault:
-        fault = _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
+    error: Exception | None = _wrong_type(x=x, w=w)
+    fault = ""
+    if error is None:
+        fault = _fault("x", x, 1) or _fault("w", w, 2)
+        if not fault and scales is not None:
+            fault = fault_of_scales(scales, x, w, bias)
+        fault = fault or _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
         fault = fault or _misplaced("bias", bias, split.bias, ctx)
     if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
         fault = "w: expected a DTensor, because x is one: its shape says how many outputs there are"
-    error = LayoutError(fault) if fault else operators.fault_of_algorithms(form, ctx, algo, backward_algo)
+    if error is None:
+        error = (
+            ArgumentError(fault) if fault else operators.fault_of_algorithms(form, ctx, algo, backward_algo)
+        )
     if error is not None:
         with ctx._agreement("pblasmp.torch") if agree else nullcontext():
             raise error
 
 
-def _fault(name: str, value: object, dimensions: int) -> str:
-    if not isinstance(value, Tensor):
-        return f"{name}: expected a tensor, got {type(value).__name__}"
+def _wrong_type(**given: object) -> ArgumentTypeError | None:
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            return ArgumentTypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    return None
+
+
+def _fault(name: str, value: Tensor, dimensions: int) -> str:
     if not value.is_floating_point():
         return f"{name}: dtype is {value.dtype}, expected a real floating-point type"
     if value.ndim < dimensions:

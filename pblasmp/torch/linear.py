@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..layout.grid import integer
 from ..scales import Scales
 from ..tensor_parallel import shard
@@ -49,8 +49,8 @@ class _ParallelLinear(ParallelModule):
         algo: str,
         backward_algo: str,
     ) -> None:
-        in_features = integer(in_features, "in_features", 0)
-        out_features = integer(out_features, "out_features", 0)
+        in_features = integer(in_features, "in_features", 0, ArgumentError)
+        out_features = integer(out_features, "out_features", 0, ArgumentError)
         shape = out_features, in_features
         bias_split = shape[:1], None if self._split else 0
         super().__init__(
@@ -65,7 +65,7 @@ class _ParallelLinear(ParallelModule):
         self.algo, self.backward_algo = algo, backward_algo
         with ctx._agreement(type(self).__name__):
             if not isinstance(scales, (DelayedScaling, Scales, type(None))):
-                raise LayoutError(
+                raise ArgumentTypeError(
                     f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
                 )
             fault = operators.fault_of_algorithms(form, ctx, algo, backward_algo)
@@ -96,7 +96,7 @@ class _ParallelLinear(ParallelModule):
             linear: of the same sizes on every rank; only rank 0's values are used.
 
         Raises:
-            LayoutError: sizes or types differ, or only one of the two layers has a bias; raised on every rank.
+            ArgumentError: sizes or types differ, or only one of the two layers has a bias; raised on every rank.
         """
         with self.ctx._agreement("load_linear") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
@@ -107,7 +107,7 @@ class _ParallelLinear(ParallelModule):
                 texts = [
                     f"{n}x{k} {dtype}{'' if b else ' without bias'}" for (n, k), b, dtype in (given, mine)
                 ]
-                raise LayoutError(f"linear: {texts[0]}, expected {texts[1]}")
+                raise ArgumentError(f"linear: {texts[0]}, expected {texts[1]}")
         self._take_of_root("weight", linear.weight)
         if self.bias is not None:
             self._take_of_root("bias", linear.bias)
@@ -133,9 +133,9 @@ class _ParallelLinear(ParallelModule):
 
 
 def _check_linear(linear: object) -> None:
-    """Raise LayoutError unless ``linear`` is a layer of PyTorch's. Local."""
+    """Raise ArgumentError unless ``linear`` is a layer of PyTorch's. Local."""
     if not isinstance(linear, torch.nn.Linear):
-        raise LayoutError(f"linear: expected a torch.nn.Linear, got {type(linear).__name__}")
+        raise ArgumentTypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__name__}")
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -164,7 +164,7 @@ class ColumnParallelLinear(_ParallelLinear):
             ``sequence_parallel``, otherwise ``matmul_allreduce``.
 
     Raises:
-        LayoutError: both the input and the output are to be gathered, or ``linear`` does not fit.
+        ArgumentError: both the input and the output are to be gathered, or ``linear`` does not fit.
         UnsupportedError: there is no such algorithm; raised on every rank.
     """
 
@@ -188,7 +188,9 @@ class ColumnParallelLinear(_ParallelLinear):
         backward_algo: str = "auto",
     ) -> None:
         if gather_output and sequence_parallel:
-            raise LayoutError("gather_output: expected False with sequence_parallel, which gathers the input")
+            raise ArgumentError(
+                "gather_output: expected False with sequence_parallel, which gathers the input"
+            )
         form = "matmul_allgather" if gather_output else "matmul_local"
         form = "allgather_matmul" if sequence_parallel else form
         super().__init__(
@@ -279,7 +281,7 @@ class RowParallelLinear(_ParallelLinear):
             rank multiplies alone.
 
     Raises:
-        LayoutError: the output is to be scattered but the input is not split, or ``linear`` does not fit.
+        ArgumentError: the output is to be scattered but the input is not split, or ``linear`` does not fit.
         UnsupportedError: there is no such algorithm; raised on every rank.
     """
 
@@ -303,7 +305,7 @@ class RowParallelLinear(_ParallelLinear):
         backward_algo: str = "auto",
     ) -> None:
         if sequence_parallel and not input_is_parallel:
-            raise LayoutError(
+            raise ArgumentError(
                 "input_is_parallel: expected True with sequence_parallel, which scatters the output"
             )
         form = "matmul_allreduce" if input_is_parallel else "split_matmul_allreduce"
@@ -368,7 +370,7 @@ class RowParallelLinear(_ParallelLinear):
             return functions.matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales, algo=self.algo)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
             with self.ctx._agreement("pblasmp.torch"):
-                raise LayoutError(
+                raise ArgumentError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
         return functions.split_matmul_allreduce(x, weight, self.ctx, bias, **how)

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from .. import tensor_parallel as product
 from ..context import Context
-from ..errors import LayoutError, PblasmpError, UnsupportedError
+from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import check_algorithm, run_once
 
@@ -108,7 +108,7 @@ def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: ob
     """
     for argument, name, which in (("algo", algo, form), ("backward_algo", backward_algo, BACK[form])):
         if not isinstance(name, str):
-            return LayoutError(f"{argument}: expected a string, got {name!r}")
+            return ArgumentTypeError(f"{argument}: expected a string, got {name!r}")
         if name == "auto":
             continue
         if which == "matmul_local":

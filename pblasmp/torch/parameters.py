@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
 from .meshes import device_type, local, mesh_of, on_mesh
@@ -95,15 +95,15 @@ class ParallelModule(torch.nn.Module):
 
 
 def _fitting(mesh: object, ctx: Context) -> DeviceMesh:
-    """Return a device mesh of the context's ranks, or raise LayoutError. Local."""
+    """Return a device mesh of the context's ranks, or raise ArgumentError. Local."""
     if not isinstance(mesh, DeviceMesh):
-        raise LayoutError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}")
+        raise ArgumentTypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}")
     if mesh.ndim != 1 or mesh.size() != ctx.size or mesh.get_local_rank() != ctx.rank:
-        raise LayoutError(
+        raise ArgumentError(
             f"device_mesh: {mesh}, expected one dimension of the context's {ctx.size} ranks, in their order"
         )
     if mesh.device_type != device_type(ctx):
-        raise LayoutError(
+        raise ArgumentError(
             f"device_mesh: device type is {mesh.device_type!r}, expected {device_type(ctx)!r}, "
             "where the context computes"
         )

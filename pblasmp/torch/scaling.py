@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import LayoutError
+from ..errors import ArgumentError
 from ..layout.grid import integer, one_of
 
 __all__ = ["GRADIENT", "DelayedScaling", "units_of"]
@@ -46,7 +46,7 @@ class DelayedScaling(torch.nn.Module):
             contain it. 0 where nothing was recorded.
 
     Raises:
-        LayoutError: an argument has another value.
+        ArgumentError: an argument has another value.
     """
 
     amax_history: Tensor
@@ -60,17 +60,17 @@ class DelayedScaling(torch.nn.Module):
         amax_compute_algo: Literal["max", "most_recent"] = "max",
     ) -> None:
         super().__init__()
-        self.margin = integer(margin, "margin", 0)
+        self.margin = integer(margin, "margin", 0, ArgumentError)
         if self.margin > 64:
-            raise LayoutError(f"margin: expected an integer from 0 to 64, got {margin}")
+            raise ArgumentError(f"margin: expected an integer from 0 to 64, got {margin}")
         if not one_of(fp8_format, tuple(_FORMATS)):
-            raise LayoutError(f"fp8_format: expected 'hybrid' or 'e4m3', got {fp8_format!r}")
+            raise ArgumentError(f"fp8_format: expected 'hybrid' or 'e4m3', got {fp8_format!r}")
         if not one_of(amax_compute_algo, ("max", "most_recent")):
-            raise LayoutError(
+            raise ArgumentError(
                 f"amax_compute_algo: expected 'max' or 'most_recent', got {amax_compute_algo!r}"
             )
         self.fp8_format, self.amax_compute_algo = fp8_format, amax_compute_algo
-        length = integer(amax_history_len, "amax_history_len", 1)
+        length = integer(amax_history_len, "amax_history_len", 1, ArgumentError)
         self.register_buffer("amax_history", torch.zeros(GRADIENT + 1, length))
         self._fresh()
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
-from ..errors import LayoutError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
@@ -47,10 +47,10 @@ class _Style(ParallelStyle):
         self.ctx, self.input_layouts, self.output_layouts = ctx, input_layouts, output_layouts
 
     def _expect(self, which: str, expected: Sequence[Placement]) -> None:
-        """Raise LayoutError unless a layout is one of those ``expected``. Local."""
+        """Raise ArgumentError unless a layout is one of those ``expected``. Local."""
         found = getattr(self, which)
         if found not in expected:
-            raise LayoutError(
+            raise ArgumentError(
                 f"{type(self).__name__}: {which} is {found!r}, expected {' or '.join(map(repr, expected))}: "
                 "sequences are split along the first dimension"
             )
@@ -61,7 +61,7 @@ class _Style(ParallelStyle):
             return self.ctx
         found = context_of(mesh)
         if found is None:
-            raise LayoutError(
+            raise ArgumentError(
                 f"{type(self).__name__}: no open context on {mesh}: make one with "
                 "pblasmp.Context(device_mesh), or pass ctx to the style"
             )
@@ -88,7 +88,7 @@ class ColwiseParallel(_Style):
         algo, backward_algo: algorithms by name, as for ``ColumnParallelLinear``.
 
     Raises:
-        LayoutError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear.
+        ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear.
     """
 
     def __init__(
@@ -105,13 +105,15 @@ class ColwiseParallel(_Style):
         self._expect("input_layouts", (Replicate(), Shard(0)))
         self._expect("output_layouts", (Shard(-1), Replicate()))
         if input_layouts == Shard(0) and output_layouts == Replicate():
-            raise LayoutError(
+            raise ArgumentError(
                 "ColwiseParallel: output_layouts: expected Shard(-1) where the input is gathered"
             )
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
         if type(module) is not torch.nn.Linear:
-            raise LayoutError(f"ColwiseParallel: expected a torch.nn.Linear, got {type(module).__name__}")
+            raise ArgumentTypeError(
+                f"ColwiseParallel: expected a torch.nn.Linear, got {type(module).__name__}"
+            )
         split = ColumnParallelLinear.from_linear(
             module, self._context(device_mesh), gather_output=self.output_layouts == Replicate(),
             sequence_parallel=self.input_layouts == Shard(0), device=module.weight.device, device_mesh=device_mesh,
@@ -133,7 +135,7 @@ class RowwiseParallel(_Style):
         algo, backward_algo: for a Linear: algorithms by name, as for ``RowParallelLinear``.
 
     Raises:
-        LayoutError: a layout is none of these. On application: the module is neither, or does not fit the layouts.
+        ArgumentError: a layout is none of these. On application: the module is neither, or does not fit the layouts.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class RowwiseParallel(_Style):
                 backward_algo=self.backward_algo, **how,
             )  # fmt: skip
         else:
-            raise LayoutError(
+            raise ArgumentTypeError(
                 f"RowwiseParallel: expected a torch.nn.Linear or torch.nn.Embedding, got {type(module).__name__}"
             )
         return _become(module, split)

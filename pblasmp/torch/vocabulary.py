@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..context import Context
-from ..errors import LayoutError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
@@ -43,7 +43,7 @@ class VocabParallelEmbedding(ParallelModule):
             context was made from, or a new one.
 
     Raises:
-        LayoutError: a size is out of range, or ``embedding`` does not fit; raised on every rank.
+        ArgumentError: a size is out of range, or ``embedding`` does not fit; raised on every rank.
     """
 
     weight: torch.nn.Parameter
@@ -60,8 +60,8 @@ class VocabParallelEmbedding(ParallelModule):
         embedding: torch.nn.Embedding | None = None,
         device_mesh: DeviceMesh | None = None,
     ) -> None:
-        num_embeddings = integer(num_embeddings, "num_embeddings", 0)
-        embedding_dim = integer(embedding_dim, "embedding_dim", 0)
+        num_embeddings = integer(num_embeddings, "num_embeddings", 0, ArgumentError)
+        embedding_dim = integer(embedding_dim, "embedding_dim", 0, ArgumentError)
         super().__init__(ctx, device, dtype, device_mesh, weight=((num_embeddings, embedding_dim), 0))
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.sequence_parallel = sequence_parallel
@@ -103,7 +103,7 @@ class VocabParallelEmbedding(ParallelModule):
         """Take this rank's shard of the values of rank 0's whole table. Collective over the context.
 
         Raises:
-            LayoutError: sizes or types differ; raised on every rank.
+            ArgumentError: sizes or types differ; raised on every rank.
         """
         with self.ctx._agreement("load_embedding") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
@@ -112,7 +112,7 @@ class VocabParallelEmbedding(ParallelModule):
             given = tuple(embedding.weight.shape), embedding.weight.dtype
             if given != mine:
                 texts = [f"{n}x{k} {dtype}" for (n, k), dtype in (given, mine)]
-                raise LayoutError(f"embedding: {texts[0]}, expected {texts[1]}")
+                raise ArgumentError(f"embedding: {texts[0]}, expected {texts[1]}")
         self._take_of_root("weight", embedding.weight)
 
     def forward(self, words: Tensor) -> Tensor:
@@ -125,11 +125,11 @@ class VocabParallelEmbedding(ParallelModule):
             ``(*words.shape, K)`` on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
 
         Raises:
-            LayoutError: words are not integers or, on the CPU, out of range.
+            ArgumentError: words are not integers or, on the CPU, out of range.
         """
         refuse_transforms("VocabParallelEmbedding")
         if not isinstance(words, Tensor) or words.is_floating_point() or words.is_complex():
-            raise LayoutError(
+            raise ArgumentError(
                 f"words: expected a tensor of integers, got {getattr(words, 'dtype', type(words).__name__)}"
             )
         y: Tensor = vocab_embedding(
@@ -169,19 +169,19 @@ def vocab_parallel_cross_entropy(
         A scalar, or with "none" the loss of each token, (...); the same on every rank.
 
     Raises:
-        LayoutError: shapes or types do not fit.
+        ArgumentError: shapes or types do not fit.
     """
     check_context(ctx, "vocab_parallel_cross_entropy")
     refuse_transforms("vocab_parallel_cross_entropy")
     if not one_of(reduction, ("mean", "sum", "none")):
-        raise LayoutError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
+        raise ArgumentError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
     logits = local(logits)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
-        raise LayoutError(
+        raise ArgumentError(
             "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
         )
     if target.shape != logits.shape[:-1] or target.is_floating_point():
-        raise LayoutError(
+        raise ArgumentError(
             f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
             f"{tuple(logits.shape[:-1])}, as logits have them but for the last dimension"
         )
@@ -327,16 +327,18 @@ vocab_losses.register_autograd(_losses_back, setup_context=_losses_saves)
 
 
 def _check_range(name: str, words: Tensor, total: int) -> None:
-    """Raise LayoutError unless all words are in the vocabulary; on every rank, since all have the same words. Local."""
+    """Raise ArgumentError unless all words are in the vocabulary; all ranks have the same words. Local."""
     if words.numel() and not 0 <= int(words.min()) <= int(words.max()) < total:
-        raise LayoutError(f"{name}: from {int(words.min())} to {int(words.max())}, expected 0 to {total - 1}")
+        raise ArgumentError(
+            f"{name}: from {int(words.min())} to {int(words.max())}, expected 0 to {total - 1}"
+        )
 
 
 def _check_embedding(embedding: object) -> None:
     if not isinstance(embedding, torch.nn.Embedding):
-        raise LayoutError(f"embedding: expected a torch.nn.Embedding, got {type(embedding).__name__}")
+        raise ArgumentTypeError(f"embedding: expected a torch.nn.Embedding, got {type(embedding).__name__}")
     for option in ("padding_idx", "max_norm"):
         if getattr(embedding, option) is not None:
-            raise LayoutError(
+            raise ArgumentError(
                 f"embedding: {option} is {getattr(embedding, option)}, expected None: it is not supported"
             )

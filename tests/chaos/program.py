@@ -185,7 +185,7 @@ class Trial:
         if self.kind == "user code":
             raise FaultError("injected")
         if self.kind == "argument":
-            with contextlib.suppress(pb.LayoutError):
+            with contextlib.suppress(pb.ArgumentError):
                 ctx.zeros(None)  # type: ignore[arg-type]
             return "skip"
         if self.kind == "exit":
@@ -256,7 +256,7 @@ class Trial:
                     try:
                         if then == "call":
                             call()
-                    except pb.LayoutError:  # an argument that is wrong on one rank is an error of all
+                    except pb.ArgumentError:  # an argument that is wrong on one rank is an error of all
                         if self.kind != "argument":
                             raise
         if not self.orders["with"]:

@@ -84,7 +84,7 @@ def test_arrays_of_the_wrong_kind(host, ctx):
     number = pblas.gridinit(host, "Row", 1, ctx.size)
     x = cupy.zeros((2, 2), order="F")
     desc = pblas.descinit(2, 2 * ctx.size, 2, 2, 0, 0, number, 2)
-    with pytest.raises(pblas.ArgumentError, match="NumPy") as error:
+    with pytest.raises(pblas.ParameterError, match="NumPy") as error:
         pblas.pdgeadd("N", 2, 2, 1.0, x, 1, 1, desc, 0.0, x, 1, 1, desc)
     assert error.value.info == -5
     pblas.gridexit(number)

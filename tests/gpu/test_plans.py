@@ -216,7 +216,7 @@ def test_symmetric_memory_is_used_and_said(ctx):
 
 def test_what_one_rank_does_wrong_all_are_told(ctx):
     d = square(ctx)
-    with pytest.raises(pb.LayoutError, match="local array"):
+    with pytest.raises(pb.ArgumentError, match="local array"):
         ctx.from_local(np.zeros(d.local_shape(ctx.rank), np.float32) if ctx.rank == 0 else None, d)
     a = place(ctx, integers(d.shape, d.dtype, 1), d)
     with pytest.raises(pb.UnsupportedError, match="algo: the cublasmp engine has"):

@@ -319,7 +319,7 @@ def unknown(ctx: pb.Context) -> None:
                 with pytest.raises(pb.UnsupportedError, match=match):
                     function(x, w, ctx, **{argument: mine})
             for wrong in (3, None):
-                with pytest.raises(pb.LayoutError, match=f"{argument}: expected a string, got {wrong}"):
+                with pytest.raises(pb.ArgumentError, match=f"{argument}: expected a string, got {wrong}"):
                     function(x, w, ctx, **{argument: wrong})
         compare("afterwards", function(x, w, ctx), function(x, w, ctx, **picked(function, ctx)))
     for kind in kinds(ctx):
@@ -337,7 +337,7 @@ def unknown(ctx: pb.Context) -> None:
             for mine in ("nope", "nope" if last else "push"):
                 with pytest.raises(pb.UnsupportedError, match=match):
                     make(**{argument: mine})
-            with pytest.raises(pb.LayoutError, match=f"{argument}: expected a string, got 1.0"):
+            with pytest.raises(pb.ArgumentError, match=f"{argument}: expected a string, got 1.0"):
                 make(**{argument: 1.0 if last else "push"})
             with pytest.raises(pb.RankMismatchError, match=argument):
                 make(**{argument: "push" if last else "auto"})

@@ -432,7 +432,7 @@ def weights_beside(ctx: pb.Context) -> None:
 
 def refused(ctx: pb.Context) -> None:
     def raises(match: str, function: Callable[[], object]) -> None:
-        with pytest.raises(pb.LayoutError, match=match):
+        with pytest.raises(pb.ArgumentError, match=match):
             function()
 
     linear = nn.Linear(12, 16)

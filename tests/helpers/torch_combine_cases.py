@@ -173,7 +173,7 @@ def dtensors(ctx: pb.Context) -> None:
             compare(f"{function.__name__}: gradient of {name}", got.grad.full_tensor(), plain.grad)
         if ctx.size > 1:
             wrong = w.redistribute(placements=[Shard(1) if w_at == Shard(0) else Shard(0)])
-            with pytest.raises(pb.LayoutError, match=r"w: a DTensor placed .*redistribute it first"):
+            with pytest.raises(pb.ArgumentError, match=r"w: a DTensor placed .*redistribute it first"):
                 function(x, wrong, ctx, b)
 
 
@@ -195,15 +195,15 @@ def cross_entropy(ctx: pb.Context) -> None:
             expected.sum().backward()
             loss.sum().backward()
             compare("gradient", mine.grad, whole.grad[..., own(vocabulary, ctx)], 1e-12)
-        with pytest.raises(pb.LayoutError, match=f"target: from .* to 99, expected 0 to {vocabulary - 1}"):
+        with pytest.raises(pb.ArgumentError, match=f"target: from .* to 99, expected 0 to {vocabulary - 1}"):
             pt.vocab_parallel_cross_entropy(mine, target, ctx)
     half = mine.detach().bfloat16()
     assert pt.vocab_parallel_cross_entropy(half, target, ctx, ignore_index=99).dtype == torch.float32
     with pytest.raises(
-        pb.LayoutError, match=r"target: .* of shape \(5,\), expected integers of shape \(5, 2\)"
+        pb.ArgumentError, match=r"target: .* of shape \(5,\), expected integers of shape \(5, 2\)"
     ):
         pt.vocab_parallel_cross_entropy(mine, target[:, 0], ctx)
-    with pytest.raises(pb.LayoutError, match="reduction: expected 'mean', 'sum' or 'none', got 'max'"):
+    with pytest.raises(pb.ArgumentError, match="reduction: expected 'mean', 'sum' or 'none', got 'max'"):
         pt.vocab_parallel_cross_entropy(mine, target, ctx, reduction="max")  # type: ignore[arg-type]
 
 
@@ -222,12 +222,12 @@ def embedding(ctx: pb.Context) -> None:
         (expected * weights).sum().backward()
         (y * weights[tokens]).sum().backward()
         compare("gradient", full(split.weight.grad), whole.weight.grad)
-    with pytest.raises(pb.LayoutError, match="words: from 11 to 11, expected 0 to 10"):
+    with pytest.raises(pb.ArgumentError, match="words: from 11 to 11, expected 0 to 10"):
         split(torch.full((2, 2), VOCABULARY))
-    with pytest.raises(pb.LayoutError, match=r"words: expected .* integers, got torch\.float32"):
+    with pytest.raises(pb.ArgumentError, match=r"words: expected .* integers, got torch\.float32"):
         split(torch.ones(2))
     padded = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
-    with pytest.raises(pb.LayoutError, match="padding_idx is 0, expected None"):
+    with pytest.raises(pb.ArgumentError, match="padding_idx is 0, expected None"):
         pt.VocabParallelEmbedding.from_embedding(padded, ctx)
 
 
@@ -268,7 +268,7 @@ def functional(ctx: pb.Context) -> None:
 
 def refused(ctx: pb.Context) -> None:
     def raises(match: str, function: Callable[[], object]) -> None:
-        with pytest.raises(pb.LayoutError, match=match):
+        with pytest.raises(pb.ArgumentError, match=match):
             function()
 
     mesh = ctx._made_of
@@ -416,7 +416,7 @@ def compiled_uneven(ctx: pb.Context, backend: str) -> None:
     whole, w = integers(ctx, 1, 7, 6), integers(ctx, 2, 8, 6)
     fast = torch.compile(pt.allgather_matmul, backend=backend, fullgraph=True)
     mine = whole[own(7, ctx)].clone()
-    with pytest.raises(pb.LayoutError, match=r"x: the ranks hold 7 rows together, expected"):
+    with pytest.raises(pb.ArgumentError, match=r"x: the ranks hold 7 rows together, expected"):
         fast(mine, w[own(8, ctx)].clone(), ctx)
     x, split = (distribute_tensor(each, ctx._made_of, [Shard(0)]) for each in (whole, w))
     compare("y", full(fast(x, split, ctx)), whole @ w.t())

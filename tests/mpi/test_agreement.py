@@ -77,26 +77,29 @@ def bad_input_on_one_rank(comm, directory):
 
         for name in ("empty", "zeros"):
             words = [f"expected a MatrixDescriptor or a shape (rows, columns), got 'd' {on}"]
-            yield f"{name}: no descriptor", error(pb.LayoutError, words, getattr(ctx, name), wrong("d", d))
-        yield "scatter: no array", error(pb.LayoutError, ["array: ", on], ctx.scatter, None, d, last)
+            yield f"{name}: no descriptor", error(pb.ArgumentError, words, getattr(ctx, name), wrong("d", d))
+        yield "scatter: no array", error(pb.ArgumentError, ["array: ", on], ctx.scatter, None, d, last)
         array = np.ones((8, 7))
         words = [f"array: shape is (8, 7), expected the descriptor's (8, 6) {on}"]
-        yield "scatter: another shape", error(pb.LayoutError, words, ctx.scatter, wrong(array, None), d, last)
+        yield (
+            "scatter: another shape",
+            error(pb.ArgumentError, words, ctx.scatter, wrong(array, None), d, last),
+        )
         words = ["array: setting an array element with a sequence", on]
-        yield "scatter: ragged", error(pb.LayoutError, words, ctx.scatter, [[1, 2], [3]], d, last)
+        yield "scatter: ragged", error(pb.ArgumentError, words, ctx.scatter, [[1, 2], [3]], d, last)
         words = [f"array: expected numbers, got <U1 {on}"]
-        yield "scatter: texts", error(pb.LayoutError, words, ctx.scatter, np.full((8, 6), "a"), d, last)
+        yield "scatter: texts", error(pb.ArgumentError, words, ctx.scatter, np.full((8, 6), "a"), d, last)
         for root in (-1, comm.size, 0.5):
             yield (
                 f"scatter: root {root}",
-                error(pb.LayoutError, ["root", on], ctx.scatter, values, d, wrong(root, 0)),
+                error(pb.ArgumentError, ["root", on], ctx.scatter, values, d, wrong(root, 0)),
             )
-            yield f"gather: root {root}", error(pb.LayoutError, ["root", on], a.gather, wrong(root, 0))
+            yield f"gather: root {root}", error(pb.ArgumentError, ["root", on], a.gather, wrong(root, 0))
         beyond = pb.MatrixDescriptor((8, 6), (2, 3), pb.Grid(comm.size + 1, 1))
         words = [f"needs {comm.size + 1} ranks, got {comm.size} {on}"]
         yield (
             "from_function: a grid too large",
-            error(pb.LayoutError, words, ctx.from_function, np.add, wrong(beyond, d)),
+            error(pb.ArgumentError, words, ctx.from_function, np.add, wrong(beyond, d)),
         )
         for exception, kind, words in (
             (ValueError("mine"), ValueError, ["mine " + on]),
@@ -113,7 +116,7 @@ def bad_input_on_one_rank(comm, directory):
         yield (
             "from_function: complex",
             error(
-                pb.LayoutError,
+                pb.ArgumentError,
                 [f"complex128 does not convert to float64 {on}"],
                 ctx.from_function,
                 lambda i, j: i * wrong(1j, 1),
@@ -125,12 +128,12 @@ def bad_input_on_one_rank(comm, directory):
             ("from_function: nothing returned", [f"from_function: expected numbers, got object {on}"],
              lambda i, j: None if bad else i + j),
         ):  # fmt: skip
-            yield case, error(pb.LayoutError, words, ctx.from_function, function, d)
+            yield case, error(pb.ArgumentError, words, ctx.from_function, function, d)
         shape = d.local_shape(last)
         words = ["from_function", f"expected values of shape {shape}", on]
         yield (
             "from_function: another shape",
-            error(pb.LayoutError, words, ctx.from_function, lambda i, j: np.ones((3, 99)) if bad else 1, d),
+            error(pb.ArgumentError, words, ctx.from_function, lambda i, j: np.ones((3, 99)) if bad else 1, d),
         )
         mine = a.local.copy()
         for case, local, words in (
@@ -145,31 +148,31 @@ def bad_input_on_one_rank(comm, directory):
         ):
             yield (
                 f"from_local: {case}",
-                error(pb.LayoutError, [*words, on], ctx.from_local, wrong(local, mine), d),
+                error(pb.ArgumentError, [*words, on], ctx.from_local, wrong(local, mine), d),
             )
         wide = pb.MatrixDescriptor((8, 7), (2, 3), d.grid)
-        yield "redistribute: another shape", error(pb.LayoutError, [on], a.redistribute, wrong(wide, d))
-        yield "redistribute: no descriptor", error(pb.LayoutError, [on], a.redistribute, wrong(None, d))
+        yield "redistribute: another shape", error(pb.ArgumentError, [on], a.redistribute, wrong(wide, d))
+        yield "redistribute: no descriptor", error(pb.ArgumentError, [on], a.redistribute, wrong(None, d))
         either = np.array(["L", "U"])
         yield (
             "redistribute: uplo",
-            error(pb.LayoutError, ["uplo", on], a.redistribute, d, uplo=wrong(either, None)),
+            error(pb.ArgumentError, ["uplo", on], a.redistribute, d, uplo=wrong(either, None)),
         )
         yield (
             "redistribute: diag",
-            error(pb.LayoutError, ["diag", on], a.redistribute, d, uplo="L", diag=wrong(either, "N")),
+            error(pb.ArgumentError, ["diag", on], a.redistribute, d, uplo="L", diag=wrong(either, "N")),
         )
         yield "load: no path", error(TypeError, ["NoneType", on], ctx.load, wrong(None, f"{directory}/0.npy"))
         yield "save: no path", error(TypeError, ["NoneType", on], a.save, wrong(None, f"{directory}/x.npy"))
         yield "load: missing", error(FileNotFoundError, [on], ctx.load, f"{directory}/{comm.rank}.npy")
         yield "load: two ranks find two faults", error(
-            (FileNotFoundError, pb.LayoutError),
+            (FileNotFoundError, pb.ArgumentError),
             [f"on rank {last}", "(on rank 0)", "on rank 1"] if comm.size > 2 else ["(on rank 0)"],
             ctx.load, f"{directory}/none{comm.rank}.npy",
         )  # fmt: skip
         yield (
             "save: an order that is none",
-            error(pb.LayoutError, [on], a.save, f"{directory}/x.npy", order=wrong("X", "C")),
+            error(pb.ArgumentError, [on], a.save, f"{directory}/x.npy", order=wrong("X", "C")),
         )
         yield "and after all that", misplaced(a, values)
         yield f"longest: {max(comm.allgather(error.longest)):.3f} s", None
@@ -192,35 +195,35 @@ def bad_operand_on_one_rank(comm):
         other = scattered(ctx, pb.MatrixDescriptor((6, 8), (2, 2), d.grid), values.T)
         yield (
             "matmul: no matrix",
-            error(pb.LayoutError, ["b: expected a DistributedMatrix", on], pb.matmul, a, wrong(values, b)),
+            error(pb.ArgumentError, ["b: expected a DistributedMatrix", on], pb.matmul, a, wrong(values, b)),
         )
         yield (
             "matmul: other blocks",
-            error(pb.LayoutError, ["blocks of 2, expected 3", on], pb.matmul, a, wrong(other, b)),
+            error(pb.ArgumentError, ["blocks of 2, expected 3", on], pb.matmul, a, wrong(other, b)),
         )
         for option, value, kind, words in (
-            ("alpha", "2", pb.LayoutError, ["alpha: expected a number, got '2'"]),
-            ("beta", 1j, pb.LayoutError, ["beta: 1j is complex"]),
-            ("beta", 1, pb.LayoutError, ["c: beta is 1"]),
-            ("comm_sms", "all", pb.LayoutError, ["comm_sms: expected an integer, got 'all'"]),
-            ("op_a", np.array(["N", "T"]), pb.LayoutError, ["op_a: expected 'N', 'T' or 'C', got array("]),
-            ("op_a", "X", pb.LayoutError, ["op_a: expected 'N', 'T' or 'C', got 'X'"]),
-            ("scheme", "ss", pb.LayoutError, ["scheme"]),
+            ("alpha", "2", pb.ArgumentError, ["alpha: expected a number, got '2'"]),
+            ("beta", 1j, pb.ArgumentError, ["beta: 1j is complex"]),
+            ("beta", 1, pb.ArgumentError, ["c: beta is 1"]),
+            ("comm_sms", "all", pb.ArgumentError, ["comm_sms: expected an integer, got 'all'"]),
+            ("op_a", np.array(["N", "T"]), pb.ArgumentError, ["op_a: expected 'N', 'T' or 'C', got array("]),
+            ("op_a", "X", pb.ArgumentError, ["op_a: expected 'N', 'T' or 'C', got 'X'"]),
+            ("scheme", "ss", pb.ArgumentError, ["scheme"]),
             ("epilogue", "relu", pb.UnsupportedError, ["epilogue"]),
-            ("out", a, pb.LayoutError, ["out: shape is 8x6, expected 8x8"]),
-            ("c", a, pb.LayoutError, ["c: shape is 8x6, expected 8x8"]),
+            ("out", a, pb.ArgumentError, ["out: shape is 8x6, expected 8x8"]),
+            ("c", a, pb.ArgumentError, ["c: shape is 8x6, expected 8x8"]),
         ):
             options = {option: value} if bad else {}
             yield f"matmul: {option} {words[0]}", error(kind, [*words, on], pb.matmul, a, b, **options)
         neither = values, values.T
         yield (
             "matmul: no matrices",
-            error(pb.LayoutError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
+            error(pb.ArgumentError, ["matmul: expected distributed matrices"], pb.matmul, *neither),
         )
         plan = pb.plan_matmul(a, b)
         yield (
             "plan: another layout",
-            error(pb.LayoutError, ["b: its layout is", on], plan, None, wrong(other, b)),
+            error(pb.ArgumentError, ["b: its layout is", on], plan, None, wrong(other, b)),
         )
         out = ctx.zeros(plan._matrices["d"].descriptor)
         c = ctx.zeros(replace(out.descriptor, block=(1, 1), ld=None))  # is moved

@@ -107,16 +107,16 @@ def every_plan(comm):
             (pb.plan_matmul, "pblasmp.products.plan_matmul"),
         ):
             words = ["plan: expected one of the functions matmul, ", "trsm", "allgather_matmul", f"got {got}"]
-            yield got, agreed_error(ctx, pb.LayoutError, words, pb.plan, wrong, a, a)
+            yield got, agreed_error(ctx, pb.ArgumentError, words, pb.plan, wrong, a, a)
         x, w, last = np.ones((4, 2)), np.ones((4, 2)), ctx.size - 1
         for call in ("plan", "tune"):
             function, begins = getattr(pb, call), f"{call}: "
             name = "matmull" if ctx.rank == last else "matmul"
             words = [begins + "expected one of the functions", "got 'matmull'"]
-            yield f"{call} matmull", agreed_error(ctx, pb.LayoutError, words, function, name, a, a)
+            yield f"{call} matmull", agreed_error(ctx, pb.ArgumentError, words, function, name, a, a)
             name = "matmul_reduce" if ctx.rank == last else "matmul_allreduce"
             words = [begins + "expected one of the functions", "got 'matmul_reduce'"]
-            yield f"{call} reduce", agreed_error(ctx, pb.LayoutError, words, function, name, x, w, ctx)
+            yield f"{call} reduce", agreed_error(ctx, pb.ArgumentError, words, function, name, x, w, ctx)
             how = {"nonsense": 1} if ctx.rank == last else {}
             words = [begins + "matmul: got an unexpected keyword argument 'nonsense'"]
             yield f"{call} nonsense", agreed_error(ctx, TypeError, words, function, "matmul", a, a, **how)
@@ -234,7 +234,10 @@ def redistribute_is_a_bool(comm):
             for value in ("no", "", 0, 1, None, np.True_):
                 words = [f"redistribute: expected True or False, got {value!r}"]
                 given = {**how, "redistribute": value}
-                yield f"{name} {value!r}", agreed_error(ctx, pb.LayoutError, words, function, *args, **given)
+                yield (
+                    f"{name} {value!r}",
+                    agreed_error(ctx, pb.ArgumentError, words, function, *args, **given),
+                )
             same = local(function(*args, **how, redistribute=True)), local(function(*args, **how))
             yield f"{name} True", unlike(*same)
             if ctx.size > 1:
@@ -250,7 +253,10 @@ def redistribute_is_a_bool(comm):
                 yield f"{name} by rank", refused
         p = pb.MatmulProblem.gemm(4, 4, 4, pb.Grid(1, 1), 2)
         words = ["redistribute: expected True or False, got 'no'"]
-        yield "algorithms", agreed_error(ctx, pb.LayoutError, words, pb.algorithms, p, ctx, redistribute="no")
+        yield (
+            "algorithms",
+            agreed_error(ctx, pb.ArgumentError, words, pb.algorithms, p, ctx, redistribute="no"),
+        )
 
 
 def told(comm):
@@ -278,20 +284,20 @@ def told(comm):
             reported = plan.report().algorithms
         yield "moved", None if pb.algorithms(asked, ctx, redistribute=True) == reported else f"{reported}"
         for case, kind, words, problem, how in (
-            ("not legal", pb.LayoutError, ["b: "], asked, {}),
-            ("no problem", pb.LayoutError, ["problem: expected a MatmulProblem, Level3Problem or", "got int"], 3, {}),
+            ("not legal", pb.ArgumentError, ["b: "], asked, {}),
+            ("no problem", pb.ArgumentError, ["problem: expected a MatmulProblem, Level3Problem or", "got int"], 3, {}),
             ("unknown", pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
-            ("alpha", pb.LayoutError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
-            ("grid", pb.LayoutError, [f"{ctx.size + 1} ranks"],
+            ("alpha", pb.ArgumentError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
+            ("grid", pb.ArgumentError, [f"{ctx.size + 1} ranks"],
              pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, ctx.size + 1), 2), {}),
             ("ranks", pb.LayoutError, [f"problem: its layouts are on {ctx.size + 1} ranks, the context has {ctx.size}"],
              ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
-            ("no C", pb.LayoutError, ["c: beta is 2, expected a matrix"], pb.MatmulProblem(d, d, d), {"beta": 2}),
-            ("no C, syrk", pb.LayoutError, ["c: beta is 2, expected a matrix"], pb.Level3Problem("syrk", d, d),
+            ("no C", pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.MatmulProblem(d, d, d), {"beta": 2}),
+            ("no C, syrk", pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.Level3Problem("syrk", d, d),
              {"beta": 2}),
-            ("no C, trsm", pb.LayoutError, ["beta: trsm has no C to scale, expected 0, got 2"],
+            ("no C, trsm", pb.ArgumentError, ["beta: trsm has no C to scale, expected 0, got 2"],
              pb.Level3Problem("trsm", d, d, d), {"beta": 2}),
-            ("no C, ar", pb.LayoutError, ["c: beta is 2, expected an array"],
+            ("no C, ar", pb.ArgumentError, ["c: beta is 2, expected an array"],
              ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * ctx.size, ctx.size)), {"beta": 2}),
         ):  # fmt: skip
             yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
@@ -460,7 +466,7 @@ def repeated_by_some(comm):
             words = [f"on rank {comm.size - 1}", "expected a DistributedMatrix"]
             yield (
                 "no matrix on one rank",
-                agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, 3 if last else b),
+                agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, 3 if last else b),
             )
         alpha, x = Changing(), np.ones((4, 4))
         for turn in range(4):
@@ -474,7 +480,7 @@ def repeated_by_some(comm):
         words = ["out: shares memory with b"]
         yield (
             "out is an operand, on one rank",
-            agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, b, out=out),
+            agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, out=out),
         )
         y, count, made = counted(ctx, pb.matmul, a, b, out=y)
         yield "afterwards", unlike(y.local, twelve) or (None if (count, made) == (1, 0) else f"{count} votes")

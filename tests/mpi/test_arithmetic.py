@@ -110,7 +110,7 @@ def in_place(comm):
                 case = f"{count}: {da} {symbol} {db}"
                 if db.dtype.kind == "c" and da.dtype.kind != "c":
                     words = [symbol, "does not fit into"]
-                    yield case, agreed_error(ctx, pb.LayoutError, words, function, a, b)
+                    yield case, agreed_error(ctx, pb.ArgumentError, words, function, a, b)
                     continue
                 before, memory = a, a.local
                 a = function(a, b)
@@ -175,7 +175,7 @@ def types(comm):
                 a = scattered(ctx, d, x)
                 if d.dtype.kind == "c" and pb.dtypes.as_dtype(to).kind != "c":
                     words = [f"{of} does not convert to {to}"]
-                    yield f"{of} as {to}", agreed_error(ctx, pb.LayoutError, words, a.astype, to)
+                    yield f"{of} as {to}", agreed_error(ctx, pb.ArgumentError, words, a.astype, to)
                 else:
                     b = a.astype(to)
                     copied = b is not a and not np.shares_memory(a.local, b.local)
@@ -185,7 +185,7 @@ def types(comm):
                     )
         yield (
             "a type that is none",
-            agreed_error(ctx, pb.LayoutError, ["float16", "int32"], a.astype, "int32"),
+            agreed_error(ctx, pb.ArgumentError, ["float16", "int32"], a.astype, "int32"),
         )
 
 
@@ -204,23 +204,23 @@ def errors(comm):
         if comm.size == 4:
             square, line = (ctx.zeros((6, 6), grid=grid, block=2) for grid in ("2x2", "1x4"))
             words = ["b: grid is 1x4", "expected that of the result (2x2"]
-            yield "grids", agreed_error(ctx, pb.LayoutError, words, operator.matmul, square, line)
-        yield "shapes", agreed_error(ctx, pb.LayoutError, ["+", "(6, 8)", "(8, 6)"], operator.add, a, b)
+            yield "grids", agreed_error(ctx, pb.ArgumentError, words, operator.matmul, square, line)
+        yield "shapes", agreed_error(ctx, pb.ArgumentError, ["+", "(6, 8)", "(8, 6)"], operator.add, a, b)
         words = ["another context"]
-        yield "contexts", agreed_error(ctx, pb.LayoutError, words, operator.sub, a, other.zeros(d))
-        yield "complex", agreed_error(ctx, pb.LayoutError, ["*=", "complex128"], operator.imul, a, 2j)
+        yield "contexts", agreed_error(ctx, pb.ArgumentError, words, operator.sub, a, other.zeros(d))
+        yield "complex", agreed_error(ctx, pb.ArgumentError, ["*=", "complex128"], operator.imul, a, 2j)
         yield (
             "complex /=",
-            agreed_error(ctx, pb.LayoutError, ["complex128", "float64"], operator.itruediv, a, c),
+            agreed_error(ctx, pb.ArgumentError, ["complex128", "float64"], operator.itruediv, a, c),
         )
-        yield "huge", agreed_error(ctx, pb.LayoutError, ["scalar"], operator.mul, a, 10**400)
+        yield "huge", agreed_error(ctx, pb.ArgumentError, ["scalar"], operator.mul, a, 10**400)
         frozen = a.local.copy(order=d.order)
         frozen.flags.writeable = comm.rank != last
         fixed = ctx.from_local(frozen, d)
-        yield "read-only", agreed_error(ctx, pb.LayoutError, ["read-only"], operator.iadd, fixed, 1)
+        yield "read-only", agreed_error(ctx, pb.ArgumentError, ["read-only"], operator.iadd, fixed, 1)
         yield (
             "read-only part",
-            agreed_error(ctx, pb.LayoutError, ["read-only"], fixed.__setitem__, np.s_[:, :], 1),
+            agreed_error(ctx, pb.ArgumentError, ["read-only"], fixed.__setitem__, np.s_[:, :], 1),
         )
         for name, wrong in (("list", [1]), ("array", np.ones((6, 8))), ("text", "2"), ("None", None)):
             words = ["scatter"] if name == "array" else []
@@ -233,7 +233,7 @@ def errors(comm):
         shape = ["(6, 8)", "(8, 6)"]
         yield (
             "an item of another shape",
-            agreed_error(ctx, pb.LayoutError, shape, a.__setitem__, np.s_[:, :], b),
+            agreed_error(ctx, pb.ArgumentError, shape, a.__setitem__, np.s_[:, :], b),
         )
         if comm.size > 1:
             mine = 2 if comm.rank != last else 3

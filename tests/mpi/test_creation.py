@@ -26,8 +26,8 @@ def values(comm):
         yield "square", misplaced(ctx.eye(5, block=2), np.eye(5))
         yield "complex", misplaced(ctx.full((3, 4), 1 + 2j, block=1), np.full((3, 4), 1 + 2j))
         d = pb.MatrixDescriptor((3, 4), (1, 1), pb.Grid.squarest(comm.size))
-        yield "complex in real", agreed_error(ctx, pb.LayoutError, ["value", "complex"], ctx.full, d, 2j)
-        yield "no number", agreed_error(ctx, pb.LayoutError, ["value", "'7'"], ctx.full, d, "7")
+        yield "complex in real", agreed_error(ctx, pb.ArgumentError, ["value", "complex"], ctx.full, d, 2j)
+        yield "no number", agreed_error(ctx, pb.ArgumentError, ["value", "'7'"], ctx.full, d, "7")
 
 
 def random_digests(comm, seed):
@@ -53,9 +53,12 @@ def random_digests(comm, seed):
 def random_errors(comm):
     with pb.Context(comm, engine="host") as ctx:
         for seed in (-1, 1 << 64, 1.5, "1"):
-            yield f"seed {seed!r}", agreed_error(ctx, pb.LayoutError, ["seed"], ctx.random, (2, 2), seed=seed)
+            yield (
+                f"seed {seed!r}",
+                agreed_error(ctx, pb.ArgumentError, ["seed"], ctx.random, (2, 2), seed=seed),
+            )
         words = ["distribution", "'uniform' or 'normal'"]
-        yield "gamma", agreed_error(ctx, pb.LayoutError, words, ctx.random, (2, 2), distribution="gamma")
+        yield "gamma", agreed_error(ctx, pb.ArgumentError, words, ctx.random, (2, 2), distribution="gamma")
         if comm.size > 1:
             words = ["seed"]
             yield (
@@ -85,17 +88,17 @@ def ways_to_say_it(comm):
             yield f"{name}, defaults", None if found == plain else f"{found}"
             if name != "scatter":
                 words = ["block, dtype", "cannot be given with a descriptor"]
-                call = (ctx, pb.LayoutError, words, make, plain)
+                call = (ctx, pb.ArgumentError, words, make, plain)
                 yield f"{name}, both", agreed_error(*call, block=4, dtype="float32")
                 for grid in ("2", "axb", 3, (1, 2, 3), "1x2x3"):
-                    wrong = agreed_error(ctx, pb.LayoutError, ["grid", "'2x3'"], make, (20, 30), grid=grid)
+                    wrong = agreed_error(ctx, pb.ArgumentError, ["grid", "'2x3'"], make, (20, 30), grid=grid)
                     yield f"{name}, grid {grid!r}", wrong
-                wrong = agreed_error(ctx, pb.LayoutError, ["shape"], make, "20x30")
+                wrong = agreed_error(ctx, pb.ArgumentError, ["shape"], make, "20x30")
                 yield f"{name}, a text", wrong
                 words = [f"needs {n + 1} ranks, got {n}"]
                 yield (
                     f"{name}, too large",
-                    agreed_error(ctx, pb.LayoutError, words, make, (2, 2), grid=(1, n + 1)),
+                    agreed_error(ctx, pb.ArgumentError, words, make, (2, 2), grid=(1, n + 1)),
                 )
         a = ctx.random((20, 30), seed=1, block=(3, 5), order="F")
         whole = a.allgather()
@@ -117,10 +120,10 @@ def ways_to_say_it(comm):
             first(misplaced(again, whole[4:19, 7:23].astype("complex64")), None if same else "moved"),
         )
         words = ["block cannot be given with a descriptor"]
-        yield "both", agreed_error(ctx, pb.LayoutError, words, a.redistribute, expected, block=3)
+        yield "both", agreed_error(ctx, pb.ArgumentError, words, a.redistribute, expected, block=3)
         words = ["grid cannot be given with out="]
-        yield "out, too", agreed_error(ctx, pb.LayoutError, words, a.redistribute, out=moved, grid=(1, 1))
-        yield "neither", agreed_error(ctx, pb.LayoutError, ["block="], a.redistribute)
+        yield "out, too", agreed_error(ctx, pb.ArgumentError, words, a.redistribute, out=moved, grid=(1, 1))
+        yield "neither", agreed_error(ctx, pb.ArgumentError, ["block="], a.redistribute)
 
 
 def arrays_that_say_it(comm):
@@ -138,18 +141,18 @@ def arrays_that_say_it(comm):
             a = ctx.scatter(x if comm.rank == root else None, root=root, block=2)
             yield given, first(misplaced(a, x.astype(to)), unlike(a.allgather(), x.astype(to)))
         cube = np.ones((2, 2, 2)) if comm.rank == root else None
-        yield "a cube", agreed_error(ctx, pb.LayoutError, ["got 3"], ctx.scatter, cube, root=root)
+        yield "a cube", agreed_error(ctx, pb.ArgumentError, ["got 3"], ctx.scatter, cube, root=root)
         d = pb.MatrixDescriptor((2, 2), (1, 1), pb.Grid.squarest(comm.size))
         masked = np.ma.masked_array(np.ones((2, 2)), mask=[[0, 1], [0, 0]])
         words = ["masked", "filled"]
-        yield "masked", agreed_error(ctx, pb.LayoutError, words, ctx.scatter, masked, d)
+        yield "masked", agreed_error(ctx, pb.ArgumentError, words, ctx.scatter, masked, d)
         yield (
             "a function",
-            agreed_error(ctx, pb.LayoutError, words, ctx.from_function, lambda i, j: masked, d),
+            agreed_error(ctx, pb.ArgumentError, words, ctx.from_function, lambda i, j: masked, d),
         )
         inside = comm.rank < d.grid.size
         local = np.ma.masked_array(np.ones(d.local_shape(comm.rank) if inside else (0, 0)))
-        yield "local", agreed_error(ctx, pb.LayoutError, ["masked"], ctx.from_local, local, d)
+        yield "local", agreed_error(ctx, pb.ArgumentError, ["masked"], ctx.from_local, local, d)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -172,7 +172,7 @@ def refused(comm):
         frozen.flags.writeable = False
         wide = np.zeros((rows, 2 * cols), np.float32)
 
-        def error(words, epilogue, kind=pb.LayoutError, **how):
+        def error(words, epilogue, kind=pb.ArgumentError, **how):
             return agreed_error(ctx, kind, words, pb.matmul, a, b, out=out, epilogue=epilogue, **how)
 
         for words, epilogue in (
@@ -200,7 +200,7 @@ def refused(comm):
             x, y = ctx.zeros(padded.a), ctx.zeros(padded.b)
             yield (
                 name,
-                agreed_error(ctx, pb.LayoutError, [name], pb.matmul, x, y, out=result, epilogue=epilogue),
+                agreed_error(ctx, pb.ArgumentError, [name], pb.matmul, x, y, out=result, epilogue=epilogue),
             )
         z = ctx.zeros(pb.MatrixDescriptor((8, 8), (8, 8), pb.Grid(1, 1), dtype="complex64"))
         for activation, array in (("relu", "bias"), ("gelu", "aux")):
@@ -211,7 +211,7 @@ def refused(comm):
         part_of_out = ctx.empty(pb.MatrixDescriptor((27, 40), (8, 8), pb.Grid(1, ctx.size), dtype="float32"))
         words = ["out: the sub-matrix starts 1 row into a block of 8"]
         yield "inside a block", agreed_error(
-            ctx, pb.LayoutError, words, pb.matmul, wide_a, b,
+            ctx, pb.ArgumentError, words, pb.matmul, wide_a, b,
             out=part_of_out[1:27, :], epilogue=pb.Epilogue("relu"),
         )  # fmt: skip
         if ctx.size > 1:
@@ -219,7 +219,7 @@ def refused(comm):
             yield "mixed", error(["activation: relu", "activation: gelu"], mixed, pb.RankMismatchError)
             mixed = pb.Epilogue("relu", bias=bias if ctx.rank else None)
             yield "on some ranks", error(["bias: None", "bias: an array"], mixed, pb.RankMismatchError)
-        yield "no such aux", agreed_error(ctx, pb.LayoutError, ["activation"], ctx.empty_aux, p.d, "tanh")
+        yield "no such aux", agreed_error(ctx, pb.ArgumentError, ["activation"], ctx.empty_aux, p.d, "tanh")
         nothing = pb.matmul(a, b, out=out, epilogue=pb.Epilogue())
         yield "nothing follows", None if not nothing.local.any() else "D is not zero"
 

@@ -69,11 +69,11 @@ def test_different_exceptions_on_all_ranks_show_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "last_line"),
     [
-        ("no_such_engine", "pblasmp.errors.LayoutError: engine: expected one of auto, host, cublasmp, got 'none'"),
+        ("no_such_engine", "pblasmp.errors.ArgumentError: engine: expected one of auto, host, cublasmp, got 'none'"),
         ("in_the_making", "ZeroDivisionError: division by zero"),
         (
             "bad_input",
-            "pblasmp.errors.LayoutError: array: shape is (3, 3), expected the descriptor's (8, 8) (on rank 0)",
+            "pblasmp.errors.ArgumentError: array: shape is (3, 3), expected the descriptor's (8, 8) (on rank 0)",
         ),
         ("one_leaves_early", "pblasmp.errors.RankMismatchError: the ranks made different calls:"),
         ("interrupted", "KeyboardInterrupt"),

@@ -57,8 +57,11 @@ def refused(comm):
         def error(kind, words, scales):
             return agreed_error(ctx, kind, words, pb.matmul, a, b, op_b="T", scales=scales)
 
-        yield "type", error(pb.LayoutError, ["scales: expected Scales, got float"], 2.0)
-        yield "d", error(pb.LayoutError, ["scales: d: only for an 8-bit D, D is bfloat16"], pb.Scales(d=2.0))
+        yield "type", error(pb.ArgumentError, ["scales: expected Scales, got float"], 2.0)
+        yield (
+            "d",
+            error(pb.ArgumentError, ["scales: d: only for an 8-bit D, D is bfloat16"], pb.Scales(d=2.0)),
+        )
         sizes = [
             -(-shape[0] // 128) * 128 * (-(-shape[1] // 128) * 4)
             for shape in (x.descriptor.local_shape(ctx.rank) for x in (a, b))
@@ -66,10 +69,13 @@ def refused(comm):
         blocks = pb.Scales(*(np.zeros(size, np.uint8) for size in sizes), mode="block")
         words = ["takes this problem: scales of mode 'block' are for cuBLASMp on Blackwell GPUs"]
         yield "block", error(pb.UnsupportedError, words, blocks)
-        yield "ops", agreed_error(ctx, pb.LayoutError, ["8-bit operands have k contiguous"], pb.matmul, a, b)
+        yield (
+            "ops",
+            agreed_error(ctx, pb.ArgumentError, ["8-bit operands have k contiguous"], pb.matmul, a, b),
+        )
         doubles = ctx.zeros(pb.MatrixDescriptor((16, 16), (16, 16), pb.Grid(1, 1)))
         yield "float64", agreed_error(
-            ctx, pb.LayoutError, ["scales: only for 8-bit operands, A is float64"],
+            ctx, pb.ArgumentError, ["scales: only for 8-bit operands, A is float64"],
             pb.matmul, doubles, doubles, scales=pb.Scales(a=2.0),
         )  # fmt: skip
         if ctx.size > 1:
@@ -111,7 +117,7 @@ def tensors(comm):
         other = [torch.float8_e5m2, "local array: dtype is float8_e5m2, expected float8_e4m3fn"]
         yield (
             "another type",
-            agreed_error(ctx, pb.LayoutError, other[1:], ctx.from_local, ones[0].view(other[0]), p.a),
+            agreed_error(ctx, pb.ArgumentError, other[1:], ctx.from_local, ones[0].view(other[0]), p.a),
         )
 
 

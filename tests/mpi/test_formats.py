@@ -124,12 +124,12 @@ def errors(comm, directory):
             ("plain.zarr", None, ["not a readable Zarr array"]),
         )
         for name, dataset, words in load:
-            wrong = refused(ctx.load, pb.LayoutError, words, name, dataset=dataset)
+            wrong = refused(ctx.load, pb.ArgumentError, words, name, dataset=dataset)
             yield f"load {name} {dataset}", wrong
         for name in ("none.h5", "none.zarr"):
             yield f"load {name}", refused(ctx.load, FileNotFoundError, [name], name, dataset="x")
         npy = str(here / "x.npy")
-        yield "load .npy", agreed_error(ctx, pb.LayoutError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
+        yield "load .npy", agreed_error(ctx, pb.ArgumentError, ["dataset", ".h5"], ctx.load, npy, dataset="x")
         save = (
             ("a.h5", None, ["dataset", "give a name"]),
             ("a.h5", "/", ["expected a name"]),
@@ -144,9 +144,9 @@ def errors(comm, directory):
             ("x.npy", "x", ["dataset"]),
         )
         for name, dataset, words in save:
-            wrong = refused(a.save, pb.LayoutError, words, name, dataset=dataset)
+            wrong = refused(a.save, pb.ArgumentError, words, name, dataset=dataset)
             yield f"save {name} {dataset}", wrong
-        wrong = refused(a.save, pb.LayoutError, ["order", "C order"], "a.h5", dataset="x", order="F")
+        wrong = refused(a.save, pb.ArgumentError, ["order", "C order"], "a.h5", dataset="x", order="F")
         yield "save in F order", wrong
         wrong = refused(a.save, FileNotFoundError, ["no/x.h5"], "no/x.h5", dataset="x")
         yield "save where there is no directory", wrong

@@ -106,7 +106,7 @@ def conversions(comm):
                 case = f"{given} to {to}"
                 if values.dtype.kind == "c" and d.dtype.kind != "c":
                     words = [f"{given} does not convert to {to}"]
-                    yield case, agreed_error(ctx, pb.LayoutError, words, ctx.scatter, array, d, root)
+                    yield case, agreed_error(ctx, pb.ArgumentError, words, ctx.scatter, array, d, root)
                 else:
                     yield case, misplaced(ctx.scatter(array, d, root), values.astype(d.dtype))
         d = layout(rng, (3, 2), comm.size)
@@ -177,12 +177,12 @@ def groups(comm):
             )
         yield "outer contexts live on", unlike((a @ a.T).allgather(), values @ values.T)
         null = type(comm)()
-        yield "none", agreed_error(world, pb.LayoutError, ["COMM_NULL"], pb.Context, null, engine="host")
+        yield "none", agreed_error(world, pb.ArgumentError, ["COMM_NULL"], pb.Context, null, engine="host")
         if comm.size > 1:
             leader = max(rank for rank in range(comm.size) if rank % 2 != comm.rank % 2)
             between = halves.Create_intercomm(0, comm, leader, 5)
             words = ["got an intercommunicator"]
-            yield "between", agreed_error(world, pb.LayoutError, words, pb.Context, between, engine="host")
+            yield "between", agreed_error(world, pb.ArgumentError, words, pb.Context, between, engine="host")
             between.Free()
     for c in (backwards, halves, alone):
         c.Free()

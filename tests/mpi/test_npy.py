@@ -79,12 +79,12 @@ def conversions(comm, directory):
                 native = kind.newbyteorder("=")
                 to = DTYPES[wanted] if wanted else native
                 if wanted is None and native not in DTYPES.values():
-                    wrong = agreed_error(ctx, pb.LayoutError, [str(path), "give dtype"], ctx.load, path)
+                    wrong = agreed_error(ctx, pb.ArgumentError, [str(path), "give dtype"], ctx.load, path)
                 elif given == "bfloat16" and wanted != "bfloat16":
-                    wrong = agreed_error(ctx, pb.LayoutError, [str(path)], ctx.load, path, dtype=wanted)
+                    wrong = agreed_error(ctx, pb.ArgumentError, [str(path)], ctx.load, path, dtype=wanted)
                 elif kind.kind == "c" and to.kind != "c":
                     words = [str(path), f"does not convert to {to.name}"]
-                    wrong = agreed_error(ctx, pb.LayoutError, words, ctx.load, path, dtype=wanted)
+                    wrong = agreed_error(ctx, pb.ArgumentError, words, ctx.load, path, dtype=wanted)
                 else:
                     wrong = misplaced(ctx.load(path, dtype=wanted, block=3), values.astype(to))
                 yield case, wrong
@@ -198,7 +198,7 @@ BROKEN = {  # by the error that NumPy leaks
 
 
 def broken_headers(comm, directory):
-    """Whatever is wrong with a header: one LayoutError on every rank that names the file."""
+    """Whatever is wrong with a header: one ArgumentError on every rank that names the file."""
     rng = np.random.default_rng(25)
     with pb.Context(comm, engine="host") as ctx:
         path = Path(directory) / "x.npy"
@@ -207,7 +207,7 @@ def broken_headers(comm, directory):
             if comm.rank == 0:
                 path.write_bytes(content)
             comm.Barrier()
-            wrong = agreed_error(ctx, pb.LayoutError, [str(path)], ctx.load, path)
+            wrong = agreed_error(ctx, pb.ArgumentError, [str(path)], ctx.load, path)
             comm.Barrier()
             return wrong
 
@@ -264,8 +264,8 @@ def replacing(comm, directory):
             os.mkfifo(here / "pipe.npy")
         comm.Barrier()
         path = str(here / "pipe.npy")
-        yield "loading a pipe", agreed_error(ctx, pb.LayoutError, [path, "pipe"], ctx.load, path)
-        yield "saving to a pipe", agreed_error(ctx, pb.LayoutError, [path, "pipe"], a.save, path)
+        yield "loading a pipe", agreed_error(ctx, pb.ArgumentError, [path, "pipe"], ctx.load, path)
+        yield "saving to a pipe", agreed_error(ctx, pb.ArgumentError, [path, "pipe"], a.save, path)
 
 
 def load_errors(comm, directory):
@@ -293,21 +293,27 @@ def load_errors(comm, directory):
             ("texts", "<U1"),
         ):
             path = {"flat": flat, "cube": cube, "objects": objects, "texts": texts}[name]
-            yield name, agreed_error(ctx, pb.LayoutError, [path, word], ctx.load, path)
+            yield name, agreed_error(ctx, pb.ArgumentError, [path, word], ctx.load, path)
         for name in ("text", "empty", "cut"):
             path = f"{directory}/{name}.npy"
-            yield name, agreed_error(ctx, pb.LayoutError, [path, "not a readable .npy file"], ctx.load, path)
+            yield (
+                name,
+                agreed_error(ctx, pb.ArgumentError, [path, "not a readable .npy file"], ctx.load, path),
+            )
         wide = pb.MatrixDescriptor((6, 7), (2, 2), d.grid)
-        yield "another shape", agreed_error(ctx, pb.LayoutError, ["(6, 6)", "(6, 7)"], ctx.load, good, wide)
+        yield "another shape", agreed_error(ctx, pb.ArgumentError, ["(6, 6)", "(6, 7)"], ctx.load, good, wide)
         beyond = pb.Grid(1, comm.size + 1)
         words = [f"needs {comm.size + 1} ranks"]
-        yield "a grid too large", agreed_error(ctx, pb.LayoutError, words, ctx.load, good, grid=beyond)
+        yield "a grid too large", agreed_error(ctx, pb.ArgumentError, words, ctx.load, good, grid=beyond)
         yield (
             "a type that is none",
-            agreed_error(ctx, pb.LayoutError, ["int32"], ctx.load, good, dtype="int32"),
+            agreed_error(ctx, pb.ArgumentError, ["int32"], ctx.load, good, dtype="int32"),
         )
-        yield "no descriptor", agreed_error(ctx, pb.LayoutError, ["MatrixDescriptor"], ctx.load, good, "2x2")
-        yield "a block of 0", agreed_error(ctx, pb.LayoutError, ["block"], ctx.load, good, block=0)
+        yield (
+            "no descriptor",
+            agreed_error(ctx, pb.ArgumentError, ["MatrixDescriptor"], ctx.load, good, "2x2"),
+        )
+        yield "a block of 0", agreed_error(ctx, pb.ArgumentError, ["block"], ctx.load, good, block=0)
         if comm.size > 1:
             mine = good if comm.rank != last else missing
             yield (
@@ -375,7 +381,7 @@ def save_errors(comm, directory):
         yield "the old version is still there", unlike(np.load(old), np.ones((2, 2)))
         words = [os.strerror(errno.EIO), f"(on rank {last})" if comm.size > 1 else "y.npy"]
         yield "one rank cannot write", refused(OSError, words, "x.npy", progress=failing)
-        yield "an order that is none", refused(pb.LayoutError, ["'C' or 'F'"], "x.npy", order="K")
+        yield "an order that is none", refused(pb.ArgumentError, ["'C' or 'F'"], "x.npy", order="K")
         if comm.size > 1:
             mine = "x.npy" if comm.rank != last else "y.npy"
             words = [f"y.npy on rank {last}"]

@@ -218,7 +218,7 @@ def tuning(comm, file):
             assert pb.tune("trsm", a, b, out=b, uplo="L").best
             assert (b.local == 3).all()
             assert (d.local == 3).all()
-            with pytest.raises(pb.LayoutError, match="limit: expected a positive number"):
+            with pytest.raises(pb.ArgumentError, match="limit: expected a positive number"):
                 pb.tune(pb.matmul, a, a, limit=0)
         with pb.Context(comm, engine="host") as later:  # reads the file
             with pb.plan(pb.matmul_allreduce, x, w, later, **how) as plan:

@@ -32,10 +32,10 @@ def legal(name, ictxt):
 
 
 def raised(comm, name, known, info, words=()):
-    """What is wrong unless the call raises the ArgumentError with ``info`` on every rank, with one text; or None."""
+    """What is wrong unless the call raises the ParameterError with ``info`` on every rank, with one text; or None."""
     try:
         getattr(pblas, name)(*known.values())
-    except pblas.ArgumentError as error:
+    except pblas.ParameterError as error:
         told = (error.info, str(error))
     except Exception as error:  # noqa: BLE001 - distinguished below
         told = (0, f"{type(error).__name__}: {error}")
@@ -158,7 +158,7 @@ def refused(comm):
         try:
             pblas.pdgemm(*legal_closed(known, ictxt).values())
             yield "after gridexit", "no error"
-        except pblas.ArgumentError as error:
+        except pblas.ParameterError as error:
             yield "after gridexit", None if error.info == -1002 and text in str(error) else str(error)
 
 
@@ -185,7 +185,7 @@ def grids(comm):
             x = np.zeros((2, 2), order="F")
             pblas.pdgemm("T", "N", 2, 6, 2, 1.0, x, 1, 1, desc, x, 1, 1, desc, 0.0, x, 1, 1, desc)
             yield "product", "no error outside the grid"
-        except pblas.ArgumentError as error:
+        except pblas.ParameterError as error:
             yield "product", None if error.info == -1002 and desc[1] == -1 else str(error)
     pblas.gridexit(ictxt)
     gone = (-1, -1, -1, -1)
@@ -202,7 +202,7 @@ def grids(comm):
 def refused_grid(comm, arguments, info):
     try:
         pblas.gridinit(comm, *arguments, engine="host")
-    except pblas.ArgumentError as error:
+    except pblas.ParameterError as error:
         return None if error.info == info else str(error)
     return "no error"
 
@@ -240,7 +240,7 @@ def matrices(comm):
             ("no grid", ["grid: expected a Grid, got 4"], (x, desc, 4)),
             ("no descriptor", ["desc: expected nine integers, got None"], (x, None)),
         ):
-            yield case, agreed_error(ctx, pb.LayoutError, words, taken, *arguments)
+            yield case, agreed_error(ctx, pb.ArgumentError, words, taken, *arguments)
         moved = [1, 0, 10, 9, 3, 2, 0, comm.rank // 3, 6]
         yield "ranks differ", agreed_error(ctx, pb.RankMismatchError, ["descriptor"], taken, x, moved)
         own = rows + comm.rank
@@ -253,12 +253,15 @@ def matrices(comm):
         )
         yield "place", None if (back.ia, back.ja) == (2, 3) else str(back)
         words = ["context: expected an integer, got 'x'"]
-        yield "to: no context", agreed_error(ctx, pb.LayoutError, words, a.to_scalapack, "x")
+        yield "to: no context", agreed_error(ctx, pb.ArgumentError, words, a.to_scalapack, "x")
         for case, descriptor, word in (
             ("C order", pb.MatrixDescriptor((4, 4), (2, 2), grid), "F order"),
             ("16 bits", pb.MatrixDescriptor((4, 4), (2, 2), grid, dtype="float16", order="F"), "float16"),
         ):
-            yield f"to: {case}", agreed_error(ctx, pb.LayoutError, [word], ctx.zeros(descriptor).to_scalapack)
+            yield (
+                f"to: {case}",
+                agreed_error(ctx, pb.ArgumentError, [word], ctx.zeros(descriptor).to_scalapack),
+            )
 
 
 def descriptions(comm):

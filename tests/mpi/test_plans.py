@@ -92,18 +92,18 @@ def misuse(comm):
             ("a c that was not planned", ["c: its layout is", "no matrix"], (None, None, a)),
             ("the result", ["out: shares memory with a"], (plan(),)),
         ):
-            yield case, agreed_error(ctx, pb.LayoutError, words, plan, *matrices)
+            yield case, agreed_error(ctx, pb.ArgumentError, words, plan, *matrices)
         yield "and it still runs", misplaced(plan(), x @ x)
         plan.close()
         plan.close()
         yield "closed", agreed_error(ctx, pb.ClosedError, ["this plan is closed"], plan)
         mine = a if comm.rank else b
         words = ["belongs to another context"]
-        yield "two contexts", agreed_error(ctx, pb.LayoutError, words, pb.matmul, mine, foreign)
+        yield "two contexts", agreed_error(ctx, pb.ArgumentError, words, pb.matmul, mine, foreign)
         frozen = np.zeros(d.local_shape(comm.rank))
         frozen.flags.writeable = False
         out = ctx.from_local(frozen, d)
-        yield "a read-only out", agreed_error(ctx, pb.LayoutError, ["read-only"], pb.matmul, a, b, out=out)
+        yield "a read-only out", agreed_error(ctx, pb.ArgumentError, ["read-only"], pb.matmul, a, b, out=out)
         yield "a read-only operand is fine", misplaced(pb.matmul(out, b), np.zeros(d.shape))
 
 
@@ -286,7 +286,7 @@ def moved_first(comm):
             refused = None
             if (da, db, dc or dd) != (fitting, fitting, dd):
                 words = ["redistribute=True"]
-                refused = agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, b, c, out=out, **options)
+                refused = agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, c, out=out, **options)
             with pb.plan_matmul(a, b, c, out=out, redistribute=True, **options) as plan:
                 wrong = first(refused, misplaced(plan(), expected), misplaced(plan(), expected))
                 report = plan.report()
@@ -310,7 +310,7 @@ def moved_first(comm):
         a, b = scattered(ctx, fitting, x), scattered(ctx, fitting, y)
         inside = big[3:21, 1:19]  # starts within blocks
         words = ["a: the sub-matrix starts 3 rows into a block of 4", "redistribute=True"]
-        wrong = agreed_error(ctx, pb.LayoutError, words, pb.matmul, inside, b)
+        wrong = agreed_error(ctx, pb.ArgumentError, words, pb.matmul, inside, b)
         result = pb.matmul(inside, b, redistribute=True)
         yield "a part that starts within a block", wrong or misplaced(result, whole[3:21, 1:19] @ y)
         with pb.plan_matmul(a, b, inside, out=inside, beta=1, redistribute=True) as plan:
@@ -338,7 +338,7 @@ def moved_first(comm):
         words = ["sizes", "the columns of op(A) must be the rows of op(B)"]
         yield (
             "no move makes sizes fit",
-            agreed_error(ctx, pb.LayoutError, words, pb.matmul, a, sizes, redistribute=True),
+            agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, sizes, redistribute=True),
         )
 
 

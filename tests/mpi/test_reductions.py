@@ -125,13 +125,13 @@ def errors(comm):
         a = ctx.zeros((6, 8), block=2)
         for which in (2, -1, -np.inf, "nuc", None, [1], "one", np.nan, True):
             words = ["ord", "'fro', 1, 'inf' or 'max'"]
-            yield f"norm {which!r}", agreed_error(ctx, pb.LayoutError, words, a.norm, which)
+            yield f"norm {which!r}", agreed_error(ctx, pb.ArgumentError, words, a.norm, which)
         for axis in (2, -3, "0", (0, 1), True):
-            yield f"axis {axis!r}", agreed_error(ctx, pb.LayoutError, ["axis", "None, 0 or 1"], a.sum, axis)
+            yield f"axis {axis!r}", agreed_error(ctx, pb.ArgumentError, ["axis", "None, 0 or 1"], a.sum, axis)
         c = ctx.zeros((6, 8), dtype="complex64")
         words = ["complex64 does not convert to float32"]
-        yield "complex to real", agreed_error(ctx, pb.LayoutError, words, c.sum, dtype="float32")
-        yield "a type that is none", agreed_error(ctx, pb.LayoutError, ["int32"], a.sum, dtype="int32")
+        yield "complex to real", agreed_error(ctx, pb.ArgumentError, words, c.sum, dtype="float32")
+        yield "a type that is none", agreed_error(ctx, pb.ArgumentError, ["int32"], a.sum, dtype="int32")
         if comm.size > 1:
             which = 1 if comm.rank else "fro"
             yield "norms differ", agreed_error(ctx, pb.RankMismatchError, ["ord"], a.norm, which)

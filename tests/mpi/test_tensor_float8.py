@@ -94,7 +94,7 @@ def plans(comm):
                 buffer[...] = case.x
                 yield f"{form} {t} buffer", wrong or case.wrong(plan(), factor=4 * 8)
                 words = ["scales is Scales(a, tensor), the plan is for Scales(a, b, amax, tensor)"]
-                refused = agreed_error(ctx, pb.LayoutError, words, plan, scales=pb.Scales(a=case.scales.a))
+                refused = agreed_error(ctx, pb.ArgumentError, words, plan, scales=pb.Scales(a=case.scales.a))
                 yield f"{form} {t} fewer scales", refused
                 said = f"float8_e5m2 by float8_e4m3fn to float32 {form}"
                 yield f"{form} {t} report", None if said in str(plan.report()) else f"{plan.report()}"
@@ -164,7 +164,7 @@ def refused(comm):
              {"dtype": "float32", "bias": np.zeros(16, np.float32)}),
             ("out", ["out: dtype is float32, expected bfloat16"], (e4, e4), {"out": room, "dtype": "bfloat16"}),
         ):  # fmt: skip
-            yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
+            yield name, agreed_error(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
         blocks = pb.Scales(a=np.zeros(512, np.uint8), b=np.zeros(512, np.uint8), mode="block")
         words = ["scales: mode is 'block', expected 'tensor': the tensor-parallel functions take one scale"]
         for form in FORMS:

@@ -137,7 +137,7 @@ def misuse(comm):
             ("comm_sms", ["comm_sms: expected an integer"], (x, w), {"comm_sms": "all"}),
             ("a shape", ["x: expected an array, got (2, 4): only a plan takes"], (unless_last(x, (2, 4)), w), {}),
         ):  # fmt: skip
-            yield name, agreed_error(ctx, pb.LayoutError, words, pb.allgather_matmul, *args, ctx, **how)
+            yield name, agreed_error(ctx, pb.ArgumentError, words, pb.allgather_matmul, *args, ctx, **how)
         halves = [each.astype(np.complex64) for each in (x, w)]
         pieces = {"return_gathered": True}
         for name, words, args, how in (
@@ -150,10 +150,10 @@ def misuse(comm):
             words = ["x: a dimension of its shape"]
             yield (
                 f"{shape}",
-                agreed_error(ctx, pb.LayoutError, words, tp.plan_allgather_matmul, shape, w, ctx),
+                agreed_error(ctx, pb.ArgumentError, words, tp.plan_allgather_matmul, shape, w, ctx),
             )
         words = ["ctx: expected a pblasmp.Context, got NoneType"]
-        yield "no context", agreed_error(ctx, pb.LayoutError, words, pb.matmul_allreduce, x, w, None)
+        yield "no context", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allreduce, x, w, None)
         for product, name in (
             (tp.plan_allgather_matmul, "comm_dtype"),
             (tp.plan_matmul_allreduce, "return_gathered"),
@@ -163,12 +163,14 @@ def misuse(comm):
         room = np.zeros(8 * p * p, np.float32)
         x2, out = room[: 4 * p].reshape(p, 4), room[p : p + 3 * p * p].reshape(p, 3 * p)
         words = ["out: shares memory with x"]
-        yield "overlap", agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, x2, w, ctx, out=out)
+        yield "overlap", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allgather, x2, w, ctx, out=out)
         words = ["out: shares memory with c"]
         how = {"out": out, "c": room[p + 1 : p + 1 + 3 * p * p].reshape(p, 3 * p), "beta": 1}
         yield (
             "c",
-            agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, x[:1].repeat(p, 0), w, ctx, **how),
+            agreed_error(
+                ctx, pb.ArgumentError, words, pb.matmul_allgather, x[:1].repeat(p, 0), w, ctx, **how
+            ),
         )
         if p > 1:
             for name, words, args, how in (
@@ -226,12 +228,12 @@ def plans(comm):
                 yield f"{form}, {t}: input buffer", unlike(plan(w=other.local_w), other.expected())
                 words = ["the plan is for"]
                 wider = np.zeros((case.local_x.shape[0] + 1, case.local_x.shape[1]), np.float32)
-                yield f"{form}, {t}: another shape", agreed_error(ctx, pb.LayoutError, words, plan, wider)
+                yield f"{form}, {t}: another shape", agreed_error(ctx, pb.ArgumentError, words, plan, wider)
                 yield (
                     f"{form}, {t}: another type",
                     agreed_error(
                         ctx,
-                        pb.LayoutError,
+                        pb.ArgumentError,
                         ["dtype"],
                         plan,
                         case.local_x.astype("f8"),
@@ -359,7 +361,7 @@ def tensors(comm):
             "a lazy conjugate",
             agreed_error(
                 ctx,
-                pb.LayoutError,
+                pb.ArgumentError,
                 words,
                 pb.matmul_allgather,
                 x.conj(),
@@ -369,7 +371,7 @@ def tensors(comm):
         )
         words = ["w: dtype int64 is not supported"]
         ints = torch.zeros(4, 3, dtype=torch.int64)
-        yield "integers", agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, ints, ints, ctx)
+        yield "integers", agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allgather, ints, ints, ctx)
 
 
 def repeated(comm):
@@ -413,7 +415,7 @@ def repeated(comm):
             how["out"], how["c"] = room[:-1].reshape(c.shape), room[1:].reshape(c.shape)
             args = (even.local_x, even.local_w)
             if c.size > 1:
-                fault = agreed_error(ctx, pb.LayoutError, words, getattr(pb, form), *args, ctx, **how)
+                fault = agreed_error(ctx, pb.ArgumentError, words, getattr(pb, form), *args, ctx, **how)
                 yield f"{form}: a repeated call whose arrays overlap", fault
             if p > 1:
                 words = ["the ranks gave different arguments", "bias:"]
@@ -422,7 +424,7 @@ def repeated(comm):
                 yield f"{form}: bias on one rank", fault
                 words = ["the last dimension is", f"on rank {p - 1}"]
                 narrow = unless_last(even.local_x, even.local_x[..., 1:].copy())
-                fault = agreed_error(ctx, pb.LayoutError, words, getattr(pb, form), narrow, args[1], ctx)
+                fault = agreed_error(ctx, pb.ArgumentError, words, getattr(pb, form), narrow, args[1], ctx)
                 yield f"{form}: a wrong array on one rank", fault
                 y, count = counted(even)
                 yield (
@@ -433,7 +435,7 @@ def repeated(comm):
         fault = unlike(pb.matmul_allgather(x, w, ctx, alpha=1), np.full((2, 4 * p), 3, np.float32))
         yield "a number", fault
         words = ["alpha: expected a number"]
-        fault = agreed_error(ctx, pb.LayoutError, words, pb.matmul_allgather, x, w, ctx, alpha=np.True_)
+        fault = agreed_error(ctx, pb.ArgumentError, words, pb.matmul_allgather, x, w, ctx, alpha=np.True_)
         yield "what is equal to a number", fault
 
 

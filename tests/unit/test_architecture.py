@@ -147,7 +147,14 @@ PUBLIC = {
     ),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
-    *("PblasmpError", "LayoutError", "RankMismatchError", "UnsupportedError"),
+    *(
+        "PblasmpError",
+        "ArgumentError",
+        "ArgumentTypeError",
+        "LayoutError",
+        "RankMismatchError",
+        "UnsupportedError",
+    ),
     *("LibraryNotFoundError", "StatusError", "ClosedError", "__version__"),
 }
 

@@ -17,7 +17,7 @@ def empty(ctx, rows, cols, dtype="float64"):
 def test_a_wrong_c_or_out(routine, given):
     with pb.Context(engine="host") as ctx:
         a, b, wrong = empty(ctx, 4, 4), empty(ctx, 4, 4), empty(ctx, 5, 5)
-        with pytest.raises(pb.LayoutError) as error:
+        with pytest.raises(pb.ArgumentError) as error:
             routine(a, b, **{given: wrong})
         faults = str(error.value).split("\n  - ")[1:]
         assert faults
@@ -29,7 +29,7 @@ def test_a_wrong_c_or_out(routine, given):
 
 
 def test_a_wrong_b_of_a_solve():
-    with pb.Context(engine="host") as ctx, pytest.raises(pb.LayoutError) as error:
+    with pb.Context(engine="host") as ctx, pytest.raises(pb.ArgumentError) as error:
         pb.trsm(empty(ctx, 4, 4), empty(ctx, 4, 4, "float16"))
     assert "like b" in str(error.value)
     assert "like d" not in str(error.value)

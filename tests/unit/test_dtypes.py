@@ -20,7 +20,7 @@ from pblasmp.dtypes import (
 )
 from pblasmp.engines.gpu.kernels.kernels import _TYPES as KERNEL_TYPES
 from pblasmp.engines.gpu.runtime.gpu import _NCCL_TYPES as NCCL_TYPES
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError
 
 NAMES = ["float64", "float32", "complex128", "complex64", "float16", "bfloat16"]
 
@@ -109,7 +109,7 @@ def test_other_spellings():
     ],
 )
 def test_unsupported_types_are_refused(given):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         as_dtype(given)
     assert str(error.value) == f"dtype {given!s} is not supported: expected one of {', '.join(ELEMENT_TYPES)}"
 
@@ -134,11 +134,11 @@ def test_the_scalar_may_be_of_the_matrices_type():
 
 def test_a_complex_scalar_needs_complex_matrices():
     assert scalar(1j, DTYPES["complex128"], "beta") == 1j
-    with pytest.raises(LayoutError, match=r"^beta: 1j is complex, but the matrices are float32$"):
+    with pytest.raises(ArgumentError, match=r"^beta: 1j is complex, but the matrices are float32$"):
         scalar(1j, DTYPES["float32"], "beta")
 
 
 @pytest.mark.parametrize("value", ["2", "x", None, [1], np.ones(2), 10**400], ids=repr)
 def test_what_is_no_number_is_refused(value):
-    with pytest.raises(LayoutError, match=r"^alpha: expected a number, got "):
+    with pytest.raises(ArgumentError, match=r"^alpha: expected a number, got "):
         scalar(value, DTYPES["complex128"], "alpha")

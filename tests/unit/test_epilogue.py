@@ -47,7 +47,7 @@ def test_every_epilogue_can_be_written_down(kind):
     ],
 )
 def test_what_does_not_go_together(activation, arrays, words):
-    with pytest.raises(pb.LayoutError) as caught:
+    with pytest.raises(pb.ArgumentError) as caught:
         pb.Epilogue(activation, **dict.fromkeys(arrays, V))
     assert words in str(caught.value)
 

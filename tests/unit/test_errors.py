@@ -10,7 +10,7 @@ import pblasmp as pb
 from pblasmp import errors
 
 BUILT_IN = {
-    "LayoutError": ValueError,
+    "ArgumentError": ValueError,
     "RankMismatchError": ValueError,
     "UnsupportedError": NotImplementedError,
     "LibraryNotFoundError": OSError,
@@ -20,7 +20,7 @@ BUILT_IN = {
 
 
 def test_the_tree_is_complete():
-    assert set(errors.__all__) == {"PblasmpError", *BUILT_IN}
+    assert set(errors.__all__) == {"PblasmpError", "LayoutError", "ArgumentTypeError", *BUILT_IN}
     assert errors.PblasmpError.__bases__ == (Exception,)
 
 
@@ -32,6 +32,8 @@ def test_each_error_is_also_the_built_in_it_resembles(name):
     for caught in (error, errors.PblasmpError, BUILT_IN[name]):
         with pytest.raises(caught, match=r"^what was wrong$"):
             raise error("what was wrong")
+    assert pb.LayoutError.__bases__ == (pb.ArgumentError,)
+    assert pb.ArgumentTypeError.__bases__ == (pb.ArgumentError, TypeError)
     others = {x for x in BUILT_IN if x != name}
     assert not any(issubclass(error, getattr(errors, other)) for other in others)
 
@@ -44,3 +46,47 @@ def test_errors_travel_between_processes(name):
         assert type(twin) is type(error)
         assert (str(twin), twin.args) == (str(error), error.args)
     assert str(copy.copy(error)) == str(error)
+
+
+SQUARE = pb.MatrixDescriptor((4, 4), (2, 2), pb.Grid(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda ctx, a: pb.Grid(0, 2), pb.LayoutError),
+        (lambda ctx, a: pb.Grid("two", 2), pb.ArgumentTypeError),
+        (lambda ctx, a: pb.MatrixDescriptor((4, 4), (0, 2), (1, 1)), pb.LayoutError),
+        (lambda ctx, a: pb.MatrixDescriptor((4, 4), (2, 2), (1, 1), dtype="int8"), pb.ArgumentError),
+        (lambda ctx, a: SQUARE[0:2], pb.LayoutError),
+        (lambda ctx, a: SQUARE.owner(4, 0), pb.LayoutError),
+        (lambda ctx, a: pb.MatmulProblem(SQUARE, SQUARE, None), pb.ArgumentTypeError),
+        (lambda ctx, a: pb.MatmulProblem(SQUARE, SQUARE, SQUARE, op_a="X"), pb.ArgumentError),
+        (lambda ctx, a: pb.MatmulProblem(SQUARE, SQUARE, SQUARE[0:2, 0:2]).validate(), pb.LayoutError),
+        (lambda ctx, a: pb.Level3Problem("gemm", SQUARE, SQUARE), pb.ArgumentError),
+        (lambda ctx, a: pb.Epilogue(activation="swish"), pb.ArgumentError),
+        (lambda ctx, a: pb.Scales(mode="row"), pb.ArgumentError),
+        (lambda ctx, a: pb.draw(3), pb.ArgumentTypeError),
+        (lambda ctx, a: ctx.random((4, 4), seed=-1), pb.ArgumentError),
+        (lambda ctx, a: ctx.random((4, 4), seed="x"), pb.ArgumentTypeError),
+        (lambda ctx, a: ctx.zeros((4, 4), grid=(1, 2)), pb.LayoutError),
+        (lambda ctx, a: ctx.zeros("4x4"), pb.ArgumentTypeError),
+        (lambda ctx, a: ctx.load(__file__), pb.ArgumentError),
+        (lambda ctx, a: a + ctx.zeros((3, 3)), pb.ArgumentError),
+        (lambda ctx, a: a.norm("nuclear"), pb.ArgumentError),
+        (lambda ctx, a: bool(a), pb.ArgumentTypeError),
+        (lambda ctx, a: a @ a.local, pb.ArgumentTypeError),
+        (lambda ctx, a: pb.matmul(a, a.local), pb.ArgumentTypeError),
+        (lambda ctx, a: pb.matmul(a, a, alpha="2"), pb.ArgumentTypeError),
+        (lambda ctx, a: pb.matmul(a, a, beta=1), pb.ArgumentError),
+        (lambda ctx, a: pb.matmul(a, ctx.zeros((3, 3))), pb.LayoutError),
+        (lambda ctx, a: pb.allgather_matmul(a.local, a.local, None), pb.ArgumentTypeError),
+        (lambda ctx, a: pb.allgather_matmul(a.local, a.local[:, :3], ctx), pb.ArgumentError),
+        (lambda ctx, a: pb.Context(engine="gpu"), pb.ArgumentError),
+    ],
+)  # fmt: skip
+def test_which_error(call, kind):
+    """Layouts have their own class, and a wrong type is a TypeError, too."""
+    with pb.Context(engine="host") as ctx, pytest.raises(kind) as caught:
+        call(ctx, ctx.zeros(SQUARE))
+    assert type(caught.value) is kind

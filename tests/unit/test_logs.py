@@ -61,4 +61,4 @@ def test_one_rank_speaks_unless_all_shall(setting, rank, speaks):
 def test_a_setting_that_means_nothing():
     status, err = run(SCRIPT, PBLASMP_LOG="loud")
     assert status == 1
-    assert "LayoutError: PBLASMP_LOG: expected info or debug" in err
+    assert "ArgumentError: PBLASMP_LOG: expected info or debug" in err

@@ -22,7 +22,7 @@ TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "i
 
 def test_every_name_is_there():
     routines = {f"p{letter}{name}" for name, letters in LETTERS.items() for letter in letters}
-    assert set(pblas.__all__) == routines | TOOLS | {"ArgumentError"}
+    assert set(pblas.__all__) == routines | TOOLS | {"ParameterError"}
     assert all(callable(getattr(pblas, name)) for name in pblas.__all__)
     assert pb.pblas is pblas
 
@@ -40,7 +40,7 @@ def test_signatures_are_those_of_pblas(name):
 
 
 def test_docstrings_say_what_they_must():
-    for name in set(pblas.__all__) - {"ArgumentError"}:
+    for name in set(pblas.__all__) - {"ParameterError"}:
         function = getattr(pblas, name)
         text = function.__doc__
         assert "Local." in text or "Collective over" in text, name
@@ -83,6 +83,6 @@ def test_too_few_arguments():
     ],
 )
 def test_tools_refuse(call, arguments, info):
-    with pytest.raises(pblas.ArgumentError, match=rf"(?s)^{call}: .*INFO = {info}$") as error:
+    with pytest.raises(pblas.ParameterError, match=rf"(?s)^{call}: .*INFO = {info}$") as error:
         getattr(pblas, call)(*arguments)
     assert error.value.info == info

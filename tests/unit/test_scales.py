@@ -124,7 +124,7 @@ def test_scales_are_numbers_or_arrays_of_one():
     ],
 )
 def test_scales_that_make_no_sense(scales, words):
-    with pytest.raises(pb.LayoutError) as caught:
+    with pytest.raises(pb.ArgumentError) as caught:
         pb.Scales(**scales)
     assert words in str(caught.value)
 
@@ -143,7 +143,7 @@ def test_scales_that_do_not_fit_a_product():
         (blocks, problem(d=E4), "mode 'block' does not take an 8-bit D"),
         (blocks, problem(), "a: expected 512 uint8, got 1 uint8"),
     ):
-        with pytest.raises(pb.LayoutError) as caught:
+        with pytest.raises(pb.ArgumentError) as caught:
             bound(scales, p)
         assert words in str(caught.value)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...bindings import Library, version_text
 from ...comm import Communicator, Side
 from ...dtypes import is_float8
-from ...errors import LayoutError
+from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..protocol import Move
@@ -110,11 +110,13 @@ class CublasmpEngine:
                     shared = cupy.from_dlpack(array) if hasattr(array, "__dlpack__") else cupy.asarray(array)
                 array = shared
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            raise LayoutError(
+            raise ArgumentError(
                 f"local array: {type(array).__name__} does not share GPU memory: {error}"
             ) from None
         if array.device.id != self.device.index:
-            raise LayoutError(f"local array: is on GPU {array.device.id}, this rank's is {self.device.index}")
+            raise ArgumentError(
+                f"local array: is on GPU {array.device.id}, this rank's is {self.device.index}"
+            )
         return array
 
     def put(

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...bindings import DiagType, FillMode, Operation, SideMode
 from ...dtypes import DTYPES, accumulation_dtype, element_type, is_float8
-from ...errors import LayoutError, UnsupportedError
+from ...errors import ArgumentError, UnsupportedError
 from ...logs import logger
 from ..arrays import blas_operand, scale
 from ..local_part import LocalPart
@@ -269,7 +269,7 @@ class CublasmpOperations:
     @staticmethod
     def _check(what: str, *numbers: int) -> None:
         if max(numbers) > _INT_MAX:
-            raise LayoutError(f"{what} does not fit the 32-bit integers of cuBLAS: use more ranks")
+            raise ArgumentError(f"{what} does not fit the 32-bit integers of cuBLAS: use more ranks")
 
     def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
         """Queue the copy of ``src`` where ``mask`` is true. Local."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from ...dtypes import element_type
-from ...errors import LayoutError, LibraryNotFoundError
+from ...errors import ArgumentError, LibraryNotFoundError
 from ..arrays import blas_operand, scale
 
 __all__ = ["gemm", "library_name", "load", "trsm"]
@@ -127,7 +127,7 @@ def gemm(
         a, b, d: m × k, k × n, m × n of one type: float32, float64, complex64 or complex128.
 
     Raises:
-        LayoutError: an extent does not fit the 32-bit integers of BLAS.
+        ArgumentError: an extent does not fit the 32-bit integers of BLAS.
 
     Source: BLAS, ?GEMM.
     """
@@ -160,7 +160,7 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
         unit: the diagonal of ``a`` is taken as ones and not read.
 
     Raises:
-        LayoutError: an extent does not fit the 32-bit integers of BLAS.
+        ArgumentError: an extent does not fit the 32-bit integers of BLAS.
 
     Source: BLAS, ?TRSM.
     """
@@ -190,4 +190,4 @@ def _number(x: complex, like: NDArray[Any]) -> bytes:
 
 def _check(what: str, *numbers: int) -> None:
     if max(numbers) > _INT_MAX:
-        raise LayoutError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")
+        raise ArgumentError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from ...comm import Agreement, Communicator, Exchange, Side, count_cores, nodes_of
 from ...dtypes import is_float8
-from ...errors import LayoutError
+from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..arrays import overlap
@@ -117,7 +117,7 @@ class HostEngine:
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             why = f", which does not share the host's memory: {error}"
         kind = f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
-        raise LayoutError(f"local array: expected a NumPy array on the host engine, got {kind}{why}")
+        raise ArgumentTypeError(f"local array: expected a NumPy array on the host engine, got {kind}{why}")
 
     def put(
         self,

@@ -62,7 +62,7 @@ class Job:
         try:
             assert self.plan is not None
             self.queue = self.plan.graph().replay
-        except (pb.UnsupportedError, pb.LayoutError):
+        except (pb.UnsupportedError, pb.ArgumentError):
             return False
         return True
 

@@ -226,7 +226,7 @@ def test_grid_files(write):
 
 
 def test_kinds_of_shipped_files():
-    with pytest.raises(pb.LayoutError, match="one of 'problems', 'grids', 'models', got 'golden'"):
+    with pytest.raises(pb.ArgumentError, match="one of 'problems', 'grids', 'models', got 'golden'"):
         files.find("golden")
 
 
@@ -234,7 +234,7 @@ def test_root_is_in_the_package_once_installed(tmp_path, monkeypatch):
     """In a wheel the files are in the package; if they are neither there nor next to it, the error says so."""
     module = tmp_path / "site" / "pblasmp" / "layout" / "files.py"
     monkeypatch.setattr(files, "__file__", str(module))
-    with pytest.raises(pb.LayoutError, match="install pblasmp again"):
+    with pytest.raises(pb.LibraryNotFoundError, match="install pblasmp again"):
         files.root()
     installed = tmp_path / "site" / "pblasmp" / "descriptors"
     installed.mkdir(parents=True)

@@ -245,9 +245,9 @@ def test_open_files(tmp_path):
         with path.open(mode) as file:
             assert pb.load_problem(file) == PROBLEMS["sub-all"]
     path.write_text("routine = 'trsm'")
-    with path.open() as file, pytest.raises(pb.LayoutError, match=r"mine\.toml: 3 faults in this file"):
+    with path.open() as file, pytest.raises(pb.ArgumentError, match=r"mine\.toml: 3 faults in this file"):
         pb.load_problem(file)
-    with pytest.raises(pb.LayoutError, match="file: expected a path, '-' or an open file, got 3"):
+    with pytest.raises(pb.ArgumentError, match="file: expected a path, '-' or an open file, got 3"):
         pb.load_problem(3)
 
 
@@ -283,7 +283,7 @@ ROUTINE = {"routine": "trsm", "grid": "2x2", "block": 2, "d": {"shape": [4, 4]},
     ],
 )  # fmt: skip
 def test_tables_with_faults(kind, data, faults):
-    with pytest.raises(pb.LayoutError) as error:
+    with pytest.raises(pb.ArgumentError) as error:
         kind.from_dict(data)
     head, *found = str(error.value).split("\n  - ")
     found = found or [head]

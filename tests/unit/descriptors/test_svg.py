@@ -188,7 +188,7 @@ def test_what_can_be_drawn(tmp_path):
     ]
     for other in (3, "2x2", None, SimpleNamespace()):
         with pytest.raises(
-            pb.LayoutError, match="draw: expected a grid, descriptor, problem, matrix or plan, got"
+            pb.ArgumentError, match="draw: expected a grid, descriptor, problem, matrix or plan, got"
         ):
             pb.draw(other)
 

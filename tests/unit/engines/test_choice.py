@@ -190,7 +190,7 @@ def test_solves_need_room_for_right_hand_sides_too(nodes, sharing):
 
 def test_engines_by_name_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(pb.LayoutError, match="expected one of auto, host, cublasmp, got 'gpu'"):
+    with pytest.raises(pb.ArgumentError, match="expected one of auto, host, cublasmp, got 'gpu'"):
         pb.Context(_Serial(), engine="gpu")
     with pytest.raises(pb.LibraryNotFoundError):  # nothing takes its place
         pb.Context(_Serial(), engine="cublasmp")

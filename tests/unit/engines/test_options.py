@@ -8,7 +8,7 @@ import pytest
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.engines.request import Options
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError
 
 REAL, COMPLEX = DTYPES["float32"], DTYPES["complex64"]
 
@@ -67,5 +67,5 @@ def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
     ],
 )
 def test_wrong_options_are_refused(dtype, given, words):
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         Options.of(dtype, **given)

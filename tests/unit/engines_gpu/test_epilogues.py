@@ -132,7 +132,7 @@ def test_an_auxiliary_array_must_be_aligned(ctx, lib):
     aligned, odd = (flat[at : at + 24 * 40].reshape(24, 40) for at in (start, (start + 1) % 8))
     asked(ctx, lib, lambda p: pb.Epilogue("gelu", aux=aligned))
     with pytest.raises(
-        pb.LayoutError, match=r"epilogue: aux: starts at 0x.*, expected a multiple of 16 bytes"
+        pb.ArgumentError, match=r"epilogue: aux: starts at 0x.*, expected a multiple of 16 bytes"
     ):
         asked(ctx, lib, lambda p: pb.Epilogue("gelu", aux=odd))
 

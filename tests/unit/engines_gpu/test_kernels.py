@@ -13,7 +13,7 @@ import pytest
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels.kernels import MAX_RANKS, Kernels, common_run, vector_width
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.errors import LayoutError, UnsupportedError
+from pblasmp.errors import ArgumentError, UnsupportedError
 
 ALL = DTYPES | FLOAT8
 
@@ -127,7 +127,7 @@ def test_large_sums_count_in_64_bits(cupy, kernels):
 ], ids=str)  # fmt: skip
 def test_sums_that_do_not_fit(cupy, kernels, how, why):
     how = {"parts": [view("float32")], "outs": [view("float32")]} | how
-    with pytest.raises(LayoutError, match=why):
+    with pytest.raises(ArgumentError, match=why):
         kernels.add(None, how.pop("parts"), how.pop("outs"), **how)
     assert not cupy.launches
 
@@ -245,9 +245,9 @@ def test_transposing_copies_move_each_entry_once(cupy, kernels, size, extents):
 
 
 def test_copies_of_negative_things(kernels):
-    with pytest.raises(LayoutError, match="none may be < 0"):
+    with pytest.raises(ArgumentError, match="none may be < 0"):
         kernels.move(None, [(0, (0, 0, -4), 0, (0, 0, 4), (1, 1, 2, 4))])
-    with pytest.raises(LayoutError, match="a matrix of 9 x 64 is to be copied to 9 x 63"):
+    with pytest.raises(ArgumentError, match="a matrix of 9 x 64 is to be copied to 9 x 63"):
         kernels.copy(None, view("float32", cols=63), view("float32"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Axis, numroc
 from tests.helpers.oracle import axes, deal, owned
 
@@ -104,7 +104,7 @@ def test_extents_beyond_64_bits_are_exact():
     ],
 )
 def test_illegal_axes(arguments, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         Axis(*arguments)
     assert str(error.value) == message
 
@@ -126,7 +126,7 @@ def test_illegal_axes(arguments, message):
     ],
 )
 def test_what_is_out_of_range_is_refused(call, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         call(Axis(10, 2, 0, 3))
     assert str(error.value) == message
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
 from tests.helpers.oracle import descriptors, empty, local_indices, places, read, write
 
@@ -197,13 +197,13 @@ def test_index_arrays_of_a_huge_matrix_are_as_large_as_they_must_be():
 )
 def test_illegal_descriptors(changes, message):
     arguments = {"shape": (10, 20), "block": (3, 4), "grid": Grid(2, 3)} | changes
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         MatrixDescriptor(**arguments)
     assert str(error.value) == message
 
 
 def test_an_unknown_type_is_refused():
-    with pytest.raises(LayoutError, match="dtype int64 is not supported: expected one of float64, "):
+    with pytest.raises(ArgumentError, match="dtype int64 is not supported: expected one of float64, "):
         MatrixDescriptor((3, 4), (1, 1), Grid(1, 1), dtype="int64")
 
 
@@ -244,7 +244,7 @@ def test_the_padding_must_hold_every_local_array(d):
     ],
 )
 def test_what_is_out_of_range_is_refused(call, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         call(MatrixDescriptor((10, 20), (3, 4), Grid(3, 2), (2, 0)))
     assert str(error.value) == message
 

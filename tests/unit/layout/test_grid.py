@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, as_block, as_grid
 from pblasmp.layout.grid import integer
 from tests.helpers.oracle import grids, number
@@ -61,7 +61,7 @@ def test_squarest(nranks, order):
     ],
 )
 def test_illegal_grids(arguments, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         Grid(*arguments)
     assert str(error.value) == message
 
@@ -123,7 +123,7 @@ def test_ways_to_say_a_grid(value, grid):
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_grid(value, fault):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         as_grid(value, "layout")
     assert str(error.value).startswith(fault)
 
@@ -145,7 +145,7 @@ def test_ways_to_say_a_block():
     ],
 )
 def test_what_is_no_block(value, fault):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         as_block(value, "nb")
     assert str(error.value) == fault
 
@@ -166,6 +166,6 @@ def test_messages_take_any_value(value):
         lambda x: Grid(x, 1),
         lambda x: Grid(1, 1, x),
     ):
-        with pytest.raises(LayoutError) as error:
+        with pytest.raises(ArgumentError) as error:
             call(value)
         assert len(str(error.value)) < 500

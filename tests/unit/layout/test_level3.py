@@ -121,7 +121,7 @@ Z = square(dtype="complex128")
     ],
 )
 def test_what_is_no_problem_at_all(arguments, words):
-    with pytest.raises(pb.LayoutError) as caught:
+    with pytest.raises(pb.ArgumentError) as caught:
         pb.Level3Problem(**arguments)
     assert all(word in str(caught.value) for word in words)
 

@@ -35,5 +35,5 @@ def test_what_cannot_be_split_evenly():
 
 
 def test_an_unknown_model():
-    with pytest.raises(pb.LayoutError, match="expected one of llama-70b, llama-8b, got 'gpt'"):
+    with pytest.raises(pb.ArgumentError, match="expected one of llama-70b, llama-8b, got 'gpt'"):
         load_model("gpt")

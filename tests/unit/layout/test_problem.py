@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
 
 GRID = Grid(2, 3)
@@ -75,7 +75,7 @@ def test_flops():
     ],
 )
 def test_illegal_arguments_of_gemm(arguments, options, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         MatmulProblem.gemm(*arguments, **options)
     assert str(error.value) == message
 
@@ -92,7 +92,7 @@ def test_illegal_arguments_of_gemm(arguments, options, message):
     ],
 )
 def test_operands_of_the_wrong_kind(changes, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         replace(MatmulProblem.gemm(4, 3, 2, GRID, 1), **changes)
     assert str(error.value) == message
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatrixDescriptor
 from tests.helpers.oracle import descriptors, local_indices
 
@@ -109,6 +109,6 @@ def test_the_largest_32_bit_integers_pass():
     ],
 )
 def test_descriptors_that_contradict_themselves(desc, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         MatrixDescriptor.from_scalapack(desc, Grid(2, 3))
     assert str(error.value) == message

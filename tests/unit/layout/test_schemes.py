@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pblasmp.errors import LayoutError
+from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatmulProblem
 
 BUILDERS = {
@@ -191,6 +191,6 @@ def test_allreduce_is_tn_only(ops):
     ],
 )
 def test_illegal_arguments(build, arguments, options, message):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(ArgumentError) as error:
         build(*arguments, **options)
     assert str(error.value).startswith(message)

@@ -15,7 +15,7 @@ import numpy as np
 from ....bindings import MatmulAttribute, MatmulEpilogue, ResultScheme, version_text
 from ....dtypes import accumulation_dtype, is_float8
 from ....epilogue import Epilogue, along, aux_layout, bias_dtype
-from ....errors import LayoutError, UnsupportedError
+from ....errors import ArgumentError, UnsupportedError
 from ....layout import MatmulProblem
 from ....scales import Scales
 from ...local.epilogue import Finish
@@ -74,7 +74,7 @@ def attributes(
         address: the device address of an array.
 
     Raises:
-        LayoutError: an auxiliary array is not aligned.
+        ArgumentError: an auxiliary array is not aligned.
     """
     found = {MatmulAttribute.EPILOGUE: int(_epilogue(e, swapped=p.d.order == "C"))}
     vectors = [name for name in e.given if name != "aux"]
@@ -86,7 +86,9 @@ def attributes(
     if e.aux is not None:
         at = address(e.aux)
         if at % _ALIGNMENT:
-            raise LayoutError(f"epilogue: aux: starts at {at:#x}, expected a multiple of {_ALIGNMENT} bytes")
+            raise ArgumentError(
+                f"epilogue: aux: starts at {at:#x}, expected a multiple of {_ALIGNMENT} bytes"
+            )
         found[MatmulAttribute.EPILOGUE_AUX_POINTER] = at
         mask = e.activation in ("relu", "drelu")
         _, ld, dtype = aux_layout(p.d, rank, e.activation or "")

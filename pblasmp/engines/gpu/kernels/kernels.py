@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ....dtypes import accumulation_dtype
-from ....errors import LayoutError, UnsupportedError
+from ....errors import ArgumentError, UnsupportedError
 from .views import Move, View
 
 __all__ = ["Kernels", "common_run", "vector_width"]
@@ -375,20 +375,22 @@ class Kernels:
             blocks: of threads, at most; 0: two for each multiprocessor.
 
         Raises:
-            LayoutError: the shapes or types differ.
+            ArgumentError: the shapes or types differ.
         """
         first, out = parts[0], outs[0]
         c = c if beta != 0 else None
         read = c or (out if out.dtype.itemsize > 1 else first)  # an operand needs a type even if not read
         like = [view for view in (*parts, *outs, c) if view is not None]
         if any((view.rows, view.cols) != (first.rows, first.cols) for view in like):
-            raise LayoutError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
+            raise ArgumentError(f"matrices of other shapes than {first.rows} x {first.cols} are to be added")
         if any((view.dtype, view.ld) != (first.dtype, first.ld) for view in parts) or any(
             view.dtype != out.dtype or view.ld != outs[-1].ld for view in outs[1:]
         ):
-            raise LayoutError("parts, and results after the first, must have one type and leading dimension")
+            raise ArgumentError(
+                "parts, and results after the first, must have one type and leading dimension"
+            )
         if bias is not None and bias.cols != first.cols:
-            raise LayoutError(f"bias has {bias.cols} entries for {first.cols} columns")
+            raise ArgumentError(f"bias has {bias.cols} entries for {first.cols} columns")
         if not first.rows * first.cols:
             return
         width = vector_width(first.dtype, first.cols, like)
@@ -423,7 +425,7 @@ class Kernels:
     def copy(self, stream: Any, to: View, of: View, blocks: int = 0) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
         if (to.rows, to.cols, to.dtype.itemsize) != (of.rows, of.cols, of.dtype.itemsize):
-            raise LayoutError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
+            raise ArgumentError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
         size = of.dtype.itemsize
         whole = (1, 1, of.rows, of.cols * size)
         self.move(
@@ -442,13 +444,13 @@ class Kernels:
             blocks: of threads, at most; 0: four for each multiprocessor.
 
         Raises:
-            LayoutError: an extent or a stride is negative.
+            ArgumentError: an extent or a stride is negative.
         """
         alike: dict[tuple[int, int], list[Move]] = {}
         for each in moves:
             _, there, _, here, extents = each
             if min(*extents, *there, *here) < 0:
-                raise LayoutError(
+                raise ArgumentError(
                     f"extents {tuple(extents)}, strides {tuple(there)} and {tuple(here)}: none may be < 0"
                 )
             if 0 not in extents:

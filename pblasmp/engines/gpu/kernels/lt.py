@@ -21,7 +21,7 @@ import numpy as np
 
 from ....bindings import Operation
 from ....dtypes import DTYPES, FLOAT8, accumulation_dtype, is_float8
-from ....errors import LayoutError, LibraryNotFoundError, UnsupportedError
+from ....errors import ArgumentError, LibraryNotFoundError, UnsupportedError
 from ..types import DATA_TYPES, compute_type
 from .views import View
 
@@ -195,19 +195,19 @@ class LocalProducts:
             lane: products of one lane run one after another, on whatever stream, and share a workspace.
 
         Raises:
-            LayoutError: the shapes do not fit together.
+            ArgumentError: the shapes do not fit together.
             UnsupportedError: cuBLASLt has no such product.
         """
         m, k = (x.rows, x.cols) if op_x == "N" else (x.cols, x.rows)
         inner, n = (w.rows, w.cols) if op_w == "N" else (w.cols, w.rows)
         c = d if c is None else c
         if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
-            raise LayoutError(
+            raise ArgumentError(
                 f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
                 "expected m x k, k x n and twice m x n"
             )
         if not (m and n and k):
-            raise LayoutError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
+            raise ArgumentError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
         product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, batch, sms)

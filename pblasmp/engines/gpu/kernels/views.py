@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....errors import LayoutError
+from ....errors import ArgumentError
 from ....layout.intersection import Piece, Stretches
 
 __all__ = ["Blocks", "Move", "View", "blocks", "contiguous", "moves", "transposing_moves"]
@@ -43,12 +43,12 @@ class View:
             name: of the operand, for the error.
 
         Raises:
-            LayoutError: the array has another memory order, or ``dtype`` another size.
+            ArgumentError: the array has another memory order, or ``dtype`` another size.
         """
         dtype = np.dtype(array.dtype) if dtype is None else dtype
         size = dtype.itemsize
         if array.ndim != 2 or array.itemsize != size:
-            raise LayoutError(
+            raise ArgumentError(
                 f"{name}: expected a matrix of {dtype.name}, got {array.ndim} dimensions of {array.dtype}"
             )
         rows, cols = array.shape
@@ -57,7 +57,7 @@ class View:
         across = array.strides[1] if cols > 1 else size
         down = array.strides[0] if rows > 1 else cols * size
         if across != size or down < cols * size or down % size:
-            raise LayoutError(
+            raise ArgumentError(
                 f"{name}: strides are {tuple(array.strides)} bytes, expected row-major memory (C order)"
             )
         return cls(int(array.data.ptr), rows, cols, down // size, dtype)
