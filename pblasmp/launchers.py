@@ -20,16 +20,23 @@ from .extras import install
 
 __all__ = [
     "LAUNCHERS",
+    "PROCESSES",
     "Launcher",
     "LauncherKind",
     "NoLauncher",
     "Surroundings",
+    "ancestors",
     "find_launcher",
     "kind_of_library",
+    "parent_rank",
     "surroundings",
 ]
 
+PROCESSES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "flux")
+"""What the processes of launchers are called."""
+
 _MPIRUN = "PBLASMP_MPIRUN"  # a launcher named by the user
+_MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi)?[-.][^/]*$", re.MULTILINE)
 
 
 class LauncherKind(NamedTuple):
@@ -100,6 +107,11 @@ class Surroundings(NamedTuple):
         """The launcher and the MPIs that it belongs to."""
         return "Hydra (of MPICH or Intel MPI)" if self.name == "Hydra" else f"{self.name}'s launcher"
 
+    @property
+    def variable(self) -> str:
+        """The environment variable in which the launcher has put the rank."""
+        return next(row.rank for row in LAUNCHERS if row.name == self.name)
+
 
 def surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings | None:
     """Return which launcher started this process and with how many ranks, None if none did. Local."""
@@ -109,6 +121,38 @@ def surroundings(environ: Mapping[str, str] = os.environ) -> Surroundings | None
         if rank is None or (size is None) != (not row.size):
             continue
         return None if size is not None and size < row.least else Surroundings(row.name, rank, size)
+    return None
+
+
+def ancestors() -> Iterator[tuple[int, str]]:
+    """Yield the number and the name of this process's parent, of the parent's parent and so on. Local."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            return
+        yield pid, name
+        pid = int(rest.split()[1])
+
+
+def parent_rank(around: Surroundings) -> int | None:
+    """Return the process that is the rank ``around`` and that this process is a child of; None if there is none. Local.
+
+    A launcher lets each rank initialize MPI once. A rank's child inherits the rank's environment, but must not do so:
+    MPI would end it, or it would wait forever.
+    """
+    variable = f"{around.variable}={around.rank}".encode()
+    for pid, name in ancestors():
+        if name in PROCESSES:
+            return None
+        try:
+            if variable not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return None
+            if _MPI_LIBRARY.search(Path(f"/proc/{pid}/maps").read_text()):
+                return pid
+        except OSError:
+            return None
     return None
 
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..launchers import surroundings
+from ..launchers import PROCESSES, ancestors, surroundings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["caution", "complain", "console", "is_terminal", "leading", "plain", "print_json", "use_colour"]
 
-_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun", "srun", "flux")
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # all but the line feed
 
@@ -91,27 +90,13 @@ def is_terminal(descriptor: int) -> bool:
         return False
     if surroundings() is None:
         return True
-    launcher = _launcher_process()
-    if launcher is None:
+    launchers = [pid for pid, name in ancestors() if name in PROCESSES]  # none if they are on another node
+    if not launchers:
         return False
     try:
-        return str(Path(f"/proc/{launcher}/fd/{descriptor}").readlink()).startswith(_TERMINALS)
+        return str(Path(f"/proc/{launchers[-1]}/fd/{descriptor}").readlink()).startswith(_TERMINALS)
     except OSError:
         return False
-
-
-def _launcher_process() -> int | None:
-    """Return the outermost launcher among the ancestors of this process; None if it is on another node."""
-    found, pid = None, os.getppid()
-    while pid > 1:
-        try:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            break
-        if name in _LAUNCHERS:
-            found = pid
-        pid = int(rest.split()[1])
-    return found
 
 
 def console(*, colour: bool, stderr: bool = False, terminal: bool | None = None) -> Console:

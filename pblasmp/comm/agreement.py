@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, PblasmpError, RankMismatchError
-from .communicator import Communicator
+from .communicator import FINALIZED, Communicator
 from .side_channel import SideChannel, text_of
 
 __all__ = ["CLOSING", "Agreement", "Running", "closing", "differs_in", "is_agreed", "leave"]
@@ -87,6 +87,7 @@ class Agreement:
         RankMismatchError: the ranks made different calls or have different facts.
         Exception: the fault that one or more ranks found; raised on every rank, with the ranks named.
         SystemExit: a rank leaves the context with this exit status.
+        ClosedError: the context is broken, or MPI is finalized.
     """
 
     def __init__(self, comm: Communicator, call: str, *, blocks: bool = False) -> None:
@@ -94,6 +95,7 @@ class Agreement:
         self._facts: dict[str, Any] = {"call": call}
 
     def __enter__(self) -> dict[str, Any]:
+        _check_alive(self._comm)
         self._comm.channel.take_turn(self._facts["call"])
         return self._facts
 
@@ -134,13 +136,14 @@ class Running:
         checks: afterwards, look for ranks that have left; not needed if the call only queues work.
 
     Raises:
-        ClosedError: the context is broken, or another thread is using it.
+        ClosedError: the context is broken, another thread is using it, or MPI is finalized.
     """
 
     def __init__(self, comm: Communicator, call: str, *, checks: bool = True) -> None:
         self._comm, self._call, self._checks = comm, call, checks
 
     def __enter__(self) -> None:
+        _check_alive(self._comm)
         self._comm.channel.take_turn(self._call)
 
     def __exit__(
@@ -155,6 +158,11 @@ class Running:
                 channel.forget()
         finally:
             channel.end_turn()
+
+
+def _check_alive(comm: Communicator) -> None:
+    if comm.gone():
+        raise ClosedError(FINALIZED)
 
 
 def _break_off(comm: Communicator, error: BaseException, call: str) -> None:
@@ -215,7 +223,7 @@ def leave(comm: Communicator, error: BaseException) -> None:
     ``error``, and one of them shows it. Otherwise it is shown here and every rank is aborted. In a broken context
     there are no more agreements: the ranks wait a second for each other to leave.
     """
-    if comm.size == 1 or comm.channel.disowned:
+    if comm.size == 1 or comm.channel.disowned or comm.gone():
         return
     channel, deadline = comm.channel, time.monotonic() + _GRACE_SECONDS
     lost = channel.device_fault()

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast, runt
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, PblasmpError, UnsupportedError
+from ..errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    LibraryNotFoundError,
+    PblasmpError,
+    UnsupportedError,
+)
 from ..extras import install
-from ..launchers import surroundings
+from ..launchers import parent_rank, surroundings
 from .side_channel import Place, SideChannel, number_open
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
+    "FINALIZED",
     "Communicator",
     "MpiCollectives",
     "Request",
@@ -31,6 +39,7 @@ __all__ = [
     "check_world",
     "chunks",
     "count_cores",
+    "mpi",
     "nodes_of",
     "ranks_per_node",
     "wrap",
@@ -38,6 +47,7 @@ __all__ = [
 
 _CHUNK_BYTES = 1 << 30  # MPI 3 counts in 32-bit ints
 _NOTE = 1  # tag of the side channel's messages
+FINALIZED = "MPI is finalized: the ranks can no longer communicate, so no collective call is possible"
 _TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 Array = NDArray[Any]
@@ -241,7 +251,10 @@ class _Mpi:
     """A duplicate of an mpi4py communicator, so that our messages never meet the caller's."""
 
     def __init__(self, comm: MPI.Comm, channel: SideChannel, *, patient: bool = True) -> None:
-        self._comm = comm
+        from mpi4py import MPI
+
+        self.gone = MPI.Is_finalized
+        self._made = comm
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.patient = patient
@@ -251,6 +264,17 @@ class _Mpi:
         self._carries_notes = not channel.connected
         if self._carries_notes:
             channel.connect(_Notes(comm))
+
+    @property
+    def _comm(self) -> MPI.Comm:
+        """The communicator of mpi4py. An MPI library ends the process if it is used after MPI_Finalize.
+
+        Raises:
+            ClosedError: MPI is finalized.
+        """
+        if self.gone():
+            raise ClosedError(FINALIZED)
+        return self._made
 
     def _done(self, request: Request) -> None:
         """Wait for a collective call that has begun."""
@@ -357,16 +381,13 @@ class _Mpi:
             return _Mpi(self._comm.Split(color, self.rank), self.channel, patient=self.patient)
 
     def duplicate(self) -> Communicator:
+        mpi()
         return _duplicate(self._comm)
 
     def abort(self, code: int) -> NoReturn:
-        self._comm.Abort(code)
+        if not self.gone():
+            self._comm.Abort(code)
         os._exit(code)  # MPICH's MPI_Abort may return before the launcher ends the job
-
-    def gone(self) -> bool:
-        from mpi4py import MPI
-
-        return MPI.Is_finalized()
 
     def free(self) -> None:
         self.board = None
@@ -384,7 +405,7 @@ def check_world(nranks: int, launcher: str) -> None:
     Raises:
         LibraryNotFoundError: the library sees fewer ranks, or cannot be loaded.
     """
-    MPI = _mpi()
+    MPI = mpi()
     if MPI.COMM_WORLD.size < nranks:
         library = " ".join(MPI.Get_library_version().strip("\0 ").split("\n")[0].split())
         raise LibraryNotFoundError(
@@ -394,14 +415,35 @@ def check_world(nranks: int, launcher: str) -> None:
         )
 
 
-def _mpi() -> Any:
-    """Return mpi4py's MPI, or raise LibraryNotFoundError."""
+def mpi() -> Any:
+    """Return mpi4py's MPI, ready for communication. Local.
+
+    Raises:
+        LibraryNotFoundError: no MPI library can be loaded.
+        UnsupportedError: this process is a child of a rank, or MPI is not initialized.
+        ClosedError: MPI is finalized.
+    """
+    around = surroundings()
+    parent = None if around is None else parent_rank(around)
+    if around is not None and parent is not None:
+        prefix = around.variable.partition("_")[0]
+        raise UnsupportedError(
+            f"this process is a child of rank {around.rank} (process {parent}), which uses MPI already, and "
+            f"{around.title} lets each rank do so once. To run it on its own, start it without the launcher's "
+            f"environment variables: {around.variable} and the others that begin with {prefix}_"
+        )
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LibraryNotFoundError(
             f"an MPI launcher started this process, but no MPI library can be loaded ({error}): {install('mpi')}"
         ) from None
+    if not MPI.Is_initialized():
+        raise UnsupportedError(
+            "MPI is not initialized, since mpi4py.rc.initialize was set to False: call MPI.Init() before"
+        )
+    if MPI.Is_finalized():
+        raise ClosedError(FINALIZED)
     return MPI
 
 
@@ -480,7 +522,9 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
 
     Raises:
         LibraryNotFoundError: an MPI launcher started this process, but its MPI library cannot be loaded.
-        UnsupportedError: torchrun started this process, but there is no process group yet.
+        UnsupportedError: torchrun started this process, but there is no process group yet; MPI is not initialized; or
+            this process is a child of a rank.
+        ClosedError: MPI is finalized.
         ArgumentError: ``comm`` is something else, a group that this rank is not in, or a mesh of several dimensions.
     """
     # isinstance reads every attribute, and reading the size of COMM_NULL is an error.
@@ -503,7 +547,7 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
         )
     if comm is None:
         try:
-            comm = _mpi().COMM_WORLD
+            comm = mpi().COMM_WORLD
         except LibraryNotFoundError:
             if launcher is not None:
                 raise
@@ -513,10 +557,10 @@ def wrap(comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None) -> Co
             "comm: expected an mpi4py communicator, a process group that this rank is in, or a device mesh, "
             f"got {comm!r}"
         )
-    mpi = cast("MPI.Comm", comm)
-    if launcher is not None and launcher.size is not None and mpi == _mpi().COMM_WORLD:
+    given = cast("MPI.Comm", comm)
+    if given == mpi().COMM_WORLD and launcher is not None and launcher.size is not None:
         check_world(launcher.size, launcher.title)
-    if not mpi or mpi.Is_inter():  # COMM_NULL is false
-        what = "an intercommunicator" if mpi else "COMM_NULL, as ranks outside a communicator have it"
+    if not given or given.Is_inter():  # COMM_NULL is false
+        what = "an intercommunicator" if given else "COMM_NULL, as ranks outside a communicator have it"
         raise ArgumentError(f"comm: expected a communicator that this rank is in, got {what}")
-    return _duplicate(mpi)
+    return _duplicate(given)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import launch as launching
+from ..comm.communicator import mpi
 from ..errors import ArgumentError
 from ..launch import Launcher, surroundings
 from .pool import RanksFailedError, World, pool
@@ -126,9 +127,7 @@ def _run(
 
 def _run_here(name: str, file: str, nranks: int, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
     """Run the function on the first ranks of the world that this process was started in."""
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
+    world = mpi().COMM_WORLD
     if world.size < nranks:
         raise RanksFailedError(
             f"{name} needs {nranks} ranks and mpirun started {world.size}: mpirun -n {nranks} or more"
@@ -137,7 +136,8 @@ def _run_here(name: str, file: str, nranks: int, kwargs: dict[str, Any]) -> list
     comm = world.Split(0 if inside else 1, world.rank)
     try:
         outcome = run_function(name, file, comm, json.loads(json.dumps(kwargs))) if inside else None
-        return world.allgather(outcome)[:nranks]
+        outcomes: list[dict[str, Any]] = world.allgather(outcome)
+        return outcomes[:nranks]
     finally:
         comm.Free()
 

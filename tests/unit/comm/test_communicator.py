@@ -119,7 +119,7 @@ def test_abort_ends_this_rank_where_mpi_returns():
         "from mpi4py import MPI; from pblasmp.comm.communicator import wrap\n"
         "class Comm(MPI.Intracomm):\n"
         "    def Abort(self, code): print('aborts', flush=True)\n"
-        "comm = wrap(MPI.COMM_SELF); comm._comm = Comm(MPI.COMM_SELF); comm.abort(7); print('returns')"
+        "comm = wrap(MPI.COMM_SELF); comm._made = Comm(MPI.COMM_SELF); comm.abort(7); print('returns')"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
