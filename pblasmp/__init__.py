@@ -106,19 +106,29 @@ _HOME = {
     "tune": "planning",
 }
 
-_MODULES = {"pblas", "tensor_parallel"}  # those that users name
+_MODULES = {
+    "layout",
+    "pblas",
+    "tensor_parallel",
+    "testing",
+}  # for users; pblasmp.torch, too, which needs PyTorch
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    module = f"{__name__}.{name}"
+    try:
+        if not name.startswith("_"):
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .matrix import DistributedMatrix
 
-__all__ = ["binary", "cast", "copy", "fill", "is_scalar", "negative", "promote"]
+__all__ = ["assign", "binary", "cast", "copy", "fill", "is_scalar", "negative", "promote"]
 
 _FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide"}
 
@@ -171,9 +171,33 @@ def copy(matrix: DistributedMatrix) -> DistributedMatrix:
     """Return a new matrix of the same elements and layout. Collective over the context."""
     with matrix.context._agreement("copy") as facts:
         facts["matrix"] = matrix.descriptor
-        out = matrix.context._allocate(matrix.descriptor)
-        out.local[...] = matrix.local
-        return out
+        return _copied(matrix)
+
+
+def _copied(matrix: DistributedMatrix) -> DistributedMatrix:
+    """Return a copy without agreement. Local."""
+    out = matrix.context._allocate(matrix.descriptor)
+    out.local[...] = matrix.local
+    return out
+
+
+def assign(part: DistributedMatrix, value: DistributedMatrix) -> None:
+    """Write a matrix of the same shape into ``part``, with which it may share memory. Collective over the context.
+
+    Nothing is written if both are the same part of one matrix: Python ends ``A[i, j] += B`` with such a call.
+    """
+    ctx, call = part.context, "matrix[...] ="
+    same = value._place == part._place
+    with ctx._running(call):
+        with ctx._agreement(call) as facts:
+            facts.update(matrix=part.descriptor, value=value.descriptor, same=same)
+            _check_pair(call, part, value)
+            if same:
+                return
+            _check_writable(call, part, value.dtype)
+            if ctx.engine.overlap(part.local, value.local):  # maybe on this rank alone
+                value = _copied(value)
+        value.move_to(part)
 
 
 def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:

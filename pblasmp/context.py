@@ -487,10 +487,12 @@ class Context:
 
         Args:
             function: called once on every rank with the row indices of its part as a column and the column indices as a
-                row (int64); returns the values, or anything that broadcasts to them.
+                row (int64); returns the values, or anything that broadcasts to them. ``numpy.vectorize(f)`` makes one
+                of a function of two numbers.
             layout, block, grid, source, dtype, order: as for :meth:`empty`.
 
         Raises:
+            LayoutError: the values do not fit, or ``function`` takes numbers but no arrays; raised on every rank.
             Exception: what ``function`` raises on any rank; raised on every rank.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)

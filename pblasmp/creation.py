@@ -238,7 +238,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
         host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
-            values = as_numbers(function(rows[:, None], cols[None, :]), "from_function")
+            values = as_numbers(_called(function, rows[:, None], cols[None, :]), "from_function")
             if values.dtype.kind == "c" and descriptor.dtype.kind != "c":
                 raise ArgumentError(
                     f"from_function: {values.dtype} does not convert to {descriptor.dtype.name}"
@@ -251,6 +251,21 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
                 ) from None
         ctx.engine.from_host(out.local, host)
     return out
+
+
+def _called(function: Callable[..., Any], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Any:
+    """Return ``function(rows, cols)``, or raise LayoutError if it takes numbers, but no arrays. Local."""
+    try:
+        return function(rows, cols)
+    except (TypeError, ValueError) as error:
+        try:
+            function(int(rows[0, 0]), int(cols[0, 0]))
+        except Exception:  # noqa: BLE001 - the function is wrong for numbers, too: its first error says how
+            raise error from None
+        raise LayoutError(
+            "from_function: the function takes single numbers, expected one of arrays of row and column indices: "
+            f"use numpy.where instead of if, or wrap it: numpy.vectorize(function) ({error})"
+        ) from error
 
 
 def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:

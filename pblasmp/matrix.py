@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,26 @@ if TYPE_CHECKING:
 __all__ = ["DistributedMatrix"]
 
 
+class Place(NamedTuple):
+    """Where a view is in the matrix whose memory it shows. Views of one place are the same elements.
+
+    Attributes:
+        whole: that matrix, which is no view.
+        i, j: the row and the column in it where the view begins.
+        transposed: whether the view's rows are its columns.
+    """
+
+    whole: DistributedMatrix
+    i: int
+    j: int
+    transposed: bool
+
+    def part(self, i: int, j: int) -> Place:
+        """Return the place of a sub-matrix that begins at row ``i`` and column ``j`` of this view. Local."""
+        down, right = (j, i) if self.transposed else (i, j)
+        return self._replace(i=self.i + down, j=self.j + right)
+
+
 class DistributedMatrix:
     """A matrix spread over the ranks of a context. Made by the context's methods, not directly. Local.
 
@@ -47,14 +67,12 @@ class DistributedMatrix:
         context: Context,
         descriptor: MatrixDescriptor,
         local: Any,
-        transpose_of: DistributedMatrix | None = None,
-        part_of: tuple[DistributedMatrix, int, int] | None = None,
+        place: Place | None = None,
     ) -> None:
         self.context = context
         self.descriptor = descriptor
         self._local = local
-        self.transpose_of = transpose_of
-        self._part_of = part_of
+        self._view_at = place
 
     @property
     def local(self) -> Any:
@@ -96,7 +114,10 @@ class DistributedMatrix:
     @property
     def T(self) -> DistributedMatrix:  # noqa: N802 - the name NumPy uses
         """The transpose as a view of the same memory. Local."""
-        return DistributedMatrix(self.context, self.descriptor.T, self._local.T, transpose_of=self)
+        place = self._place
+        return DistributedMatrix(
+            self.context, self.descriptor.T, self._local.T, place._replace(transposed=not place.transposed)
+        )
 
     @property
     def H(self) -> DistributedMatrix:  # noqa: N802 - the usual name
@@ -106,7 +127,7 @@ class DistributedMatrix:
         """
         if self.dtype.kind != "c":
             return self.T
-        return DistributedMatrix(self.context, replace(self.descriptor.T, ld=None), self._local.conj().T)
+        return DistributedMatrix(self.context, replace(self.descriptor, ld=None), self._local.conj()).T
 
     def __getitem__(self, index: tuple[slice, slice]) -> DistributedMatrix:
         """Return the sub-matrix ``[i0:i1, j0:j1]`` as a view of the same memory. Local; 0-based.
@@ -120,11 +141,12 @@ class DistributedMatrix:
         local = self._local
         if coords is not None:
             local = local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
-        whole, i, j = self._place()
-        return DistributedMatrix(self.context, d[index], local, part_of=(whole, i + rows[0], j + cols[0]))
+        return DistributedMatrix(self.context, d[index], local, self._place.part(rows[0], cols[0]))
 
     def __setitem__(self, index: tuple[slice, slice], value: DistributedMatrix | complex) -> None:
         """Write a matrix of any layout, or a number, into a sub-matrix. Collective over the context; 0-based.
+
+        As in NumPy, the matrix may share memory with the sub-matrix: all of it is read before it is overwritten.
 
         Raises:
             ArgumentError: the index is not a pair of slices of step 1, or the matrix does not fit.
@@ -132,21 +154,16 @@ class DistributedMatrix:
         """
         part = self[index]
         if isinstance(value, DistributedMatrix):
-            if (
-                value.shape != part.shape or value._place() != part._place()
-            ):  # else A[i, j] += B has written it
-                value.redistribute(out=part)
+            arithmetic.assign(part, value)
         elif arithmetic.is_scalar(value):
             arithmetic.fill(part, value)
         else:
             raise ArgumentTypeError(f"expected a DistributedMatrix or a number, got {type(value).__name__}")
 
-    def _place(self) -> tuple[DistributedMatrix, int, int]:
-        """Return the matrix that this one is a part of (maybe itself), and its first row and column there. Local."""
-        if self.transpose_of is not None:
-            whole, i, j = self.transpose_of._place()
-            return whole.T, j, i
-        return self._part_of or (self, 0, 0)
+    @property
+    def _place(self) -> Place:
+        """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself."""
+        return self._view_at or Place(self, 0, 0, transposed=False)
 
     def to_scalapack(self, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
@@ -161,7 +178,9 @@ class DistributedMatrix:
         Raises:
             ArgumentError: the matrix is in C order or of a 16-bit type, or a number needs more than 32 bits.
         """
-        whole, i, j = self._place()
+        whole, i, j, transposed = self._place
+        if transposed:
+            whole, i, j = whole.T, j, i
         d, rank = whole.descriptor, self.context.rank
         if d.dtype.itemsize == 2:
             raise ArgumentError(f"ScaLAPACK has no matrices of {d.dtype.name}")

@@ -13,6 +13,7 @@ from .epilogue import Epilogue
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
+from .layout.grid import one_of
 from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
 from .matrix import DistributedMatrix
@@ -174,11 +175,11 @@ def _read(
 
 
 def _untransposed(x: Any, op: Op) -> tuple[Any, Op]:
-    """Return ``A, "T"`` for ``A.T, "N"`` and the like, so that the result is laid out as A's user would expect."""
-    transposed = isinstance(x, DistributedMatrix) and x.transpose_of is not None
+    """Return ``A, "T"`` for ``A.T, "N"``, and so for views of A.T: the result is then laid out as for A itself."""
+    transposed = isinstance(x, DistributedMatrix) and x._place.transposed and one_of(op, "NTC")
     if not transposed or (op == "C" and x.dtype.kind == "c"):
         return x, op
-    return _untransposed(x.transpose_of, "T" if op == "N" else "N")
+    return x.T, "T" if op == "N" else "N"
 
 
 def _default_result(

@@ -103,12 +103,15 @@ class MatmulProblem(Product):
         n: int,
         k: int,
         nranks: int,
-        op_a: Op,
-        op_b: Op,
+        op_a: Op | None,
+        op_b: Op | None,
         dtype: DTypeLike,
         out_dtype: DTypeLike | None,
         order: MemoryOrder,
     ) -> MatmulProblem:
+        defaults: tuple[Op, Op] = ("N", "T") if order == "C" else ("T", "N")
+        op_a = defaults[0] if op_a is None else op_a
+        op_b = defaults[1] if op_b is None else op_b
         a, b, d = scheme_operands(scheme, m, n, k, nranks, op_a, op_b, as_dtype(dtype), order)
         d = replace(d, dtype=result_dtype(a.dtype) if out_dtype is None else as_dtype(out_dtype))
         return cls(a, b, d, op_a, op_b, scheme=scheme)
@@ -120,14 +123,25 @@ class MatmulProblem(Product):
         n: int,
         k: int,
         nranks: int,
-        op_a: Op = "T",
-        op_b: Op = "N",
+        op_a: Op | None = None,
+        op_b: Op | None = None,
         *,
         dtype: DTypeLike = "float32",
         out_dtype: DTypeLike | None = None,
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
         """Return AllGather + GEMM on ``nranks`` ranks: B (in C order: A) is gathered. Local.
+
+        Args:
+            m: rows of D.
+            n: columns of D.
+            k: columns of op(A).
+            nranks: number of ranks.
+            op_a, op_b: "N", "T" or "C"; by default TN in F order and NT in C order, which are the same product of the
+                same memory.
+            dtype: type of A and B.
+            out_dtype: type of D, by default that of A and B, bfloat16 for 8-bit ones.
+            order: memory order of all.
 
         Raises:
             LayoutError: m or n is not divisible by ``nranks``.
@@ -141,14 +155,16 @@ class MatmulProblem(Product):
         n: int,
         k: int,
         nranks: int,
-        op_a: Op = "T",
-        op_b: Op = "N",
+        op_a: Op | None = None,
+        op_b: Op | None = None,
         *,
         dtype: DTypeLike = "float32",
         out_dtype: DTypeLike | None = None,
         order: MemoryOrder = "F",
     ) -> MatmulProblem:
         """Return GEMM + ReduceScatter on ``nranks`` ranks: k is split, D scattered. Local.
+
+        Arguments as for :meth:`allgather`.
 
         Raises:
             LayoutError: n (in C order: m) or k is not divisible by ``nranks``.
@@ -162,8 +178,8 @@ class MatmulProblem(Product):
         n: int,
         k: int,
         nranks: int,
-        op_a: Op = "T",
-        op_b: Op = "N",
+        op_a: Op | None = None,
+        op_b: Op | None = None,
         *,
         dtype: DTypeLike = "float32",
         out_dtype: DTypeLike | None = None,
@@ -172,7 +188,7 @@ class MatmulProblem(Product):
         """Return GEMM + AllReduce on ``nranks`` ranks: k is split and every rank gets all of D. Local.
 
         D is declared ``(m, n * nranks)`` in F order, ``(m * nranks, n)`` in C order: each rank's local array
-        is all of the m × n result.
+        is all of the m × n result. Arguments as for :meth:`allgather`.
 
         Raises:
             LayoutError: k is not divisible by ``nranks``, or the ops are not TN (in C order: NT).

@@ -66,9 +66,9 @@ def scheme_operands(
     n: int,
     k: int,
     nranks: int,
-    op_a: str = "T",
-    op_b: str = "N",
-    dtype: DTypeLike = "float32",
+    op_a: str,
+    op_b: str,
+    dtype: DTypeLike,
     order: str = "F",
 ) -> Operands:
     """Return the descriptors of A, B and D of ``D[m, n] = op(A) op(B)`` in this scheme, in one memory order. Local.

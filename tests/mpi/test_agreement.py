@@ -215,6 +215,11 @@ def bad_operand_on_one_rank(comm):
         ):
             options = {option: value} if bad else {}
             yield f"matmul: {option} {words[0]}", error(kind, [*words, on], pb.matmul, a, b, **options)
+        words = ["op_a: expected 'N', 'T' or 'C', got 'X'"]
+        yield (
+            "matmul: op_a of a transpose",
+            error(pb.LayoutError, [*words, on], pb.matmul, a.T, a, op_a=wrong("X", "N")),
+        )
         neither = values, values.T
         yield (
             "matmul: no matrices",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -155,8 +156,45 @@ def arrays_that_say_it(comm):
         yield "local", agreed_error(ctx, pb.ArgumentError, ["masked"], ctx.from_local, local, d)
 
 
+def functions_of_numbers(comm):
+    """Functions that take two numbers, and no arrays: the error says what to do, and that works."""
+    with pb.Context(comm, engine="host") as ctx:
+        d = pb.MatrixDescriptor((9, 7), (2, 2), pb.Grid.squarest(comm.size))
+        table = [[10.0 * i + j for j in range(7)] for i in range(9)]
+        for name, function in (
+            ("if", lambda i, j: 1.0 if i == j else 0.0),
+            ("max", lambda i, j: float(max(i, j))),
+            ("math", lambda i, j: math.floor(i) + math.floor(j)),
+            ("lists", lambda i, j: table[i][j]),
+        ):
+            words = [
+                "from_function: the function takes single numbers",
+                "numpy.where",
+                "numpy.vectorize(function)",
+            ]
+            yield name, agreed_error(ctx, pb.LayoutError, words, ctx.from_function, function, d)
+            whole = np.array([[function(i, j) for j in range(7)] for i in range(9)], "float64")
+            yield f"{name} in vectorize", misplaced(ctx.from_function(np.vectorize(function), d), whole)
+
+        def wrong_for_numbers_too(i, j):
+            raise ValueError(f"no value for {type(i).__name__}, {type(j).__name__}")
+
+        words = ["no value for ndarray, ndarray"]
+        yield (
+            "its own error",
+            agreed_error(ctx, ValueError, words, ctx.from_function, wrong_for_numbers_too, d),
+        )
+        empty = pb.MatrixDescriptor((0, 7), (2, 2), d.grid)
+        yield (
+            "an empty matrix",
+            agreed_error(ctx, ValueError, words, ctx.from_function, wrong_for_numbers_too, empty),
+        )
+
+
 @pytest.mark.parametrize("nranks", [1, 4])
-@pytest.mark.parametrize("cases", [values, random_errors, ways_to_say_it, arrays_that_say_it])
+@pytest.mark.parametrize(
+    "cases", [values, random_errors, ways_to_say_it, arrays_that_say_it, functions_of_numbers]
+)
 def test_creation(cases, nranks):
     run_mpi(cases, nranks)
 

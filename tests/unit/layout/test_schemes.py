@@ -97,6 +97,17 @@ def test_the_worked_examples_of_nvidia(scheme, sizes, a, b, d):
     p.validate()
 
 
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+def test_the_default_ops_are_one_product_of_the_same_memory_in_either_order(build):
+    """TN in F order, NT in C order, which every scheme has; one op that is given leaves the other."""
+    fortran, c = build(8, 12, 20, 4), build(12, 8, 20, 4, order="C")
+    assert (c.op_a, c.op_b) == ("N", "T")
+    assert fortran == c.T
+    c.validate()
+    assert build(8, 12, 20, 4, order="C", op_b="T") == build(8, 12, 20, 4, order="C")
+    assert build(8, 12, 20, 4, "T") == fortran
+
+
 @pytest.mark.parametrize(
     ("scheme", "x", "w", "y"),
     [("ag", (2, 20), (3, 20), (8, 3)), ("rs", (8, 5), (12, 5), (2, 12)), ("ar", (8, 5), (12, 5), (8, 12))],

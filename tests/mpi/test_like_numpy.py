@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random statements on matrices, each against NumPy: operators on chains of views, in place, and overlapping.
+
+Every rank draws the same statements. After each one all matrices are compared whole, so that a write outside the place
+it was meant for is found, too. Values are small integers: every result is exact in every type.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.dtypes import FLOAT8
+from tests.helpers.cases import (
+    TYPES,
+    agreed_error,
+    first,
+    layout,
+    misplaced,
+    misplaced_view,
+    numbers,
+    part,
+    pick,
+    product,
+    scattered,
+    unlike,
+)
+from tests.helpers.mpi import run_mpi
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+IN_PLACE = {"+": operator.iadd, "-": operator.isub, "*": operator.imul, "/": operator.itruediv}
+ALL_TYPES = (*TYPES, *TYPES, *FLOAT8)
+SIDE = 9
+PROGRAMS = 24
+STATEMENTS = 12
+
+
+class Named:
+    """A matrix, or a view of one, beside the NumPy array that it must equal, and how it was written."""
+
+    def __init__(self, matrix, array, text):
+        self.matrix, self.array, self.text = matrix, array, text
+
+    def at(self, index):
+        i, j = index
+        text = f"{self.text}[{i.start}:{i.stop}, {j.start}:{j.stop}]"
+        return Named(self.matrix[index], self.array[index], text)
+
+    @property
+    def T(self):  # noqa: N802
+        return Named(self.matrix.T, self.array.T, f"{self.text}.T")
+
+    @property
+    def H(self):  # noqa: N802
+        """NumPy's is a copy for complex types, and so is ours: no matrix changes with it."""
+        array = self.array.conj().T if self.array.dtype.kind == "c" else self.array.T
+        return Named(self.matrix.H, array, f"{self.text}.H")
+
+
+def window(rng, shape, size=None):
+    """The index of a part of a matrix of ``shape``, of ``size`` if that is given."""
+    size = tuple(int(rng.integers(1, n + 1)) for n in shape) if size is None else size
+    starts = (int(rng.integers(n - length + 1)) for n, length in zip(shape, size, strict=True))
+    return tuple(slice(start, start + length) for start, length in zip(starts, size, strict=True))
+
+
+def view(rng, x, size=None, *, writes=False):
+    """A chain of views of ``x``, the last of ``size`` if that is given, and fits. None of a copy if it ``writes``."""
+    for _ in range(int(rng.integers(3))):
+        how = int(rng.integers(3))
+        if how == 0:
+            smallest = 1 if size is None else max(size)
+            x = x.at(
+                window(
+                    rng,
+                    x.array.shape,
+                    tuple(int(rng.integers(min(n, smallest), n + 1)) for n in x.array.shape),
+                )
+            )
+        elif how == 1 or (writes and x.array.dtype.kind == "c"):
+            x = x.T
+        else:
+            x = x.H
+    if size is None:
+        return x
+    if any(length > n for length, n in zip(size, x.array.shape, strict=True)):
+        return None
+    return x if size == x.array.shape and rng.integers(2) else x.at(window(rng, x.array.shape, size))
+
+
+class Program:
+    """Matrices in random layouts, and random statements on them."""
+
+    def __init__(self, ctx, seed):
+        self.ctx, self.rng = ctx, np.random.default_rng((ctx.size, seed))
+        kinds = [pick(self.rng, ALL_TYPES) for _ in range(2)]
+        self.matrices = [self.matrix(name, kinds[i % 2]) for i, name in enumerate("ABC")]
+
+    def matrix(self, name, dtype):
+        shape = SIDE + int(self.rng.integers(3)), SIDE + int(self.rng.integers(3))
+        d = layout(self.rng, shape, self.ctx.size, dtype=dtype)
+        values = numbers(self.rng, shape, "float64").astype(d.dtype)
+        return Named(scattered(self.ctx, d, values), values, name)
+
+    def any_view(self, size=None, *, writes=False):
+        for _ in range(50):
+            found = view(self.rng, pick(self.rng, self.matrices), size, writes=writes)
+            if found is not None:
+                return found
+        return pick(self.rng, self.matrices).at(window(self.rng, (SIDE, SIDE), size))
+
+    def size(self):
+        return tuple(int(n) for n in self.rng.integers(1, 6, 2))
+
+    def operand(self, size, like):
+        """A view, or a number that ``like``'s type holds."""
+        if self.rng.integers(4) == 0:
+            number = pick(self.rng, (2, -1, 1j)) if like.dtype.kind == "c" else pick(self.rng, (2, -1))
+            return Named(number, number, repr(number))
+        return self.any_view(size)
+
+    # -- statements: each returns its text, and what is wrong or None
+
+    def assign(self):
+        """``v[i, j] = w``, most often within one matrix, where both overlap."""
+        size = self.size()
+        target = self.any_view(size, writes=True)
+        value = self.any_view(size)
+        return self.write(target, value, f"{target.text} = {value.text}", lambda _, y: y)
+
+    def assign_result(self):
+        """``v[i, j] = w @ u``."""
+        size, k = self.size(), int(self.rng.integers(1, 6))
+        x, y, target = (
+            self.any_view((size[0], k)),
+            self.any_view((k, size[1])),
+            self.any_view(size, writes=True),
+        )
+        text = f"{target.text} = matmul({x.text}, {y.text})"
+        if x.array.dtype != y.array.dtype or x.array.dtype in FLOAT8.values():
+            return text, None
+        found = pb.matmul(x.matrix, y.matrix, redistribute=True)
+        expected = product(x.array, y.array)
+        wrong = misplaced_view(found, expected)
+        text, written = self.write(target, Named(found, expected, ""), text, lambda _, y: y)
+        return text, wrong or written
+
+    def augment(self):
+        """``v[i, j] += w``: Python reads the item, adds in place, and writes the item."""
+        size = self.size()
+        target = self.any_view(size, writes=True)
+        symbol = pick(self.rng, tuple(OPERATORS))
+        value = self.operand(size, target.array) if symbol != "/" else Named(2, 2, "2")
+        text = f"{target.text} {symbol}= {value.text}"
+        return self.write(target, value, text, OPERATORS[symbol], IN_PLACE[symbol])
+
+    def augment_view(self):
+        """``v += w`` with a variable that is a view."""
+        target = self.any_view(writes=True)
+        value = self.operand(target.array.shape, target.array)
+        if isinstance(value.matrix, pb.DistributedMatrix) and value.array.shape != target.array.shape:
+            return "", None
+        symbol = pick(self.rng, "+-*")
+        text = f"v = {target.text}; v {symbol}= {value.text}"
+        if complex_into_real(target.array, value.array):
+            words = ["does not fit into"]
+            wrong = agreed_error(
+                self.ctx, pb.LayoutError, words, IN_PLACE[symbol], target.matrix, value.matrix
+            )
+            return text, wrong
+        result = combined(OPERATORS[symbol], target.array, value.array)
+        found = IN_PLACE[symbol](target.matrix, value.matrix)
+        target.array[...] = result
+        return text, None if found is target.matrix else "another object"
+
+    def binary(self):
+        size = self.size()
+        left, symbol = self.any_view(size), pick(self.rng, "+-*")
+        right = self.operand(size, left.array)
+        pair = (
+            (left, right)
+            if self.rng.integers(4) or isinstance(right.matrix, pb.DistributedMatrix)
+            else (right, left)
+        )
+        text = f"{pair[0].text} {symbol} {pair[1].text}"
+        found = OPERATORS[symbol](pair[0].matrix, pair[1].matrix)
+        expected = combined(OPERATORS[symbol], pair[0].array, pair[1].array)
+        like = (
+            found.descriptor.same_places(left.matrix.descriptor)
+            and found.descriptor.order == left.matrix.descriptor.order
+        )
+        return text, first(
+            misplaced_view(found, expected), None if like else "not laid out like the left operand"
+        )
+
+    def unary(self):
+        x = self.any_view(self.size())
+        text, found, expected = pick(
+            self.rng,
+            (
+                (f"-{x.text}", -x.matrix, -x.array),
+                (f"{x.text}.copy()", x.matrix.copy(), x.array),
+                (f"{x.text}.H", x.matrix.H, x.array.conj().T if x.array.dtype.kind == "c" else x.array.T),
+                (f"{x.text}.astype(complex128)", x.matrix.astype("complex128"), x.array.astype("complex128")),
+                (f"{x.text}.redistribute(order=F)", x.matrix.redistribute(order="F"), x.array),
+            ),
+        )
+        return text, misplaced_view(found, expected)
+
+    def reduce(self):
+        x = self.any_view(self.size())
+        wide = x.array.astype("complex128" if x.array.dtype.kind == "c" else "float64")
+        axis = pick(self.rng, (None, 0, 1))
+        found = x.matrix.sum(axis), x.matrix.diagonal(), x.matrix.norm("max"), x.matrix.allgather()
+        expected = (
+            np.asarray(wide.sum(axis)).astype(x.array.dtype),
+            x.array.diagonal(),
+            np.abs(wide).max(),
+            x.array,
+        )
+        wrongs = (unlike(np.asarray(f), np.asarray(e)) for f, e in zip(found, expected, strict=True))
+        return f"{x.text}.sum({axis}), ...", first(*wrongs)
+
+    def memory_order(self):
+        """A product of ``.T`` is laid out alike, however the transpose was written."""
+        x = pick(self.rng, self.matrices)
+        if x.array.dtype in FLOAT8.values():
+            return "", None
+        every = np.s_[:, :]
+        ways = (
+            x.matrix.T,
+            x.matrix.T[every],
+            x.matrix[every].T,
+            x.matrix.T.T.T,
+            x.matrix.H,
+            x.matrix.H[every],
+        )
+        found = [pb.matmul(way, x.matrix, redistribute=True) for way in ways]
+        orders = {each.descriptor for each in found}
+        values = product(x.array, x.array, op_a="T"), product(x.array, x.array, op_a="C")
+        wrongs = [misplaced_view(each, values[i > 3]) for i, each in enumerate(found)]
+        return f"{x.text}.T @ {x.text}", first(
+            *wrongs, None if len(orders) == 1 else f"several layouts: {orders}"
+        )
+
+    def wrong_shape(self):
+        size = self.size()
+        target, value = self.any_view(size, writes=True), self.any_view((size[0] + 1, size[1]))
+        words = ["matrix[...] =", str(size), str(value.array.shape)]
+        wrong = agreed_error(
+            self.ctx, pb.LayoutError, words, target.matrix.__setitem__, np.s_[:, :], value.matrix
+        )
+        return f"{target.text} = {value.text}", wrong
+
+    def write(self, target, value, text, function, in_place=None):
+        """Run ``target[all] = value`` or ``target[all] op= value``, on both sides."""
+        every = np.s_[:, :]
+        if complex_into_real(target.array, value.array):
+            words = ["does not fit into"]
+            call = target.matrix.__setitem__ if in_place is None else in_place
+            given = (every, value.matrix) if in_place is None else (target.matrix, value.matrix)
+            return text, agreed_error(self.ctx, pb.LayoutError, words, call, *given)
+        result = combined(function, target.array, value.array)
+        if in_place is None:
+            target.matrix[every] = value.matrix
+        else:
+            item = target.matrix[every]
+            target.matrix[every] = in_place(item, value.matrix)
+        target.array[...] = result
+        return text, None
+
+    def step(self):
+        statement = pick(self.rng, (
+            self.assign, self.assign, self.assign, self.augment, self.augment, self.augment_view, self.assign_result,
+            self.binary, self.unary, self.reduce, self.memory_order, self.fill, self.wrong_shape,
+        ))  # fmt: skip
+        text, wrong = statement()
+        wrong = wrong or first(*(misplaced(x.matrix, x.array) for x in self.matrices))
+        for x in self.matrices:
+            self.refresh(x)
+        return text, first(*self.ctx.comm.allgather(wrong))
+
+    def fill(self):
+        target = self.any_view(self.size(), writes=True)
+        number = int(self.rng.integers(-4, 5))
+        target.matrix[:, :] = number
+        target.array[...] = number
+        return f"{target.text} = {number}", None
+
+    def refresh(self, x):
+        """Give a matrix small integers again if it has others."""
+        values = x.array.astype("complex128")
+        if (np.abs(values) > 16).any() or (values != np.round(values)).any():
+            x.array[...] = numbers(self.rng, x.array.shape, "float64").astype(x.array.dtype)
+            x.matrix.local[...] = part(x.array, x.matrix.descriptor, self.ctx.rank)
+
+
+def combined(function, x, y):
+    """What NumPy says; two narrow types that differ meet in float32. In the type of ``x`` if the caller assigns it."""
+    try:
+        return function(x, y)
+    except TypeError:
+        return function(x.astype(np.float32), y.astype(np.float32))
+
+
+def complex_into_real(x, y):
+    return np.iscomplexobj(y) and not np.iscomplexobj(x)
+
+
+def programs(comm, count):
+    with pb.Context(comm, engine="host") as ctx, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 8-bit floats overflow
+        for seed in range(count):
+            program = Program(ctx, seed)
+            layouts = ", ".join(f"{x.text}: {x.matrix.descriptor!r}" for x in program.matrices)
+            for number in range(STATEMENTS):
+                text, wrong = program.step()
+                yield f"program {seed}, statement {number}: {text} with {layouts}", wrong
+                if wrong:
+                    break
+
+
+def _add_in_transpose(a):
+    a.T[0:2, 0:2] += 1
+
+
+def _add_in_variable(a):
+    b = a.T
+    b[1:4, 2:5] *= 2
+
+
+def _add_in_view_of_view(a):
+    a[2:8, 1:9].T[1:4, 0:3][0:2, :] -= 3
+
+
+def _take_transpose(a):
+    a[:, :] = a.T
+
+
+AS_WRITTEN = {
+    "A.T[i, j] += 1": _add_in_transpose,
+    "b = A.T; b[i, j] *= 2": _add_in_variable,
+    "A[i, j].T[k, l][m, n] -= 3": _add_in_view_of_view,
+    "A[:, :] = A.T": _take_transpose,
+    "A[1:, :] = A[:-1, :]": lambda a: operator.setitem(a, np.s_[1:, :], a[:-1, :]),
+    "A[:-1, :] = A[1:, :]": lambda a: operator.setitem(a, np.s_[:-1, :], a[1:, :]),
+    "A[:, 1:] = A[:, :-1]": lambda a: operator.setitem(a, np.s_[:, 1:], a[:, :-1]),
+    "A[0:3, 0:3] = A[1:4, 1:4]": lambda a: operator.setitem(a, np.s_[0:3, 0:3], a[1:4, 1:4]),
+    "A[1:4, 1:4] = A[0:3, 0:3]": lambda a: operator.setitem(a, np.s_[1:4, 1:4], a[0:3, 0:3]),
+    "A[0:6, 0:6] = A[0:6, 0:6].T": lambda a: operator.setitem(a, np.s_[0:6, 0:6], a[0:6, 0:6].T),
+    "A[0:0, 0:5] = A[2:2, 1:6]": lambda a: operator.setitem(a, np.s_[0:0, 0:5], a[2:2, 1:6]),
+}
+
+
+def as_written(comm):
+    """The shifts and transposes of public scripts, in every type."""
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
+        for dtype in (*TYPES, *FLOAT8):
+            for case, statement in AS_WRITTEN.items():
+                d = layout(rng, (12, 12), comm.size, dtype=dtype)
+                x = numbers(rng, d.shape, "float64").astype(d.dtype)
+                a = scattered(ctx, d, x)
+                statement(a)
+                statement(x)
+                yield f"{case} of {d}", misplaced(a, x)
+        for case, left, right, words in (
+            (
+                "A[0:3, 0:3] = A[0:2, 0:2]",
+                np.s_[0:3, 0:3],
+                a[0:2, 0:2],
+                ["matrix[...] =", "(3, 3)", "(2, 2)"],
+            ),
+            ("another context", np.s_[:, :], other.zeros(d), ["matrix[...] =", "another context"]),
+            ("complex", np.s_[:, :], ctx.zeros((12, 12), dtype="complex64"), ["matrix[...] =", "complex64"]),
+        ):
+            yield case, agreed_error(ctx, pb.LayoutError, words, a.__setitem__, left, right)
+        if comm.size > 1:
+            start = int(comm.rank == comm.size - 1)
+            call = a.__setitem__, np.s_[start : start + 3, :], a[0:3, :]
+            yield (
+                "the ranks write in different places",
+                agreed_error(ctx, pb.RankMismatchError, ["matrix[...] ="], *call),
+            )
+        yield "nothing was written", misplaced(a, x)
+        memory = np.arange(12.0 * 12).reshape(12, 12) if comm.size == 1 else None
+        if memory is not None:
+            d = pb.MatrixDescriptor((12, 12), (12, 12), pb.Grid(1, 1))
+            one, same = ctx.from_local(memory, d), ctx.from_local(memory, d)
+            one[1:, :] = same[:-1, :]
+            x = np.arange(12.0 * 12).reshape(12, 12)
+            x[1:, :] = x[:-1, :].copy()
+            yield "two matrices over one array", misplaced(same, x)
+
+
+@pytest.mark.parametrize("nranks", [1, 3, 4])
+def test_shifts_and_transposes_in_place(nranks):
+    run_mpi(as_written, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 6])
+def test_statements_mean_what_they_mean_in_numpy(nranks):
+    run_mpi(programs, nranks, count=PROGRAMS)
