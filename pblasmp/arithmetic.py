@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assign", "binary", "cast", "copy", "fill", "is_scalar", "negative", "promote"]
 
+ASSIGN = "matrix[...] ="
 _FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide"}
 
 
@@ -186,7 +187,7 @@ def assign(part: DistributedMatrix, value: DistributedMatrix) -> None:
 
     Nothing is written if both are the same part of one matrix: Python ends ``A[i, j] += B`` with such a call.
     """
-    ctx, call = part.context, "matrix[...] ="
+    ctx, call = part.context, ASSIGN
     same = value._place == part._place
     with ctx._running(call):
         with ctx._agreement(call) as facts:
@@ -218,10 +219,10 @@ def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:
 
 def fill(matrix: DistributedMatrix, value: Any) -> None:
     """Write a number into every element. Collective over the context."""
-    with matrix.context._agreement("matrix[...] =") as facts:
+    with matrix.context._agreement(ASSIGN) as facts:
         number = scalar(value, matrix.dtype, "value")
         facts.update(matrix=matrix.descriptor, value=number)
-        _check_writable("matrix[...] =", matrix, matrix.dtype)
+        _check_writable(ASSIGN, matrix, matrix.dtype)
         element = as_element(matrix, number)
-    with matrix.context._running("matrix[...] ="):
+    with matrix.context._running(ASSIGN):
         matrix.local[...] = element

@@ -492,7 +492,7 @@ class Context:
             layout, block, grid, source, dtype, order: as for :meth:`empty`.
 
         Raises:
-            LayoutError: the values do not fit, or ``function`` takes numbers but no arrays; raised on every rank.
+            ArgumentError: the values do not fit, or ``function`` takes numbers but no arrays; raised on every rank.
             Exception: what ``function`` raises on any rank; raised on every rank.
         """
         wanted = Layout(layout, block=block, grid=grid, source=source, dtype=dtype, order=order)

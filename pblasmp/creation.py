@@ -254,7 +254,7 @@ def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) ->
 
 
 def _called(function: Callable[..., Any], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Any:
-    """Return ``function(rows, cols)``, or raise LayoutError if it takes numbers, but no arrays. Local."""
+    """Return ``function(rows, cols)``, or raise ArgumentError if it takes numbers, but no arrays. Local."""
     try:
         return function(rows, cols)
     except (TypeError, ValueError) as error:
@@ -262,7 +262,7 @@ def _called(function: Callable[..., Any], rows: NDArray[np.int64], cols: NDArray
             function(int(rows[0, 0]), int(cols[0, 0]))
         except Exception:  # noqa: BLE001 - the function is wrong for numbers, too: its first error says how
             raise error from None
-        raise LayoutError(
+        raise ArgumentError(
             "from_function: the function takes single numbers, expected one of arrays of row and column indices: "
             f"use numpy.where instead of if, or wrap it: numpy.vectorize(function) ({error})"
         ) from error

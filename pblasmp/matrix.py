@@ -152,13 +152,19 @@ class DistributedMatrix:
             ArgumentError: the index is not a pair of slices of step 1, or the matrix does not fit.
             TypeError: ``value`` is neither a matrix nor a number.
         """
-        part = self[index]
+        try:
+            part = self[index]
+            if not isinstance(value, DistributedMatrix) and not arithmetic.is_scalar(value):
+                raise ArgumentTypeError(
+                    f"expected a DistributedMatrix or a number, got {type(value).__name__}"
+                )
+        except ArgumentError as error:  # other ranks may have found no fault
+            with self.context._agreement(arithmetic.ASSIGN):
+                raise error from None
         if isinstance(value, DistributedMatrix):
             arithmetic.assign(part, value)
-        elif arithmetic.is_scalar(value):
-            arithmetic.fill(part, value)
         else:
-            raise ArgumentTypeError(f"expected a DistributedMatrix or a number, got {type(value).__name__}")
+            arithmetic.fill(part, value)
 
     @property
     def _place(self) -> Place:

@@ -218,7 +218,7 @@ def bad_operand_on_one_rank(comm):
         words = ["op_a: expected 'N', 'T' or 'C', got 'X'"]
         yield (
             "matmul: op_a of a transpose",
-            error(pb.LayoutError, [*words, on], pb.matmul, a.T, a, op_a=wrong("X", "N")),
+            error(pb.ArgumentError, [*words, on], pb.matmul, a.T, a, op_a=wrong("X", "N")),
         )
         neither = values, values.T
         yield (

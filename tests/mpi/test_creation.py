@@ -172,7 +172,7 @@ def functions_of_numbers(comm):
                 "numpy.where",
                 "numpy.vectorize(function)",
             ]
-            yield name, agreed_error(ctx, pb.LayoutError, words, ctx.from_function, function, d)
+            yield name, agreed_error(ctx, pb.ArgumentError, words, ctx.from_function, function, d)
             whole = np.array([[function(i, j) for j in range(7)] for i in range(9)], "float64")
             yield f"{name} in vectorize", misplaced(ctx.from_function(np.vectorize(function), d), whole)
 

@@ -169,7 +169,7 @@ class Program:
         if complex_into_real(target.array, value.array):
             words = ["does not fit into"]
             wrong = agreed_error(
-                self.ctx, pb.LayoutError, words, IN_PLACE[symbol], target.matrix, value.matrix
+                self.ctx, pb.ArgumentError, words, IN_PLACE[symbol], target.matrix, value.matrix
             )
             return text, wrong
         result = combined(OPERATORS[symbol], target.array, value.array)
@@ -252,7 +252,7 @@ class Program:
         target, value = self.any_view(size, writes=True), self.any_view((size[0] + 1, size[1]))
         words = ["matrix[...] =", str(size), str(value.array.shape)]
         wrong = agreed_error(
-            self.ctx, pb.LayoutError, words, target.matrix.__setitem__, np.s_[:, :], value.matrix
+            self.ctx, pb.ArgumentError, words, target.matrix.__setitem__, np.s_[:, :], value.matrix
         )
         return f"{target.text} = {value.text}", wrong
 
@@ -263,7 +263,7 @@ class Program:
             words = ["does not fit into"]
             call = target.matrix.__setitem__ if in_place is None else in_place
             given = (every, value.matrix) if in_place is None else (target.matrix, value.matrix)
-            return text, agreed_error(self.ctx, pb.LayoutError, words, call, *given)
+            return text, agreed_error(self.ctx, pb.ArgumentError, words, call, *given)
         result = combined(function, target.array, value.array)
         if in_place is None:
             target.matrix[every] = value.matrix
@@ -378,7 +378,7 @@ def as_written(comm):
             ("another context", np.s_[:, :], other.zeros(d), ["matrix[...] =", "another context"]),
             ("complex", np.s_[:, :], ctx.zeros((12, 12), dtype="complex64"), ["matrix[...] =", "complex64"]),
         ):
-            yield case, agreed_error(ctx, pb.LayoutError, words, a.__setitem__, left, right)
+            yield case, agreed_error(ctx, pb.ArgumentError, words, a.__setitem__, left, right)
         if comm.size > 1:
             start = int(comm.rank == comm.size - 1)
             call = a.__setitem__, np.s_[start : start + 3, :], a[0:3, :]
@@ -386,6 +386,13 @@ def as_written(comm):
                 "the ranks write in different places",
                 agreed_error(ctx, pb.RankMismatchError, ["matrix[...] ="], *call),
             )
+            last = comm.rank == comm.size - 1
+            words = ["expected a DistributedMatrix or a number, got str", f"on rank {comm.size - 1}"]
+            call = a.__setitem__, np.s_[:, :], "7" if last else 7
+            yield "no number on one rank", agreed_error(ctx, TypeError, words, *call)
+            words = ["a sub-matrix has step 1", f"on rank {comm.size - 1}"]
+            call = a.__setitem__, np.s_[:: 2 if last else 1, :], a
+            yield "a wrong index on one rank", agreed_error(ctx, pb.ArgumentError, words, *call)
         yield "nothing was written", misplaced(a, x)
         memory = np.arange(12.0 * 12).reshape(12, 12) if comm.size == 1 else None
         if memory is not None:
