@@ -13,14 +13,16 @@ Indices are 1-based, descriptors are nine integers, local arrays are in Fortran 
     pblas.pdsyrk("L", "N", m, n, 1.0, a, 1, 1, desca, 0.0, c, 1, 1, descc)
     pblas.gridexit(ictxt)
 
-Options may be in lower case and longer than one letter. An illegal argument raises ``ParameterError`` on every process.
-Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for an entry of descriptor i. For DTYPE_
-to NB_, j is 1 to 6; for RSRC_, CSRC_ and LLD_ it is 9, 10 and 11, because PBLAS counts the entries of its longer
-descriptor. Redistribution and ``infog2l``, for which ScaLAPACK has no such numbers, use the same ones.
+Options may be in lower case and longer than one letter. An illegal argument raises ``ParameterError``, an
+``ArgumentError``, on every process. Its ``info`` is the number that PBLAS reports: -i for argument i, -(100 i + j) for
+an entry of descriptor i. For DTYPE_ to NB_, j is 1 to 6; for RSRC_, CSRC_ and LLD_ it is 9, 10 and 11, because PBLAS
+counts the entries of its longer descriptor. Redistribution and ``infog2l``, for which ScaLAPACK has no such numbers,
+use the same ones.
 """
 
 from __future__ import annotations
 
+from ..errors import ArgumentError
 from .arguments import ParameterError
 from .grids import gridexit, gridinfo, gridinit
 from .moves import mover
@@ -28,6 +30,7 @@ from .routines import variant
 from .tools import descinit, indxg2l, indxg2p, indxl2g, infog2l, numroc
 
 __all__ = [
+    "ArgumentError",
     "ParameterError",
     "descinit",
     "gridexit",

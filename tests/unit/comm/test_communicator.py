@@ -61,7 +61,7 @@ def test_without_mpi_everything_runs(order, tmp_path):
 
 def test_other_communicators_are_refused():
     with pytest.raises(
-        pb.LayoutError, match=r"comm: expected an mpi4py communicator, a process group .*, got 'world'"
+        pb.ArgumentTypeError, match=r"comm: expected an mpi4py communicator, a process group .*, got 'world'"
     ):
         wrap("world")
 
