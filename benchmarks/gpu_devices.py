@@ -117,28 +117,38 @@ def c_call(plan: Any) -> Callable[[], int]:
     return lambda: function(*prebuilt)
 
 
-def machine(ctx: Any, device: Any) -> dict[str, str]:
-    """Return the names and versions that the times depend on. Local."""
-    from pblasmp import __version__
+def gpu_machine(ctx: Any) -> dict[str, Any]:
+    """Return the GPU, the processor and the hosts of a context's ranks. Local."""
+    import cupy
 
-    facts = {"pblasmp": __version__, "Python": platform.python_version(), "ranks": str(ctx.size)}
-    if isinstance(device, Gpu):
-        runtime = device.cupy.cuda.runtime
-        number = runtime.runtimeGetVersion()
-        facts["GPU"] = runtime.getDeviceProperties(device.index)["name"].decode()
-        facts["cuBLASMp"] = str(ctx.engine.session.library)
-        facts["NCCL"] = ctx.engine.session.nccl_version
-        facts["CUDA"] = f"{number // 1000}.{number % 1000 // 10}"
-        facts["stream"] = "its own" if device.stream_address else "CUDA's default"
-        try:
-            ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-            facts["driver"] = subprocess.run(
-                ask, check=True, capture_output=True, text=True, timeout=20
-            ).stdout.strip()
-        except (OSError, subprocess.SubprocessError) as error:
-            facts["driver"] = f"unknown ({type(error).__name__})"
-    installed = {name: found for name in _PACKAGES if (found := _version(name))}
-    return facts | installed
+    from benchmarks.ranks import machine
+
+    facts = {"gpu": cupy.cuda.runtime.getDeviceProperties(ctx.engine.device.index)["name"].decode()}
+    return facts | machine() | {"hosts": len(ctx.engine.transport.nodes)}
+
+
+def gpu_versions(ctx: Any) -> dict[str, str]:
+    """Return the versions that times on GPUs depend on. Local."""
+    import cupy
+
+    number = cupy.cuda.runtime.runtimeGetVersion()
+    facts = {
+        "cuBLASMp": str(ctx.engine.session.library),
+        "NCCL": str(ctx.engine.session.nccl_version),
+        "CUDA": f"{number // 1000}.{number % 1000 // 10}",
+    }
+    try:
+        ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+        done = subprocess.run(ask, check=True, capture_output=True, text=True, timeout=20)
+        facts["driver"] = done.stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        facts["driver"] = f"unknown ({type(error).__name__})"
+    return {"Python": platform.python_version()} | facts | packages()
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that are installed, of those that times on GPUs depend on. Local."""
+    return {name: found for name in _PACKAGES if (found := _version(name))}
 
 
 def _version(package: str) -> str | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time the host engine next to ScaLAPACK and one NumPy GEMM: ``python benchmarks/host_gemm.py``.
 
-It starts the ranks itself. Launch by launch: our engine with SciPy's OpenBLAS against Debian's pdgemm with
-Debian's OpenBLAS (its logical block as shipped, and raised to 256) and one np.matmul on the same cores; our
-engine with MKL as its local BLAS against MKL's pdgemm; our peak memory.
+It starts the ranks itself. Launch by launch: pblasmp with SciPy's OpenBLAS against Debian's pdgemm with
+Debian's OpenBLAS (its logical block as shipped, and raised to 256) and one np.matmul on the same cores;
+pblasmp with MKL as its local BLAS against MKL's pdgemm; pblasmp's peak memory.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import results
 from benchmarks.ranks import (
     SETTLE_SECONDS,
     cores,
-    header,
     interleaved,
+    machine,
     on_ranks,
     paired,
+    print_facts,
     run_ranks,
     sleeping_barrier,
+    versions,
 )
-from benchmarks.rivals import fetch
+from benchmarks.fetch_scalapack import fetch
 from reference.scalapack import Flavour, ScaLAPACK
 
-HERE = Path(__file__).resolve().parent
 NRANKS = 4
 LAUNCHES = ("debian", "mkl", "memory")
 
@@ -51,6 +53,12 @@ class Case(NamedTuple):
     ops: str
     grid: tuple[int, int]
     block: int
+
+    def plain(self) -> dict[str, Any]:
+        """Return the case as results have it; the width only if it is not n."""
+        width = {} if self.width == self.n else {"width": self.width}
+        grid = f"{self.grid[0]}x{self.grid[1]}"
+        return {"n": self.n, **width, "ops": self.ops, "grid": grid, "block": self.block}
 
     def __str__(self) -> str:
         return f"{self.n:5d} {self.width:5d}  {self.ops}  {self.grid[0]}x{self.grid[1]}  {self.block:5d}"
@@ -115,16 +123,16 @@ def time_case(
     n, width, block, (op_a, op_b) = case.n, case.width, (case.block, case.block), case.ops
     grid, context = pb.Grid(*case.grid), slk.grid(*case.grid)
     shapes = (n, n), stored(n, width, case.ops), (n, width)
-    of_a, of_b, ours = (pb.MatrixDescriptor(shape, block, grid) for shape in shapes)
+    of_a, of_b, of_d = (pb.MatrixDescriptor(shape, block, grid) for shape in shapes)
     a, b = (
         ctx.from_function(lambda i, j, seed=seed: entries(i, j, seed), x)
         for seed, x in enumerate((of_a, of_b))
     )
-    d = ctx.empty(ours)
-    index = np.ix_(*ours.global_indices(comm.rank))
+    d = ctx.empty(of_d)
+    index = np.ix_(*of_d.global_indices(comm.rank))
     desc_a, desc_b, desc_d = (
         slk.descriptor(context, x.shape, block, (0, 0), max(1, x.local_shape(comm.rank)[0]))
-        for x in (of_a, of_b, ours)
+        for x in (of_a, of_b, of_d)
     )
     x, y = (np.asfortranarray(m.local) for m in (a, b))
     z = np.empty(d.local.shape, order="F")
@@ -135,7 +143,7 @@ def time_case(
         slk.gemm(op_a, op_b, n, width, n, 1, x, desc_a, y, desc_b, 0, z, desc_d)
         return z
 
-    contenders = {"ours": lambda: pb.matmul(a, b, out=d, op_a=op_a, op_b=op_b).local}
+    contenders = {"pblasmp": lambda: pb.matmul(a, b, out=d, op_a=op_a, op_b=op_b).local}
     if slk.flavour == "mkl":
         contenders["pdgemm"] = pdgemm
     else:
@@ -151,15 +159,15 @@ def time_case(
 
     seconds = interleaved(comm, contenders, pairs, alone=["numpy"], settle=settle, check=check)
     slk.gridexit(context)
-    ratios = {rival: paired(seconds, rival, "ours") for rival in contenders if rival != "ours"}
-    return {**case._asdict(), "rivals": slk.flavour, "seconds": seconds, "ratios": ratios}
+    ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
+    return {"case": case.plain(), "seconds": seconds, "ratios": ratios}
 
 
 def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
     import pblasmp as pb
 
-    results: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     slk = ScaLAPACK(flavour, comm)
     blas = {"debian": "OpenBLAS", "mkl": "MKL"}[flavour]
     with pb.Context(comm, engine="host") as ctx:
@@ -171,21 +179,21 @@ def time_all(comm: Any, flavour: Flavour, arguments: argparse.Namespace) -> list
                 settle = 0 if arguments.quick else SETTLE_SECONDS
                 result = time_case(comm, ctx, slk, work, case, arguments.pairs, settle)
                 if comm.rank == 0:
-                    if not results:
-                        rivals = "".join(f"{name:>12}" for name in result["ratios"])
-                        print(f"\nlocal BLAS {blas}; rival's time / ours, median of {arguments.pairs} pairs")
-                        print(f"    n width  ops  grid block   ours ms  GFLOP/s{rivals}")
-                    ours = median(result["seconds"]["ours"])
+                    if not rows:
+                        names = "".join(f"{name:>12}" for name in result["ratios"])
+                        print(f"\nlocal BLAS {blas}; time / pblasmp's, median of {arguments.pairs} pairs")
+                        print(f"    n width  ops  grid block   pblasmp  GFLOP/s{names}")
+                    taken = median(result["seconds"]["pblasmp"])
                     ratios = "".join(f"{ratio:12.2f}" for ratio in result["ratios"].values())
-                    print(f"{case}  {ours * 1e3:8.1f} {2e-9 * n * n * width / ours:8.1f}{ratios}")
-                results.append(result)
+                    print(f"{case}  {taken * 1e3:6.1f}ms {2e-9 * n * n * width / taken:8.1f}{ratios}")
+                rows.append(result)
     if comm.rank == 0:
-        for rival in results[0]["ratios"]:
-            ratios = [result["ratios"][rival] for result in results]
+        for name in rows[0]["ratios"]:
+            ratios = [row["ratios"][name] for row in rows]
             ahead = sum(ratio > 1 for ratio in ratios)
             spread = f"{min(ratios):.2f} / {median(ratios):.2f} / {max(ratios):.2f}"
-            print(f"{rival}: min / median / max {spread}, ours ahead in {ahead} of {len(ratios)}")
-    return results
+            print(f"{name}: min / median / max {spread}, pblasmp is faster in {ahead} of {len(ratios)}")
+    return rows
 
 
 class PeakMemory(threading.Thread):
@@ -211,7 +219,7 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
     import pblasmp as pb
 
     pids = comm.allgather(os.getpid())
-    results: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     if comm.rank == 0:
         print("\npeak memory of all ranks of the node, beyond that before the matrices were made (MB)")
         print("    n width  ops  grid block      peak    A, B, D + one copy of A and B    ratio")
@@ -242,8 +250,8 @@ def measure_memory(comm: Any, arguments: argparse.Namespace) -> list[dict[str, A
             if case:
                 peak, expected = memory.bytes - before, 8 * n * (2 * n + 3 * width)
                 print(f"{case}  {peak / 1e6:8.1f}  {expected / 1e6:25.1f}  {peak / expected:16.2f}")
-                results.append({**case._asdict(), "peak_bytes": peak, "expected_bytes": expected})
-    return results
+                rows.append({"case": case.plain(), "ratios": {"peak": peak / expected}})
+    return rows
 
 
 def main() -> None:
@@ -256,7 +264,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="measured rounds per case")
     parser.add_argument("--only", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do")
     parser.add_argument("--quick", action="store_true", help="one small case: does it run?")
-    parser.add_argument("--json", type=Path, default=HERE / "host_gemm.json", help="where the results go")
+    results.add_option(parser)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows
     parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
@@ -266,27 +275,33 @@ def main() -> None:
             parser.error("it starts its ranks itself: leave mpirun out")
         rank_main(arguments)
         return
-    results: dict[str, Any] = {"machine": header(), "nranks": NRANKS, "pairs": arguments.pairs}
-    print(*(f"{key}: {value}" for key, value in results["machine"].items()), sep="\n")
-    left_out = []
+    about = {"machine": machine(), "versions": versions()}
+    print_facts(*about.values())
+    directory, left_out = results.directory_of(arguments), []
     for launch in arguments.only:
         environ = {}
         try:
             if launch != "memory":
-                directory = fetch(launch)
+                libraries = fetch(launch)
                 if launch == "mkl":
-                    environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(directory)}
+                    environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(libraries)}
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"\n{launch}: left out, its ScaLAPACK could not be fetched: {error}")
             left_out.append(launch)
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch, "results.json")
-            options = [*sys.argv[1:], "--json", str(output), "--rank-of", launch]
+            output = Path(scratch, "rows.json")
+            options = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
             run_ranks("benchmarks.host_gemm", options, NRANKS, environ)
-            results[launch] = json.loads(output.read_text())
-            arguments.json.write_text(json.dumps(results, indent=1))
-    print(f"\nall times: {arguments.json}")
+            rows = json.loads(output.read_text())
+        if directory is not None:
+            run = results.Run(
+                benchmark=f"host_gemm-{launch}" + ("-thin" if arguments.width else ""), date=results.today(),
+                commit=results.this_commit(), ranks=NRANKS, gpus=0, **about, options=results.options_of(arguments),
+                reference="A, B, D and one copy of A and B" if launch == "memory" else "pblasmp",
+                sample="peak" if launch == "memory" else "all", rows=rows,
+            )  # fmt: skip
+            print(f"\nall times: {results.save(run, directory)}")
     if left_out:
         raise SystemExit(f"left out: {', '.join(left_out)}")
 
@@ -297,11 +312,11 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
     comm = MPI.COMM_WORLD
     if arguments.rank_of == "memory":
-        results = measure_memory(comm, arguments)
+        rows = measure_memory(comm, arguments)
     else:
-        results = time_all(comm, arguments.rank_of, arguments)
+        rows = time_all(comm, arguments.rank_of, arguments)
     if comm.rank == 0:
-        arguments.json.write_text(json.dumps(results))
+        arguments.rows.write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

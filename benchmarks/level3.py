@@ -23,7 +23,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.ranks import SETTLE_SECONDS, header, interleaved, on_ranks, paired, run_ranks
-from benchmarks.rivals import fetch
+from benchmarks.fetch_scalapack import fetch
 from pblasmp.dtypes import ELEMENT_TYPES
 from reference.scalapack import Flavour, ScaLAPACK
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: starting ranks, timing between barriers, the header that names the machine."""
+"""What the benchmarks share: starting ranks, timing between barriers, machine and versions."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def interleaved(
     return comm.bcast(seconds)
 
 
-def paired(seconds: Mapping[str, Sequence[float]], rival: str, ours: str) -> float:
-    """The median over the rounds of the rival's time divided by ours: above 1, ours was faster."""
-    return median(r / o for r, o in zip(seconds[rival], seconds[ours], strict=True))
+def paired(seconds: Mapping[str, Sequence[float]], name: str, reference: str) -> float:
+    """Return the median over the rounds of a contender's time divided by the reference's."""
+    return median(a / b for a, b in zip(seconds[name], seconds[reference], strict=True))
 
 
 def cores() -> int:
@@ -105,24 +105,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def header() -> dict[str, Any]:
-    """Name the machine and the versions that the times depend on."""
-    from importlib.metadata import version
-
-    import scipy.linalg  # noqa: F401 (loads SciPy's BLAS)
-    from threadpoolctl import threadpool_info
-
+def machine() -> dict[str, Any]:
+    """Return the processor, its cores and memory, and the system."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    packages = ("numpy", "scipy", "mpi4py")
-    keys = ("internal_api", "version", "architecture")
-    blas = [" ".join(library[key] for key in keys if key in library) for library in threadpool_info()]
     return {
         "cpu": cpu or platform.machine(),
         "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        **{package: version(package) for package in packages},
-        "blas": ", ".join(blas),  # OPENBLAS_CORETYPE changes the architecture
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that times on CPU ranks depend on."""
+    from importlib.metadata import version
+
+    import scipy.linalg  # noqa: F401 (loads SciPy's BLAS)
+    from threadpoolctl import threadpool_info
+
+    keys = ("internal_api", "version", "architecture")  # OPENBLAS_CORETYPE changes the architecture
+    blas = [" ".join(library[key] for key in keys if key in library) for library in threadpool_info()]
+    packages = {name: version(name) for name in ("numpy", "scipy", "mpi4py")}
+    return {"Python": platform.python_version(), **packages, "BLAS": ", ".join(blas)}
+
+
+def print_facts(*facts: Mapping[str, Any]) -> None:
+    """Print machine and versions, a line each."""
+    print(*(f"{key}: {value}" for each in facts for key, value in each.items()), sep="\n")

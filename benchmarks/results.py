@@ -6,6 +6,7 @@ The docs' tables and charts are made from these files (docs/generate.py).
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
@@ -68,6 +69,27 @@ class Run:
         return f"{self.ranks} ranks on {self.machine['cores']} cores ({self.machine['cpu']})"
 
 
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--results``, the directory that ``directory_of`` returns."""
+    parser.add_argument(
+        "--results", type=Path, metavar="DIRECTORY",
+        help="where the JSON files go (default: benchmarks/results; with --quick nothing is written)",
+    )  # fmt: skip
+
+
+def directory_of(options: argparse.Namespace) -> Path | None:
+    """Return where the files go, None if nothing is to be written."""
+    if options.results is not None:
+        return Path(options.results)
+    return None if getattr(options, "quick", False) else DIRECTORY
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a run as plain values, without paths and unset ones."""
+    kept = {k: v for k, v in vars(options).items() if v not in (None, False, []) and not isinstance(v, Path)}
+    return {k: v if isinstance(v, (int, float, str, list)) else str(v) for k, v in kept.items() if k not in ("rank_of", "rows")}
+
+
 def this_commit() -> str:
     """Return the commit that is checked out; "+" after it: something is changed; "unknown" outside of a checkout."""
     git = ["git", "-C", str(DIRECTORY.parent)]
@@ -86,16 +108,16 @@ def today() -> str:
     return datetime.now(timezone.utc).date().isoformat()
 
 
-def save(run: Run, path: Path | None = None) -> Path:
-    """Write a run, by default into ``DIRECTORY`` in place of the one before, and return where it is.
+def save(run: Run, directory: Path) -> Path:
+    """Write a run into a directory, in place of the one before, and return the file's path.
 
     Raises:
         ValueError: the run is not as ``faults`` expects it.
     """
     if found := faults(asdict(run)):
         raise ValueError(f"{run.name}: {'; '.join(found)}")
-    path = path or DIRECTORY / f"{run.name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = directory / f"{run.name}.json"
+    directory.mkdir(parents=True, exist_ok=True)
     about = {key: value for key, value in asdict(run).items() if key != "rows"}
     head = json.dumps(about, indent=1, ensure_ascii=False).removesuffix("\n}")
     rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in run.rows)

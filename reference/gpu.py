@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rivals of gpu_matmul.py: PyTorch (NCCL + cuBLAS) and nvmath-python. Both are optional.
+"""The other contenders of gpu_matmul.py: PyTorch (NCCL + cuBLAS) and nvmath-python. Both are optional.
 
-Every rival works on the same local arrays as ours, as PyTorch tensors over the same memory.
+Each works on the same local arrays as pblasmp, as PyTorch tensors over the same memory.
 """
 
 from __future__ import annotations

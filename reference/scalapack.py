@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real ScaLAPACK through ctypes: a referee for the tests and a rival for the benchmarks.
+"""The real ScaLAPACK through ctypes: a referee for the tests and a contender in the benchmarks.
 
 ``"mkl"`` is the one in Intel's wheel (``pip install --no-deps mkl``), ``"debian"`` the one that Debian and
-Ubuntu build for MPICH. ``python -m benchmarks.rivals`` puts both into :func:`cache`. Local arrays are
+Ubuntu build for MPICH. ``python -m benchmarks.fetch_scalapack`` puts both into :func:`cache`. Local arrays are
 Fortran-ordered; the indices of sub-matrices start at 1, as ScaLAPACK's do.
 """
 
@@ -50,7 +50,7 @@ class ScaLAPACK:
         self.flavour, self.comm = flavour, comm
         directory = locate(flavour)
         if directory is None:
-            raise LibraryNotFoundError(f"no ScaLAPACK ({flavour}): python -m benchmarks.rivals fetches it")
+            raise LibraryNotFoundError(f"no ScaLAPACK ({flavour}): python -m benchmarks.fetch_scalapack fetches it")
         openmpi = "Open MPI" in MPI.Get_library_version()
         if openmpi and flavour == "debian":
             raise LibraryNotFoundError("ScaLAPACK (debian) is built for MPICH, this process runs Open MPI")

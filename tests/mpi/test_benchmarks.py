@@ -55,7 +55,7 @@ def test_host_gemm_memory(tmp_path):
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])
 def test_host_gemm_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:
-        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.rivals fetches it")
+        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
     results = run_quick("host_gemm.py", tmp_path, "--only", flavour)[flavour]
     assert all({"ours", "pdgemm"} <= set(case["seconds"]) for case in results)
     assert all(min(case["ratios"].values()) > 0 for case in results)
@@ -176,7 +176,7 @@ def test_transformer_with_fused_products():
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])
 def test_level3_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:
-        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.rivals fetches it")
+        pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
     results = run_quick("level3.py", tmp_path, "--rivals", flavour, "--only", "trsm", "herk", "syrkx")[
         flavour
     ]

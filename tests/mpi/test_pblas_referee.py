@@ -27,7 +27,7 @@ def flavour():
     """The ScaLAPACK that is here; without one skip, or fail where PBLASMP_SCALAPACK says that it is required."""
     found = next((flavour for flavour in ("debian", "mkl") if locate(flavour)), None)
     if found is None:
-        missing = "no ScaLAPACK: python -m benchmarks.rivals --only mkl fetches one"
+        missing = "no ScaLAPACK: python -m benchmarks.fetch_scalapack --only mkl fetches one"
         assert os.environ.get("PBLASMP_SCALAPACK") != "required", missing
         pytest.skip(missing)
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch the ScaLAPACKs that the benchmarks compare with, and check them: ``python -m benchmarks.rivals``.
+"""Fetch the ScaLAPACKs that the benchmarks compare with, and check them: ``python -m benchmarks.fetch_scalapack``.
 
 MKL's comes from its wheel, Debian's from the distribution's packages. Nothing is installed: the shared
 objects are unpacked into $PBLASMP_CACHE (~/.cache/pblasmp).
@@ -132,7 +132,7 @@ def main() -> None:
             check(flavour)
         else:
             print(f"ScaLAPACK ({flavour}): {fetch(flavour)}")
-            run_ranks("benchmarks.rivals", ["--only", flavour], 4)
+            run_ranks("benchmarks.fetch_scalapack", ["--only", flavour], 4)
 
 
 if __name__ == "__main__":
