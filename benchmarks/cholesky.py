@@ -17,6 +17,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pblasmp as pb
+from benchmarks import results
 from examples.cholesky import factor
 
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=2048, help="order of the matrix")
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2, help="factorisations by each; the fastest counts")
+    results.add_option(parser)
     options = parser.parse_args()
     if options.n <= options.block:
         parser.error(f"-n: {options.n}, expected more than a block of {options.block}")
@@ -61,6 +63,7 @@ def main() -> None:
         )
         a, lower = ctx.empty(d), ctx.empty(d)
         fill(ctx, a)
+        times = {}
         for algo in ("auto", *(["cublasmp"] if ctx.engine.device is not None else [])):
             seconds = []
             for _ in range(options.rounds):
@@ -72,7 +75,19 @@ def main() -> None:
                 ctx.engine.synchronize()
                 ctx.comm.barrier()
                 seconds.append(time.perf_counter() - start)
+            times["pblasmp" if algo == "auto" else algo] = seconds
             report(ctx, algo, options, min(seconds), residual(lower, a))
+        directory = results.directory_of(options)
+        if ctx.rank == 0 and directory is not None:
+            grid = f"{d.grid.nprow}x{d.grid.npcol}"
+            case = {"n": options.n, "block": options.block, "grid": grid}
+            run = results.Run(
+                benchmark="cholesky", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=0 if ctx.engine.device is None else ctx.size, **results.facts(ctx),
+                options=results.options_of(options), reference="", sample="all",
+                rows=[{"case": case, "seconds": times}],
+            )  # fmt: skip
+            results.save(run, directory)
 
 
 def report(ctx: Any, algo: str, options: argparse.Namespace, seconds: float, error: float) -> None:

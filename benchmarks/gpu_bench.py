@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gpu_report import NCCL, cell, summary
+from benchmarks import results
+from benchmarks.gpu_report import NCCL, cell, rows_of, summary
 from reference.gpu import Contender, Nvmath, Torch
 
 WARM_UP = 3
@@ -24,7 +24,7 @@ def together(comm: Any, step: Callable[[], Any]) -> tuple[Any, str]:
     value, fault = None, ""
     try:
         value = step()
-    except Exception as error:  # noqa: BLE001 - a rival may fail in any way
+    except Exception as error:  # noqa: BLE001 - a contender may fail in any way
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     faults = comm.allgather(fault)
     first = next((rank for rank, each in enumerate(faults) if each), None)
@@ -43,7 +43,7 @@ def agreed(comm: Any, step: Callable[[], Any]) -> Any:
 
 
 class Bench:
-    """The ranks, the device, the rivals that work here, and the results so far. Collective over comm."""
+    """The ranks, the device, the other contenders that work here, and the results so far. Collective over comm."""
 
     def __init__(
         self, comm: Any, ctx: Any, device: Any, arguments: argparse.Namespace, started: float
@@ -57,10 +57,11 @@ class Bench:
             "sections": {name: [] for name in arguments.only},
         }
         self.reference: Any = None
-        self.torch: Any = self._rival("PyTorch", "torch.distributed", self._torch)
+        self.about: dict[str, Any] | None = None  # machine and versions: with them ``save`` writes files
+        self.torch: Any = self._ready("PyTorch", "torch.distributed", self._torch)
         self.nvmath: Any = None
         if self.torch is not None and not arguments.no_nvmath:  # it works on PyTorch's tensors
-            self.nvmath = self._rival("nvmath", "nvmath.distributed", self._nvmath)
+            self.nvmath = self._ready("nvmath", "nvmath.distributed", self._nvmath)
 
     def _torch(self) -> Torch:
         return Torch(
@@ -70,15 +71,14 @@ class Bench:
     def _nvmath(self) -> Nvmath:
         return Nvmath(self.comm, self.device.index)
 
-    def _rival(self, name: str, module: str, make: Callable[[], Any]) -> Any:
+    def _ready(self, name: str, module: str, make: Callable[[], Any]) -> Any:
         self.alive()
-        rival, fault = together(self.comm, lambda: importlib.import_module(module))
+        contender, fault = together(self.comm, lambda: importlib.import_module(module))
         if not fault:  # every rank has it: what follows is collective
             self.alive()
-            rival, fault = together(self.comm, make)
+            contender, fault = together(self.comm, make)
         self.say(f"{name}: {f'failed: {fault}' if fault else 'ready'}")
-        self.results.setdefault("rivals", {})[name] = fault or "ready"
-        return None if fault else rival
+        return None if fault else contender
 
     def say(self, text: str) -> None:
         """Print a line of progress, on rank 0."""
@@ -94,9 +94,21 @@ class Bench:
         return bool(self.comm.bcast(time.monotonic() - self.started > self.arguments.limit))
 
     def save(self) -> None:
-        """Write what has been measured so far, on rank 0."""
-        if self.comm.rank == 0:
-            self.arguments.json.write_text(json.dumps(self.results, indent=1))
+        """Write what has been measured so far, a file for each section, on rank 0."""
+        directory = results.directory_of(self.arguments)
+        if self.about is None or directory is None or self.comm.rank != 0:
+            return
+        for section, rows in self.results["sections"].items():
+            if not rows:
+                continue
+            run = results.Run(
+                benchmark=f"gpu_matmul-{section}", date=results.today(), commit=results.this_commit(),
+                ranks=self.comm.size, gpus=0 if self.arguments.rehearse else self.comm.size, **self.about,
+                options=results.options_of(self.arguments), reference="NN" if section == "layouts" else "",
+                sample="median of all calls of all ranks" if section == "host" else "all",
+                rows=rows_of(section, rows),
+            )  # fmt: skip
+            results.save(run, directory)
 
     def measure(
         self, make: Callable[[], Contender], dtype: str, *, reference: bool = False
@@ -156,8 +168,8 @@ class Bench:
         self.device.fill(out.local, None if self.arguments.ones else 1000 * seed + self.comm.rank)
         return out
 
-    def ours(self, problem: Any, a: Any, b: Any, out: Any, **options: Any) -> Contender:
-        """Our plan of a product into ``out``, which is poisoned first. Collective."""
+    def planned(self, problem: Any, a: Any, b: Any, out: Any, **options: Any) -> Contender:
+        """Return a plan of a product into ``out``, which is poisoned first. Collective."""
         import pblasmp as pb
 
         self.device.poison(out.local)
@@ -168,10 +180,10 @@ class Bench:
         return Contender(plan, result, plan.close, lambda: plan.report().path)
 
     def close(self) -> None:
-        """End the rivals. Collective."""
-        for rival in (self.nvmath, self.torch):
-            if rival is not None:
+        """End the other contenders. Collective."""
+        for contender in (self.nvmath, self.torch):
+            if contender is not None:
                 self.alive()
-                _, fault = together(self.comm, rival.close)
+                _, fault = together(self.comm, contender.close)
                 if fault:
-                    self.say(f"closing {type(rival).__name__}: failed: {fault}")
+                    self.say(f"closing {type(contender).__name__}: failed: {fault}")

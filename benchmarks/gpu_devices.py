@@ -143,12 +143,8 @@ def gpu_versions(ctx: Any) -> dict[str, str]:
         facts["driver"] = done.stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         facts["driver"] = f"unknown ({type(error).__name__})"
-    return {"Python": platform.python_version()} | facts | packages()
-
-
-def packages() -> dict[str, str]:
-    """Return the versions of the packages that are installed, of those that times on GPUs depend on. Local."""
-    return {name: found for name in _PACKAGES if (found := _version(name))}
+    packages = {name: found for name in _PACKAGES if (found := _version(name))}
+    return {"Python": platform.python_version()} | facts | packages
 
 
 def _version(package: str) -> str | None:

@@ -63,11 +63,11 @@ def time_calls(bench: Bench, scheme: str, n: int) -> None:
         else:
             contenders[name], entries[name] = contender, {}
 
-    add("plan()", partial(bench.ours, problem, a, b, d))
+    add("plan()", partial(bench.planned, problem, a, b, d))
     if "plan()" in contenders:
         plan: Any = contenders["plan()"].run
         add("graph.replay()", lambda: Contender(plan.graph().replay))
-    add(CUBLASMP, partial(bench.ours, problem, a, b, d, algo="default"))
+    add(CUBLASMP, partial(bench.planned, problem, a, b, d, algo="default"))
     if CUBLASMP in contenders:
         add(C_CALL, lambda: Contender(c_call(contenders[CUBLASMP].run)))
     if bench.nvmath is not None:

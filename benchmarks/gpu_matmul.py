@@ -2,7 +2,7 @@
 """Time products on GPUs next to NCCL + cuBLAS and nvmath: ``mpirun -n 4 python3 benchmarks/gpu_matmul.py``.
 
 One rank per GPU. AllGather + GEMM, GEMM + ReduceScatter, GEMM + AllReduce and 2D block-cyclic GEMM on the device's
-clock, and what a prepared plan costs on the host's. Prints Markdown, writes JSON and a picture. NVLink multicast is
+clock, and what a prepared plan costs on the host's. Prints Markdown, writes JSON and a chart. NVLink multicast is
 never used.
 """
 
@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,15 +21,15 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import results
 from benchmarks.gpu_bench import STUCK_SECONDS, Bench, together
-from benchmarks.gpu_devices import Gpu, Rehearsal, machine
+from benchmarks.gpu_devices import Gpu, Rehearsal
 from benchmarks.gpu_host import time_calls
 from benchmarks.gpu_layouts import time_layouts
 from benchmarks.gpu_report import AUTO, GEMM, NCCL, NVMATH, SHAPES, plot, report
 from benchmarks.ranks import on_ranks
 from reference.gpu import Contender
 
-HERE = Path(__file__).resolve().parent
 SECTIONS = ("ag", "rs", "ar", "2d", "layouts", "host")
 ALGORITHMS = ("default", "no_overlap", "split_p2p")
 MULTICAST_OFF = {
@@ -72,9 +71,9 @@ def time_scheme(bench: Bench, scheme: str, shape: Sequence[int]) -> None:
         makers[GEMM] = alone
     for where, a in places.items():
         for algo in ("auto", *bench.arguments.algo):
-            makers[f"{algo}{where}"] = partial(bench.ours, problem, a, w, y, algo=algo)
+            makers[f"{algo}{where}"] = partial(bench.planned, problem, a, w, y, algo=algo)
     if scheme in ("rs", "ar"):
-        makers["auto, sums in float32"] = partial(bench.ours, problem, x, w, y, comm_dtype="float32")
+        makers["auto, sums in float32"] = partial(bench.planned, problem, x, w, y, comm_dtype="float32")
     if bench.nvmath is not None:
         best = bench.torch.view(places.get(", symmetric", x).local)
         makers[NVMATH] = partial(bench.nvmath.scheme, scheme, best, tw)
@@ -94,10 +93,10 @@ def time_block_cyclic(bench: Bench, n: int, block: int, dtype: str, shape: tuple
         if ops == "NN" and grid.npcol % grid.nprow == 0:
             makers[NCCL] = partial(bench.torch.block_cyclic, ta, tb, grid, bench.comm.rank, block)
         makers[GEMM] = partial(bench.torch.block_cyclic_gemm, d.local.shape, n, ta.dtype, ops)
-    makers[AUTO] = partial(bench.ours, problem, a, b, d)
-    rivals = () if bench.arguments.rehearse else ("gathered", *bench.arguments.algo)
-    for algo in rivals:
-        makers[algo] = partial(bench.ours, problem, a, b, d, algo=algo)
+    makers[AUTO] = partial(bench.planned, problem, a, b, d)
+    others = () if bench.arguments.rehearse else ("gathered", *bench.arguments.algo)
+    for algo in others:
+        makers[algo] = partial(bench.planned, problem, a, b, d, algo=algo)
     if bench.nvmath is not None and ops == "NN":
         makers[NVMATH] = partial(bench.nvmath.block_cyclic, ta, tb, grid, block)
     bench.row("2d", f"{n}, {dtype}, {shape[0]}x{shape[1]}, {block}, {ops}", makers, dtype)
@@ -207,8 +206,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--null-stream", action="store_true", help="work on CUDA's default stream")
     parser.add_argument("--ones", action="store_true", help="operands of ones, which cost a GPU less power")
     parser.add_argument("--no-nvmath", action="store_true", help="leave nvmath-python out")
-    parser.add_argument("--json", type=Path, default=HERE / "gpu_matmul.json", help="where the results go")
-    parser.add_argument("--plot", type=Path, help="where the picture goes (PNG, SVG)")
+    results.add_option(parser)
+    parser.add_argument("--plot", type=Path, help="where the chart goes (SVG)")
     parser.add_argument(
         "--rehearse", action="store_true", help=argparse.SUPPRESS
     )  # no GPU: the host engine, tiny
@@ -241,21 +240,14 @@ def main() -> None:
     with pb.Context(comm, engine="host" if arguments.rehearse else "cublasmp") as ctx:
         device = Rehearsal() if arguments.rehearse else Gpu(ctx, null_stream=arguments.null_stream)
         bench = Bench(comm, ctx, device, arguments, started)
-        data = {"data": "ones" if arguments.ones else "normally distributed"}
-        about = machine(ctx, device) | data if comm.rank == 0 else None
-        bench.results["date"] = datetime.now(timezone.utc).isoformat(timespec="minutes")
-        bench.results["machine"] = {"date": bench.results["date"], **comm.bcast(about)}
+        bench.about = results.facts(ctx)
+        bench.results["machine"] = {**bench.about["machine"], **bench.about["versions"]}
         measure_all(bench)
         bench.save()
         if comm.rank == 0:
-            text = report(bench.results)
-            arguments.json.with_suffix(".md").write_text(f"{text}\n")
-            print(f"\n{text}\n", flush=True)
+            print(f"\n{report(bench.results)}\n", flush=True)
             if arguments.plot:
-                try:
-                    plot(bench.results, arguments.plot)
-                except ImportError as error:
-                    print(f"no picture: {error}", flush=True)
+                plot(bench.results, arguments.plot)
         bench.close()
         bench.alive()
     faulthandler.cancel_dump_traceback_later()

@@ -36,7 +36,12 @@ TITLES = {
     "host": "Host time per call",
 }
 HEADLINE = (AUTO, SYMMETRIC, NCCL, NVMATH, GEMM)
-_LABELS = {AUTO: "ours", SYMMETRIC: "ours, symmetric"}
+_LABELS = {AUTO: "pblasmp", SYMMETRIC: "pblasmp, symmetric"}
+_CASES = {
+    "2d": ("n", "dtype", "grid", "block", "ops"),
+    "layouts": ("n", "dtype", "grid", "block"),
+    "host": ("product",),
+}
 
 Entry = Mapping[str, Any]  # "us" and what goes with it, or "failed": the reason
 Row = Mapping[str, Any]  # "case": its label, "entries": contender → entry
@@ -46,6 +51,29 @@ def summary(samples: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return the entry of a contender, given each rank's samples in microseconds."""
     times = slowest(samples)
     return {"us": median(times), "fastest_us": min(times), "samples_us": times}
+
+
+def rows_of(section: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a section's rows as results have them: times in seconds, contenders that failed or were wrong apart."""
+    found = []
+    for row in rows:
+        entries = {_LABELS.get(name, name): entry for name, entry in row["entries"].items()}
+        good = {n: e for n, e in entries.items() if "us" in e and not e.get("wrong")}
+        one: dict[str, Any] = {"case": case_of(section, row["case"])}
+        one["seconds"] = {n: [us * 1e-6 for us in e.get("samples_us", [e["us"]])] for n, e in good.items()}
+        if device := {n: [e["device_us"] * 1e-6] for n, e in good.items() if "device_us" in e}:
+            one["device_seconds"] = device
+        if bad := {n: e.get("failed", "wrong") for n, e in entries.items() if n not in good}:
+            one["failed"] = bad
+        found.append(one)
+    return found
+
+
+def case_of(section: str, label: str) -> dict[str, Any]:
+    """Return a case as results have it, given its label in tables."""
+    names = _CASES.get(section, ("T", "N", "K"))
+    values = label.split(", ") if len(names) > 1 else [label]
+    return {n: int(v) if v.isdigit() else v for n, v in zip(names, values, strict=True)}
 
 
 def cell(entry: Entry | None) -> str:
@@ -83,15 +111,15 @@ def markdown(rows: Sequence[Row], columns: Sequence[str], first: str) -> str:
 
 
 def tuning(rows: Sequence[Row], first: str) -> str:
-    """Return a table of all of our variants and how far ``auto`` is from the best of those on the same memory."""
-    ours = [name for name in contenders(rows) if name not in (NCCL, GEMM, NVMATH)]
-    table = markdown(rows, ours, first).splitlines()
+    """Return a table of all of pblasmp's variants and how far ``auto`` is from the best of those on the same memory."""
+    own = [name for name in contenders(rows) if name not in (NCCL, GEMM, NVMATH)]
+    table = markdown(rows, own, first).splitlines()
     extra = ["auto / best", "---:"]
     for row in rows:
         times = valid(row)
         notes = []
         for auto, suffix in ((AUTO, ""), (SYMMETRIC, ", symmetric")):
-            same = {n: t for n, t in times.items() if n in ours and n.endswith(", symmetric") == bool(suffix)}
+            same = {n: t for n, t in times.items() if n in own and n.endswith(", symmetric") == bool(suffix)}
             exact = {n: t for n, t in same.items() if "float32" not in n}
             if auto in exact:
                 best = min(exact, key=exact.__getitem__)

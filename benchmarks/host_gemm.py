@@ -26,6 +26,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import results
+from benchmarks.fetch_scalapack import fetch
 from benchmarks.ranks import (
     SETTLE_SECONDS,
     cores,
@@ -38,7 +39,6 @@ from benchmarks.ranks import (
     sleeping_barrier,
     versions,
 )
-from benchmarks.fetch_scalapack import fetch
 from reference.scalapack import Flavour, ScaLAPACK
 
 NRANKS = 4

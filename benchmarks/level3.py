@@ -2,8 +2,8 @@
 """Time every level-3 routine: ``python benchmarks/level3.py``.
 
 On CPU ranks, which it starts itself, each routine of the host engine next to ScaLAPACK's: Debian's with OpenBLAS, and
-MKL's with MKL as our local BLAS, too. With ``mpirun -n 4 python benchmarks/level3.py --gpu`` ours and cuBLASMp's, each
-next to our product of as many operations.
+MKL's with MKL as pblasmp's local BLAS, too. With ``mpirun -n 4 python benchmarks/level3.py --gpu`` every algorithm of
+each routine, cuBLASMp's among them, next to a product of as many operations.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ from typing import Any, NamedTuple
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ranks import SETTLE_SECONDS, header, interleaved, on_ranks, paired, run_ranks
+from benchmarks import results
 from benchmarks.fetch_scalapack import fetch
+from benchmarks.ranks import (
+    SETTLE_SECONDS,
+    interleaved,
+    machine,
+    on_ranks,
+    paired,
+    print_facts,
+    run_ranks,
+    versions,
+)
 from pblasmp.dtypes import ELEMENT_TYPES
 from reference.scalapack import Flavour, ScaLAPACK
 
-HERE = Path(__file__).resolve().parent
 NRANKS = 4
 _FILLED = 1 << 26  # elements at a time: their temporaries take some bytes each
 LAUNCHES = ("debian", "mkl")
@@ -40,6 +49,13 @@ class Case(NamedTuple):
     flags: dict[str, str]
     long: bool = False
     dtype: str = "float64"
+
+    def plain(self, n: int, options: argparse.Namespace) -> dict[str, Any]:
+        """Return the case as results have it; the width only if there is one."""
+        width = {"width": options.width} if options.width else {}
+        letters = "".join(self.flags.values()) + (", long" if self.long else "")
+        about = {"routine": self.routine, "options": letters, "n": n, **width}
+        return {**about, "grid": options.grid, "block": options.block}
 
     def __str__(self) -> str:
         return f"{self.routine:6} {''.join(self.flags.values()):4} {'long' if self.long else '':4}"
@@ -94,8 +110,8 @@ class Matrices:
         self.out = ctx.zeros(scaled.descriptor)
         self.scalars = {"alpha": 1.0} | ({"beta": 1.0} if "c" in self.matrices else {})
 
-    def ours(self) -> Any:
-        """Run our routine; ``out`` is what is left of C or B."""
+    def run(self) -> Any:
+        """Run pblasmp's routine; ``out`` is what is left of C or B."""
         import pblasmp as pb
 
         call = getattr(pb, self.case.routine)
@@ -121,7 +137,7 @@ def _filled(ctx: Any, d: Any, seed: int, *, solvable: bool = False) -> Any:
     return out
 
 
-def rival(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], Any] | None:
+def scalapack_call(slk: ScaLAPACK, context: int, m: Matrices) -> Callable[[], Any] | None:
     """Return ScaLAPACK's call of the same case, None where it has none."""
     import numpy as np
 
@@ -170,23 +186,23 @@ def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse
     grid = tuple(map(int, options.grid.split("x")))
     m = Matrices(ctx, case, n, options.block, grid, options.width)
     context = slk.grid(*grid)
-    contenders = {"ours": m.ours}
-    if (theirs := rival(slk, context, m)) is not None:
-        contenders |= _theirs(slk, theirs)
+    contenders = {"pblasmp": m.run}
+    if (call := scalapack_call(slk, context, m)) is not None:
+        contenders |= _variants(slk, call)
         rows, cols = m.out.descriptor.global_indices(comm.rank)
         everything = case.routine in ("trsm", "trmm", "symm", "hemm", "geadd")
         counts = np.ones((len(rows), len(cols)), bool) if everything else rows[:, None] >= cols
-        found, expected = m.ours()[counts], theirs()[counts]
+        found, expected = m.run()[counts], call()[counts]
         if not np.allclose(found, expected, rtol=0, atol=1e-12 * m.k * max(1, abs(expected).max(initial=0))):
             raise SystemExit(f"{case}: the results differ on rank {comm.rank}")
     settle = 0 if options.quick else SETTLE_SECONDS
     seconds = interleaved(comm, contenders, options.pairs, settle=settle, check=lambda *_: None)
     slk.gridexit(context)
-    ratios = {name: paired(seconds, name, "ours") for name in contenders if name != "ours"}
-    return {**case._asdict(), "n": n, "flops": m.flops(), "seconds": seconds, "ratios": ratios}
+    ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
+    return {"case": case.plain(n, options), "flops": m.flops(), "seconds": seconds, "ratios": ratios}
 
 
-def _theirs(slk: ScaLAPACK, call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+def _variants(slk: ScaLAPACK, call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
     """Return what a call of ScaLAPACK contends as: Debian's as shipped, and with PBLAS's logical block raised."""
     if slk.flavour == "mkl":
         return {"mkl": call}
@@ -202,41 +218,41 @@ def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[d
     """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
     import pblasmp as pb
 
-    results: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     slk = ScaLAPACK(flavour, comm)
     names = ["mkl"] if flavour == "mkl" else ["debian", "debian-256"]
     if comm.rank == 0:
         print(
-            f"\n{options.grid}, blocks of {options.block}; their time / ours, median of {options.pairs} pairs"
+            f"\n{options.grid}, blocks of {options.block}; time / pblasmp's, median of {options.pairs} pairs"
         )
-        print("routine               n   ours ms  GFLOP/s" + "".join(f"{name:>12}" for name in names))
+        print("routine               n   pblasmp  GFLOP/s" + "".join(f"{name:>12}" for name in names))
     with pb.Context(comm, engine="host") as ctx:
         for case in CASES:
             if options.only and case.routine not in options.only:
                 continue
             result = time_case(comm, ctx, slk, case, options)
             if comm.rank == 0:
-                ours = median(result["seconds"]["ours"])
+                taken = median(result["seconds"]["pblasmp"])
                 ratios = "".join(f"{ratio:12.2f}" for ratio in result["ratios"].values())
-                speed = result["flops"] / ours / 1e9
-                print(f"{case} {result['n']:7d} {ours * 1e3:9.1f} {speed:8.1f}{ratios}")
-            results.append(result)
+                speed = result["flops"] / taken / 1e9
+                print(f"{case} {result['case']['n']:7d} {taken * 1e3:7.1f}ms {speed:8.1f}{ratios}")
+            rows.append(result)
     for name in names:
-        found = [result["ratios"][name] for result in results if result["ratios"]]
+        found = [row["ratios"][name] for row in rows if row["ratios"]]
         if comm.rank == 0 and found:
             ahead = sum(ratio > 1 for ratio in found)
-            print(f"{name}: ours ahead in {ahead} of {len(found)}, median {median(found):.2f}")
-    return results
+            print(f"{name}: pblasmp is faster in {ahead} of {len(found)}, median {median(found):.2f}")
+    return rows
 
 
-def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time every algorithm of every routine, next to our product of as many operations. Collective over comm."""
+def time_on_gpus(comm: Any, options: argparse.Namespace) -> None:
+    """Time every algorithm of every routine, next to a product of as many operations. Collective over comm."""
     import pblasmp as pb
 
-    results: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     if comm.rank == 0:
         print(
-            "routine               n   ours ms  TFLOP/s  time over the GEMM's, by algorithm",
+            "routine               n      auto  TFLOP/s  time over the GEMM's, by algorithm",
             flush=True,
         )
     with pb.Context(comm, engine="cublasmp") as ctx:
@@ -265,20 +281,28 @@ def time_on_gpus(comm: Any, options: argparse.Namespace) -> list[dict[str, Any]]
                         plans[algo] = planned(algo)
                 runs = {name: _finished(ctx, plan) for name, plan in plans.items()}
                 seconds = interleaved(comm, runs, options.pairs, settle=0, check=lambda *_: None)
-            ratios = {name: paired(seconds, name, "gemm") for name in plans if name != "gemm"}
+            seconds = {"pblasmp" if name == "auto" else name: each for name, each in seconds.items()}
+            ratios = {name: paired(seconds, name, "gemm") for name in seconds if name != "gemm"}
             if comm.rank == 0:
-                ours = median(seconds["auto"])
+                taken = median(seconds["pblasmp"])
                 each = "  ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-                speed = m.flops() / ours / 1e12
+                speed = m.flops() / taken / 1e12
                 print(
-                    f"{case} {m.n:5d} {ours * 1e3:9.2f} {speed:8.2f}  {each}  ({report.algorithm})",
+                    f"{case} {m.n:5d} {taken * 1e3:7.2f}ms {speed:8.2f}  {each}  ({report.algorithm})",
                     flush=True,
                 )
-            results.append(
-                {**case._asdict(), "n": m.n, "flops": m.flops(), "seconds": seconds, "ratios": ratios}
-            )
+            row = {"case": case.plain(m.n, options), "by": report.algorithm, "flops": m.flops()}
+            rows.append(row | {"seconds": seconds, "ratios": ratios})
             del m, left, right
-    return results
+        directory = results.directory_of(options)
+        if comm.rank == 0 and directory is not None:
+            run = results.Run(
+                benchmark=f"level3-gpu-{options.grid}-{options.n}-{options.block}", date=results.today(),
+                commit=results.this_commit(), ranks=comm.size, gpus=comm.size, **results.facts(ctx),
+                options=results.options_of(options), reference="gemm", sample="all",
+                rows=rows,
+            )  # fmt: skip
+            print(f"all times: {results.save(run, directory)}")
 
 
 def _finished(ctx: Any, plan: Callable[[], Any]) -> Callable[[], None]:
@@ -302,14 +326,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="measured rounds per case")
     parser.add_argument("--only", nargs="+", help="routines to time")
     parser.add_argument(
-        "--rivals", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
+        "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
     )
     parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
     parser.add_argument(
         "--gpu", action="store_true", help="on GPUs, next to cuBLASMp's, on ranks already running"
     )
     parser.add_argument("--algo", nargs="*", help="on GPUs: algorithms besides auto (default: all)")
-    parser.add_argument("--json", type=Path, default=HERE / "level3.json", help="where the results go")
+    results.add_option(parser)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows
     parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
@@ -319,27 +344,29 @@ def main() -> None:
             parser.error("on CPUs it starts its ranks itself: leave mpirun out, or add --gpu")
         rank_main(options)
         return
-    results: dict[str, Any] = {"machine": header(), "nranks": NRANKS, "pairs": options.pairs}
-    print(*(f"{key}: {value}" for key, value in results["machine"].items()), sep="\n")
-    for launch in options.rivals:
+    about = {"machine": machine(), "versions": versions()}
+    print_facts(*about.values())
+    directory = results.directory_of(options)
+    for launch in options.scalapack:
         environ = {}
         try:
-            directory = fetch(launch)
+            libraries = fetch(launch)
         except (OSError, subprocess.CalledProcessError) as error:
             raise SystemExit(f"{launch}: its ScaLAPACK could not be fetched: {error}") from None
         if launch == "mkl":
-            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(directory)}
+            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(libraries)}
         with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch, "results.json")
-            run_ranks(
-                "benchmarks.level3",
-                [*sys.argv[1:], "--json", str(output), "--rank-of", launch],
-                NRANKS,
-                environ,
-            )
-            results[launch] = json.loads(output.read_text())
-            options.json.write_text(json.dumps(results, indent=1))
-    print(f"\nall times: {options.json}")
+            output = Path(scratch, "rows.json")
+            given = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
+            run_ranks("benchmarks.level3", given, NRANKS, environ)
+            rows = json.loads(output.read_text())
+        if directory is not None:
+            run = results.Run(
+                benchmark=f"level3-{launch}" + ("-thin" if options.width else ""), date=results.today(),
+                commit=results.this_commit(), ranks=NRANKS, gpus=0, **about, options=results.options_of(options),
+                reference="pblasmp", sample="all", rows=rows,
+            )  # fmt: skip
+            print(f"\nall times: {results.save(run, directory)}")
 
 
 def rank_main(options: argparse.Namespace) -> None:
@@ -347,9 +374,12 @@ def rank_main(options: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    results = time_on_gpus(comm, options) if options.gpu else time_all(comm, options.rank_of, options)
+    if options.gpu:
+        time_on_gpus(comm, options)
+        return
+    rows = time_all(comm, options.rank_of, options)
     if comm.rank == 0:
-        options.json.write_text(json.dumps(results))
+        options.rows.write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ def versions() -> dict[str, str]:
     from threadpoolctl import threadpool_info
 
     keys = ("internal_api", "version", "architecture")  # OPENBLAS_CORETYPE changes the architecture
-    blas = [" ".join(library[key] for key in keys if key in library) for library in threadpool_info()]
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    blas = [" ".join(library[key] for key in keys if library.get(key)) for library in libraries]
     packages = {name: version(name) for name in ("numpy", "scipy", "mpi4py")}
     return {"Python": platform.python_version(), **packages, "BLAS": ", ".join(blas)}
 

@@ -8,7 +8,6 @@ fast as memory allows, and ``np.copy``, which like most operations here also mak
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -23,16 +22,28 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.ranks import SETTLE_SECONDS, header, interleaved, on_ranks, paired, run_ranks
+from benchmarks import results
+from benchmarks.ranks import (
+    SETTLE_SECONDS,
+    interleaved,
+    machine,
+    on_ranks,
+    paired,
+    print_facts,
+    run_ranks,
+    versions,
+)
 
-HERE = Path(__file__).resolve().parent
 NRANKS = 4
 
 
 def measure(
     comm: Any, n: int, pairs: int, directory: Path, engine: Any = "host", settle: float = SETTLE_SECONDS
-) -> dict[str, list[float]]:
-    """Time every operation on an n × n float64 matrix; check what each returns. Collective over comm."""
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Time every operation on an n × n float64 matrix, and check its result. Collective over comm.
+
+    Returns the times, and machine and versions.
+    """
     import numpy as np
 
     import pblasmp as pb
@@ -78,7 +89,8 @@ def measure(
                 raise SystemExit(f"{name}: wrong on rank {comm.rank}")
 
         alone = ["np.copyto", "np.copy", "np.save, fsync", "np.load"]
-        return interleaved(comm, contenders, pairs, alone=alone, settle=settle, check=check)
+        seconds = interleaved(comm, contenders, pairs, alone=alone, settle=settle, check=check)
+        return seconds, results.facts(ctx)
 
 
 def _written(path: Path, array: Any) -> None:
@@ -118,41 +130,54 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where to save and load; default: a temporary one")
     parser.add_argument("--gpu", action="store_true", help="on GPUs, on ranks already running")
     parser.add_argument("--quick", action="store_true", help="a small matrix: does it run?")
-    parser.add_argument(
-        "--json", type=Path, default=HERE / "redistribution.json", help="where the results go"
-    )
+    results.add_option(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.n = 512
     if not on_ranks():
-        machine = header()
-        print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
+        print_facts(machine(), versions())
         with tempfile.TemporaryDirectory(dir=arguments.directory) as scratch:
             run_ranks("benchmarks.redistribution", [*sys.argv[1:], "--directory", scratch], NRANKS)
-        results = json.loads(arguments.json.read_text())
-        arguments.json.write_text(json.dumps({"machine": machine, **results}, indent=1))
         return
 
     from mpi4py import MPI
 
+    comm = MPI.COMM_WORLD
     engine = "cublasmp" if arguments.gpu else "host"
     with ExitStack() as stack:
         directory = arguments.directory
         if directory is None:
-            made = stack.enter_context(tempfile.TemporaryDirectory()) if MPI.COMM_WORLD.rank == 0 else None
-            directory = Path(MPI.COMM_WORLD.bcast(made))
+            made = stack.enter_context(tempfile.TemporaryDirectory()) if comm.rank == 0 else None
+            directory = Path(comm.bcast(made))
         settle = 0 if arguments.quick else SETTLE_SECONDS
-        seconds = measure(MPI.COMM_WORLD, arguments.n, arguments.pairs, directory, engine, settle)
-    if MPI.COMM_WORLD.rank == 0:
-        n, size = arguments.n, MPI.COMM_WORLD.size
-        print(
-            f"\n{n} x {n} float64, 64 x 64 blocks, {size} ranks; speed relative to copies made in the same round"
-        )
-        print(f"{'':18}      ms     GB/s    of np.copyto    of np.copy")
-        for name, times in seconds.items():
-            ratios = f"{paired(seconds, 'np.copyto', name):11.2f} {paired(seconds, 'np.copy', name):13.2f}"
-            print(f"{name:18}{median(times) * 1e3:8.1f} {8e-9 * n * n / median(times):8.2f}    {ratios}")
-        arguments.json.write_text(json.dumps({"n": n, "seconds": seconds}))
+        seconds, about = measure(comm, arguments.n, arguments.pairs, directory, engine, settle)
+    if comm.rank == 0:
+        report(arguments, comm.size, seconds, about)
+
+
+def report(
+    arguments: argparse.Namespace, size: int, seconds: dict[str, list[float]], about: dict[str, Any]
+) -> None:
+    """Print the results and write them."""
+    n, copies = arguments.n, ("np.copyto", "np.copy")
+    print(
+        f"\n{n} x {n} float64, 64 x 64 blocks, {size} ranks; speed relative to copies made in the same round"
+    )
+    print(f"{'':18}      ms     GB/s    of np.copyto    of np.copy")
+    rows = []
+    for name, times in seconds.items():
+        ratios = {copy: paired(seconds, copy, name) for copy in copies}
+        rows.append({"case": {"operation": name, "n": n}, "seconds": {"time": times}, "ratios": ratios})
+        shown = f"{ratios['np.copyto']:11.2f} {ratios['np.copy']:13.2f}"
+        print(f"{name:18}{median(times) * 1e3:8.1f} {8e-9 * n * n / median(times):8.2f}    {shown}")
+    directory = results.directory_of(arguments)
+    if directory is not None:
+        run = results.Run(
+            benchmark="redistribution", date=results.today(), commit=results.this_commit(), ranks=size,
+            gpus=size if arguments.gpu else 0, **about, options=results.options_of(arguments), reference="time",
+            sample="all", rows=rows,
+        )  # fmt: skip
+        print(f"\nall times: {results.save(run, directory)}")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,11 @@ def directory_of(options: argparse.Namespace) -> Path | None:
 def options_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a run as plain values, without paths and unset ones."""
     kept = {k: v for k, v in vars(options).items() if v not in (None, False, []) and not isinstance(v, Path)}
-    return {k: v if isinstance(v, (int, float, str, list)) else str(v) for k, v in kept.items() if k not in ("rank_of", "rows")}
+    return {
+        k: v if isinstance(v, (int, float, str, list)) else str(v)
+        for k, v in kept.items()
+        if k not in ("rank_of", "rows")
+    }
 
 
 def this_commit() -> str:
@@ -101,6 +105,17 @@ def this_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit + "+" * bool(changes)
+
+
+def facts(ctx: Any) -> dict[str, Any]:
+    """Return machine and versions of a context's ranks, as runs have them. Local."""
+    if ctx.engine.device is None:
+        from benchmarks.ranks import machine, versions
+
+        return {"machine": machine(), "versions": versions()}
+    from benchmarks.gpu_devices import gpu_machine, gpu_versions
+
+    return {"machine": gpu_machine(ctx), "versions": gpu_versions(ctx)}
 
 
 def today() -> str:
@@ -145,11 +160,6 @@ def runs(directory: Path = DIRECTORY) -> dict[str, Run]:
     return {path.stem: load(path) for path in sorted(directory.glob("*.json"))}
 
 
-def newest(found: Mapping[str, Run], benchmark: str) -> Iterator[Run]:
-    """Yield the runs of a benchmark: on ranks without GPUs first, then by the number of GPUs."""
-    yield from sorted((r for r in found.values() if r.benchmark == benchmark), key=lambda r: (r.gpus, r.ranks))
-
-
 def middle(row: Mapping[str, Any], contender: str) -> float | None:
     """Return the median time of a contender in a row in seconds, None if it has none."""
     times = row.get("seconds", {}).get(contender)
@@ -170,12 +180,19 @@ def faults(run: Mapping[str, Any]) -> list[str]:
         date.fromisoformat(run["date"])
     except (TypeError, ValueError):
         found.append(f"date: expected a date such as 2026-11-25, got {run['date']!r}")
-    for key in ("machine", "versions", "options"):
-        if not isinstance(run[key], Mapping):
-            found.append(f"{key}: expected a dictionary")
-    if not (isinstance(run["ranks"], int) and isinstance(run["gpus"], int) and 0 <= run["gpus"] <= run["ranks"] > 0):
-        found.append(f"ranks, gpus: expected at least one rank and no more GPUs, got {run['ranks']!r}, {run['gpus']!r}")
-    elif isinstance(run["machine"], Mapping) and not ({"gpu"} if run["gpus"] else {"cpu", "cores"}) <= set(run["machine"]):
+    dictionaries = [key for key in ("machine", "versions", "options") if not isinstance(run[key], Mapping)]
+    found += (f"{key}: expected a dictionary" for key in dictionaries)
+    if not (
+        isinstance(run["ranks"], int)
+        and isinstance(run["gpus"], int)
+        and 0 <= run["gpus"] <= run["ranks"] > 0
+    ):
+        found.append(
+            f"ranks, gpus: expected at least one rank and no more GPUs, got {run['ranks']!r}, {run['gpus']!r}"
+        )
+    elif isinstance(run["machine"], Mapping) and not ({"gpu"} if run["gpus"] else {"cpu", "cores"}) <= set(
+        run["machine"]
+    ):
         found.append("machine: expected the GPU, or the processor and its cores")
     if not run["rows"]:
         found.append("rows: there are none")
@@ -193,7 +210,7 @@ def faults(run: Mapping[str, Any]) -> list[str]:
 
 
 def _row_faults(row: Mapping[str, Any], reference: Any) -> Iterator[str]:
-    unknown = set(row) - {"case", "by", "failed", *_LISTS, *_NUMBERS}
+    unknown = set(row) - {"case", "by", "flops", "failed", *_LISTS, *_NUMBERS}
     if unknown:
         yield f"unknown keys {', '.join(sorted(unknown))}"
     if not any(row.get(key) for key in (*_LISTS, *_NUMBERS, "failed")):
@@ -211,4 +228,6 @@ def _row_faults(row: Mapping[str, Any], reference: Any) -> Iterator[str]:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    )

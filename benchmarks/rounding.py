@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure where 16-bit sums are rounded: ``mpirun -n 4 python3 benchmarks/rounding.py``.
 
-GEMM + ReduceScatter and GEMM + AllReduce by the type that sums travel in, and general products by the size of their
-blocks; of normally distributed numbers, compared with float64. Prints Markdown.
+GEMM + ReduceScatter and GEMM + AllReduce by the type in which partial sums are sent, and general products by block
+size, for normally distributed numbers, compared with float64. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if __package__ in (None, ""):
 import numpy as np
 
 import pblasmp as pb
+from benchmarks import results
 from pblasmp.dtypes import as_dtype
 
 FORMS = {"RS": pb.matmul_reduce_scatter, "AR": pb.matmul_allreduce}
@@ -52,9 +53,10 @@ def errors(ctx: Any, got: Any, exact: Any) -> tuple[float, float]:
     return (total[0] / total[1]) ** 0.5, most[0] / most[1]
 
 
-def by_travelling_type(ctx: Any, shapes: Sequence[tuple[int, int, int]], say: Any) -> None:
-    """Print the errors of sums over ranks. Collective over the context."""
-    say("| type of x, w and y | form | T, N, K | travels in | relative error | largest |")
+def by_sent_type(ctx: Any, shapes: Sequence[tuple[int, int, int]], say: Any) -> list[dict[str, Any]]:
+    """Print and return the errors of sums over ranks. Collective over the context."""
+    rows = []
+    say("| type of x, w and y | form | T, N, K | sent in | relative error | largest |")
     say("| --- | --- | --- | --- | ---: | ---: |")
     for dtype, (t, n, k) in itertools.product(TYPES, shapes):
         inputs = k // ctx.size
@@ -64,13 +66,17 @@ def by_travelling_type(ctx: Any, shapes: Sequence[tuple[int, int, int]], say: An
         )
         for form, function in FORMS.items():
             exact = function(x.astype(np.float64), w.astype(np.float64), ctx)
-            for travels in (dtype, "float32"):
-                relative, largest = errors(ctx, function(x, w, ctx, comm_dtype=travels), exact)
-                say(f"| {dtype} | {form} | {t}, {n}, {k} | {travels} | {relative:.2e} | {largest:.2e} |")
+            for sent in (dtype, "float32"):
+                relative, largest = errors(ctx, function(x, w, ctx, comm_dtype=sent), exact)
+                say(f"| {dtype} | {form} | {t}, {n}, {k} | {sent} | {relative:.2e} | {largest:.2e} |")
+                case = {"dtype": dtype, "form": form, "T": t, "N": n, "K": k, "sent": sent}
+                rows.append({"case": case, "errors": {"relative": relative, "largest": largest}})
+    return rows
 
 
-def by_block(ctx: pb.Context, orders: Sequence[int], say: Any) -> None:
-    """Print the errors of general products. Collective over the context."""
+def by_block(ctx: pb.Context, orders: Sequence[int], say: Any) -> list[dict[str, Any]]:
+    """Print and return the errors of general products. Collective over the context."""
+    rows = []
     grid = pb.Grid.squarest(ctx.size)
     say(
         f"| type of a and b | n, on {grid.nprow}x{grid.npcol} | block | type of d | relative error | largest |"
@@ -88,6 +94,15 @@ def by_block(ctx: pb.Context, orders: Sequence[int], say: Any) -> None:
             d = pb.matmul(*given, out=empty(kind))
             relative, largest = errors(ctx, d.local, expected.local)
             say(f"| {dtype} | {n} | {block} | {kind} | {relative:.2e} | {largest:.2e} |")
+            case = {
+                "dtype": dtype,
+                "n": n,
+                "grid": f"{grid.nprow}x{grid.npcol}",
+                "block": block,
+                "out_dtype": kind,
+            }
+            rows.append({"case": case, "errors": {"relative": relative, "largest": largest}})
+    return rows
 
 
 def _empty(ctx: pb.Context, n: int, block: int, grid: pb.Grid, dtype: str) -> pb.DistributedMatrix:
@@ -106,6 +121,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", type=shape, action="append", help="T,N,K; K summed over ranks")
     parser.add_argument("-n", type=int, action="append", help="order of the general products")
+    results.add_option(parser)
     parser.add_argument("--engine", default="auto", choices=("auto", "host", "cublasmp"))
     return parser.parse_args(argv)
 
@@ -115,9 +131,17 @@ def main() -> None:
     with pb.Context(engine=arguments.engine) as ctx:
         say = print if ctx.rank == 0 else lambda *_: None
         say(f"{ctx.size} ranks, {ctx.engine.name}\n")
-        by_travelling_type(ctx, arguments.shape or SHAPES, say)
+        rows = by_sent_type(ctx, arguments.shape or SHAPES, say)
         say("")
-        by_block(ctx, arguments.n or ORDERS, say)
+        rows += by_block(ctx, arguments.n or ORDERS, say)
+        directory = results.directory_of(arguments)
+        if ctx.rank == 0 and directory is not None:
+            run = results.Run(
+                benchmark="rounding", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=0 if ctx.engine.device is None else ctx.size, **results.facts(ctx),
+                options=results.options_of(arguments), reference="", sample="one run", rows=rows,
+            )  # fmt: skip
+            say(f"\n{results.save(run, directory)}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import faulthandler
-import json
 import math
 import os
 import sys
@@ -37,6 +36,7 @@ from torch.distributed.tensor import Shard, parallel
 
 import pblasmp as pb
 import pblasmp.torch as pt
+from benchmarks import results as runs
 from benchmarks.gpu_bench import together
 from benchmarks.gpu_matmul import forbid_multicast
 from benchmarks.ranks import on_ranks, paired
@@ -46,7 +46,7 @@ from pblasmp.timing import slowest
 
 STUCK_SECONDS = 300
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
-OURS, PYTORCH, ASYNC = "pblasmp", "PyTorch", "PyTorch async TP, compiled"
+PBLASMP, PYTORCH, ASYNC = "pblasmp", "PyTorch", "PyTorch async TP, compiled"
 
 
 class Work:
@@ -66,7 +66,7 @@ class Work:
         self.mine = shard(arguments.tokens, ctx.size, ctx.rank)
 
     def split(self, styles: Any) -> nn.Module:
-        """Return a copy of the model, split by the styles of a module: ours or PyTorch's. Collective."""
+        """Return a copy of the model, split by the styles of a module: pblasmp's or PyTorch's. Collective."""
         column = styles.ColwiseParallel(input_layouts=Shard(0))
         row = styles.RowwiseParallel(output_layouts=Shard(0))
         norm = styles.SequenceParallel(sequence_dim=0, use_local_output=True)
@@ -165,9 +165,9 @@ def rehearsal() -> Iterator[None]:
 
 def ways(arguments: argparse.Namespace) -> dict[str, Way]:
     """Return the ways to train by their names."""
-    found = {OURS: Way(partial(eager, pt)), PYTORCH: Way(partial(eager, parallel))}
+    found = {PBLASMP: Way(partial(eager, pt)), PYTORCH: Way(partial(eager, parallel))}
     if arguments.compile:
-        found[f"{OURS}, compiled"] = Way(partial(compiled, pt))
+        found[f"{PBLASMP}, compiled"] = Way(partial(compiled, pt))
         found[f"{PYTORCH}, compiled"] = Way(partial(compiled, parallel))
     return found | {ASYNC: Way(async_tp, ready_for_async_tp)}
 
@@ -266,9 +266,29 @@ def report(results: Mapping[str, Any], arguments: argparse.Namespace) -> str:
     count = arguments.steps * arguments.tokens * arguments.batch
     for name, each in seconds.items():
         rates = [count / one for one in each]
-        ratio = f"{paired(seconds, name, OURS):.2f}" if OURS in seconds else ""
+        ratio = f"{paired(seconds, name, PBLASMP):.2f}" if PBLASMP in seconds else ""
         lines.append(f"| {name} | {median(rates):.0f} | {min(rates):.0f}..{max(rates):.0f} | {ratio} |")
     return "\n".join(lines)
+
+
+def run_of(ctx: pb.Context, results: Mapping[str, Any], arguments: argparse.Namespace) -> runs.Run:
+    """Return the results as data: tokens per second of every round."""
+    count = arguments.steps * arguments.tokens * arguments.batch
+    launcher = "torchrun" if dist.is_torchelastic_launched() else "mpirun"
+    names = ("layers", "width", "heads", "tokens", "batch", "dtype")
+    row: dict[str, Any] = {
+        "case": {name: getattr(arguments, name) for name in names},
+        "rates": {name: [count / one for one in each] for name, each in results["seconds"].items()},
+    }
+    if results["faults"]:
+        row["failed"] = results["faults"]
+    facts = runs.facts(ctx)
+    return runs.Run(
+        benchmark=f"transformer-{launcher}-{arguments.tokens}", date=runs.today(), commit=runs.this_commit(),
+        ranks=ctx.size, gpus=ctx.size if arguments.device == "cuda" else 0, machine=facts["machine"],
+        versions=facts["versions"] | {"PyTorch": torch.__version__}, options=runs.options_of(arguments),
+        reference="", sample="all", rows=[row],
+    )  # fmt: skip
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -288,7 +308,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=5, help="that are checked, and in a round (default: 5)")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of every way (default: 9)")
-    parser.add_argument("--json", type=Path, help="where the results go")
+    runs.add_option(parser)
     parser.add_argument("--rehearse", action="store_true", help=argparse.SUPPRESS)  # async TP without GPUs
     return parser.parse_args(argv)
 
@@ -330,8 +350,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = compare(Work(ctx, mesh, arguments))
         if ctx.rank == 0:
             print(report(results, arguments), flush=True)
-            if arguments.json:
-                arguments.json.write_text(json.dumps(results, indent=1))
+            directory = runs.directory_of(arguments)
+            if results["seconds"] and directory is not None:
+                print(f"\n{runs.save(run_of(ctx, results, arguments), directory)}")
     dist.destroy_process_group()
     faulthandler.cancel_dump_traceback_later()
     if any(fault.startswith(WrongLossError.__name__) for fault in results["faults"].values()):

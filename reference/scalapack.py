@@ -50,7 +50,9 @@ class ScaLAPACK:
         self.flavour, self.comm = flavour, comm
         directory = locate(flavour)
         if directory is None:
-            raise LibraryNotFoundError(f"no ScaLAPACK ({flavour}): python -m benchmarks.fetch_scalapack fetches it")
+            raise LibraryNotFoundError(
+                f"no ScaLAPACK ({flavour}): python -m benchmarks.fetch_scalapack fetches it"
+            )
         openmpi = "Open MPI" in MPI.Get_library_version()
         if openmpi and flavour == "debian":
             raise LibraryNotFoundError("ScaLAPACK (debian) is built for MPICH, this process runs Open MPI")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import runs
 from pblasmp import launch
 from pblasmp.launch import find_launcher
 from reference.scalapack import locate
@@ -22,52 +22,48 @@ pytestmark = starts_ranks
 
 
 def run_quick(script, tmp_path, *options):
-    output = tmp_path / "results.json"
+    """Run a script with --quick and return the runs that it wrote, by benchmark."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [
-        *launch.interpreter(),
-        ROOT / "benchmarks" / script,
-        "--quick",
-        "--pairs",
-        "2",
-        "--json",
-        output,
-        *options,
-    ]
+    where = ["--quick", "--pairs", "2", "--results", tmp_path / "results"]
+    command = [*launch.interpreter(), ROOT / "benchmarks" / script, *where, *options]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(output.read_text())
+    return {run.benchmark: run for run in runs(tmp_path / "results").values()}
 
 
 def test_redistribution(tmp_path):
-    seconds = run_quick("redistribution.py", tmp_path, "--directory", tmp_path)["seconds"]
-    assert {"np.copyto", "scatter", "gather", "save", "load"} < set(seconds)
-    assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
-    assert list(tmp_path.iterdir()) == [tmp_path / "results.json"]
+    rows = run_quick("redistribution.py", tmp_path, "--directory", tmp_path)["redistribution"].rows
+    assert {"np.copyto", "scatter", "gather", "save", "load"} < {row["case"]["operation"] for row in rows}
+    assert all(len(row["seconds"]["time"]) == 2 for row in rows)
+    assert list(tmp_path.iterdir()) == [tmp_path / "results"]
 
 
 def test_host_gemm_memory(tmp_path):
-    results = run_quick("host_gemm.py", tmp_path, "--only", "memory")["memory"]
-    assert [case["ops"] for case in results] == ["NN", "TN"]
-    assert all(case["expected_bytes"] == 5 * 8 * case["n"] ** 2 for case in results)
+    (run,) = run_quick("host_gemm.py", tmp_path, "--only", "memory").values()
+    assert [row["case"] for row in run.rows] == [
+        {"n": 512, "ops": ops, "grid": "2x2", "block": 64} for ops in ("NN", "TN")
+    ]
+    assert all(0.2 < row["ratios"]["peak"] < 100 for row in run.rows)
 
 
 @pytest.mark.parametrize("flavour", ["mkl", "debian"])
 def test_host_gemm_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:
         pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
-    results = run_quick("host_gemm.py", tmp_path, "--only", flavour)[flavour]
-    assert all({"ours", "pdgemm"} <= set(case["seconds"]) for case in results)
-    assert all(min(case["ratios"].values()) > 0 for case in results)
+    (run,) = run_quick("host_gemm.py", tmp_path, "--only", flavour).values()
+    assert (run.name, run.ranks, run.gpus) == (f"host_gemm-{flavour}-4-ranks", 4, 0)
+    assert all({"pblasmp", "pdgemm"} <= set(row["seconds"]) for row in run.rows)
+    assert all("pdgemm" in row["ratios"] for row in run.rows)
 
 
-def test_rounding():
+def test_rounding(tmp_path):
     script = [
         *launch.interpreter(),
         str(ROOT / "benchmarks/rounding.py"),
         "--engine=host",
         "--shape=16,8,32",
         "-n=200",
+        f"--results={tmp_path}",
     ]
     done = subprocess.run(
         [str(find_launcher().path), "-n", "2", *script],
@@ -80,17 +76,23 @@ def test_rounding():
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "| 200 | 64 |" in line]
     assert [row[3] for row in rows] == ["bfloat16", "float32", "float16", "float32"]
     assert all(0 < float(row[4]) < (1e-6 if row[3] == "float32" else 3e-3) for row in rows)
+    (run,) = runs(tmp_path).values()
+    assert run.name == "rounding-2-ranks"
+    assert len(run.rows) == 8 + 4
 
 
-def test_cholesky():
+def test_cholesky(tmp_path):
     done = subprocess.run(
-        [str(find_launcher().path), "-n", "4", *launch.interpreter(), "benchmarks/cholesky.py", "-n=300", "--block=32"],
+        [str(find_launcher().path), "-n", "4", *launch.interpreter(), "benchmarks/cholesky.py", "-n=300", "--block=32",
+         f"--results={tmp_path}"],
         check=False, cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
     assert line.startswith("n = 300, blocks of 32, 4 ranks, auto: ")
     assert float(line.rpartition(" ")[2]) < 1e-14  # the residual
+    (run,) = runs(tmp_path).values()
+    assert [len(times) for times in run.rows[0]["seconds"].values()] == [2]
 
 
 TINY = ("--layers=2", "--width=16", "--heads=4", "--tokens=12", "--batch=2", "--steps=2", "--rounds=3")
@@ -120,11 +122,12 @@ transformer.main(sys.argv[1:])
 """
 
 
-def run_transformer(*command):
+def run_transformer(tmp_path, *command):
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pblasmp[torch]'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [str(find_launcher().path), "-n", "2", *launch.interpreter(), *command, *TINY],
+        [str(find_launcher().path), "-n", "2", *launch.interpreter(), *command, *TINY,
+         f"--results={tmp_path}"],
         check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -136,20 +139,19 @@ def rates_of(output):
 
 
 def test_transformer(tmp_path):
-    done = run_transformer("-m", "benchmarks.transformer", "--bias", f"--json={tmp_path / 'results.json'}")
+    done = run_transformer(tmp_path, "-m", "benchmarks.transformer", "--bias")
     assert done.returncode == 0, done.stdout + done.stderr
     rates = rates_of(done.stdout)
     assert list(rates) == ["pblasmp", "PyTorch"]
     assert all(0 < least <= middle <= most for middle, least, most in rates.values())
     assert "PyTorch async TP, compiled: NotImplementedError: it needs GPUs" in done.stdout
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in results["seconds"].values())
-    first, second = results["losses"]
-    assert 0 < second < first
+    (run,) = runs(tmp_path).values()
+    assert run.name == "transformer-mpirun-12-2-ranks"
+    assert {name: len(each) for name, each in run.rows[0]["rates"].items()} == {"pblasmp": 3, "PyTorch": 3}
 
 
-def test_transformer_finds_a_wrong_loss():
-    done = run_transformer("-c", WRONG)
+def test_transformer_finds_a_wrong_loss(tmp_path):
+    done = run_transformer(tmp_path, "-c", WRONG)
     assert done.returncode != 0
     assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch"]
     assert "left out: wrong: WrongLossError: the losses are " in done.stdout
@@ -167,8 +169,8 @@ def test_transformer_refuses_what_cannot_be_split(options):
         transformer.check(transformer.parse(options), 2)
 
 
-def test_transformer_with_fused_products():
-    done = run_transformer("-m", "benchmarks.transformer", "--rehearse")
+def test_transformer_with_fused_products(tmp_path):
+    done = run_transformer(tmp_path, "-m", "benchmarks.transformer", "--rehearse")
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(rates_of(done.stdout)) == ["pblasmp", "PyTorch", "PyTorch async TP, compiled"]
 
@@ -177,12 +179,11 @@ def test_transformer_with_fused_products():
 def test_level3_beside_scalapack(tmp_path, flavour):
     if locate(flavour) is None:
         pytest.skip(f"ScaLAPACK ({flavour}) is not here: python -m benchmarks.fetch_scalapack fetches it")
-    results = run_quick("level3.py", tmp_path, "--rivals", flavour, "--only", "trsm", "herk", "syrkx")[
-        flavour
-    ]
-    assert {case["routine"] for case in results} == {"trsm", "herk", "syrkx"}
-    assert all(bool(case["ratios"]) == (case["routine"] != "syrkx") for case in results)
-    assert all(ratio > 0 for case in results for ratio in case["ratios"].values())
+    (run,) = run_quick(
+        "level3.py", tmp_path, "--scalapack", flavour, "--only", "trsm", "herk", "syrkx"
+    ).values()
+    assert {row["case"]["routine"] for row in run.rows} == {"trsm", "herk", "syrkx"}
+    assert all(bool(row["ratios"]) == (row["case"]["routine"] != "syrkx") for row in run.rows)
 
 
 @pytest.mark.parametrize("script", ["level3.py", "host_gemm.py"])

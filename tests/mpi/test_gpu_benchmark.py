@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
+from benchmarks.results import runs
 from pblasmp import launch
 from pblasmp.launch import find_launcher
 from tests.helpers.mpi import starts_ranks
@@ -17,18 +17,18 @@ pytestmark = starts_ranks
 
 
 def test_rehearsal(tmp_path):
-    output = tmp_path / "out.json"
     script = [*launch.interpreter(), str(ROOT / "benchmarks/gpu_matmul.py")]
-    options = ["--rehearse", "--quick", "--only", "ag,ar,2d,host", "--no-nvmath", "--json", str(output)]
+    options = ["--rehearse", "--quick", "--only", "ag,ar,2d,host", "--no-nvmath", "--results", str(tmp_path)]
     mpirun = [str(find_launcher().path), "-n", "2"]
     done = subprocess.run(
         [*mpirun, *script, *options], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    sections = json.loads(output.read_text())["sections"]
-    assert {name: len(rows) for name, rows in sections.items()} == {"ag": 1, "ar": 1, "2d": 2, "host": 4}
-    entries = sections["ag"][0]["entries"]
-    assert entries["auto"]["us"] > 0
-    assert "host engine" in entries["split_p2p"]["failed"]
-    assert all(row["entries"]["plan()"]["calls"] == 100 for row in sections["host"])
-    assert output.with_suffix(".md").read_text() in done.stdout
+    found = {run.benchmark: run for run in runs(tmp_path).values()}
+    assert {name: len(run.rows) for name, run in found.items()} == {
+        "gpu_matmul-ag": 1, "gpu_matmul-ar": 1, "gpu_matmul-2d": 2, "gpu_matmul-host": 4,
+    }  # fmt: skip
+    row = found["gpu_matmul-ag"].rows[0]
+    assert len(row["seconds"]["pblasmp"]) == 5
+    assert "host engine" in row["failed"]["split_p2p"]
+    assert all(row["seconds"]["plan()"] for row in found["gpu_matmul-host"].rows)

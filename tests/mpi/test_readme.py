@@ -1,79 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md shows: two commands of one line first, and blocks that run from top to bottom as they are."""
+"""What README.md shows: two commands that .ci/run finds by their headings, and a script that runs as it is."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pblasmp as pb
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
 
 TEXT = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-SCRIPTS = [code for kind, code in BLOCKS if kind == "python"]
+COMMANDS = [code for kind, code in BLOCKS if kind == "sh"]
+(SCRIPT,) = (code for kind, code in BLOCKS if kind == "python")
 
 
 def shown(comm, code, directory):
     os.chdir(directory)
     variables = {}
     exec(compile(code, "README.md", "exec"), variables)
-    return variables["d"].local.shape
+    return [*variables["d"].local.shape, repr(variables["d"].descriptor.order)]
 
 
-def test_it_opens_with_two_commands_of_one_line():
-    assert [kind for kind, _ in BLOCKS[:2]] == ["sh", "sh"]
-    assert all(code.count("\n") == 1 and code.startswith("python3 -m venv") for _, code in BLOCKS[:2])
-    assert re.fullmatch(r"# pblasmp\n\n[^\n]+(\n[^\n]+)?\.\n\n", TEXT[: TEXT.index("```")])
-    assert TEXT.index(BLOCKS[1][1]) - TEXT.index(BLOCKS[0][1]) == len(BLOCKS[0][1]) + len("```\n\n```sh\n")
+def run_of_ci(heading):
+    """Return what .ci/run does with the command below a heading: its status, and the command that it runs."""
+    functions = re.search(r"^readme_command\(\).*?^}\n.*?^run_readme\(\).*?^}\n", (ROOT / ".ci/run").read_text(), re.M | re.S)
+    recorder = 'bash() { shift; printf "%s\\n" "$@"; }\n'
+    done = subprocess.run(
+        ["bash", "-c", f'{recorder}{functions[0]}run_readme "$1"', "bash", heading],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_ci_finds_the_two_commands_by_their_headings():
+    main, tests = COMMANDS
+    assert all(code.count("\n") == 1 and code.startswith("python3 -m venv") for code in COMMANDS)
+    assert "pblasmp matmul" in main
+    assert "-m pytest" in tests
+    assert run_of_ci("Install and multiply") == (0, main)
+    assert run_of_ci("Tests") == (0, tests)
+    assert set(re.findall(r'run_readme "(.*?)"$', (ROOT / ".ci/run").read_text(), re.M)) == {
+        "Install and multiply", "Tests",
+    }  # fmt: skip
+
+
+def test_ci_fails_without_a_command():
+    status, output = run_of_ci("No such heading")
+    assert (status != 0, output) == (True, "")
 
 
 @starts_ranks
-def test_it_pastes_through(tmp_path):
-    """Every block but the two commands that install, in order, in one directory that is empty at first."""
-    bin_directory = tmp_path / ".venv" / "bin"  # as the first command leaves it
-    bin_directory.mkdir(parents=True)
-    (bin_directory / "activate").write_text(f'PATH="{Path(sys.executable).parent}:$PATH"\n')
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    for kind, code in BLOCKS[2:]:
-        command = ["bash", "-e", "-c", code] if kind == "sh" else [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{code}\n{done.stdout}"
-    a, b = np.load(tmp_path / "A.npy"), np.load(tmp_path / "B.npy")
+def test_the_script(tmp_path):
+    assert len(SCRIPT.splitlines()) <= 10
+    found = run_mpi(shown, 4, code=SCRIPT, directory=str(tmp_path))
+    assert found == [[512, 384, "'C'"], [512, 316, "'C'"], [388, 384, "'C'"], [388, 316, "'C'"]]
+    with pb.Context(engine="host") as ctx:
+        a, b = (ctx.random(shape, seed=seed).gather() for shape, seed in (((1200, 900), 1), ((1200, 700), 2)))
     np.testing.assert_allclose(np.load(tmp_path / "D.npy"), 2 * a.T @ b)
-
-
-def test_the_product(tmp_path):
-    a, b = np.ones((600, 300)), np.ones((600, 500))
-    np.save(tmp_path / "A.npy", a)
-    np.save(tmp_path / "B.npy", b)
-    code = next(code for code in SCRIPTS if "ctx.load" in code)
-    assert run_mpi(shown, 4, code=code, directory=str(tmp_path)) == [
-        [256, 256],
-        [256, 244],
-        [44, 256],
-        [44, 244],
-    ]
-    np.testing.assert_array_equal(np.load(tmp_path / "D.npy"), 2 * a.T @ b)
-
-
-def test_the_layouts():
-    code = next(code for code in SCRIPTS if "MatrixDescriptor" in code)
-    variables = {}
-    exec(compile(code, "README.md", "exec"), variables)
-    checked = 0
-    for expression, answer in re.findall(r"^(d\.\S.*?)  # (\S.*)$", code, re.MULTILINE):
-        assert str(eval(expression, variables)) == answer
-        checked += 1
-    assert checked == 2
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", TEXT))

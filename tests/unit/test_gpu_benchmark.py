@@ -58,7 +58,7 @@ def test_a_failed_or_wrong_contender_shows_no_usable_time():
 def test_tables():
     table = gpu_report.markdown([ROW], [AUTO, NCCL], "T, N, K").splitlines()
     assert table == [
-        f"| T, N, K | ours | {NCCL} |",
+        f"| T, N, K | pblasmp | {NCCL} |",
         "| --- | ---: | ---: |",
         "| 4096, 1792, 4096 | 220 | 214 |",
     ]
@@ -79,6 +79,23 @@ def test_the_report_has_every_section_that_was_measured_and_every_failure():
     assert "| 64, float64, 1x2, 8 | 10 (1.00) | 11 (1.10) | failed |" in text
     assert "- ag, split_p2p: failed: StatusError: not supported (1 of 1 cases)" in text
     assert "- ag, default, symmetric: failed: wrong (1 of 1 cases)" in text
+
+
+def test_rows_of_results_have_seconds_and_what_failed():
+    entry = gpu_report.summary([[100, 300, 200]])
+    failing = {"failed": "E: x"}
+    (one,) = gpu_report.rows_of("ag", [row(auto=entry, push=failing, pull=entry | {"wrong": True})])
+    assert one == {
+        "case": {"T": 4096, "N": 1792, "K": 4096},
+        "seconds": {"pblasmp": pytest.approx([1e-4, 3e-4, 2e-4])},
+        "failed": {"push": "E: x", "pull": "wrong"},
+    }
+    (one,) = gpu_report.rows_of("host", [RESULTS["sections"]["host"][0]])
+    assert one["case"] == {"product": "ag 1024"}
+    assert one["device_seconds"][CUBLASMP] == pytest.approx([51e-6])
+    assert gpu_report.case_of("2d", "64, float64, 1x2, 8, NN") == {
+        "n": 64, "dtype": "float64", "grid": "1x2", "block": 8, "ops": "NN",
+    }  # fmt: skip
 
 
 def test_plot(tmp_path):

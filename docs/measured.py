@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and charts of measured times, made from benchmarks/results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import results
+from benchmarks.results import Run, middle
+from pblasmp.drawing.charts import Bars, bar_chart
+
+ROOT = Path(__file__).parents[1]
+
+SEPARATE = "NCCL + cuBLAS"
+FORMS = {
+    "allgather_matmul": "AllGather + GEMM",
+    "matmul_reduce_scatter": "GEMM + ReduceScatter",
+    "matmul_allreduce": "GEMM + AllReduce",
+    "matmul_allgather": "GEMM + AllGather",
+}
+OTHERS = ("GEMM alone", SEPARATE, "PyTorch", "PyTorch's", "cuBLASMp's", "nvmath", "MPI + BLAS")
+"""What names of contenders begin with that are not algorithms of pblasmp."""
+
+TITLES = {
+    "host_gemm-debian": "Products beside Debian's ScaLAPACK and NumPy",
+    "host_gemm-debian-thin": "A matrix times few columns, beside Debian's ScaLAPACK and NumPy",
+    "host_gemm-mkl": "Products beside MKL's ScaLAPACK",
+    "host_gemm-memory": "Peak memory of a product",
+    "level3-debian": "Level-3 routines beside Debian's ScaLAPACK",
+    "level3-debian-thin": "Level-3 routines with few columns, beside Debian's ScaLAPACK",
+    "level3-mkl": "Level-3 routines beside MKL's ScaLAPACK",
+    "level3-gpu": "Level-3 routines on GPUs",
+    "redistribution": "Moving a matrix",
+    "rounding": "Errors by where sums are rounded",
+    "cholesky": "Cholesky factorisation",
+    "tensor_parallel": "Tensor-parallel products: ",
+    "transformer": "Transformer blocks in training",
+    "gpu_matmul-2d": "2D block-cyclic products",
+    "gpu_matmul-layouts": "2D block-cyclic products by op and layout",
+    "gpu_matmul-ag": "AllGather + GEMM in the layout of the scheme",
+    "gpu_matmul-rs": "GEMM + ReduceScatter in the layout of the scheme",
+    "gpu_matmul-ar": "GEMM + AllReduce in the layout of the scheme",
+    "gpu_matmul-host": "Host time per call",
+    "gpu_matmul-nvmath": "Beside nvmath-python: ",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """Return a Markdown table whose last ``numbers`` columns are aligned to the right."""
+    rule = ["---"] * (len(head) - numbers) + ["---:"] * numbers
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows)) + "\n"
+
+
+def compare(run: Run, contenders: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Yield each case with the fastest contender's time divided by pblasmp's."""
+    for row in run.rows:
+        ratios = [row["ratios"][name] for name in contenders if name in row.get("ratios", {})]
+        if run.reference == "pblasmp" and ratios:
+            yield row["case"], min(ratios)
+            continue
+        own = middle(row, "pblasmp")
+        times = [time for name in contenders if (time := middle(row, name)) is not None]
+        if own is not None and times:
+            yield row["case"], min(times) / own
+
+
+def spread(ratios: Iterable[float]) -> str:
+    """Return the median of some ratios, and the least and the most of them."""
+    found = sorted(ratios)
+    if len(found) == 1:
+        return f"{found[0]:.2f}"
+    return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
+
+
+def comparison() -> str:
+    """Return the README's table: how much faster pblasmp is than what else one could use."""
+    runs = results.runs()
+
+    def row(what: str, benchmarks: Sequence[str], beside: str, contenders: Sequence[str]) -> list[str]:
+        chosen = [runs[name] for name in benchmarks]
+        where = " or ".join(dict.fromkeys(run.where for run in chosen))
+        return [what, where, beside, spread(ratio for run in chosen for _, ratio in compare(run, contenders))]
+
+    training = runs["transformer-mpirun-8192-4-gpus"]
+    rates = {name: median(each) for name, each in training.rows[0]["rates"].items()}
+    rows = [
+        row("products, float64", ["host_gemm-debian-4-ranks"], "ScaLAPACK, OpenBLAS", ["pdgemm"]),
+        row("", ["host_gemm-mkl-4-ranks"], "ScaLAPACK, MKL", ["pdgemm"]),
+        row("", ["host_gemm-debian-4-ranks"], "one NumPy GEMM on all cores", ["numpy"]),
+        row("level-3 routines", ["level3-debian-4-ranks"], "ScaLAPACK, OpenBLAS", ["debian"]),
+        row("products, bfloat16 and float64", ["gpu_matmul-2d-2-gpus"], SEPARATE, [SEPARATE]),
+        row("", ["gpu_matmul-2d-2-gpus"], "cuBLASMp", ["default"]),
+        row(
+            "tensor-parallel products", [f"tensor_parallel-{form}-2-gpus" for form in FORMS],
+            f"{SEPARATE}, or both as a CUDA graph", [SEPARATE, "nccl"],
+        ),
+        [
+            "training transformer blocks", training.where, "PyTorch's tensor parallelism",
+            f"{rates['pblasmp'] / rates['PyTorch']:.2f}",
+        ],
+    ]  # fmt: skip
+    return table(["", "on", "beside", "times as fast: median (least to most)"], rows, 1)
+
+
+def replaced(text: str) -> str:
+    """Return the README's text with the table of ``comparison`` between its two marks."""
+    begin, end = "<!-- comparison, written by python docs/measured.py -->\n", "<!-- end -->"
+    before, _, rest = text.partition(begin)
+    _, mark, after = rest.partition(end)
+    assert mark, "README.md: the marks around the table of comparison are missing"
+    return f"{before}{begin}{comparison()}{mark}{after}"
+
+
+def own(row: Mapping[str, Any]) -> float | None:
+    """Return pblasmp's time in a row: that of "auto", or of its fastest algorithm if "auto" was not timed."""
+    if (time := middle(row, "pblasmp")) is not None:
+        return time
+    times = [middle(row, name) for name in row.get("seconds", {}) if not name.startswith(OTHERS)]
+    return min((time for time in times if time is not None), default=None)
+
+
+def label(case: Mapping[str, Any]) -> str:
+    """Return a case in a few words."""
+    return ", ".join(str(value) for value in case.values())
+
+
+def charts(directory: Path) -> None:
+    """Draw the charts of the page on performance: for ScaLAPACK's routines, and for each number of GPUs."""
+    runs = results.runs()
+    cases = [
+        (f"{row['case']['routine']}, {row['case']['options']}", {"pblasmp": 1 / row["ratios"]["debian"], "ScaLAPACK": 1.0})
+        for row in runs["level3-debian-4-ranks"].rows
+        if "debian" in row.get("ratios", {})
+    ]  # fmt: skip
+    draw([Bars("level-3 routines", cases)], "ScaLAPACK", directory / "performance-host.svg")
+    for gpus, found in tensor_parallel(runs).items():
+        bars = []
+        for title, run in found:
+            timed = [(row, own(row), middle(row, SEPARATE)) for row in run.rows]
+            bars.append(
+                Bars(
+                    f"{title}, {run.where}",
+                    [(label(row["case"]), {"pblasmp": a, SEPARATE: b}) for row, a, b in timed if a and b],
+                )
+            )
+        draw(bars, SEPARATE, directory / f"performance-{gpus}-gpus.svg")
+
+
+def tensor_parallel(runs: Mapping[str, Run]) -> dict[int, list[tuple[str, Run]]]:
+    """Return the newest runs of the four products by number of GPUs: as users call them, else in the schemes' layouts."""
+    schemes = {"allgather_matmul": "ag", "matmul_reduce_scatter": "rs", "matmul_allreduce": "ar"}
+    found: dict[int, list[tuple[str, Run]]] = {}
+    for gpus in sorted({run.gpus for run in runs.values()} - {0}):
+        for form, title in FORMS.items():
+            names = f"tensor_parallel-{form}-{gpus}-gpus", f"gpu_matmul-{schemes.get(form)}-{gpus}-gpus"
+            if run := next((runs[name] for name in names if name in runs), None):
+                found.setdefault(gpus, []).append((title, run))
+    return found
+
+
+def draw(bars: Sequence[Bars], reference: str, path: Path) -> None:
+    """Draw a chart that has at least one bar."""
+    chart = bar_chart(bars, reference=reference)
+    if chart is None:
+        raise ValueError(f"{path.name}: there is no time to draw")
+    chart.save(path)
+
+
+def performance() -> str:
+    """Return the charts by number of GPUs, each with where its times come from."""
+    parts = []
+    for gpus, found in tensor_parallel(results.runs()).items():
+        lines = "\n".join(f"- {title}: {source(run)}" for title, run in found)
+        parts.append(f"### {gpus} GPUs\n\n![Time of pblasmp over NCCL + cuBLAS's](_generated/performance-{gpus}-gpus.svg)\n\n{lines}\n")
+    return "\n".join(parts)
+
+
+def source(run: Run) -> str:
+    """Return where a run's times come from, in words."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if name in ("cuBLASMp", "NCCL", "PyTorch"))
+    return f"{run.where}, {run.date}, commit {run.commit}, {run.sample}{f', {versions}' if versions else ''}"
+
+
+def level3_gpu() -> str:
+    """Return the table of level-3 routines on two GPUs: times over that of a product with as many operations."""
+    runs = results.runs()
+    wide, narrow = (runs[f"level3-gpu-1x2-8192-{block}-2-gpus"] for block in (512, 256))
+    rows = []
+    for routine in dict.fromkeys(row["case"]["routine"] for row in wide.rows if "ratios" in row):
+        by = dict.fromkeys(row["by"] for row in wide.rows if row["case"]["routine"] == routine)
+        cells = [ratios_of(run, routine, name) for name in ("pblasmp", "cublasmp") for run in (wide, narrow)]
+        rows.append([f"`{routine}`", ", ".join(f'`"{name}"`' for name in by), *cells])
+    head = ["routine", "by", "blocks of 512", "blocks of 256", '`"cublasmp"`, 512', '`"cublasmp"`, 256']
+    return table(head, rows, 4) + f"\n{source(wide)}\n"
+
+
+def ratios_of(run: Run, routine: str, name: str) -> str:
+    """Return the range of a contender's ratios over the options of a routine."""
+    found = [
+        row["ratios"][name]
+        for row in run.rows
+        if row["case"]["routine"] == routine and "long" not in row["case"]["options"] and name in row.get("ratios", {})
+    ]
+    least, most = (f"{value:.1f}" for value in (min(found), max(found)))
+    return least if least == most else f"{least} to {most}"
+
+
+def rounding_blocks() -> str:
+    """Return the table of errors of cuBLASMp's products by block size."""
+    run = results.runs()["rounding-4-gpus"]
+    errors = {
+        (c["dtype"], c["block"], c["out_dtype"]): row["errors"]["relative"]
+        for row in run.rows
+        if "block" in (c := row["case"])
+    }
+    blocks = sorted({block for _, block, _ in errors})
+    rows = [
+        [dtype, *(f"{errors[dtype, block, dtype]:.1e}" for block in blocks),
+         f"{max(errors[dtype, block, 'float32'] for block in blocks):.1e}"]
+        for dtype in dict.fromkeys(dtype for dtype, _, _ in errors)
+    ]  # fmt: skip
+    head = ["type of A, B and D", *(f"blocks of {block}" for block in blocks), "D in float32: at most"]
+    return table(head, rows, len(blocks) + 1) + f"\n{source(run)}\n"
+
+
+def rounding_sums() -> str:
+    """Return the table of errors by the type in which partial sums are sent."""
+    run = results.runs()["rounding-4-gpus"]
+    largest = max(row["case"]["K"] for row in run.rows if "K" in row["case"])
+    rows = [
+        [c["dtype"], c["sent"], f"{row['errors']['relative']:.1e}", f"{row['errors']['largest']:.1e}"]
+        for row in run.rows
+        if (c := row["case"]).get("K") == largest
+    ]
+    head = ["x, w and y", "sums sent in", "relative error (Frobenius norm)", "largest error / largest element"]
+    return table(head, rows, 2) + f"\n{source(run)}\n"
+
+
+def title_of(run: Run) -> str:
+    """Return a heading for a run."""
+    key = max((key for key in TITLES if run.benchmark.startswith(key)), key=len)
+    rest = run.benchmark.removeprefix(key).strip("-")
+    return TITLES[key] + (FORMS.get(rest, rest) if TITLES[key].endswith(" ") else "")
+
+
+def all_results() -> str:
+    """Return every stored run: a heading, where it comes from, and a table of medians."""
+    runs = sorted(results.runs().values(), key=lambda run: (title_of(run), run.gpus, run.ranks, run.benchmark))
+    parts = []
+    above = ""
+    for run in runs:
+        title = title_of(run)
+        if title != above:
+            parts.append(f"## {title}\n")
+        above = title
+        parts.append(f"{source(run)}{about(run)}:\n\n{medians(run)}")
+    return "\n".join(parts)
+
+
+def about(run: Run) -> str:
+    """Return what a run's ratios mean, and its options."""
+    options = ", ".join(f"{name} {value}" for name, value in run.options.items() if isinstance(value, (str, int, float)))
+    meaning = {
+        "pblasmp": "time / pblasmp's", "gemm": "time / that of a product with as many operations",
+        "time": "speed relative to copying the matrix once", "NN": "time / that of NN",
+    }.get(run.reference, f"relative to {run.reference}" if run.reference else "")  # fmt: skip
+    ratios = any("ratios" in row or "ranges" in row for row in run.rows)
+    return "".join(f"; {text}" for text in (options, f"ratios: {meaning}" if ratios else "") if text)
+
+
+def medians(run: Run) -> str:
+    """Return a run as a table: a column for each part of the cases and for each contender."""
+    parts = list(dict.fromkeys(key for row in run.rows for key in row["case"]))
+    kinds: dict[str, Callable[[Any], str]] = {
+        "seconds": lambda x: digits(median(x) * (1e6 if run.gpus else 1e3)),
+        "device_seconds": lambda x: digits(median(x) * 1e6),
+        "rates": lambda x: f"{median(x):.0f}",
+        "ratios": lambda x: f"{x:.2f}",
+        "ranges": lambda x: f"{x[0]:.1f} to {x[1]:.1f}",
+        "errors": lambda x: f"{x:.1e}",
+    }
+    units = {
+        "seconds": "µs" if run.gpus else "ms", "device_seconds": "µs on the GPU", "rates": "tokens/s",
+        "ratios": "ratio", "ranges": "ratio", "errors": "",
+    }  # fmt: skip
+    columns = [(kind, name) for kind in kinds for name in dict.fromkeys(n for row in run.rows for n in row.get(kind, {}))]
+    with_algorithm = any("by" in row for row in run.rows)
+    head = [*parts, *(["by"] if with_algorithm else []), *(f"{name}, {units[kind]}".strip(", ") for kind, name in columns)]
+    rows = []
+    for row in run.rows:
+        case = [str(row["case"].get(part, "")) for part in parts]
+        cells = [kinds[kind](row[kind][name]) if name in row.get(kind, {}) else "" for kind, name in columns]
+        rows.append([*case, *([row.get("by", "")] if with_algorithm else []), *cells])
+    return table(head, rows, len(columns))
+
+
+def digits(value: float) -> str:
+    """Return a number with at least three digits, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def is_current(text: str) -> bool:
+    """Return whether the README has the table that the results give."""
+    return replaced(text) == text
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(replaced(readme.read_text(encoding="utf-8")), encoding="utf-8")

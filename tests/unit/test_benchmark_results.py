@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of benchmarks: every file can be read, and a faulty run is refused before it is written."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+
+import pytest
+
+from benchmarks import results
+from benchmarks.results import Run
+
+RUN = Run(
+    benchmark="gemm", date="2026-11-25", commit="abc", ranks=2, gpus=2, machine={"gpu": "H"}, versions={},
+    options={}, reference="gemm", sample="all",
+    rows=[{"case": {"n": 8}, "seconds": {"pblasmp": [2.0, 1.0, 3.0]}, "ratios": {"pblasmp": 0.5}}],
+)  # fmt: skip
+
+
+def test_every_stored_run_can_be_read():
+    found = results.runs()
+    assert len(found) > 50
+    assert {run.name for run in found.values()} == set(found)
+
+
+def test_a_run_is_written_and_read_back(tmp_path):
+    path = results.save(RUN, tmp_path / "new")
+    assert path.name == "gemm-2-gpus.json"
+    assert results.runs(tmp_path / "new") == {"gemm-2-gpus": RUN}
+    results.save(replace(RUN, date="2026-11-26"), tmp_path / "new")  # takes the place of the older one
+    assert [run.date for run in results.runs(tmp_path / "new").values()] == ["2026-11-26"]
+
+
+def test_a_run_says_where_it_ran():
+    assert RUN.where == "2 × H"
+    few = replace(RUN, gpus=0, machine={"cpu": "C", "cores": 2})
+    assert (few.name, few.where) == ("gemm-2-ranks", "2 ranks on 2 cores (C)")
+
+
+def test_the_median_of_all_times_counts():
+    assert results.middle(RUN.rows[0], "pblasmp") == 2.0
+    assert results.middle(RUN.rows[0], "mkl") is None
+
+
+BAD = [
+    ({"date": "yesterday"}, "date: expected a date such as 2026-11-25, got 'yesterday'"),
+    ({"commit": ""}, "commit: expected text, got ''"),
+    ({"ranks": 0, "gpus": 0}, "ranks, gpus: expected at least one rank and no more GPUs, got 0, 0"),
+    ({"gpus": 3}, "ranks, gpus: expected at least one rank and no more GPUs, got 2, 3"),
+    ({"gpus": 0}, "machine: expected the GPU, or the processor and its cores"),
+    ({"versions": None}, "versions: expected a dictionary"),
+    ({"rows": []}, "rows: there are none"),
+    ({"rows": [{"seconds": {"x": [1.0]}}]}, "row 0: expected a case"),
+    ({"rows": [*RUN.rows, *RUN.rows]}, "row 1: {'n': 8} again"),
+    ({"rows": [{"case": {"n": 1}}]}, "row 0: nothing was measured"),
+    (
+        {"rows": [{"case": {"n": 1}, "seconds": {"x": []}}]},
+        "row 0: seconds of x: expected positive numbers, got []",
+    ),
+    (
+        {"rows": [{"case": {"n": 1}, "seconds": {"x": [float("nan")]}}]},
+        "row 0: seconds of x: expected positive numbers, got [nan]",
+    ),
+    (
+        {"rows": [{"case": {"n": 1}, "errors": {"x": -1}}]},
+        "row 0: errors of x: expected a positive number, got -1",
+    ),
+    ({"rows": [{"case": {"n": 1}, "time": 3}]}, "row 0: unknown keys time"),
+    ({"reference": ""}, "row 0: ratios without a reference"),
+]
+
+
+@pytest.mark.parametrize(("change", "fault"), BAD, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_is_wrong_with_a_run_is_found(tmp_path, change, fault):
+    run = replace(RUN, **change)
+    assert fault in results.faults(asdict(run))
+    with pytest.raises(ValueError, match="gemm"):
+        results.save(run, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_no_script_has_written_are_refused(tmp_path):
+    results.save(RUN, tmp_path).rename(tmp_path / "other-2-gpus.json")
+    with pytest.raises(ValueError, match=r"is called other-2-gpus\.json, expected gemm-2-gpus\.json"):
+        results.runs(tmp_path)
+    (tmp_path / "other-2-gpus.json").write_text("{}")
+    with pytest.raises(ValueError, match="expected the keys benchmark, date"):
+        results.runs(tmp_path)
+
+
+def test_a_quick_run_writes_nothing_unless_asked_to(tmp_path):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    results.add_option(parser)
+    directories = [results.directory_of(parser.parse_args(given)) for given in ([], ["--quick"])]
+    assert directories == [results.DIRECTORY, None]
+    options = parser.parse_args(["--quick", "--results", str(tmp_path)])
+    assert results.directory_of(options) == tmp_path
+    assert results.options_of(options) == {"quick": True}
