@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pblasmp.bindings import version_text
 from pblasmp.timing import device_seconds, host_seconds
 
 _PERIOD = 4194301  # numbers until they repeat; a prime, so that rows and blocks never look alike
@@ -133,8 +134,8 @@ def gpu_versions(ctx: Any) -> dict[str, str]:
 
     number = cupy.cuda.runtime.runtimeGetVersion()
     facts = {
-        "cuBLASMp": str(ctx.engine.session.library),
-        "NCCL": str(ctx.engine.session.nccl_version),
+        "cuBLASMp": version_text(ctx.engine.session.library.version),
+        "NCCL": version_text(ctx.engine.session.nccl_version),
         "CUDA": f"{number // 1000}.{number % 1000 // 10}",
     }
     try:

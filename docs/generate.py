@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages take from the code: tables from docstrings, the command line's help, pictures.
+"""What the pages take from the code: tables from docstrings, the command line's help, pictures, measured times.
 
 conf.py has everything written to docs/_generated before each build, so that nothing can be stale.
 """
@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+import measured
 
 import pblasmp as pb
 import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
-from pblasmp.drawing.charts import Bars, bar_chart
 from pblasmp.engines.protocol import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.layout.svg import Drawing
 from pblasmp.plans import MatrixPlan, Plan
 from pblasmp.report import Report
 
@@ -220,50 +219,20 @@ def gallery() -> str:
     )
 
 
-def rows_of(heading: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of the first table below a heading of benchmarks/README.md; an empty first cell is as above."""
-    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    table = re.search(r"^\|.*?(?=^[^|])", text[text.index(f"\n{heading}\n") :], re.MULTILINE | re.DOTALL)
-    assert table, heading
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines())
-    above = ""
-    for row in rows:
-        above = row[0] or above
-        yield dict(zip(head, [above, *row[1:]], strict=True))
-
-
-def charts(directory: Path) -> None:
-    """Draw the charts of measured times, from the tables of benchmarks/README.md."""
-    routines = [
-        (f"{row['routine']}, {row['options']}", {"pblasmp": 1 / float(row["debian"]), "ScaLAPACK": 1.0})
-        for row in rows_of("## level3.py")
-        if row["debian"]
-    ]
-    _save(
-        bar_chart([Bars("level-3 routines", routines)], reference="ScaLAPACK"),
-        directory / "performance-host.svg",
-    )
-    panels: dict[str, list[tuple[str, dict[str, float]]]] = {}
-    for row in rows_of("## pblasmp bench"):
-        times = {"pblasmp": float(row["ours"]), "NCCL + cuBLAS": float(row["NCCL + cuBLAS"])}
-        panels.setdefault(row[""], []).append((row["T, N, K"], times))
-    _save(
-        bar_chart([Bars(name, cases) for name, cases in panels.items()], reference="NCCL + cuBLAS"),
-        directory / "performance-gpu.svg",
-    )
-
-
-def _save(chart: Drawing | None, path: Path) -> None:
-    assert chart is not None, f"{path}: nothing to draw"
-    chart.save(path)
-
-
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
     for function in (collectives, errors, command_line, routines, pblas, flips, gallery):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
-    charts(directory)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    if not measured.is_current(readme):
+        raise ValueError("README.md: the table of comparison is old: python docs/measured.py writes it")
+    for table in (
+        measured.comparison, measured.performance, measured.level3_gpu, measured.rounding_blocks,
+        measured.rounding_sums, measured.all_results, measured.gpu_runs,
+    ):  # fmt: skip
+        (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
+    measured.charts(directory)
     for file in (*DRAWN, *GALLERY):
         draw(load_problem_file(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
     for name, problem in parts_drawn().items():

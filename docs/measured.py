@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -131,10 +132,10 @@ def charts(directory: Path) -> None:
     """Draw the charts of the page on performance: for ScaLAPACK's routines, and for each number of GPUs."""
     runs = results.runs()
     cases = [
-        (f"{row['case']['routine']}, {row['case']['options']}", {"pblasmp": 1 / row["ratios"]["debian"], "ScaLAPACK": 1.0})
+        (f"{case['routine']}, {case['options']}", {"pblasmp": 1 / row["ratios"]["debian"], "ScaLAPACK": 1.0})
         for row in runs["level3-debian-4-ranks"].rows
-        if "debian" in row.get("ratios", {})
-    ]  # fmt: skip
+        if (case := row["case"]) and "debian" in row.get("ratios", {})
+    ]
     draw([Bars("level-3 routines", cases)], "ScaLAPACK", directory / "performance-host.svg")
     for gpus, found in tensor_parallel(runs).items():
         bars = []
@@ -150,7 +151,7 @@ def charts(directory: Path) -> None:
 
 
 def tensor_parallel(runs: Mapping[str, Run]) -> dict[int, list[tuple[str, Run]]]:
-    """Return the newest runs of the four products by number of GPUs: as users call them, else in the schemes' layouts."""
+    """Return the newest runs of the four products by number of GPUs: as users call them, else of the schemes."""
     schemes = {"allgather_matmul": "ag", "matmul_reduce_scatter": "rs", "matmul_allreduce": "ar"}
     found: dict[int, list[tuple[str, Run]]] = {}
     for gpus in sorted({run.gpus for run in runs.values()} - {0}):
@@ -174,13 +175,18 @@ def performance() -> str:
     parts = []
     for gpus, found in tensor_parallel(results.runs()).items():
         lines = "\n".join(f"- {title}: {source(run)}" for title, run in found)
-        parts.append(f"### {gpus} GPUs\n\n![Time of pblasmp over NCCL + cuBLAS's](_generated/performance-{gpus}-gpus.svg)\n\n{lines}\n")
+        chart = f"![Time over that of NCCL + cuBLAS](_generated/performance-{gpus}-gpus.svg)"
+        parts.append(f"### {gpus} GPUs\n\n{chart}\n\n{lines}\n")
     return "\n".join(parts)
 
 
 def source(run: Run) -> str:
     """Return where a run's times come from, in words."""
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if name in ("cuBLASMp", "NCCL", "PyTorch"))
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in run.versions.items()
+        if name in ("cuBLASMp", "NCCL", "PyTorch")
+    )
     return f"{run.where}, {run.date}, commit {run.commit}, {run.sample}{f', {versions}' if versions else ''}"
 
 
@@ -202,7 +208,9 @@ def ratios_of(run: Run, routine: str, name: str) -> str:
     found = [
         row["ratios"][name]
         for row in run.rows
-        if row["case"]["routine"] == routine and "long" not in row["case"]["options"] and name in row.get("ratios", {})
+        if row["case"]["routine"] == routine
+        and "long" not in row["case"]["options"]
+        and name in row.get("ratios", {})
     ]
     least, most = (f"{value:.1f}" for value in (min(found), max(found)))
     return least if least == most else f"{least} to {most}"
@@ -235,8 +243,28 @@ def rounding_sums() -> str:
         for row in run.rows
         if (c := row["case"]).get("K") == largest
     ]
-    head = ["x, w and y", "sums sent in", "relative error (Frobenius norm)", "largest error / largest element"]
+    head = [
+        "x, w and y",
+        "sums sent in",
+        "relative error (Frobenius norm)",
+        "largest error / largest element",
+    ]
     return table(head, rows, 2) + f"\n{source(run)}\n"
+
+
+def gpu_runs() -> str:
+    """Return the table of what ran on which GPUs: tests/gpu/runs.json."""
+    found = json.loads((ROOT / "tests" / "gpu" / "runs.json").read_text(encoding="utf-8"))
+    order = sorted(
+        found, key=lambda run: ([int(x) for x in run["cuBLASMp"].split(".")[:2]], run["gpus"], run["gpu"])
+    )
+    rows = []
+    for run in reversed(order):
+        gpus = f"{run['gpus']} × {run['gpu']}"
+        shared = f", {run['ranks']} ranks" if run["ranks"] != run["gpus"] else ""
+        suites = "; ".join(f"{suite}: {outcome}" for suite, outcome in run["suites"].items())
+        rows.append([run["cuBLASMp"], run["NCCL"], gpus + shared, suites, f"{run['date']}, {run['commit']}"])
+    return table(["cuBLASMp", "NCCL", "GPUs", "what ran", "date, commit"], rows)
 
 
 def title_of(run: Run) -> str:
@@ -248,7 +276,9 @@ def title_of(run: Run) -> str:
 
 def all_results() -> str:
     """Return every stored run: a heading, where it comes from, and a table of medians."""
-    runs = sorted(results.runs().values(), key=lambda run: (title_of(run), run.gpus, run.ranks, run.benchmark))
+    runs = sorted(
+        results.runs().values(), key=lambda run: (title_of(run), run.gpus, run.ranks, run.benchmark)
+    )
     parts = []
     above = ""
     for run in runs:
@@ -262,7 +292,9 @@ def all_results() -> str:
 
 def about(run: Run) -> str:
     """Return what a run's ratios mean, and its options."""
-    options = ", ".join(f"{name} {value}" for name, value in run.options.items() if isinstance(value, (str, int, float)))
+    options = ", ".join(
+        f"{name} {value}" for name, value in run.options.items() if isinstance(value, (str, int, float))
+    )
     meaning = {
         "pblasmp": "time / pblasmp's", "gemm": "time / that of a product with as many operations",
         "time": "speed relative to copying the matrix once", "NN": "time / that of NN",
@@ -286,9 +318,17 @@ def medians(run: Run) -> str:
         "seconds": "µs" if run.gpus else "ms", "device_seconds": "µs on the GPU", "rates": "tokens/s",
         "ratios": "ratio", "ranges": "ratio", "errors": "",
     }  # fmt: skip
-    columns = [(kind, name) for kind in kinds for name in dict.fromkeys(n for row in run.rows for n in row.get(kind, {}))]
+    columns = [
+        (kind, name)
+        for kind in kinds
+        for name in dict.fromkeys(n for row in run.rows for n in row.get(kind, {}))
+    ]
     with_algorithm = any("by" in row for row in run.rows)
-    head = [*parts, *(["by"] if with_algorithm else []), *(f"{name}, {units[kind]}".strip(", ") for kind, name in columns)]
+    head = [
+        *parts,
+        *(["by"] if with_algorithm else []),
+        *(f"{name}, {units[kind]}".strip(", ") for kind, name in columns),
+    ]
     rows = []
     for row in run.rows:
         case = [str(row["case"].get(part, "")) for part in parts]

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """``mpirun -n 4 python -m pytest tests/gpu``: every rank runs pytest, one GPU each; a failure ends the job.
 
-Too few GPUs is an error, not a skip: these tests are only collected where they are asked for. With
-NCCL_MULTI_RANK_GPU_ENABLE=1 ranks share GPUs.
+Too few GPUs is an error, not a skip: these tests are only collected if they are asked for. With
+NCCL_MULTI_RANK_GPU_ENABLE=1 ranks share GPUs. PBLASMP_GPU_RUNS=tests/gpu/runs.json adds the outcome to that file.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pblasmp as pb
 from pblasmp.engines.gpu.tensor import ALGORITHMS
+from tests.helpers import gpu_runs
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_logreport,
@@ -50,3 +54,27 @@ def _for_so_many_ranks(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
     kinds = [kinds[name] for kinds in ALGORITHMS.values() if name in kinds]
     if kinds and all(kind.ranks not in (None, ctx.size) for kind in kinds):
         pytest.skip(f"{name} is for {kinds[0].ranks} ranks")
+
+
+FACTS = pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _facts(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
+    """Keep on rank 0 what the record of the run says about GPUs and versions."""
+    facts = gpu_runs.facts(ctx)
+    if ctx.rank == 0:
+        request.config.stash[FACTS] = facts
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Add this run to the file that PBLASMP_GPU_RUNS names."""
+    path, facts = os.environ.get("PBLASMP_GPU_RUNS"), config.stash.get(FACTS, None)
+    if not path or facts is None:
+        return
+    stats = terminalreporter.stats
+    found = [
+        (each.nodeid, outcome) for outcome in ("passed", "failed", "error") for each in stats.get(outcome, [])
+    ]
+    if found:
+        gpu_runs.add(Path(path), facts | {"suites": gpu_runs.suites_of(found)})

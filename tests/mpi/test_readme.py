@@ -28,7 +28,11 @@ def shown(comm, code, directory):
 
 def run_of_ci(heading):
     """Return what .ci/run does with the command below a heading: its status, and the command that it runs."""
-    functions = re.search(r"^readme_command\(\).*?^}\n.*?^run_readme\(\).*?^}\n", (ROOT / ".ci/run").read_text(), re.M | re.S)
+    functions = re.search(
+        r"^readme_command\(\).*?^}\n.*?^run_readme\(\).*?^}\n",
+        (ROOT / ".ci/run").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
     recorder = 'bash() { shift; printf "%s\\n" "$@"; }\n'
     done = subprocess.run(
         ["bash", "-c", f'{recorder}{functions[0]}run_readme "$1"', "bash", heading],
@@ -44,7 +48,7 @@ def test_ci_finds_the_two_commands_by_their_headings():
     assert "-m pytest" in tests
     assert run_of_ci("Install and multiply") == (0, main)
     assert run_of_ci("Tests") == (0, tests)
-    assert set(re.findall(r'run_readme "(.*?)"$', (ROOT / ".ci/run").read_text(), re.M)) == {
+    assert set(re.findall(r'run_readme "(.*?)"$', (ROOT / ".ci/run").read_text(), re.MULTILINE)) == {
         "Install and multiply", "Tests",
     }  # fmt: skip
 
