@@ -67,8 +67,16 @@ def test_what_does_not_exist_is_an_attribute_error():
 
 
 def test_every_name_of_pblas_is_found_by_search(monkeypatch):
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Return docs/generate.py and docs/measured.py."""
     monkeypatch.syspath_prepend(DOCS)
-    generate = importlib.import_module("generate")
+    return importlib.import_module("generate"), importlib.import_module("measured")
+
+
+def test_every_name_of_pblas_is_found_by_search(modules):
+    generate, _ = modules
     assert set(re.findall(r"`(p[sdcz]\w+)`", generate.pblas())) == {
         name for name in pblas.__all__ if name[0] == "p"
     }
@@ -83,3 +91,50 @@ def test_prompts(page):
     said: list[str] = []
     doctest.DocTestRunner().run(test, out=said.append)
     assert not said, "".join(said)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_exist(page):
+    parts = "pblasmp|tests|docs|examples|benchmarks|reference|descriptors"
+    files = re.findall(
+        rf"`((?:{parts})/(?:[\w./-]*(?:/|\.py|\.md|\.json\b(?<!tuning\.json)))?)`", page.read_text()
+    )
+    assert [file for file in files if not (DOCS.parent / file).exists()] == []
+
+
+def test_the_readme_has_the_newest_measurements(modules):
+    _, measured = modules
+    readme = (DOCS.parent / "README.md").read_text()
+    assert measured.is_current(readme)
+    assert not measured.is_current(readme.replace("| level-3 routines |", "| level 3 |"))
+    assert measured.replaced(readme.replace("| level-3 routines |", "| level 3 |")) == readme
+
+
+def test_every_stored_run_is_shown(modules):
+    _, measured = modules
+    shown = measured.all_results()
+    for run in measured.results.runs().values():
+        assert f"{measured.source(run)}{measured.about(run)}:" in shown
+        assert measured.title_of(run)
+
+
+def test_ratios_are_times_over_those_of_pblasmp(modules):
+    _, measured = modules
+    row = {
+        "case": {"n": 1},
+        "seconds": {"pblasmp": [2.0], "x": [3.0], "y": [5.0, 4.0, 9.0], "GEMM alone": [1.0]},
+    }
+    run = measured.Run("b", "2026-11-25", "c", 1, 1, {"gpu": "H"}, {}, {}, "", "all", [row])
+    assert [ratio for _, ratio in measured.compare(run, ["y"])] == [2.5]
+    assert [ratio for _, ratio in measured.compare(run, ["x", "y", "z"])] == [1.5]  # the fastest of them
+    assert not list(measured.compare(run, ["z"]))
+    assert measured.own(row) == 2.0
+    del row["seconds"]["pblasmp"]
+    assert measured.own(row) == 3.0  # its fastest algorithm by name, and not the GEMM alone
+    assert measured.spread([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+
+
+def test_a_chart_without_times_fails_the_build(modules, tmp_path):
+    _, measured = modules
+    with pytest.raises(ValueError, match=r"chart\.svg: there is no time to draw"):
+        measured.draw([measured.Bars("x", [])], "y", tmp_path / "chart.svg")
