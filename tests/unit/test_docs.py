@@ -66,8 +66,6 @@ def test_what_does_not_exist_is_an_attribute_error():
     ]
 
 
-def test_every_name_of_pblas_is_found_by_search(monkeypatch):
-
 @pytest.fixture
 def modules(monkeypatch):
     """Return docs/generate.py and docs/measured.py."""
