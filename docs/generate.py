@@ -20,7 +20,7 @@ import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.drawing import draw
-from pblasmp.engines.protocol import Workspace
+from pblasmp.engines.product import Workspace
 from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.plans import MatrixPlan, Plan

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from . import arithmetic, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
+from .engines.request import Operands
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
@@ -337,7 +338,7 @@ class DistributedMatrix:
         arrays = self._local, out._local
         move = self.context.engine.prepare_move(self.descriptor, out.descriptor, arrays, part)
         try:
-            move.run(*arrays)
+            move.run(Operands(arrays[0], None, None, arrays[1]))
         finally:
             move.close()
 

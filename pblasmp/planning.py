@@ -88,9 +88,8 @@ def tune(
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
                 raise ArgumentError(f"limit: expected a positive number of seconds, got {limit!r}")
-        operands = planned._operands
-        assert operands is not None
-        given = planned._asked, operands, planned.problem
+        assert planned._bound is not None
+        given = planned._asked, planned._bound.operands, planned.problem
         options = planned._options
         if ctx.engine.measured.planned and isinstance(
             planned.problem, ParallelProblem

@@ -6,12 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .engines.method import Verdict
-from .engines.product import Product
-from .engines.protocol import Workspace
+from .engines.product import Bound, Product, Workspace
 from .engines.registry import prepare
 from .engines.request import CONSTANTS, Operands, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
@@ -89,7 +88,7 @@ class Plan(Generic[Result]):
         reasons: tuple[str, ...] = (),
     ) -> None:
         self._ctx, self._call, self._options = ctx, call, options
-        self._operands: Operands | None = operands
+        self._bound: Bound | None = None
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
         if options.algo == "measure":
@@ -148,11 +147,11 @@ class Plan(Generic[Result]):
                 f"a CUDA graph: the {name} engine has none, expected a GPU: call the plan itself"
             )
 
-    def _queue(self, operands: Operands) -> None:
+    def _queue(self, bound: Bound) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
         with self._ctx._running(self._call, checks=False):
             self._ctx._control.channel.runs += 1
-            self._product.run(operands)
+            bound.run()
 
     def report(self) -> Report:
         """Return what the plan does on this rank. Local."""
@@ -245,7 +244,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         epilogue, scales: what follows the product, with the engine's arrays.
     """
 
-    _operands: Operands
+    _bound: Bound
 
     def __init__(
         self,
@@ -259,10 +258,11 @@ class MatrixPlan(Plan[DistributedMatrix]):
     ) -> None:
         self._matrices, self._in_place = matrices, recipe.in_place
         self._seeded = recipe.partial and not out and matrices["c"] is not None
-        self._operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
+        operands = Operands(**_locals_of(matrices), epilogue=epilogue, scales=scales)
         super().__init__(
-            ctx, recipe.call, recipe.problem, recipe.options, self._operands, recipe.nearest, recipe.reasons
+            ctx, recipe.call, recipe.problem, recipe.options, operands, recipe.nearest, recipe.reasons
         )
+        self._bound = self._product.bind(operands)
         self._only_queues = self._product.queues and not self._seeded
 
     @cached_property
@@ -291,7 +291,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             ClosedError: the plan is closed.
         """
         if self._only_queues and self._open and a is None and b is None and c is None:
-            self._queue(self._operands)
+            self._queue(self._bound)
             return self._result
         given = {"a": a, "b": b, "c": c}
         with self._ctx._agreement("plan") as facts:
@@ -301,27 +301,28 @@ class MatrixPlan(Plan[DistributedMatrix]):
             facts.update(plan=self._number, product=self._words, replaced=replaced)
             if any(replaced):
                 check_overlap(self._ctx, matrices, self._in_place)
-        operands = self._operands
         if any(replaced):
-            operands = Operands(**_locals_of(matrices), epilogue=operands.epilogue, scales=operands.scales)
-        self._run(operands)
+            self._run_on(replace(self._bound.operands, **_locals_of(matrices)))
+        else:
+            self._run(self._bound.run, self._bound.operands)
         return self._result
 
     def once(self) -> DistributedMatrix:
         """Run on the planned matrices, on which the ranks have just agreed, and close. Collective over the context."""
         try:
-            self._run(self._operands)
+            self._run(self._bound.run, self._bound.operands)
             return self._result
         finally:
             self.close()
 
     def release(self) -> None:
         """Drop all arrays: from now on this plan is run by ``run_with``. Local."""
-        self._matrices, self._operands = {}, None  # type: ignore[assignment]
+        self._matrices = {}
+        self._bound.release()
 
     def run_with(self, matrices: Matrices) -> DistributedMatrix:
         """Run on matrices on which the ranks have agreed, and keep none of them. Collective over the context."""
-        self._run(Operands(**_locals_of(matrices)))
+        self._run_on(Operands(**_locals_of(matrices)))
         result = matrices["d"]
         assert result is not None
         return result
@@ -339,12 +340,16 @@ class MatrixPlan(Plan[DistributedMatrix]):
             raise ArgumentError(f"{name}: {misfit}")
         return x
 
-    def _run(self, operands: Operands) -> None:
+    def _run_on(self, operands: Operands) -> None:
+        """Run on these arrays, once."""
+        self._run(partial(self._product.run, operands), operands)
+
+    def _run(self, run: Callable[[], None], operands: Operands) -> None:
         with self._ctx._running(self._call):
             self._ctx._control.channel.runs += 1
             if self._seeded and operands.c is not None and operands.d.size:
                 operands.d[...] = operands.c
-            self._product.run(operands)
+            run()
 
     def graph(self) -> Graph[DistributedMatrix]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective.
@@ -353,7 +358,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         run once first, which writes its result.
 
         Raises:
-            UnsupportedError: the engine has no graphs, the algorithm cannot be recorded, or operands are moved first.
+            UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
             ClosedError: the plan is closed.
         """
         with self._ctx._agreement("plan.graph"):
@@ -362,7 +367,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
         with self._ctx._agreement("plan.graph: capturing"):
             if self._seeded:
                 raise ArgumentError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
-            replay = self._product.capture(self._operands)
+            replay = self._bound.capture()
         return Graph(replay, self._result)
 
 

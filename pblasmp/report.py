@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .engines.method import Verdict
-from .engines.protocol import Workspace
+from .engines.product import Workspace
 
 __all__ = ["Report"]
 

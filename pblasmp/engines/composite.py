@@ -1,30 +1,153 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products in steps, each a product of parts of the operands, or of matrices that are made for the purpose."""
+"""Products in terms of what every engine supplies, and products that consist of others.
+
+The others compute on parts of the operands, on copies in other layouts, or on matrices that are made for the purpose.
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
-from ..layout import Level3Problem, MatrixDescriptor
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor
 from .arrays import new_part
-from .product import Product, QueuedProduct
-from .protocol import Engine, Workspace
+from .product import Bound, Graphs, Product, Workspace
+from .protocol import Engine
 from .request import Operands, Options, Problem
 
-__all__ = ["ALL", "Prepare", "SteppedProduct", "Window"]
+__all__ = ["ALL", "Composite", "MovedProduct", "Prepare", "QueuedProduct", "SteppedProduct", "Window"]
 
 Array = Any
 Prepare = Callable[[Engine, Problem, Options, Operands], Product]
+Takes = Callable[[Operands], Operands]
 Window = tuple[slice, slice]
 ALL: Window = (slice(None), slice(None))
 
 
-class SteppedProduct(QueuedProduct):
-    """A routine in steps that a subclass defines. Making, running and closing one is collective over the context.
+class QueuedProduct(Product):
+    """A product in terms of an engine's operations and transport; recordable on GPUs, where these only queue work.
+
+    It ``replays`` if it keeps no large temporaries and reads nothing on the host.
+    """
+
+    _engine: Engine
+    replays = True
+    allocates = True
+
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: on GPUs, if it reads nothing on the host."""
+        return self.replays and not self._engine.agrees
+
+    @cached_property
+    def graphs(self) -> Graphs | None:
+        """The store of its CUDA graphs; None if the engine has none."""
+        return self._engine.graphs()
+
+
+class Composite(QueuedProduct):
+    """Other products one after the other. Making, running and closing one is collective over the context.
+
+    On GPUs its steps replay graphs, if they can; as a whole it is recorded only when that is asked for.
+
+    Args:
+        engine: where it runs.
+        operands: the planned local arrays.
+    """
+
+    replays = False
+    _fences = False  # whether a step writes buffers that other ranks read in the step before
+
+    def __init__(self, engine: Engine, operands: Operands) -> None:
+        self._engine = engine
+        self._own: dict[str, Array] = {}
+        self._steps: list[tuple[Product, Takes] | Callable[[Operands], None]] = []
+        self._products: list[Product] = []
+        self._closing = ExitStack()
+        try:
+            self._add_steps(operands)
+        except BaseException:
+            self._closing.close()
+            raise
+        needs = [each.workspace for each in self._products]
+        own, on_device = sum(array.nbytes for array in self._own.values()), engine.device is not None
+        self.workspace = Workspace(
+            max((each.device_bytes for each in needs), default=0) + own * on_device,
+            max((each.host_bytes for each in needs), default=0) + own * (not on_device),
+        )
+        self.sent_bytes = sum(each.sent_bytes for each in self._products)
+        self.copied_bytes = sum(each.copied_bytes for each in self._products)
+
+    def _add_steps(self, operands: Operands) -> None:
+        """Add every step, in order: ``_add`` or ``_then``. Collective over the context."""
+        raise NotImplementedError
+
+    def _add(self, product: Product, takes: Takes) -> None:
+        """Add a product, which is closed with this one, and what it takes of the operands. Local."""
+        self._closing.callback(product.close)
+        self._products.append(product)
+        self._steps.append((product, takes))
+
+    def _then(self, action: Callable[[Operands], None]) -> None:
+        """Add what this rank does by itself. Local."""
+        self._steps.append(action)
+
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: if every step does."""
+        return not self._engine.agrees and all(each.queues for each in self._products)
+
+    def why_no_graph(self) -> str:
+        """Return why it, or a step, cannot be recorded as a CUDA graph, or an empty string. Local."""
+        return super().why_no_graph() or next(filter(None, (x.why_no_graph() for x in self._products)), "")
+
+    def bind(self, operands: Operands) -> Bound:
+        """Return what runs it on these arrays. Local."""
+        return _BoundSteps(self, operands)
+
+    def close(self) -> None:
+        """Free what the steps hold. Collective over the context."""
+        super().close()
+        self._steps.clear()
+        self._own.clear()
+        self._closing.close()
+
+
+class _BoundSteps(Bound):
+    """A composite whose steps are bound, too: each replays its own graph."""
+
+    def __init__(self, product: Composite, operands: Operands) -> None:
+        super().__init__(product, operands)
+        fence = product._engine.transport.fence
+        self._runs: list[Callable[[], None]] = []
+        self._bound: list[Bound] = []
+        for step in product._steps:
+            if callable(step):
+                self._runs.append(partial(step, operands))
+                continue
+            each, takes = step
+            bound = each.bind(takes(operands))
+            self._bound.append(bound)
+            self._runs.append(bound.run)
+            if product._fences:
+                self._runs.append(fence)
+
+    def _queue(self) -> None:
+        for run in self._runs:
+            run()
+
+    def release(self) -> None:
+        super().release()
+        self._runs.clear()
+        for bound in self._bound:
+            bound.release()
+
+
+class SteppedProduct(Composite):
+    """A routine as products of parts of its operands, which a subclass defines.
 
     Args:
         engine: where it runs.
@@ -34,52 +157,32 @@ class SteppedProduct(QueuedProduct):
         operands: the local arrays.
     """
 
-    _replays = False  # not as a whole: its steps do
+    _fences = True
 
     def __init__(
         self, engine: Engine, prepare: Prepare, p: Level3Problem, options: Options, operands: Operands
     ) -> None:
-        self._engine, self._p, self._options, self._rank = engine, p, options, engine.transport.rank
+        self._p, self._options, self._rank, self._prepare = p, options, engine.transport.rank, prepare
         self._layouts = {name: x for name in "abcd" if (x := getattr(p, name)) is not None}
-        self._own: dict[str, Array] = {}
-        self._products: list[Product] = []
-        self._steps: list[Callable[[Operands], None]] = []
-        with ExitStack() as closing:
+        super().__init__(engine, operands)
 
-            def add(
-                problem: Problem, options: Options, *names: str, window: Window = ALL, of: Any = (ALL, ALL)
-            ) -> None:
-                """Prepare a step: its a, b, c and d by name, "" for none; parts of a and b, and of d."""
-                places = [(name, part) for name, part in zip(names, (*of, window, window), strict=True)]
-                product = prepare(engine, problem, options, self._used(operands, places))
-                closing.callback(product.close)
-                self._products.append(product)
-                self._steps.append(_Step(product, lambda given: self._used(given, places)))
+    def _step(
+        self, operands: Operands, problem: Problem, options: Options, *names: str, window: Window = ALL,
+        of: tuple[Window, Window] = (ALL, ALL),
+    ) -> None:  # fmt: skip
+        """Add a problem as a step: its a, b, c, d by name, "" for none; parts of a and b, and of d. Collective."""
+        places = list(zip(names, (*of, window, window), strict=True))
 
-            self._add_steps(add)
-            self._closing = closing.pop_all()
-        own = sum(array.nbytes for array in self._own.values())
-        on_device = engine.device is not None
-        self.workspace = Workspace(
-            max((each.workspace.device_bytes for each in self._products), default=0) + own * on_device,
-            max((each.workspace.host_bytes for each in self._products), default=0) + own * (not on_device),
-        )
-        self.sent_bytes = sum(each.sent_bytes for each in self._products)
-        self.copied_bytes = sum(each.copied_bytes for each in self._products)
+        def takes(given: Operands) -> Operands:
+            return Operands(*(self._local(given, name, part) for name, part in places))
 
-    def _add_steps(self, add: Callable[..., None]) -> None:
-        """Add every step, in order. Collective over the context."""
-        raise NotImplementedError
+        self._add(self._prepare(self._engine, problem, options, takes(operands)), takes)
 
     def _make(self, name: str, like: MatrixDescriptor) -> MatrixDescriptor:
         """Make a temporary matrix, laid out like another one. Collective over the context."""
         self._layouts[name] = x = replace(like, ld=None)
         self._own[name] = new_part(self._engine, x)
         return x
-
-    def _used(self, operands: Operands, places: list[tuple[str, Window]]) -> Operands:
-        """Return the operands of a step. Local."""
-        return Operands(*(self._local(operands, name, window) for name, window in places))
 
     def _local(self, operands: Operands, name: str, window: Window) -> Array:
         if not name:
@@ -91,37 +194,93 @@ class SteppedProduct(QueuedProduct):
         (rows, cols), (p, q) = x.ranges(window), x.grid.coords(self._rank)
         return array[x.rows.local_window(p, *rows), x.cols.local_window(q, *cols)]
 
+
+class MovedProduct(Composite):
+    """A product of operands copied to other layouts first; its result is copied back.
+
+    Args:
+        engine: the engine that moves them.
+        asked: the caller's problem.
+        nearest: the problem in the layouts that operands are moved to.
+        options: says which operands are read.
+        operands: the caller's arrays.
+        prepare: prepares ``nearest`` for given operands.
+        reasons: why they are moved.
+    """
+
+    holds_memory = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        asked: MatmulProblem | Level3Problem,
+        nearest: MatmulProblem | Level3Problem,
+        options: Options,
+        operands: Operands,
+        prepare: Callable[[Operands], Product],
+        reasons: tuple[str, ...] = (),
+    ) -> None:
+        self._asked, self._nearest, self._reasons, self._prepare = asked, nearest, reasons, prepare
+        self._read = _read(nearest, options, operands)
+        self._moves: dict[str, Product] = {}  # of operands
+        super().__init__(engine, operands)
+
+    def _add_steps(self, operands: Operands) -> None:
+        engine, back = self._engine, None
+        for name in "abcd":
+            old, new = getattr(self._asked, name), getattr(self._nearest, name)
+            if new is None or old == new:
+                continue
+            given, copy = getattr(operands, name), new_part(engine, new)
+            self._own[name] = copy
+            if name in self._read:
+                move = self._moves[name] = engine.prepare_move(old, new, (given, copy))
+                self._add(move, partial(self._to_copy, name))
+                self.moved += (f"{name} is moved to {new}, {move.path}",)
+            if name == "d":
+                back = engine.prepare_move(new, old, (copy, given))
+                self._closing.callback(back.close)
+                self.moved += (f"d is moved back after the computation as {new}, {back.path}",)
+        self._product = self._prepare(self._copies(operands))
+        self._add(self._product, self._copies)
+        if back is not None:
+            self._products.append(back)
+            self._steps.append((back, self._from_copy))
+
+    def _to_copy(self, name: str, operands: Operands) -> Operands:
+        return Operands(getattr(operands, name), None, None, self._own[name])
+
+    def _from_copy(self, operands: Operands) -> Operands:
+        return Operands(self._own["d"], None, None, operands.d)
+
+    def _copies(self, operands: Operands) -> Operands:
+        """Return the operands of the product: copies replace those that are moved."""
+        return replace(operands, **self._own)
+
     @property
-    def queues(self) -> bool:
-        """Whether a run only queues work: on GPUs."""
-        return not self._engine.agrees
+    def path(self) -> str:  # type: ignore[override]
+        """The path of the product."""
+        return self._product.path
 
-    def _queue(self, operands: Operands) -> None:
-        for step in self._steps:
-            step(operands)
-            self._engine.transport.fence()  # the next step writes buffers that ranks read in this one
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Why operands are moved, and the notes of the product."""
+        return self._reasons + self._product.notes
 
-    def close(self) -> None:
-        """Free what the steps hold. Collective over the context."""
-        super().close()
-        self._steps.clear()
-        self._own.clear()
-        self._closing.close()
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
+        if name in self._moves:
+            return self._moves[name].misfit("a", array)
+        return self._product.misfit(name, array)
 
 
-class _Step:
-    """A step, with its operands: the same objects in every run, since CUDA graphs belong to them."""
-
-    def __init__(self, product: Product, used: Callable[[Operands], Operands]) -> None:
-        self._product, self._find = product, used
-        self._given: weakref.ref[Operands] | None = None
-        self._used: Operands | None = None
-
-    def __call__(self, given: Operands) -> None:
-        if self._used is None or self._given is None or self._given() is not given:
-            self._used, self._given = self._find(given), weakref.ref(given, self._forget)
-        self._product.run(self._used)
-
-    def _forget(self, reference: weakref.ref[Operands]) -> None:
-        if self._given is reference:
-            self._used = self._given = None
+def _read(problem: MatmulProblem | Level3Problem, options: Options, operands: Operands) -> set[str]:
+    """Return the operands whose values are read."""
+    e = operands.epilogue
+    sums = e is not None and {"bias_grad_a", "bias_grad_b"} & {*e.given}
+    read = {"a", "b"} if options.alpha != 0 or sums else set()
+    if options.beta != 0:
+        read.add("c")
+    if isinstance(problem, Level3Problem) and problem.written is not None:
+        read.add("d")  # elements that are not written are moved back unchanged
+    return read

@@ -1,16 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine prepares: a product, which runs as often as it is asked to."""
+"""What an engine prepares: a product, which is bound to arrays, to be run on them as often as is asked.
+
+How products run, first and later, and how they become CUDA graphs, is written down here and nowhere else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 from ..errors import UnsupportedError
-from .protocol import Engine, Workspace
 from .request import LocalArray, Operands
 
-__all__ = ["Product", "QueuedProduct"]
+__all__ = ["Bound", "Graphs", "Product", "RecordedGraph", "Workspace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory that a plan needs on this rank besides its operands, in bytes; plans of one context share it."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+class RecordedGraph(Protocol):
+    """A CUDA graph of a product, until the product is closed."""
+
+    @property
+    def current(self) -> bool:
+        """Whether the memory whose addresses it holds has not been replaced."""
+
+    def launch(self) -> None:
+        """Queue it on the current stream. Local."""
+
+    def replay(self) -> None:
+        """Queue it for a user. Local.
+
+        Raises:
+            ClosedError: the product is closed, or memory whose addresses it holds has been replaced.
+        """
+
+
+class Graphs(Protocol):
+    """The CUDA graphs of one product."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether work that is queued now becomes part of a graph."""
+
+    def follow_stream(self) -> None:
+        """Queue from now on on the array library's current stream. Local."""
+
+    def record(self, queue: Callable[[], None], *, allocates: bool = False) -> RecordedGraph:
+        """Record what ``queue`` queues; with ``allocates`` the graph keeps the arrays that it makes. Local."""
+
+    def close(self) -> None:
+        """Destroy the graphs. Local."""
 
 
 class Product:
@@ -23,8 +71,10 @@ class Product:
         workspace: memory that it needs on this rank.
         sent_bytes: bytes that this rank sends to other ranks in one run.
         copied_bytes: bytes that this rank copies, in its own memory or the node's, in one run.
-        queues: a run only queues work on a GPU, so the ranks need not agree before it.
         holds_memory: it keeps arrays as large as the operands until it is closed.
+        replays: from the second run on the same arrays on, a recorded CUDA graph is replayed.
+        allocates: ``_queue`` makes arrays, whose memory must last as long as a graph of it.
+        first: returns the ``with`` block of the first run, if the ranks agree on that; None after it.
     """
 
     path: str = ""
@@ -34,77 +84,112 @@ class Product:
     sent_bytes: int = 0
     copied_bytes: int = 0
     holds_memory: bool = False
+    replays: bool = False
+    allocates: bool = False
+    first: Callable[[], AbstractContextManager[object]] | None = None
 
     @property
     def queues(self) -> bool:
-        """Whether a run only queues work."""
+        """Whether a run only queues work on a GPU, so that the ranks need not agree before it."""
         return False
 
+    @cached_property
+    def graphs(self) -> Graphs | None:
+        """The store of its CUDA graphs; None if it cannot be recorded."""
+        return None
+
+    def why_no_graph(self) -> str:
+        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
+        if self.graphs is not None:
+            return ""
+        return f"this plan cannot be recorded: {self.path or type(self).__name__}"
+
+    def bind(self, operands: Operands) -> Bound:
+        """Return what runs it on these arrays. Local."""
+        return Bound(self, operands)
+
     def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the context."""
+        """Compute D from the local arrays, once. Collective over the context."""
+        bound = self.bind(operands)
+        try:
+            bound.run()
+        finally:
+            bound.release()
+
+    def _queue(self, operands: Operands) -> None:
+        """Compute D from the local arrays, or queue that. Collective over the context."""
         raise NotImplementedError
 
     def misfit(self, name: str, array: LocalArray) -> str:  # noqa: ARG002 - any array of the planned layout will do
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         return ""
 
-    def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
-        """Record the product as a CUDA graph and return what replays it. Collective over the context.
+    def close(self) -> None:
+        """Free what only this product holds, its graphs first. Collective over the context."""
+        graphs = self.__dict__.get("graphs")
+        if graphs is not None:
+            graphs.close()
+
+
+class Bound:
+    """A product and the arrays that it runs on, which are in use until it is released. Making one is local.
+
+    Args:
+        product: the product.
+        operands: the arrays.
+    """
+
+    def __init__(self, product: Product, operands: Operands) -> None:
+        self._product, self.operands = product, operands
+        self._ran = False
+        self._graph: RecordedGraph | None = None
+
+    def run(self) -> None:
+        """Compute D; from the second run on by replaying a graph, if the product can. Collective over the context."""
+        first = self._product.first
+        if first is None:
+            self._run()
+            return
+        with first():
+            self._run()
+        self._product.first = None
+
+    def _run(self) -> None:
+        product = self._product
+        graphs = product.graphs
+        if graphs is None:
+            self._queue()
+            return
+        graphs.follow_stream()
+        if graphs.capturing or not product.replays or not self._ran:
+            self._ran = self._ran or not graphs.capturing
+            self._queue()
+            return
+        if self._graph is None or not self._graph.current:
+            self._graph = graphs.record(self._queue, allocates=product.allocates)
+        self._graph.launch()
+
+    def _queue(self) -> None:
+        """Compute or queue it without a graph. Collective over the context."""
+        self._product._queue(self.operands)
+
+    def capture(self) -> Callable[[], None]:
+        """Record it as a CUDA graph, and return what replays that on CuPy's current stream. Collective.
+
+        Collective over the context. It runs first: what only the first run does comes before the recording.
 
         Raises:
             UnsupportedError: it cannot be recorded.
         """
-        raise UnsupportedError(
-            f"a CUDA graph: this plan cannot be recorded: {self.path or type(self).__name__}"
-        )
+        product = self._product
+        if why := product.why_no_graph():
+            raise UnsupportedError(f"a CUDA graph: {why}")
+        graphs = product.graphs
+        assert graphs is not None
+        self.run()
+        return graphs.record(self._queue, allocates=product.allocates).replay
 
-    def close(self) -> None:
-        """Free what only this product holds. Collective over the context."""
-
-
-class QueuedProduct(Product):
-    """A product in terms of an engine's operations and transport; recordable on GPUs, where these only queue work.
-
-    From the second run on the same operands on it replays a recorded CUDA graph, if it ``_replays``: as do products
-    that keep no large temporaries and read nothing on the host.
-    """
-
-    _engine: Engine
-    _replays = True
-    _graphs: Any = None
-
-    @property
-    def queues(self) -> bool:
-        """Whether a run only queues work: on GPUs, if it reads nothing on the host."""
-        return self._replays and not self._engine.agrees
-
-    def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the ranks."""
-        graphs = self._recordings() if self._replays else None
-        if graphs is None:
-            self._queue(operands)
-        else:
-            graphs.run(operands, lambda: self._queue(operands), allocates=True)
-
-    def _queue(self, operands: Operands) -> None:
-        """Queue the work. Collective over the ranks."""
-        raise NotImplementedError
-
-    def _recordings(self) -> Any:
-        if self._graphs is None:
-            self._graphs = self._engine.graphs()
-        return self._graphs
-
-    def capture(self, operands: Operands) -> Callable[[], None]:
-        """Record the product as a CUDA graph and return what replays it. Collective over the context."""
-        graphs = self._recordings()
-        if graphs is None:
-            return super().capture(operands)
-        self._queue(operands)  # afterwards every buffer is large enough
-        replay: Callable[[], None] = graphs.record(lambda: self._queue(operands), allocates=True)
-        return replay
-
-    def close(self) -> None:
-        """Destroy the graphs. Local."""
-        if self._graphs is not None:
-            self._graphs.close()
+    def release(self) -> None:
+        """Drop the arrays; it cannot be run any more. Local."""
+        self._graph = None
+        del self.operands

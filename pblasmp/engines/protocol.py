@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,48 +18,12 @@ from ..comm import Communicator, Exchange, Side
 from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
 from .local_part import LocalPart
+from .product import Graphs, Product, Workspace
 from .request import LocalArray
 
-__all__ = ["Engine", "Move", "Operations", "Transfer", "Transport", "Workspace"]
+__all__ = ["Engine", "Operations", "Transfer", "Transport"]
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Memory that a plan needs on this rank besides its operands, in bytes; plans of one context share it."""
-
-    device_bytes: int
-    host_bytes: int
-
-
-class Move(Protocol):
-    """A prepared move of a matrix from one layout to another, converting its element type.
-
-    Attributes:
-        workspace: memory that it needs on this rank.
-        copied_bytes: bytes that this rank copies in its own memory in one run.
-    """
-
-    workspace: Workspace
-    copied_bytes: int
-
-    @property
-    def path(self) -> str:
-        """How the matrix is moved, in a few words."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank sends to other ranks in one run."""
-
-    def run(self, source: LocalArray, target: LocalArray) -> None:
-        """Write what is moved into ``target``. Collective over the context."""
-
-    def misfit(self, source: LocalArray) -> str:
-        """Return why ``source`` cannot replace the planned array, or an empty string. Local."""
-
-    def close(self) -> None:
-        """Free what only this move holds. Collective over the context."""
 
 
 class Operations(Protocol):
@@ -329,7 +292,7 @@ class Engine(Protocol):
     def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another library's stream of that GPU."""
 
-    def graphs(self) -> Any:
+    def graphs(self) -> Graphs | None:
         """Return a store for a product's CUDA graphs, None if the engine has no graphs. Local."""
 
     def synchronize(self) -> None:
@@ -341,10 +304,11 @@ class Engine(Protocol):
         target: MatrixDescriptor,
         arrays: tuple[LocalArray, LocalArray],
         part: Trapezoid | None = None,
-    ) -> Move:
-        """Prepare to move everything, or ``part``, between the local arrays of two matrices of one shape.
+    ) -> Product:
+        """Return what moves everything, or ``part``, between the local arrays of two matrices of one shape.
 
-        Collective over the context. Elements that are not moved keep their values.
+        Collective over the context. It moves its operand ``a`` to ``d``, and converts the element type. Elements that
+        are not moved keep their values.
         """
 
     def close(self) -> None:

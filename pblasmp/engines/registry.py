@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from .composite import MovedProduct
 from .dense import add, full, slabs, solve, split_k, stationary, stationary_solve, sum_over_ranks
 from .method import Verdict, choose, known_for
-from .moving.layouts import MovedProduct
 from .product import Product
 from .protocol import Engine
 from .request import Operands, Options, Problem

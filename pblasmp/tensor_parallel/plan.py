@@ -38,11 +38,10 @@ class ParallelPlan(Plan[Any]):
 
     def __init__(self, ctx: Context, spec: Specification, arrays: RankArrays) -> None:
         self._spec = spec
-        self._last: RankArrays | None = None
+        self._last: RankArrays | None = None  # plans that plain functions share hold no arrays
         self._buffer: Any = None
         self._memory: Any = None  # of the buffer, if it is symmetric
         super().__init__(ctx, spec.asked.form, spec.problem, spec.options, arrays.operands(spec))
-        self._operands = None  # a plan that plain functions share holds no array
 
     def __call__(
         self,
@@ -112,14 +111,16 @@ class ParallelPlan(Plan[Any]):
     def hold(self, arrays: RankArrays) -> None:
         """Let a run without arguments use these arrays. Local."""
         if arrays is not self._last:
-            self._last, self._operands = arrays, arrays.operands(self._spec)
+            if self._bound is not None:
+                self._bound.release()
+            self._last, self._bound = arrays, self._product.bind(arrays.operands(self._spec))
 
     def _run(self, arrays: RankArrays) -> Any:
         """Multiply the arrays that the plan holds, on which the ranks have agreed. Collective over the context."""
-        assert self._operands is not None
+        assert self._bound is not None
         with self._ctx._running(self._call):
             self._ctx._control.channel.runs += 1
-            self._product.run(self._operands)
+            self._bound.run()
         return arrays.results
 
     def run_with(self, arrays: RankArrays) -> Any:
@@ -166,15 +167,15 @@ class ParallelPlan(Plan[Any]):
             UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
             ClosedError: the plan is closed.
         """
-        last, operands = self._last, self._operands
+        last, bound = self._last, self._bound
         with self._ctx._agreement("plan.graph") as facts:
             self._check_open()
             self._check_graphs()
             facts["plan"] = self._number
         assert last is not None
-        assert operands is not None
+        assert bound is not None
         with self._stream(last.given), self._ctx._agreement("plan.graph: capturing"):
-            launch = self._product.capture(operands)
+            launch = bound.capture()
 
         def replay() -> None:
             with self._stream(last.given):
@@ -198,7 +199,7 @@ class ParallelPlan(Plan[Any]):
         if self._open:
             if self._memory is not None:
                 self._ctx.engine.recycle(self._memory)
-            self._last = self._operands = self._buffer = self._memory = None
+            self._last = self._bound = self._buffer = self._memory = None
             super().close()
 
 

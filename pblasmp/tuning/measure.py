@@ -153,7 +153,7 @@ def _keep(
 
 def _run(product: Product, operands: Operands, *, again: bool) -> Callable[[], None]:
     """Return a function that runs a product: like a plan that runs ``again``, or as if for the first time."""
-    return lambda: product.run(operands if again else replace(operands))
+    return product.bind(operands).run if again else lambda: product.run(operands)
 
 
 def _time(

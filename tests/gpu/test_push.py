@@ -45,7 +45,7 @@ def one_product(ctx: pb.Context, seed: int, *, graph: bool = False) -> str:
     operands = Operands(local["a"], local["b"], local["c"] if beta else None, local["d"])
     product, _ = prepare(ctx.engine, p, Options(alpha=2, beta=beta, algo="push"), operands)
     if graph:
-        replay = product.capture(operands)
+        replay = product.bind(operands).capture()
         for _ in range(3):
             local["d"][...] = np.nan
             replay()

@@ -53,7 +53,7 @@ class StreamOrder:
         ]
         for kind, name, then in watched:
             patch.setattr(kind, name, self._followed(getattr(kind, name), then))
-        patch.setattr(Recordings, "_graph", self._recording(Recordings._graph))
+        patch.setattr(Recordings, "record", self._recording(Recordings.record))
 
     @staticmethod
     def _followed(real: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:

@@ -336,7 +336,7 @@ class Sevens(Product):
 
     path = "sevens"
 
-    def run(self, operands):
+    def _queue(self, operands):
         operands.d[...] = 7
 
 

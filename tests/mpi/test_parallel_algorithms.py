@@ -289,7 +289,7 @@ class Falls(Product):
     def __init__(self, rank):
         self._rank = rank
 
-    def run(self, operands):
+    def _queue(self, operands):
         if self._rank == 1:
             raise RuntimeError("fell")
 

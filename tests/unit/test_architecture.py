@@ -43,7 +43,8 @@ LAYERS: dict[str, set[str]] = {
     "creation": BOTTOM | {"layout", "scalapack", "comm", "engines", "interop", "philox", "arithmetic"},
     "io": BOTTOM | {"layout", "comm", "creation"},
     "reductions": BOTTOM | {"layout", "comm", "creation"},
-    "matrix": BOTTOM | {"layout", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
+    "matrix": BOTTOM
+    | {"layout", "engines", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
     "kept": {"engines"},
     "timing": {"comm", "engines"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},

@@ -15,9 +15,9 @@ from ...comm import Cell, Exchange, Side
 from ...comm.exchange import SLOTS
 from ...comm.shared import aligned, carve
 from ...layout import Level3Problem
+from ..composite import QueuedProduct
 from ..local_part import LocalPart
 from ..method import Algorithm, type_refusal
-from ..product import QueuedProduct
 from ..protocol import Engine
 from ..request import Operands, Options, Problem
 

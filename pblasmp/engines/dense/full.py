@@ -7,7 +7,7 @@ speed of the engine's fastest product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -32,32 +32,33 @@ class FullProduct(SteppedProduct):
     holds_memory = True
     _triangle: LocalPart | None = None  # this rank's part of the triangle that is read or written
 
-    def _add_steps(self, add: Callable[..., None]) -> None:
+    def _add_steps(self, operands: Operands) -> None:
         if self._p.traits.shape == "sided":
-            self._fill_and_multiply(add)
+            self._fill_and_multiply(operands)
         else:
-            self._multiply_and_add(add)
+            self._multiply_and_add(operands)
         self.path = f"full: {self._products[-1 if self._p.traits.shape == 'sided' else 0].path}"
 
     @property
     def _adjoint(self) -> Op:
         return "C" if self._p.is_hermitian else "T"
 
-    def _fill_and_multiply(self, add: Callable[..., None]) -> None:
+    def _fill_and_multiply(self, operands: Operands) -> None:
         """Fill both triangles of a copy of A, and multiply the copy."""
         p, options = self._p, replace(self._options, algo="auto")
         full = self._make("full", p.a)
         other: Literal["L", "U"] = "U" if p.uplo == "L" else "L"
         mirrored = Level3Problem("tradd", p.a, full, uplo=other, op_a=self._adjoint)
-        add(mirrored, Options(), "a", "", "", "full")
+        self._step(operands, mirrored, Options(), "a", "", "", "full")
         if self._rank < full.grid.size:
             places = full.global_indices(self._rank)
             self._triangle = LocalPart(Trapezoid(p.uplo), *places, hermitian=p.is_hermitian)
-        self._steps.append(self._copy_triangle)
+        self._then(self._copy_triangle)
         assert p.b is not None
         c = p.c if options.beta != 0 else None
         a, b, names = (full, p.b, ("full", "b")) if p.side == "L" else (p.b, full, ("b", "full"))
-        add(MatmulProblem(a=a, b=b, c=c, d=p.d), options, *names, "" if c is None else "c", "d")
+        product = MatmulProblem(a=a, b=b, c=c, d=p.d)
+        self._step(operands, product, options, *names, "" if c is None else "c", "d")
 
     def _copy_triangle(self, given: Operands) -> None:
         """Copy the triangle of A, its diagonal included, to where its mirror image is. Local."""
@@ -65,22 +66,24 @@ class FullProduct(SteppedProduct):
             a, full = given.a, self._own["full"]
             self._engine.operations.add(full, 1, a, 0, full, self._triangle, conjugate=False)
 
-    def _multiply_and_add(self, add: Callable[..., None]) -> None:
+    def _multiply_and_add(self, operands: Operands) -> None:
         """Multiply into a temporary matrix, add its adjoint if the routine has two terms, and take D's triangle."""
         p, options = self._p, replace(self._options, algo="auto", beta=0)
         full, other = self._make("full", p.d), p.a if p.b is None else p.b
         ops: tuple[Op, Op] = ("N", self._adjoint) if p.op_a == "N" else (self._adjoint, "N")
         for window in self._stripes():
-            of = [(rows, slice(None)) if p.op_a == "N" else (slice(None), rows) for rows in window]
-            problem = MatmulProblem(a=p.a[of[0]], b=other[of[1]], d=full[window], op_a=ops[0], op_b=ops[1])
-            add(problem, options, "a", "a" if p.b is None else "b", "", "full", window=window, of=of)
+            left, right = ((rows, slice(None)) if p.op_a == "N" else (slice(None), rows) for rows in window)
+            problem = MatmulProblem(a=p.a[left], b=other[right], d=full[window], op_a=ops[0], op_b=ops[1])
+            names = "a", "a" if p.b is None else "b", "", "full"
+            self._step(operands, problem, options, *names, window=window, of=(left, right))
         if p.traits.swept_twice:
             total = self._make("sum", p.d)
             both = Level3Problem("tradd", full, total, c=full, uplo=p.uplo, op_a=self._adjoint)
-            add(both, Options(beta=1), "full", "", "full", "sum")
+            self._step(operands, both, Options(beta=1), "full", "", "full", "sum")
         if self._rank < p.d.grid.size:
             assert p.written is not None
             self._triangle = LocalPart(p.written, *p.d.global_indices(self._rank), hermitian=p.is_hermitian)
+            self._then(self._add_triangle)
 
     def _stripes(self) -> Iterator[Window]:
         """Yield the parts of D's square that are computed: stripes that cover the triangle, or all of it."""
@@ -94,14 +97,11 @@ class FullProduct(SteppedProduct):
             stop = min(start + width, order)
             yield (slice(start, order) if p.uplo == "L" else slice(0, stop)), slice(start, stop)
 
-    def _queue(self, operands: Operands) -> None:
-        super()._queue(operands)
-        if self._p.written is not None and self._triangle is not None:
-            total = self._own["sum" if "sum" in self._own else "full"]
-            c = operands.d if operands.c is None else operands.c
-            self._engine.operations.add(
-                operands.d, 1, total, self._options.beta, c, self._triangle, conjugate=False
-            )
+    def _add_triangle(self, given: Operands) -> None:
+        """Add the triangle of the products, which are complete, to D's. Local."""
+        total = self._own["sum" if "sum" in self._own else "full"]
+        c = given.d if given.c is None else given.c
+        self._engine.operations.add(given.d, 1, total, self._options.beta, c, self._triangle, conjugate=False)
 
 
 def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:

@@ -19,12 +19,12 @@ from typing import Any
 from ...dtypes import accumulation_dtype
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ..arrays import same_memory
+from ..composite import QueuedProduct
 from ..local.epilogue import Finish, number
 from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
 from ..method import Algorithm, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import FOLLOWS, Panels, memory_refusal
-from ..product import QueuedProduct
 from ..protocol import Engine
 from ..request import Operands, Options, Problem
 

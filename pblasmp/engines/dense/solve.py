@@ -15,11 +15,11 @@ from ...comm.shared import aligned, carve
 from ...layout import Level3Problem
 from ...layout.axis import Axis
 from ..arrays import same_memory
+from ..composite import QueuedProduct
 from ..local.slab_terms import triangle_of
 from ..method import Algorithm, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels, domains, memory_refusal
-from ..product import QueuedProduct
 from ..protocol import Engine
 from ..request import Operands, Options, Problem
 

@@ -71,8 +71,7 @@ class SummedUpdate(Product):
         parts = sum(x.shape[0] * x.shape[1] for x in self._dealt if x.exchange is not None)
         self.workspace = engine.operations.workspace((order * order + parts) * itemsize)
 
-    def run(self, operands: Operands) -> None:
-        """Compute D's triangle. Collective over the ranks."""
+    def _queue(self, operands: Operands) -> None:
         engine, options, c, d = self._engine, self._options, operands.c, operands.d
         xp, operations = engine.xp, engine.operations
         partial = xp.zeros((self._order, self._order), self._p.d.dtype, order="F")

@@ -19,12 +19,12 @@ from ...comm.shared import aligned, carve
 from ...dtypes import accumulation_dtype, is_float8
 from ...layout import Level3Problem, MatmulProblem, MatrixDescriptor, Trapezoid
 from ...layout.axis import Axis
+from ..composite import QueuedProduct
 from ..local.slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
 from ..local.triangles import Diagonal, Kernel, LeftPart, whole
 from ..method import Algorithm, plain_refusal, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels
-from ..product import QueuedProduct
 from ..protocol import Engine
 from ..request import Operands, Options, Problem
 

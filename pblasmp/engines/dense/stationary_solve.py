@@ -7,11 +7,11 @@ right-hand sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ...layout import Level3Problem, MatmulProblem
-from ..arrays import same_memory
+from ..arrays import same_memory, scale
 from ..composite import Prepare, SteppedProduct, Window
 from ..local.slab_terms import triangle_of
 from ..method import Algorithm, plain_refusal, type_refusal
@@ -32,19 +32,22 @@ class StationarySolve(SteppedProduct):
 
     path = "stationary"
 
-    def _add_steps(self, add: Callable[..., None]) -> None:
+    def _add_steps(self, operands: Operands) -> None:
         p, options = self._p, replace(self._options, alpha=1, algo="auto")
         if self._options.alpha == 0:
+            self._then(lambda given: scale(given.d, 0))
             return
         assert p.b is not None
-        if not p.b.same_places(p.d):
+        if p.b.same_places(p.d):
+            self._then(self._scale)
+        else:
             scaled = replace(options, alpha=self._options.alpha)
-            add(Level3Problem("geadd", p.b, p.d), scaled, "b", "", "", "d")
+            self._step(operands, Level3Problem("geadd", p.b, p.d), scaled, "b", "", "", "d")
         update = replace(options, alpha=-1, beta=1, algo="stationary")
         for these, rest in self._panels():
             a, here, there = (these, these), self._window(these), self._window(rest)
             solve = replace(p, a=p.a[a], b=p.d[here], d=p.d[here])
-            add(solve, options, "a", "d", "", "d", window=here, of=(a, here))
+            self._step(operands, solve, options, "a", "d", "", "d", window=here, of=(a, here))
             if rest.start == rest.stop:
                 continue
             a = (rest, these) if (p.op_a == "N") == (p.side == "L") else (these, rest)
@@ -58,7 +61,7 @@ class StationarySolve(SteppedProduct):
                 op_b="N" if left else p.op_a,
             )
             names, of = (("a", "d"), (a, here)) if left else (("d", "a"), (here, a))
-            add(product, update, *names, "d", "d", window=there, of=of)
+            self._step(operands, product, update, *names, "d", "d", window=there, of=of)
 
     def _window(self, equations: slice) -> Window:
         """Return where the unknowns of some equations are in D."""
@@ -76,15 +79,10 @@ class StationarySolve(SteppedProduct):
             stop = min(start + width, order)
             yield slice(start, stop), (slice(stop, order) if lower else slice(0, start))
 
-    def _queue(self, operands: Operands) -> None:
-        """Solve for D, which may be B. Collective over the ranks."""
-        alpha, b, d = self._options.alpha, operands.b, operands.d
-        assert self._p.b is not None
-        if alpha == 0:
-            d[...] = 0
-        elif self._p.b.same_places(self._p.d) and not (alpha == 1 and same_memory(b, d)):
-            self._engine.operations.xp.multiply(b, alpha, out=d)
-        super()._queue(operands)
+    def _scale(self, given: Operands) -> None:
+        """Start from alpha B in D, which may be B. Local."""
+        if not (self._options.alpha == 1 and same_memory(given.b, given.d)):
+            self._engine.operations.xp.multiply(given.b, self._options.alpha, out=given.d)
 
 
 def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:

@@ -37,8 +37,7 @@ class ReducedProduct(Product):
         self.sent_bytes = p.m * p.n * self._dtype.itemsize
         self.workspace = engine.operations.workspace(self.sent_bytes)
 
-    def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the context."""
+    def _queue(self, operands: Operands) -> None:
         engine, p, options, operations = self._engine, self._p, self._options, self._engine.operations
         partial, alpha = self._partial(operands), options.alpha
         if operands.scales is not None:

@@ -11,8 +11,8 @@ from ...dtypes import is_float8
 from ...errors import PblasmpError, UnsupportedError
 from ...layout import Level3Problem, MatmulProblem, ParallelProblem
 from ...layout.redistribution import nearest_legal
+from ..composite import MovedProduct
 from ..method import Algorithm
-from ..moving.layouts import MovedProduct
 from ..product import Product
 from ..protocol import Engine
 from ..request import Operands, Options, Problem

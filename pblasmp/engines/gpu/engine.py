@@ -18,7 +18,7 @@ from ...dtypes import is_float8
 from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
-from ..protocol import Move
+from ..product import Product
 from . import algorithms, host_exchange
 from .cublasmp.move import prepare_move
 from .operations import CublasmpOperations
@@ -193,7 +193,7 @@ class CublasmpEngine:
         target: MatrixDescriptor,
         arrays: tuple[Any, Any],
         part: Trapezoid | None = None,
-    ) -> Move:
+    ) -> Product:
         """Prepare a move on the GPUs. Collective over the context."""
         return prepare_move(self, self.session, source, target, arrays, part)
 

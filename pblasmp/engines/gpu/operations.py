@@ -15,7 +15,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...logs import logger
 from ..arrays import blas_operand, scale
 from ..local_part import LocalPart
-from ..protocol import Workspace
+from ..product import Workspace
 from .kernels.float8 import to_bits
 from .kernels.lt import Batch, Op
 from .kernels.views import View, contiguous

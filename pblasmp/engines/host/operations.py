@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...dtypes import accumulation_dtype
 from ...layout.intersection import copy_all
 from ..local_part import LocalPart
-from ..protocol import Workspace
+from ..product import Workspace
 from . import blas
 from .buffers import Buffers
 

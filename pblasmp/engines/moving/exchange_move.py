@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...comm import Side
 from ...comm.exchange import SLOTS
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
+from ..composite import QueuedProduct
 from ..local_part import LocalPart
-from ..protocol import Engine, Workspace
+from ..protocol import Engine
+from ..request import Operands
 
 __all__ = ["ExchangeMove"]
 
-Array = Any
 
-
-class ExchangeMove:
-    """A move of local arrays, converting the element type on arrival. Making one is local.
+class ExchangeMove(QueuedProduct):
+    """A move of ``a`` to ``d``, converting the element type on arrival. Making one is local.
 
     Args:
         engine: whose arrays and transport.
@@ -26,8 +24,6 @@ class ExchangeMove:
         part: what is moved; None: everything.
         path: its name in reports.
     """
-
-    workspace = Workspace(0, 0)
 
     def __init__(
         self,
@@ -39,7 +35,7 @@ class ExchangeMove:
     ) -> None:
         self.path = path
         self._engine, rank = engine, engine.transport.rank
-        self._whole = part is None
+        self._whole = self.replays = part is None  # what arrives of a part is in a temporary
         self._part: LocalPart | None = None  # this rank's elements of it
         if part is not None and rank < target.grid.size:
             self._part = LocalPart(part, *target.global_indices(rank))
@@ -47,19 +43,11 @@ class ExchangeMove:
         self._exchange = engine.transport.exchange(Side.of(source), Side.of(target), source.dtype)
         self.sent_bytes, self.copied_bytes = self._exchange.sent_bytes, self._exchange.copied_bytes
 
-    def run(self, source: Array, target: Array) -> None:
-        """Move everything, or the part. Collective over the context."""
-        engine, rank = self._engine, self._engine.transport.rank
+    def _queue(self, operands: Operands) -> None:
+        engine, rank, source, target = self._engine, self._engine.transport.rank, operands.a, operands.d
         arriving = target if self._whole else engine.xp.empty_like(target)
         arrays = zip((source, arriving), self._cells, strict=True)
         src, dst = ([array if each == rank else None for each in range(size)] for array, size in arrays)
         engine.transport.start_exchange(self._exchange, src, dst, slots=SLOTS).finish()
         if self._part is not None:
             engine.operations.add(target, 1, arriving, 0, target, self._part, conjugate=False)
-
-    def misfit(self, source: Array) -> str:  # noqa: ARG002
-        """Return an empty string: any array of the planned layout will do."""
-        return ""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""

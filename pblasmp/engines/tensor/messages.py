@@ -76,8 +76,7 @@ class ParallelProduct(Product):
             wide = self._operations.multiplies(p.dtype).name
             self.notes += (f"8-bit operands are multiplied in {wide}, which holds their values exactly",)
 
-    def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the context."""
+    def _queue(self, operands: Operands) -> None:
         x, w, c, d = row_major(self._p, operands)
         self._epilogue, self._scales = operands.epilogue, operands.scales or _NO_SCALES
         if self._scales.amax is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import pblasmp as pb
+from pblasmp.engines.request import Operands
 from pblasmp.layout import Trapezoid
 
 from .jobs import TURNS, Job
@@ -150,7 +151,7 @@ def one_move(ctx: pb.Context, seed: int) -> tuple[str, str]:
         part = part_of(ctx, values, d)
         if part is not None:
             ctx.engine.from_host(x.local, part.astype(d.dtype))
-        move.run(x.local, to.local)
+        move.run(Operands(x.local, None, None, to.local))
         part = part_of(ctx, np.where(written, values, AROUND), out)
         fault = fault or ("" if part is None else wrong_part(ctx, to, part))
     path = move.path

@@ -61,8 +61,7 @@ def check(ctx: pb.Context, x: Any) -> None:
 def run(ctx: pb.Context, x: Any) -> None:
     """A plan that waits in a run on which the ranks do not agree."""
     plan = object.__new__(MatrixPlan)
-    product = SimpleNamespace(run=lambda operands: ctx.engine.synchronize())
-    plan._ctx, plan._call, plan._product, plan._operands = ctx, "matmul", product, None
+    plan._ctx, plan._call, plan._bound = ctx, "matmul", SimpleNamespace(run=ctx.engine.synchronize)
     plan._only_queues = plan._open = True
     plan()
 
@@ -152,11 +151,11 @@ def rank_that_waits_in_nccl(comm: Any, path: str) -> Any:
         plan()  # now there is memory for messages, on which the ranks agree
         cause = ZeroDivisionError("injected")
 
-        def leave(operands: Any) -> None:
+        def leave() -> None:
             raise cause
 
         if comm.rank == 1:
-            plan._product.run = leave  # type: ignore[method-assign]
+            plan._bound.run = leave  # type: ignore[method-assign]
         lib.gpu.connecting = comm.rank == 0
         error = raised(plan)
         lib.gpu.connecting = False

@@ -15,6 +15,7 @@ import pblasmp as pb
 from pblasmp.bindings import DataType, Status
 from pblasmp.engines.gpu.cublasmp import faults, move
 from tests.helpers.failing_calls import left_behind, lives, names
+from tests.helpers.fakelt import FakeLt
 from tests.helpers.gpu.moves import one_move
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
@@ -128,7 +129,8 @@ def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
         other, padded = ctx.empty(b.descriptor), ctx.empty(replace(b.descriptor, ld=11))
         other.local[...] = 3
         with pb.plan_matmul(a, b, algo="default", redistribute=True) as plan:
-            assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096, 512)
+            copy = 8 * 4 * 4  # of B, in the layout that it is moved to
+            assert (plan.workspace.device_bytes, plan.workspace.host_bytes) == (4096 + copy, 512)
             (line,) = plan.report().moved
             assert line == f"b is moved to {replace(b.descriptor, block=(3, 2))}, by cublasMpGemr2D"
             prepared = len(lib.of("Gemr2D_bufferSize"))
@@ -138,8 +140,31 @@ def test_a_plan_s_moves_are_prepared_once(alone, stand_in):
             with pytest.raises(pb.ArgumentError, match=r"b: the local array has strides"):
                 plan(b=foreign)
             assert [len(lib.of(f"Gemr2D{name}")) for name in ("", "_bufferSize")] == [2, prepared]
-            with pytest.raises(pb.UnsupportedError, match="this plan moves operands first"):
-                plan.graph()
+    lib.assert_clean()
+    lib.gpu.assert_clean()
+
+
+def moving_plan(ctx: pb.Context, a: Any, b: Any) -> Any:
+    """A plan of cuBLASMp's that moves B."""
+    return pb.plan_matmul(a, b, algo="default", redistribute=True)
+
+
+def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in):
+    """Which holds the moves, too; its product and its moves are bound to their arrays once."""
+    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, b = ctx.empty(D), ctx.empty(replace(D, shape=(8, 4), block=(2, 2)))
+        a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
+        with moving_plan(ctx, a, b) as plan:
+            for _ in range(3):
+                assert np.array_equal(plan().local, a.local @ b.local)
+            graph = plan.graph()
+            lib.clear()
+            del lib.gpu.events[:]
+            graph.replay()
+            assert lib.gpu.events == [("graph launched",)]
+            assert not lib.calls
+        with pytest.raises(pb.ClosedError, match="the plan of this graph is closed"):
+            graph.replay()
     lib.assert_clean()
     lib.gpu.assert_clean()
 

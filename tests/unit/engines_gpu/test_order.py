@@ -19,6 +19,7 @@ import pblasmp as pb
 from pblasmp.comm import Side
 from pblasmp.engines.gpu.operations import CublasmpOperations
 from pblasmp.engines.moving.exchange_move import ExchangeMove
+from pblasmp.engines.request import Operands
 from tests.helpers.fakelt import FakeLt
 from tests.helpers.machine import Multiplying, Witness, machine
 from tests.helpers.stream_order import StreamOrder
@@ -164,7 +165,8 @@ def test_whatever_is_queued_on_three_streams_takes_turns(alone, stand_in, monkey
                                    algo=algo, out=ctx.zeros(D))  # fmt: skip
                     plans.append(closing.enter_context(plan))
         move = ExchangeMove(ctx.engine, a.descriptor, b.descriptor)
-        queue = [*plans, *plans, lambda: move.run(a.local, b.local), lambda: a.redistribute(b.descriptor)]
+        moved = Operands(a.local, None, None, b.local)
+        queue = [*plans, *plans, lambda: move.run(moved), lambda: a.redistribute(b.descriptor)]
         for _ in range(2):
             chance.shuffle(queue)
             for run in queue:

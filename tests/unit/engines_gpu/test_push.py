@@ -16,6 +16,7 @@ from pblasmp.engines.gpu.push import plan as sections
 from pblasmp.engines.gpu.push.plan import PushPlan
 from pblasmp.engines.gpu.push.product import Pushed, conjugated_first
 from pblasmp.engines.gpu.runtime.graphs import Recordings
+from pblasmp.engines.product import Bound, Product
 from pblasmp.engines.request import Operands
 from tests.helpers.fakepeers import Fault, Peers
 from tests.helpers.layouts import random_product
@@ -242,23 +243,33 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
         follow_stream=lambda: None,
         capturing=False,
     )
-    recordings = Recordings(session, lambda: generation[0])
-    one, other, queued = Operands(None, None, None, None), Operands(None, None, None, None), []
+    recordings, queued = Recordings(session, lambda: generation[0]), []
 
-    def counts(operands: Operands) -> tuple[int, int]:
-        recordings.run(operands, lambda: queued.append(0))
+    class Counted(Product):
+        replays, graphs = True, recordings
+
+        def _queue(self, operands: Operands) -> None:
+            queued.append(operands)
+
+    product = Counted()
+    one, other = (product.bind(Operands(None, None, None, None)) for _ in range(2))
+
+    def counts(bound: Bound) -> tuple[int, int]:
+        bound.run()
         return len(queued), cupy.launched
 
     assert [counts(one) for _ in range(3)] == [(1, 0), (2, 1), (2, 2)]
     assert counts(other) == (3, 2)
-    assert [counts(one) for _ in range(2)] == [(4, 2), (5, 3)]
+    assert counts(one) == (3, 3)  # each has its own graph
     generation[0] = 2
-    assert counts(one) == (6, 4)  # recorded anew
-    del one
-    assert recordings._own is None  # the graph goes with the arrays whose addresses it holds
-    assert [counts(other) for _ in range(2)] == [(7, 4), (8, 5)]
+    assert counts(one) == (4, 4)  # recorded anew
+    one.release()
+    assert len(recordings._recorded) == 0  # the graph goes with the arrays whose addresses it holds
+    assert [counts(other) for _ in range(2)] == [(5, 5), (5, 6)]
     session.capturing = True
-    assert counts(other) == (9, 5)  # into the graph that is recorded
+    assert counts(other) == (6, 6)  # into the graph that is recorded
     session.capturing = False
     recordings.close()
-    assert counts(other) == (10, 5)
+    assert counts(other) == (7, 7)  # recorded anew
+    product.run(Operands(None, None, None, None))
+    assert (len(queued), cupy.launched) == (8, 7)

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 from ....layout import Grid, MatrixDescriptor
 from ....layout.axis import Axis
-from ...product import Product
-from ...protocol import Workspace
+from ...product import Bound, Graphs, Product, Workspace
 from ...request import Operands
 from ..runtime.graphs import Recordings
 from ..runtime.session import Session
@@ -28,8 +27,8 @@ Array = Any
 class PreparedCall(Product, ABC):
     """One routine on this rank's local arrays. Making, growing and closing one is collective over the context.
 
-    A subclass defines the call's arrays in ``_bind``, and its other arguments in ``_arguments_of_call``. The arrays of
-    a run are not kept alive.
+    A subclass defines the call's arrays in ``_point_at``, and its other arguments in ``_arguments_of_call``. The call
+    is pointed at the arrays that it ran on last, until these are released.
 
     Args:
         session: the session whose library is called.
@@ -43,7 +42,6 @@ class PreparedCall(Product, ABC):
         copied_bytes: bytes that are copied to and from temporaries in one run.
     """
 
-    queues = True
     holds_memory = True  # namely temporaries, which perhaps only some ranks need
     _listens = True  # whether the first run reads in the log what the library does
 
@@ -53,7 +51,7 @@ class PreparedCall(Product, ABC):
         self._session, self._lib, self._routine = session, session.library, routine
         self._closing = ExitStack()
         self._planned = operands  # until the call is prepared
-        self._bound: weakref.ref[Operands] | None = None
+        self._bound: Bound | None = None  # whose arrays the call is pointed at
         self._strides = {
             name: None if (x := getattr(operands, name)) is None else x.strides for name in "abcd"
         }
@@ -67,22 +65,21 @@ class PreparedCall(Product, ABC):
         self._after: list[Callable[[], object]] = []
         self._call: Callable[[], None] | None = None
         self._sizes = self._needs = (0, 0)
-        self._workspace = workspace = session.workspace(grid)
-        self._recordings = Recordings(session, lambda: workspace.generation)
+        self._workspace = session.workspace(grid)
         self.copied_bytes = 0
         self.workspace = Workspace(0, 0)
 
     # -- what a subclass defines
 
     @abstractmethod
-    def _bind(self, operands: Operands) -> None:
+    def _point_at(self, operands: Operands) -> None:
         """Point the call at these local arrays, and list the steps before and after it."""
 
     @abstractmethod
     def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return C's arguments before and after the workspace; descriptors are made here."""
 
-    def _unbind(self) -> None:
+    def _forget(self) -> None:
         """Forget the arrays of the last run."""
         self._before, self._after = [], []
 
@@ -103,7 +100,7 @@ class PreparedCall(Product, ABC):
         """Return the bytes of workspace that the call needs on the device and on the host. Local."""
         if not self._inside:
             return 0, 0
-        self._bind_to(self._planned)
+        self._point_at(self._planned)
         self._arguments, self._last = self._arguments_of_call()
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
         query = getattr(self._lib, f"cublasMp{self._routine}_bufferSize")
@@ -185,6 +182,11 @@ class PreparedCall(Product, ABC):
 
     # -- running
 
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: always, but the first, on which the ranks agree."""
+        return True
+
     def _logged(self, asked: str) -> str:
         """Return what cuBLASMp has run according to its log; before the first run, what it is asked for."""
         if self._said:
@@ -196,25 +198,38 @@ class PreparedCall(Product, ABC):
         """Remarks for the plan's report."""
         return tuple(self._notes)
 
-    def run(self, operands: Operands) -> None:
+    def bind(self, operands: Operands) -> Bound:
+        """Return what makes the call on these arrays. Local."""
+        return _BoundCall(self, operands)
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """The store of its CUDA graphs."""
+        workspace = self._workspace
+        return Recordings(self._session, lambda: workspace.generation)
+
+    @property
+    def inside(self) -> bool:
+        """Whether this rank calls the routine."""
+        return self._inside
+
+    def make(self, bound: Bound) -> None:
         """Queue the call on CuPy's current stream. Collective; the first run allocates and reads the log."""
-        if self._bound is None or self._bound() is not operands:
-            self._bind_to(operands)
+        if self._bound is not bound:
+            self._bound = bound
+            if self._inside:
+                self._point_at(bound.operands)
         if self._call is None or not self._workspace.covers(*self._sizes):
             self._first()
             return
-        self._queue()
+        self._prepare_operands()
+        self._make_results()
 
-    def _bind_to(self, operands: Operands) -> None:
-        """Bind the call to these operands, as long as they exist."""
-        self._bound = weakref.ref(operands, self._gone)
-        if self._inside:
-            self._bind(operands)
-
-    def _gone(self, reference: weakref.ref[Operands]) -> None:
-        if self._bound is reference:
+    def released(self, bound: Bound) -> None:
+        """Forget the arrays, if the call is pointed at these. Local."""
+        if self._bound is bound:
             self._bound = None
-            self._unbind()
+            self._forget()
 
     def _first(self) -> None:
         """Prepare the call and make it: the steps that can fail here come before any GPU waits for other ranks."""
@@ -244,10 +259,6 @@ class PreparedCall(Product, ABC):
             *self._arguments, self._workspace.device, device, self._workspace.host, host, *self._last,
         )  # fmt: skip
 
-    def _queue(self) -> None:
-        self._prepare_operands()
-        self._make_results()
-
     def _prepare_operands(self) -> None:
         if self._inside:
             self._session.follow_stream()
@@ -260,11 +271,6 @@ class PreparedCall(Product, ABC):
         for action in self._after:
             action()
 
-    def capture(self, operands: Operands) -> Callable[[], None]:
-        """Record the call as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        self.run(operands)  # steps that only the first run takes come before recording
-        return self._recordings.record(lambda: self.run(operands)) if self._inside else _nothing
-
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         planned = self._strides[name]
@@ -274,8 +280,29 @@ class PreparedCall(Product, ABC):
 
     def close(self) -> None:
         """Destroy the graphs and the descriptors, last made first."""
-        self._recordings.close()
+        super().close()
         self._closing.close()
+
+
+class _BoundCall(Bound):
+    """A call and its arrays."""
+
+    _product: PreparedCall
+
+    def run(self) -> None:
+        self._product.make(self)
+
+    _queue = run
+
+    def capture(self) -> Callable[[], None]:
+        if self._product.inside:
+            return super().capture()
+        self.run()
+        return _nothing
+
+    def release(self) -> None:
+        self._product.released(self)
+        super().release()
 
 
 def _nothing() -> None:

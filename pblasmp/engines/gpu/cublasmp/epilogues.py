@@ -15,9 +15,10 @@ import numpy as np
 from ....bindings import MatmulAttribute, MatmulEpilogue, ResultScheme, version_text
 from ....dtypes import accumulation_dtype, is_float8
 from ....epilogue import Epilogue, along, aux_layout, bias_dtype
-from ....errors import ArgumentError, UnsupportedError
+from ....errors import ArgumentError
 from ....layout import MatmulProblem
 from ....scales import Scales
+from ...composite import Composite
 from ...local.epilogue import Finish
 from ...product import Product
 from ...protocol import Engine
@@ -113,7 +114,7 @@ def _epilogue(e: Epilogue, *, swapped: bool) -> MatmulEpilogue:
     return MatmulEpilogue["_".join(word for word in words if word)]
 
 
-class FinishedProduct(Product):
+class FinishedProduct(Composite):
     """A product, and what CuPy computes from its rounded result: an epilogue or amax.
 
     Args:
@@ -125,8 +126,6 @@ class FinishedProduct(Product):
         reason: the reason in the report.
     """
 
-    queues = False
-
     def __init__(
         self, engine: Engine, product: Product, p: MatmulProblem, operands: Operands, why: str, reason: str
     ) -> None:
@@ -136,8 +135,22 @@ class FinishedProduct(Product):
         self._product, self._p, self._activates = product, p, e is not None
         self._finish = Finish(engine, p)
         self._note = f"{what} is computed after the product: {reason}"
-        self.workspace, self.sent_bytes = product.workspace, product.sent_bytes
-        self.copied_bytes = product.copied_bytes
+        super().__init__(engine, operands)
+        self.holds_memory = product.holds_memory
+
+    def _add_steps(self, operands: Operands) -> None:  # noqa: ARG002
+        self._add(self._product, lambda given: replace(given, epilogue=None) if self._activates else given)
+        self._then(self._follow)
+
+    def _follow(self, operands: Operands) -> None:
+        """Queue what follows the product. Collective over the context."""
+        d, wide_dtype = operands.d, accumulation_dtype(self._p.d.dtype)
+        wide = d.astype(wide_dtype) if d.dtype != wide_dtype else d
+        amax = None if operands.scales is None else operands.scales.amax
+        later = replace(operands, scales=None if amax is None else Scales(amax=amax))
+        self._finish(wide, later, epilogue=self._activates)
+        if wide is not d:
+            d[...] = wide
 
     @property
     def path(self) -> str:  # type: ignore[override]
@@ -149,25 +162,15 @@ class FinishedProduct(Product):
         """The notes of the product, and why the epilogue or amax is computed after it."""
         return (*self._product.notes, self._note)
 
-    def run(self, operands: Operands) -> None:
-        """Queue the product and what follows it. Collective over the context."""
-        d, wide_dtype = operands.d, accumulation_dtype(self._p.d.dtype)
-        self._product.run(replace(operands, epilogue=None) if self._activates else operands)
-        wide = d.astype(wide_dtype) if d.dtype != wide_dtype else d
-        amax = None if operands.scales is None else operands.scales.amax
-        later = replace(operands, scales=None if amax is None else Scales(amax=amax))
-        self._finish(wide, later, epilogue=self._activates)
-        if wide is not d:
-            d[...] = wide
+    @property
+    def queues(self) -> bool:
+        """False: what follows the product allocates."""
+        return False
+
+    def why_no_graph(self) -> str:
+        """Return why it cannot be recorded: what follows may copy indices from the host. Local."""
+        return self._note
 
     def misfit(self, name: str, array: Array) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         return self._product.misfit(name, array)
-
-    def capture(self, operands: Operands) -> Callable[[], None]:  # noqa: ARG002
-        """Refuse: there is more than one call to record."""
-        raise UnsupportedError(f"a CUDA graph: {self._note}")
-
-    def close(self) -> None:
-        """Free what the product holds. Collective over the context."""
-        self._product.close()

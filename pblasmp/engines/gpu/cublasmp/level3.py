@@ -91,11 +91,11 @@ class CublasmpLevel3(PreparedCall):
 
     # -- running
 
-    def _unbind(self) -> None:
-        super()._unbind()
+    def _forget(self) -> None:
+        super()._forget()
         self._views = {}
 
-    def _bind(self, operands: Operands) -> None:
+    def _point_at(self, operands: Operands) -> None:
         """Point the call at these local arrays, or at temporaries for those that must be copied."""
         self._before, self._after = [], []
         q, p, form = self._f_ordered, self._problem, self._form
@@ -161,8 +161,7 @@ class ScaledPart(LocalProduct):
         if problem.is_hermitian and problem.written is not None:
             self._real_diagonal = _diagonal(problem.d, rank)
 
-    def run(self, operands: Operands) -> None:
-        """Write beta C into the part of D."""
+    def _queue(self, operands: Operands) -> None:
         c, d = operands.c, operands.d
         if d.size == 0:
             return

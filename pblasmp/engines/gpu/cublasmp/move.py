@@ -12,8 +12,10 @@ from ....dtypes import is_float8
 from ....layout import MatrixDescriptor
 from ....layout.trapezoid import Trapezoid
 from ...arrays import new_part
+from ...composite import Composite, QueuedProduct
 from ...moving.exchange_move import ExchangeMove
-from ...protocol import Engine, Move, Workspace
+from ...product import Product
+from ...protocol import Engine
 from ...request import Operands
 from ..kernels.float8 import convert
 from ..runtime.session import Session
@@ -33,12 +35,12 @@ def prepare_move(
     target: MatrixDescriptor,
     arrays: tuple[Array, Array],
     part: Trapezoid | None,
-) -> Move:
-    """Prepare a move between local arrays, of everything or of ``part``. Collective over the context."""
+) -> Product:
+    """Prepare a move of ``a`` to ``d``, of everything or of ``part``. Collective over the context."""
     float8 = is_float8(source.dtype) or is_float8(target.dtype)
     alike = source.dtype == target.dtype or not float8
     if 0 in source.shape or (alike and source.same_places(target)):
-        return _Copy(part_writer(part, target, session.rank))
+        return _Copy(engine, part_writer(part, target, session.rank))
     if not alike:
         return _Converted(engine, session, source, target, arrays, part)
     if copies(session):
@@ -53,29 +55,19 @@ def copies(session: Session) -> bool:
     return session.gpu is not None and session.gpu.windows is not None
 
 
-class _Copy:
+class _Copy(QueuedProduct):
     """A move in which every element stays on its rank: only memory order or type change."""
 
-    workspace = Workspace(0, 0)
     path = "by a local copy"
-    sent_bytes = copied_bytes = 0
 
-    def __init__(self, write: Callable[[Array, Array], None]) -> None:
-        self._write = write
+    def __init__(self, engine: Engine, write: Callable[[Array, Array], None]) -> None:
+        self._engine, self._write = engine, write
 
-    def run(self, source: Array, target: Array) -> None:
-        """Queue the copy on CuPy's current stream. Local."""
-        self._write(target, source)
-
-    def misfit(self, source: Array) -> str:  # noqa: ARG002
-        """Return an empty string: any array of the planned layout will do."""
-        return ""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
+    def _queue(self, operands: Operands) -> None:
+        self._write(operands.d, operands.a)
 
 
-class _Converted:
+class _Converted(Composite):
     """A move that converts 8-bit floats. No library and none of our kernels converts them on the way: bytes travel.
 
     Elements are converted before they travel if they become 8-bit floats, otherwise after they have arrived.
@@ -90,42 +82,48 @@ class _Converted:
         arrays: tuple[Array, Array],
         part: Trapezoid | None,
     ) -> None:
-        self._xp, self._of, self._to = engine.xp, source.dtype, target.dtype
+        self._session, self._source, self._target, self._part = session, source, target, part
         self._late = not is_float8(target.dtype)
-        between = (
-            replace(target, dtype=source.dtype, ld=None)
-            if self._late
-            else replace(source, dtype=target.dtype, ld=None)
-        )
-        self._between = new_part(engine, between)
-        moved = arrays[0] if self._late else self._between, self._between if self._late else arrays[1]
-        layouts = (source, between) if self._late else (between, target)
-        self._move = prepare_move(engine, session, *layouts, moved, part)
         self._write = part_writer(part, target, session.rank)
-        self.path = f"{self._move.path}, converting 8-bit floats"
-        more, needs = self._between.nbytes, self._move.workspace
-        self.workspace = Workspace(needs.device_bytes + more, needs.host_bytes)
-        self.sent_bytes, self.copied_bytes = self._move.sent_bytes, self._move.copied_bytes + more
+        super().__init__(engine, Operands(arrays[0], None, None, arrays[1]))
+        self.path = f"{self._products[0].path}, converting 8-bit floats"
+        self.copied_bytes += self._own["between"].nbytes
 
-    def run(self, source: Array, target: Array) -> None:
-        """Queue the move of everything, or of the part. Collective over the context."""
-        between = self._between
+    def _add_steps(self, operands: Operands) -> None:
+        engine, source, target = self._engine, self._source, self._target
+        like, other = (target, source) if self._late else (source, target)
+        layout = replace(like, dtype=other.dtype, ld=None)
+        between = self._own["between"] = new_part(engine, layout)
+        arrays, layouts = ((operands.a, between), (source, layout)) if self._late else (
+            (between, operands.d), (layout, target)
+        )  # fmt: skip
+        move = prepare_move(engine, self._session, *layouts, arrays, self._part)
         if self._late:
-            self._move.run(source, between)
-            if target.size:
-                self._write(target, convert(self._xp, between, self._of, self._to))
+            self._add(move, lambda given: Operands(given.a, None, None, self._own["between"]))
+            self._then(self._from_bytes)
         else:
-            if source.size:
-                between[...] = convert(self._xp, source, self._of, self._to)
-            self._move.run(between, target)
+            self._then(self._to_bytes)
+            self._add(move, lambda given: Operands(self._own["between"], None, None, given.d))
 
-    def misfit(self, source: Array) -> str:
-        """Return why ``source`` cannot take the place of the planned array, or an empty string. Local."""
-        return self._move.misfit(source) if self._late else ""
+    def _from_bytes(self, operands: Operands) -> None:
+        if operands.d.size:
+            values = convert(self._engine.xp, self._own["between"], self._source.dtype, self._target.dtype)
+            self._write(operands.d, values)
 
-    def close(self) -> None:
-        """Free what only this move holds. Collective over the context."""
-        self._move.close()
+    def _to_bytes(self, operands: Operands) -> None:
+        if operands.a.size:
+            self._own["between"][...] = convert(
+                self._engine.xp, operands.a, self._source.dtype, self._target.dtype
+            )
+
+    @property
+    def queues(self) -> bool:
+        """False: converting allocates."""
+        return False
+
+    def misfit(self, name: str, array: Array) -> str:
+        """Return why ``array`` cannot replace the planned operand, or an empty string. Local."""
+        return self._products[0].misfit(name, array) if self._late else ""
 
 
 class _Gemr2D(PreparedCall):
@@ -172,15 +170,7 @@ class _Gemr2D(PreparedCall):
         """Bytes that this rank holds and other ranks need."""
         return self._exchange.sent_bytes
 
-    def run(self, source: Array, target: Array) -> None:  # type: ignore[override]
-        """Queue the move on CuPy's current stream. Collective over the context."""
-        super().run(Operands(source, None, None, target))
-
-    def misfit(self, source: Array) -> str:  # type: ignore[override]
-        """Return why ``source`` cannot take the place of the planned array, or an empty string."""
-        return super().misfit("a", source)
-
-    def _bind(self, operands: Operands) -> None:
+    def _point_at(self, operands: Operands) -> None:
         """Point the call at the local arrays, or at temporaries for them."""
         source, target = operands.a, operands.d
         self._before, self._after = [], []
@@ -191,9 +181,13 @@ class _Gemr2D(PreparedCall):
         if self._part is not None or not self._fits(b, self._target):
             to, b = b, self._temporary("target", self._target)
             self._after.append(lambda: self._write(to, b))
-        self._arrays = a, b
+        self._arrays: tuple[Array, Array] = a, b
         self._point("a", a, self._source)
         self._point("b", b, self._target)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._arrays = None, None
 
     def _arguments_of_call(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the arguments of cublasMpGemr2D."""

@@ -45,13 +45,15 @@ def automatic(problem: MatmulProblem, version: int) -> str:
 class LocalProduct(Product):
     """D = beta C: no product at all, for alpha = 0, an extent of 0, or a rank without a part. Local."""
 
-    queues = True
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: always."""
+        return True
 
     def __init__(self, beta: complex, path: str) -> None:
         self._beta, self.path = beta, path
 
-    def run(self, operands: Operands) -> None:
-        """Write beta C into D."""
+    def _queue(self, operands: Operands) -> None:
         c, d, scales = operands.c, operands.d, operands.scales
         if scales is not None and scales.amax is not None:
             scales.amax[...] = 0  # of an 8-bit D, which is 0; for other types it is computed afterwards
@@ -205,13 +207,13 @@ class CublasmpProduct(PreparedCall):
 
     # -- running
 
-    def _unbind(self) -> None:
-        super()._unbind()
+    def _forget(self) -> None:
+        super()._forget()
         self._sources: tuple[Any, ...] = ()
         self._epilogue = self._scales = None
         self._copied_scales.clear()
 
-    def _bind(self, operands: Operands) -> None:
+    def _point_at(self, operands: Operands) -> None:
         """Point the call at these local arrays, or at temporaries for those that must be copied."""
         import cupy
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....dtypes import accumulation_dtype, is_float8
-from ....errors import UnsupportedError
 from ....layout import MatmulProblem
 from ....layout.intersection import Stretches, packed, unpacked
 from ...local.epilogue import Finish, number
 from ...method import Algorithm, type_refusal
-from ...product import Product
-from ...protocol import Engine, Workspace
+from ...product import Graphs, Product, Workspace
+from ...protocol import Engine
 from ...request import Operands, Options, Problem
 from ..kernels.lt import Batch, Op
 from ..kernels.views import View, contiguous, moves
@@ -346,8 +346,8 @@ class PushedProduct(Product):
         self._pushed = Pushed(self._gpu, plan, p, self._multiply)
         self.sent_bytes, self.copied_bytes = self._pushed.sent_bytes, self._pushed.copied_bytes
         self.workspace = Workspace(plan.nbytes + self._pushed.packed_bytes + self._own_bytes(operands), 0)
-        self._recordings = session.recordings()
-        self._ran = False
+        self.replays = not self._why_no_graph
+        self.first = partial(session.queueing, "push: the first run")
         self._copies: dict[str, Array] = {}  # kept, since graphs hold their addresses
 
     def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:  # noqa: ARG002
@@ -368,22 +368,19 @@ class PushedProduct(Product):
             if rank < x.grid.size
         )
 
-    def run(self, operands: Operands) -> None:
-        """Compute D from the local arrays. Collective over the context; the first run is agreed on."""
-        if not self._ran:
-            with self._session.queueing("push: the first run"):
-                self._recordings.run(operands, lambda: self._queue(operands))
-            self._ran = True
-        elif self.queues:
-            self._recordings.run(operands, lambda: self._queue(operands))
-        else:
-            self._session.follow_stream()
-            self._queue(operands)
-
     @property
     def queues(self) -> bool:
         """Whether a run only queues work."""
-        return not self._why_no_graph
+        return self.replays
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """The store of its CUDA graphs."""
+        return self._session.recordings()
+
+    def why_no_graph(self) -> str:
+        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
+        return self._why_no_graph
 
     def _queue(self, operands: Operands) -> None:
         p, options, d = self._p, self._options, operands.d
@@ -464,17 +461,6 @@ class PushedProduct(Product):
             array = self._engine.xp.empty(_padded(shape, dtype, order), kind)[:, :cols]
             self._copies[name] = array if order == "C" else array.T
         return self._copies[name]
-
-    def capture(self, operands: Operands) -> Callable[[], None]:
-        """Record the product as a CUDA graph and return what replays it. Collective over the context."""
-        if not self.queues:
-            raise UnsupportedError(f"a CUDA graph: {self._why_no_graph}")
-        self.run(operands)
-        return self._recordings.record(lambda: self._queue(operands))
-
-    def close(self) -> None:
-        """Destroy the graphs. Local."""
-        self._recordings.close()
 
 
 def _why_not_one_kernel(operands: Operands) -> str:

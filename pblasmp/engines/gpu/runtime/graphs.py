@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ....errors import ClosedError
-from ...request import Operands
 from .streams import current
 
 __all__ = ["Recordings"]
@@ -36,56 +35,26 @@ class Recordings:
         generation: changes when memory whose addresses graphs hold is replaced.
     """
 
-    def __init__(self, session: _Session, generation: Callable[[], Any]) -> None:
+    def __init__(self, session: _Session, generation: Callable[[], object]) -> None:
         self._session, self._generation = session, generation
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
-        self._last: weakref.ref[Operands] | None = None  # of the previous run
-        self._own: _Recorded | None = None  # the graph for these operands
 
-    def run(self, operands: Operands, queue: Callable[[], None], *, allocates: bool = False) -> None:
-        """Queue a product; from the second run on the same operands, by replaying its graph. Local.
+    @property
+    def capturing(self) -> bool:
+        """Whether work that is queued now becomes part of a graph."""
+        return self._session.capturing
 
-        Args:
-            operands: the operands of the run.
-            queue: queues the product; it is also called while another graph is being recorded.
-            allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
-        """
+    def follow_stream(self) -> None:
+        """Queue from now on on CuPy's current stream. Local."""
         self._session.follow_stream()
-        if self._session.capturing:
-            queue()
-            return
-        if self._last is None or self._last() is not operands:
-            self._own, self._last = None, weakref.ref(operands, self._forget)
-            queue()
-            return
-        if self._own is None or self._own.generation != self._generation():
-            self._own = self._graph(queue, allocates=allocates)
-        self._own.graph.launch()
 
-    def _forget(self, reference: weakref.ref[Operands]) -> None:
-        if self._last is reference:
-            self._last = self._own = None
-
-    def record(self, queue: Callable[[], None], *, allocates: bool = False) -> Callable[[], None]:
-        """Record a product that has run once, and return what replays it on CuPy's current stream. Local.
+    def record(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
+        """Record a product that has run once. Local.
 
         Args:
             queue: queues the product.
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
         """
-        recorded = self._graph(queue, allocates=allocates)
-
-        def replay() -> None:
-            if recorded.graph is None:
-                raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
-            if recorded.generation != self._generation():
-                raise ClosedError("the workspace has been replaced since this graph was made: make it again")
-            self._session.follow_stream()
-            recorded.graph.launch()
-
-        return replay
-
-    def _graph(self, queue: Callable[[], None], *, allocates: bool = False) -> _Recorded:
         session, generation = self._session, self._generation()
         stream, pool = session.recording, None
         with ExitStack() as stack:
@@ -101,7 +70,7 @@ class Recordings:
             finally:
                 graph = stream.end_capture()
         session.follow_stream()  # back from the stream of the recording
-        recorded = _Recorded(graph, generation, pool)
+        recorded = _Recorded(self, graph, generation, pool)
         self._recorded.add(recorded)
         return recorded
 
@@ -109,11 +78,28 @@ class Recordings:
         """Destroy the graphs: NCCL destroys no communicator while a graph holds work on it."""
         for recorded in self._recorded:
             recorded.graph = recorded.pool = None
-        self._own = self._last = None
 
 
 class _Recorded:
     """A CUDA graph, until its product is closed, and the memory that was made for it."""
 
-    def __init__(self, graph: Any, generation: Any, pool: Any) -> None:
-        self.graph, self.generation, self.pool = graph, generation, pool
+    def __init__(self, store: Recordings, graph: Any, generation: object, pool: Any) -> None:
+        self._store, self.graph, self.generation, self.pool = store, graph, generation, pool
+
+    @property
+    def current(self) -> bool:
+        """Whether the memory whose addresses it holds is still in use, and its product open."""
+        return self.graph is not None and self.generation == self._store._generation()
+
+    def launch(self) -> None:
+        """Queue it on CuPy's current stream. Local."""
+        self.graph.launch()
+
+    def replay(self) -> None:
+        """Queue it for a user. Local."""
+        if self.graph is None:
+            raise ClosedError("the plan of this graph is closed, or was prepared anew: make it again")
+        if not self.current:
+            raise ClosedError("the workspace has been replaced since this graph was made: make it again")
+        self._store.follow_stream()
+        self.graph.launch()

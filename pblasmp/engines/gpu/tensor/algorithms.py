@@ -7,15 +7,15 @@ ones replay it: then the host queues a single launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
-from ....errors import PblasmpError, UnsupportedError
+from ....errors import PblasmpError
 from ....layout import MatmulProblem, ParallelProblem
 from ...method import Algorithm
-from ...product import Product
-from ...protocol import Engine, Workspace
+from ...product import Graphs, Product, Workspace
+from ...protocol import Engine
 from ...request import Operands, Options, Problem
 from ...tensor import messages
 from ..kernels.lt import fuses
@@ -69,8 +69,6 @@ class OverlappedProduct(Product):
         kind: the algorithm.
     """
 
-    queues = True
-
     def __init__(
         self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands, kind: type[Kind]
     ) -> None:
@@ -83,8 +81,8 @@ class OverlappedProduct(Product):
         self.workspace = Workspace(self._kind.workspace, 0)
         self.sent_bytes = self._sent()
         self._shares_amax = p.size > 1 and p.form in ("matmul_allreduce", "matmul_allgather")
-        self._recordings = session.recordings()
-        self._ran = False
+        self.replays = not p.conjugated
+        self.first = partial(session.queueing, f"{p.form}: the first run")
 
     def _sent(self) -> int:
         p, rank = self._p, self._session.rank
@@ -96,17 +94,20 @@ class OverlappedProduct(Product):
         parts = p.tokens[0] * p.outputs[0] * others // p.size
         return parts * (travels + (p.out_dtype.itemsize if p.form == "matmul_allreduce" else 0))
 
-    def run(self, operands: Operands) -> None:
-        """Queue the product on CuPy's current stream. Collective over the context; the first run may allocate."""
-        if not self._ran:
-            with self._session.queueing(f"{self._p.form}: the first run"):
-                self._recordings.run(operands, lambda: self._queue(operands))
-            self._ran = True
-        elif self._p.conjugated:
-            self._session.follow_stream()
-            self._queue(operands)
-        else:
-            self._recordings.run(operands, lambda: self._queue(operands))
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: always."""
+        return True
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """The store of its CUDA graphs."""
+        return self._session.recordings()
+
+    def why_no_graph(self) -> str:
+        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
+        conjugated = "operands are conjugated first, and each run may put the result elsewhere"
+        return conjugated if self._p.conjugated else ""
 
     def _queue(self, operands: Operands) -> None:
         x, w, c, d = messages.row_major(self._p, operands)
@@ -115,19 +116,6 @@ class OverlappedProduct(Product):
         self._kind.run(x, w, c, d, None if e is None else e.bias, scales, **how)
         if self._shares_amax and scales is not None and scales.amax is not None:
             self._session.share_largest(scales.amax)
-
-    def capture(self, operands: Operands) -> Callable[[], None]:
-        """Record the product as a CUDA graph and return what replays it on CuPy's current stream. Collective."""
-        self.run(operands)
-        if self._p.conjugated:
-            raise UnsupportedError(
-                "a CUDA graph: operands are conjugated first, and each run may put the result elsewhere"
-            )
-        return self._recordings.record(lambda: self._queue(operands))
-
-    def close(self) -> None:
-        """Destroy the graphs. Local."""
-        self._recordings.close()
 
 
 def _first_sentence(kind: type) -> str:
