@@ -30,7 +30,9 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
 
 INTERNAL = {
-    *(f"DistributedMatrix.{name}" for name in ("on_host", "move_to")),
+    *(f"DistributedMatrix.{name}" for name in ("on_host", "like_on_host", "move_to")),
+    *(f"MatrixPlan.{name}" for name in ("once", "release", "run_with")),
+    *(f"ParallelPlan.{name}" for name in ("hold", "run_with", "use_buffer")),
 }
 """Methods without an underscore that are for other modules of pblasmp only."""
 

@@ -236,7 +236,7 @@ class DistributedMatrix:
         dtype: DTypeLike | None = None,
         order: MemoryOrder | None = None,
     ) -> DistributedMatrix:
-        """Return the same matrix in another layout: grid, blocks, source, memory order, element type. Collective.
+        """Return the same matrix in another layout: grid, blocks, source, memory order, element type.
 
         Collective over the context. ScaLAPACK knows it as p?gemr2d and, with ``uplo``, as p?trmr2d.
 
@@ -331,7 +331,7 @@ class DistributedMatrix:
         return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
 
     def move_to(self, out: DistributedMatrix, part: Trapezoid | None = None) -> None:
-        """Write this matrix, or ``part`` of it, into ``out``: same shape, any layout, no checks. Collective.
+        """Write this matrix, or ``part`` of it, into ``out``: same shape, any layout, no checks.
 
         Collective over the context.
         """

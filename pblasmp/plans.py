@@ -352,7 +352,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             run()
 
     def graph(self) -> Graph[DistributedMatrix]:
-        """Return the plan as a CUDA graph, to be replayed at the cost of one launch. Collective.
+        """Return the plan as a CUDA graph, to be replayed at the cost of one launch.
 
         Collective over the context. A replay reads the planned matrices' current values. A plan that has never run is
         run once first, which writes its result.
@@ -452,7 +452,7 @@ def context_of(call: str, *matrices: object) -> Context:
 
 
 def check_c(problem: Problem, beta: complex) -> None:
-    """Raise ArgumentError where ``beta`` is to scale a C that is not there. Local."""
+    """Raise ArgumentError if beta is nonzero and there is no C. Local."""
     if beta == 0:
         return
     if isinstance(problem, ParallelProblem):

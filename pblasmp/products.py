@@ -58,15 +58,15 @@ def matmul(
             columns, on A's grid, in A's memory order.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         op_a, op_b: "N", "T" or "C" (conjugate transpose).
-        epilogue: what follows the product: a bias, an activation, their gradients (``Epilogue``).
+        epilogue: a bias, an activation or their gradients, applied to the product (``Epilogue``).
         scales: of 8-bit operands and results (``Scales``).
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
         scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
-        redistribute: accept operands whose layouts break a rule, instead of raising. Most algorithms compute with them
-            as they are; cuBLASMp's move them to other layouts first.
+        redistribute: also accept blocks and grids that do not match. Most algorithms compute with them as they are;
+            cuBLASMp's move them to other layouts first.
         compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
             "tf32" and "bf16x9" (float32) and "fixedpoint" (float64).
-        comm_dtype: type in which partial sums travel (cublasmp, schemes "rs" and "ar"); None is D's type.
+        comm_dtype: type in which partial sums are sent (cublasmp, schemes "rs" and "ar"); None is D's type.
         comm_sms: streaming multiprocessors that communicate (cublasmp); None leaves it to the library.
 
     Raises:

@@ -33,7 +33,7 @@ class Scales:
 
     Args:
         a, b: the value of one unit of 8-bit A and B.
-        d: what is stored of an 8-bit D, per unit.
+        d: factor applied to D before it is stored in 8 bits.
         amax: an array of one float32 that is written: the largest absolute value of this rank's part of D, before ``d``
             scales it.
         mode: "tensor": one scale for a whole matrix. "block" (MXFP8): ``a`` and ``b`` are bytes, powers of 2 with a

@@ -39,7 +39,7 @@ os.environ["PBLASMP_TUNING"] = str(
     Path(tempfile.gettempdir()) / f"pblasmp-tests-{os.getpid()}" / "tuning.json"
 )
 
-# Ranks start in Pythons that have imported already.
+# Start ranks from the preloaded fork server.
 _interpreter = launch.interpreter = warm.Interpreter(os.environ)
 
 

@@ -130,7 +130,7 @@ def _too_much(error: Exception) -> str:
 
 
 def _faults(file: str, text: bytes) -> list[str]:
-    """Return everything that is wrong with a problem, grid or sweep. Local."""
+    """Return everything that is wrong with a problem or a grid. Local."""
     try:
         with _as_path(file, text) as path:
             return check(path)
@@ -146,7 +146,7 @@ def check_files(files: tuple[str, ...]) -> list[dict[str, Any]]:
         try:
             text = read_text(file)
             faults = _faults(file, text)
-            with contextlib.suppress(LayoutError):  # a grid or a sweep, or faulty
+            with contextlib.suppress(LayoutError):  # a grid, or faulty
                 found = parse(file, text)
         except LayoutError as error:
             faults = [str(error).partition("\n  - ")[2]]

@@ -184,7 +184,7 @@ class MatrixDescriptor:
     def ranges(self, index: object) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return ``((i0, i1), (j0, j1))`` for a pair of slices, as NumPy would resolve them. Local."""
         if not (isinstance(index, tuple) and len(index) == 2 and all(isinstance(s, slice) for s in index)):
-            raise LayoutError(f"a sub-matrix is [i0:i1, j0:j1], got {index!r}")
+            raise LayoutError(f"index: expected two slices such as A[0:4, 2:8], got {index!r}")
         out = []
         for which, extent in zip(index, self.shape, strict=True):
             try:

@@ -185,6 +185,6 @@ def _scheme(p: Product, result: str) -> Iterator[str]:
     a, b, d = scheme_operands(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b, p.a.dtype)
     if form.swapped:
         a, b = b, a
-    why = f"for {SCHEMES[p.scheme]} on {ranks} ranks"
+    why = f"for {SCHEMES[p.scheme]} on {'one rank' if ranks == 1 else f'{ranks} ranks'}"
     for name, got, legal in (("a", p.a, a), ("b", p.b, b), (result, p.d, d)):
         yield from _differences(name, got, legal if got.order == "F" else legal.T, why)

@@ -14,6 +14,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import pblas
+from pblasmp.plans import MatrixPlan
+from pblasmp.tensor_parallel.plan import ParallelPlan
 from tests.helpers.docs import DOCS, PAGES, blocks
 
 DOCUMENTED = re.compile(
@@ -136,3 +138,28 @@ def test_a_chart_without_times_fails_the_build(modules, tmp_path):
     _, measured = modules
     with pytest.raises(ValueError, match=r"chart\.svg: there is no time to draw"):
         measured.draw([measured.Bars("x", [])], "y", tmp_path / "chart.svg")
+
+
+def test_every_environment_variable_is_on_the_page_of_the_command_line():
+    sources = "".join(path.read_text() for path in (DOCS.parent / "pblasmp").rglob("*.py"))
+    read = set(re.findall(r"\bPBLASMP_[A-Z_]+", sources)) - {
+        "PBLASMP_JOB",
+        "PBLASMP_COMPLETE",
+    }  # set by pblasmp, click
+    rows = re.findall(r"^\| (`.*?) \| ", (DOCS / "command-line.md").read_text(), re.MULTILINE)
+    assert read == {name for row in rows for name in re.findall(r"`(PBLASMP_\w+)`", row)}
+
+
+def test_methods_left_out_of_the_reference_exist(modules):
+    generate, _ = modules
+    classes = {cls.__name__: cls for cls in (pb.DistributedMatrix, MatrixPlan, ParallelPlan)}
+    missing = [
+        name for name in generate.INTERNAL if not hasattr(classes[name.split(".")[0]], name.split(".")[1])
+    ]
+    assert missing == []
+
+
+def test_docstrings_say_once_whether_a_call_is_collective(modules):
+    generate, _ = modules
+    said = {call.name: len(re.findall(r"\bCollective(?:\.| over)", call.text)) for call in generate.calls()}
+    assert [name for name, count in said.items() if count > 1] == []

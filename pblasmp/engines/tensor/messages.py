@@ -344,7 +344,7 @@ def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Oper
     """Return why the products here cannot be taken, or an empty string. Local."""
     operations, size = engine.operations, engine.transport.size
     if p.size != size:
-        return f"its layouts are on {p.size} ranks, it needs all {size} of the context"
+        return f"the operands are on {p.size} ranks; this algorithm needs all {size}"
     e = None if operands is None else operands.epilogue
     if e is not None and (set(e.given) - {"bias"} or e.activation in ("drelu", "dgelu")):
         return f"epilogue {e.name!r}: only a bias and an activation follow it"

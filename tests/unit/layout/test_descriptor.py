@@ -94,7 +94,7 @@ def test_slices_mean_what_they_mean_in_numpy():
     "index", [3, (3, 4), slice(3), (slice(3),), (slice(3), 4), (slice(1), slice(1), slice(1))]
 )
 def test_a_sub_matrix_needs_two_slices(index):
-    with pytest.raises(LayoutError, match=r"a sub-matrix is \[i0:i1, j0:j1\], got "):
+    with pytest.raises(LayoutError, match=r"index: expected two slices such as A\[0:4, 2:8\], got "):
         MatrixDescriptor((10, 20), (3, 4), Grid(2, 2))[index]
 
 

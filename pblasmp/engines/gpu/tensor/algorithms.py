@@ -141,7 +141,7 @@ def _why_not(
     """Return why an algorithm of local GEMMs and copies cannot be taken. Collective the first time."""
     session = session_of(engine)
     if p.size != session.size:
-        return f"its layouts are on {p.size} ranks, it needs all {session.size} of the context"
+        return f"the operands are on {p.size} ranks; this algorithm needs all {session.size}"
     if options.comm_sms is not None:
         return "comm_sms is for cuBLASMp's algorithms"
     e = None if operands is None else operands.epilogue
