@@ -8,7 +8,7 @@ import nox
 nox.options.sessions = ["unit"]
 nox.options.error_on_missing_interpreters = False
 
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 
 @nox.session(python=PYTHONS)
