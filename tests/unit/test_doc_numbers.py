@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers in the pages are those of the code: limits, thresholds of "auto", times."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from tests.helpers.docs import DOCS
+
+POWERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def mib(nbytes):
+    return f"{nbytes >> 20} MiB"
+
+
+def times_ten_to(value):
+    """Return 25000000000.0 as "2.5 · 10¹⁰", and 1e10 as "10¹⁰"."""
+    mantissa, exponent = f"{value:e}".split("e")
+    power = f"10{str(int(exponent)).translate(POWERS)}"
+    return power if float(mantissa) == 1 else f"{float(mantissa):g} · {power}"
+
+
+def power_of_two(value):
+    assert value & (value - 1) == 0
+    return f"2{str(value.bit_length() - 1).translate(POWERS)}"
+
+
+# page, module and constant, how the page writes it, and the words around the number
+NUMBERS = [
+    ("matmul", "kept._MOST", str, "keeps the last {} plans"),
+    ("tensor-parallel", "kept._MOST", str, "keeps the last {} until"),
+    ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {} |"),
+    ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
+    ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),
+    ("errors", "context._MANY", {1000: "a thousand"}.get, "when {} plans are open"),
+    ("errors", "comm.agreement._BLOCKED_SECONDS", "{:.0f}".format, "still in theirs {} seconds later"),
+    ("errors", "comm.side_channel._DRAIN_SECONDS", {0.1: "a tenth of a second"}.get, "cancelled within {}"),
+    ("errors", "comm.process_group._LOOK_SECONDS", lambda x: f"{x * 1000:.0f} ms", "ranks poll every {}"),
+    ("gpu", "engines.gpu.runtime.health._EXIT_SECONDS", str, "ends a process {} seconds after"),
+    ("gpu", "engines.gpu.host_exchange._PANEL_BYTES", mib, "pinned memory, {} at a time"),
+    ("host-engine", "engines.moving.room._SHARE", lambda x: f"{x * 100:.0f} %", "fits into {} of the free memory"),
+    ("host-engine", "engines.dense.stationary._LARGER", {2: "twice"}.get, "move at least {} as much"),
+    ("host-engine", "engines.dense.stationary._LEAST", power_of_two, "and {} elements or more"),
+    ("host-engine", "engines.host.operations.HostOperations.panel", str, "in panels of {} along k"),
+    ("host-engine", "comm.exchange._MESSAGE_BYTES", mib, "Messages have at most {}"),
+    ("level3", "engines.dense.stationary_solve._LEAST", str, "takes it for {} or more equations"),
+    ("level3", "engines.dense.stationary_solve._THIN", "1/{}".format, "at most {} as many right-hand sides"),
+    ("level3", "engines.dense.stationary_solve._PANEL", str, "solves {} equations at a time"),
+    ("tensor-parallel", "engines.tensor.shared_memory._WORTH_A_TURN", mib, "`ring` if each rank owns {} of the sum"),
+    ("tensor-parallel", "tuning.measurements._REACH", lambda x: {4: "four"}[2**x], "up to about {} times as large"),
+    ("command-line", "cli.verify._LINES", str, "with NaN or infinities, up to {} of each"),
+    ("command-line", "cli.product._MOST_REPEATS", str, "fit into a second, at most {}"),
+    ("epilogues", "epilogue._MASK_LD", str, "mask are multiples of {} bits"),
+    ("epilogues", "epilogue._GELU_LD", str, "gelu's argument multiples of {} elements"),
+    ("low-precision", "scales.BLOCK", str, "scales {} entries along k"),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._HIDES", times_ten_to, "below {} operations, in a plain call"),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._HIDES_PIECES", times_ten_to, "also {} operations or more"),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._HIDES_COPIES", times_ten_to, "below {} operations, else"),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._PULLS", times_ten_to, '`"pull"` below {} operations per rank'),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._STORES", times_ten_to, '`"store"` below {};'),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._HIDES_SUMS", times_ten_to, "and {} operations per rank on"),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._ONE_SHOT_WAVES", str, "below {} waves of tiles, in a plan"),
+    ("gpu-algorithms", "engines.gpu.tensor.algorithms._RING_WAVES", str, '`"ring"` from {} waves of tiles on'),
+    (
+        "gpu-algorithms", "engines.gpu.tensor.algorithms._ONE_SHOT_BYTES", lambda x: f"{x >> 10} KiB",
+        "for results up to {}",
+    ),
+    ("gpu-algorithms", "engines.gpu.push.plan._LINE", str, "in blocks of fewer than {}"),
+    ("gpu-algorithms", "engines.gpu.push.plan._SIDE", str, "a product of about {} × "),
+]  # fmt: skip
+
+
+def value_of(name):
+    """Return the value of a dotted name below pblasmp."""
+    parts = name.split(".")
+    for at in range(len(parts) - 1, 0, -1):
+        try:
+            found = importlib.import_module(".".join(["pblasmp", *parts[:at]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[at:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "written", "words"), NUMBERS, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_numbers_are_those_of_the_code(page, name, written, words):
+    text = re.sub(r"\s+", " ", (DOCS / f"{page}.md").read_text())
+    assert words.format(written(value_of(name))) in text
