@@ -30,6 +30,7 @@ import pblasmp.comm.board
 import pblasmp.comm.communicator
 import pblasmp.comm.exchange
 import pblasmp.engines.host.operations
+from tests.helpers.process import held
 
 # Where an exception is raised, and how often that place is passed in a trial, roughly.
 PLACES: dict[str, tuple[Any, str, int]] = {
@@ -267,17 +268,6 @@ class Trial:
         if held() > before:
             self.tell("held", before=before, after=held())
         self.tell("end")
-
-
-def held() -> tuple[int, int]:
-    """Return how many descriptors and threads this process has."""
-    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-
-
-def resident_kib() -> int:
-    """Return the memory that this process has, in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 if __name__ == "__main__":

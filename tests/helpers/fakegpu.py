@@ -72,6 +72,13 @@ class OutOfMemoryError(MemoryError):
         super().__init__(f"Out of memory allocating {nbytes:,} bytes (allocated so far: {total:,} bytes).")
 
 
+_LIKE_NUMPY = (
+    "abs", "add", "clip", "cos", "ldexp", "log", "maximum", "minimum", "multiply", "negative", "rint", "sin", "sqrt",
+    "subtract", "sum", "take", "tanh", "true_divide",
+)  # fmt: skip
+"""Functions of CuPy that are NumPy's, here too."""
+
+
 class Array(np.ndarray):
     """cupy.ndarray: memory that is the GPU's to CuPy and the host's to everybody else."""
 
@@ -476,12 +483,11 @@ class FakeGpu:
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)), where=where,
             empty_like=lambda x: empty(x.shape, x.dtype, "F" if x.flags.f_contiguous else "C"),
             copyto=copyto, conjugate=counted(np.conjugate), positive=counted(np.positive), cuda=self._cuda(),
-            maximum=np.maximum, minimum=np.minimum, multiply=np.multiply, rint=np.rint, take=np.take, tanh=np.tanh,
-            arange=np.arange, uint8=np.uint8, RawModule=lambda code, options: self._module(),
+            arange=np.arange, uint8=np.uint8, uint64=np.uint64, RawModule=lambda code, options: self._module(),
             ElementwiseKernel=lambda inputs, outputs, code, name: partial(_sum_kernel, name),
             full=lambda n, value, dtype=float: np.full(n, value, dtype).view(array_type),
             zeros=lambda shape, dtype=float, order="C": np.zeros(shape, dtype, order).view(array_type),
-            clip=np.clip,
+            **{name: getattr(np, name) for name in _LIKE_NUMPY},
             get_default_memory_pool=lambda: SimpleNamespace(
                 free_all_blocks=lambda: self.events.append(("pool emptied",)), free_bytes=lambda: 0,
                 used_bytes=lambda: 0,

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pytest
 
 import pblasmp as pb
 from pblasmp.engines.dense import add
@@ -77,12 +77,12 @@ def routine_algorithms(routine: str) -> tuple[str, ...]:
 @contextmanager
 def small_panels(ctx: pb.Context, width: int = 7) -> Iterator[None]:
     """Within, there are several panels of k, and of a gathered output's columns, also where matrices are small."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(ctx.engine.operations), "panel", width)
-        patch.setattr(type(ctx.engine.operations), "lead", 3)
-        patch.setattr(type(ctx.engine.operations), "panel_flops", 100.0)
-        patch.setattr(messages, "_PANEL", 2)
-        patch.setattr(add, "_LEAST", 0)
+    operations = type(ctx.engine.operations)
+    with (
+        mock.patch.multiple(operations, panel=width, lead=3, panel_flops=100.0),
+        mock.patch.object(messages, "_PANEL", 2),
+        mock.patch.object(add, "_LEAST", 0),
+    ):
         yield
 
 
@@ -154,8 +154,10 @@ def random_product(rng: random.Random, ranks: int, anywhere: bool) -> tuple[dict
     return ends, op_a, op_b
 
 
-def product_job(ctx: pb.Context, rng: random.Random, algo: str, *, anywhere: bool = False) -> Job:
-    """Return a product of random matrices by ``algo``. Collective over the context."""
+def product_job(
+    ctx: pb.Context, rng: random.Random, algo: str, *, anywhere: bool = False, planned: bool = True
+) -> Job:
+    """Return a product of random matrices by ``algo``, by a plan or the plain function. Collective over the context."""
     ends, op_a, op_b = random_product(rng, ctx.size, anywhere)
     seed, dtype = rng.randrange(1 << 30), ends["a"].parent.dtype
     say(ctx, f"{algo} {op_a}{op_b} {ends}")
@@ -177,13 +179,14 @@ def product_job(ctx: pb.Context, rng: random.Random, algo: str, *, anywhere: boo
         whole = alpha * (OPS[op_a](x["a"]) @ OPS[op_b](x["b"]))
         return part_of(ctx, whole + (beta * x["c"] if beta else 0), out.descriptor)
 
-    plan = pb.plan_matmul(
-        matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
-        algo=algo, redistribute=anywhere,
+    call = functools.partial(
+        pb.matmul, matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=alpha, beta=beta, op_a=op_a,
+        op_b=op_b, algo=algo, redistribute=anywhere,
     )  # fmt: skip
+    plan = pb.plan(call.func, *call.args, **call.keywords) if planned else None
     tolerance = TOLERANCE if out.dtype.itemsize == 2 else 0
     return Job(
-        f"{algo} {alpha=} {beta=} {op_a}{op_b} {ends}", plan,
+        f"{algo} {alpha=} {beta=} {op_a}{op_b} {ends}", plan or call,
         [*loads, turned(ctx, out, [nothing] * TURNS)], expected,
         lambda found, part: unequal(found, part, out.dtype, tolerance),
         lambda: around(ctx, parent, ends["d"]), plan,

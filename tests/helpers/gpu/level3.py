@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -160,9 +161,10 @@ def expected_of(case: Case, values: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(written, computed, before)
 
 
-def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> Job:
-    """Return a call of a routine; for a ``new`` result nothing says what is around it. Collective over the context.
+def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto", *, planned: bool = True) -> Job:
+    """Return a call of a routine, by a plan or the plain function. Collective over the context.
 
+    For a ``new`` result nothing says what is around it, and it needs a plan.
     Operands may be moved. They are for cuBLASMp that is asked for; otherwise only a C that is not like the result is.
     """
     say(ctx, f"{algo} {seed} {case}")
@@ -185,10 +187,11 @@ def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto") -> J
     call |= {"algo": algo, "redistribute": algo in ("auto", "cublasmp")}
     if "c" in ROUTINES[case.routine].operands:
         call["beta"] = case.beta
-    plan = pb.plan(getattr(pb, case.routine), **call)
-    result = plan._result.descriptor if case.new else out.descriptor
+    function = getattr(pb, case.routine)
+    plan = pb.plan(function, **call) if planned else None
+    result = plan._result.descriptor if case.new and plan else out.descriptor
     return Job(
-        f"{algo} seed {seed} {case}", plan, loads,
+        f"{algo} seed {seed} {case}", plan or functools.partial(function, **call), loads,
         lambda turn: part_of(ctx, expected_of(case, values[turn]), result),
         lambda found, part: _differs(found, part, TOLERANCES[case.dtype]),
         lambda: "" if case.new else around(ctx, parent, out_end), plan,

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random sequences of public calls, for as long as you like: on CPU ranks, on simulated GPUs and on real ones.
+
+``python -m tests.chaos.sequences --engine host -n 4 --minutes 60`` starts its own ranks; under mpirun, as in
+``mpirun -n 2 python -m tests.chaos.sequences --minutes 8``, the ranks are those.
+
+Each sequence runs on a new context: small and large matrices that are scattered, moved, viewed, computed with, saved
+and loaded; plans that are kept and dropped, on several streams, with CUDA graphs and sleeping ranks; mistakes on all
+ranks or on one; lack of memory. Every result is compared with NumPy's. What a closed context leaves behind is counted.
+A sequence that fails is made as short as it can be and printed; ``--replay FILE`` runs what a file has, as JSON or as
+printed. The status is 1 where something was wrong, or where memory, descriptors or threads grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import faulthandler
+import gc
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pblasmp import launch
+from tests.helpers.sequences import (
+    CALLS,
+    Gpu,
+    Host,
+    Outcome,
+    Simulated,
+    Step,
+    drawn,
+    replay,
+    shortened,
+    steps_of,
+)
+from tests.helpers.sequences.matrices import FORMATS
+
+__all__ = ["Sequences", "Watch", "grown"]
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("host", "cublasmp", "simulated")
+STUCK = 120.0  # seconds of a step after which it hangs
+ENOUGH = 5  # sequences that fail
+SHORTEN = 60.0  # seconds at most for making one shorter
+WARM_UP = 8  # sequences until all that is kept for the whole process is there
+GROWTH = {"descriptors": 0, "threads": 0, "resident KiB": 64 << 10, "CuPy KiB": 16 << 10, "GPU KiB": 64 << 10}
+"""What may be added between two closed contexts after the warm-up: of memory, what allocators keep."""
+
+
+class Watch:
+    """Ends the process where a step hangs, and says what it was doing.
+
+    Attributes:
+        what: is being done.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.what, self._since = "", time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def doing(self, what: str) -> None:
+        """Say what begins. Local."""
+        self.what, self._since = what, time.monotonic()
+
+    def _look(self) -> None:
+        while not self._done.wait(1):
+            if time.monotonic() > self._since + STUCK:
+                print(f"rank {self._rank} hangs: {self.what}", file=sys.__stderr__, flush=True)
+                faulthandler.dump_traceback(sys.__stderr__)
+                os._exit(1)
+
+    def close(self) -> None:
+        """End it. Local."""
+        self._done.set()
+        self._thread.join()
+
+
+def grown(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Return what is held more of than ``GROWTH`` allows. Local."""
+    return [
+        f"{name} {before[name]}, then {after[name]}"
+        for name in after
+        if after[name] > before[name] + GROWTH[name]
+    ]
+
+
+class Sequences:
+    """Random sequences, one after the other. All ranks draw the same.
+
+    Args:
+        comm: the ranks, of mpi4py.
+        device: where they run.
+        seed: of the draws.
+        length: how many steps a sequence has.
+        only: names of steps that are drawn; by default all.
+        say: prints a line, on rank 0.
+
+    Attributes:
+        counts: how often each step was made; "-" before those that had nothing to do.
+        failed: numbers of the sequences that failed.
+        held: what the process held after each sequence.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        device: Host,
+        *,
+        seed: int = 0,
+        length: int = 60,
+        only: Sequence[str] = (),
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.comm, self.device, self.seed, self.length, self.only = comm, device, seed, length, only
+        self._say = say if comm.rank == 0 else lambda text: None
+        self.counts: Counter[str] = Counter()
+        self.failed: list[int] = []
+        self.held: list[dict[str, int]] = []
+        self.watch = Watch(comm.rank)
+
+    def run(self, number: int) -> None:
+        """Make a sequence; if it fails, print it as short as it can be. Collective over the ranks."""
+        rng = random.Random(f"{self.seed} {number}")
+        steps = drawn(rng, self.comm.size, self.length, self.device.large, self.only)
+        outcome = self.replay(steps, f"sequence {number} of seed {self.seed}")
+        self.counts += outcome.counts
+        if outcome.faults:
+            self.failed.append(number)
+            self._say(f"FAILED sequence {number} of seed {self.seed}, step {outcome.at}: {outcome.kind}")
+            self.shorten(steps, outcome)
+        else:
+            self.held.append(self._held())
+
+    def replay(self, steps: Sequence[Step], name: str = "replay") -> Outcome:
+        """Run a sequence in a new directory. Collective over the ranks."""
+        with self._directory() as directory:
+            return replay(
+                self.comm, self.device, directory, steps, lambda what: self.watch.doing(f"{name}, {what}")
+            )
+
+    def shorten(self, steps: Sequence[Step], outcome: Outcome) -> list[Step]:
+        """Return and print the shortest sequence found that fails likewise. Collective over the ranks."""
+        last = [outcome]
+
+        def likewise(less: Sequence[Step]) -> bool:
+            found = self.replay(less, "a shorter sequence")
+            if same := found.kind == outcome.kind:
+                last[0] = found
+            return same
+
+        end = time.monotonic() + SHORTEN
+        first = list(steps[: outcome.at + 1])
+        if not likewise(first):
+            self._say("  it does not fail again; all its steps until then:")
+            kept = first
+        else:
+            kept = shortened(first, likewise, lambda: bool(self.comm.bcast(time.monotonic() < end)))
+            self._say(f"  {len(kept)} of {len(steps)} steps are enough on {self.comm.size} ranks:")
+        for step in kept:
+            self._say(f"    {step},")
+        for fault in last[0].faults[:3]:
+            self._say("  " + fault.rstrip().replace("\n", "\n  ")[:2000])
+        return kept
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[Path]:
+        """Make a directory for files, which all ranks see."""
+        name = tempfile.mkdtemp(prefix="pblasmp-sequences-") if self.comm.rank == 0 else None
+        directory = Path(self.comm.bcast(name))
+        try:
+            yield directory
+        finally:
+            self.comm.barrier()
+            if self.comm.rank == 0:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _held(self) -> dict[str, int]:
+        gc.collect()
+        self.device.trim()
+        self.comm.barrier()
+        held = self.device.held()
+        self.comm.barrier()  # ranks may share a GPU
+        return held
+
+    def growth(self) -> str:
+        """Return what grows on any rank, or an empty string. Collective over the ranks."""
+        faults = ""
+        if len(self.held) > WARM_UP:
+            after = {name: min(each[name] for each in self.held[-3:]) for name in self.held[0]}
+            faults = "; ".join(grown(self.held[WARM_UP - 1], after))
+        of_all = self.comm.allgather(faults)
+        return "; ".join(f"rank {rank}: GROWN {text}" for rank, text in enumerate(of_all) if text)
+
+    def summary(self) -> str:
+        """Return in words what was done."""
+        made = {name: count for name, count in sorted(self.counts.items()) if name[0] not in "-("}
+        nothing = sum(count for name, count in self.counts.items() if name[0] == "-")
+        return f"{sum(made.values())} steps, {nothing} more had nothing to do"
+
+
+def run(sequences: Sequences, *, seconds: float, count: int, first: int, say: Callable[[str], None]) -> int:
+    """Make sequences for some time, or some number of them; return the status. Collective over the ranks."""
+    comm, start, said, number = sequences.comm, time.monotonic(), time.monotonic(), first
+
+    def going_on() -> bool:
+        if len(sequences.failed) >= ENOUGH:
+            return False
+        return number < first + count if count else bool(comm.bcast(time.monotonic() < start + seconds))
+
+    while going_on():
+        try:
+            sequences.run(number)
+        except BaseException:
+            print(f"rank {comm.rank} raises: {sequences.watch.what}", file=sys.stderr, flush=True)
+            raise
+        number += 1
+        if time.monotonic() > said + 30:
+            said = time.monotonic()
+            say(f"{said - start:5.0f} s  {number - first} sequences, {sequences.summary()}")
+    growth = sequences.growth()
+    made = {name: count for name, count in sorted(sequences.counts.items()) if name[0] != "-"}
+    say(f"{made}")
+    for line in comm.allgather(
+        f"rank {comm.rank}: {sequences.held[-1] if sequences.held else 'nothing held'}"
+    ):
+        say(line)
+    if growth:
+        say(f"{growth}; rank 0 has the threads {[thread.name for thread in threading.enumerate()]}")
+    say(
+        f"{number - first} sequences of seed {sequences.seed} from {first} on {comm.size} ranks in "
+        f"{time.monotonic() - start:.0f} s, {len(sequences.failed)} failed {sequences.failed or ''}: "
+        f"{sequences.summary()}"
+    )
+    return int(bool(sequences.failed or growth))
+
+
+@contextlib.contextmanager
+def device(comm: Any, engine: str) -> Iterator[Host]:
+    """Return where sequences run; simulated GPUs, and a library that multiplies, are there within."""
+    if engine != "simulated":
+        yield Gpu() if engine == "cublasmp" else Host()
+        return
+    from tests.helpers.fused_machines import Scaling
+    from tests.helpers.machine import machine
+    from tests.helpers.recorder import build
+
+    with tempfile.TemporaryDirectory(prefix="pblasmp-cublasmp-") as directory:
+        path = comm.bcast(build(Path(directory)) if comm.rank == 0 else None)
+        with machine(path, Scaling, comm=comm) as lib:
+            yield Simulated(lib)
+            lib.assert_clean()
+            lib.gpu.assert_clean()
+        comm.barrier()
+
+
+def read(path: Path) -> list[Step]:
+    """Return the steps of a file: a list as JSON or Python writes it, or the lines that were printed."""
+    text = path.read_text().replace("null", "None").replace("true", "True").replace("false", "False").strip()
+    return steps_of(ast.literal_eval(text if text.startswith("[[") else f"[{text}]"))
+
+
+def work(given: argparse.Namespace) -> int:
+    """Be a rank."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+
+    def say(text: str) -> None:
+        if comm.rank == 0:
+            print(text, flush=True)
+
+    missing = [name for name in ("npy", "h5", "zarr") if name not in FORMATS]
+    if missing:
+        say(f"left out, since their libraries are missing: {', '.join(missing)}")
+    only = [
+        name
+        for name in (given.only.split(",") if given.only else CALLS)
+        if name not in given.without.split(",")
+    ]
+    with device(comm, given.engine) as where:
+        sequences = Sequences(
+            comm, where, seed=given.seed, length=given.length, say=say,
+            only=only if given.only or given.without else (),
+        )  # fmt: skip
+        try:
+            if given.replay is None:
+                return run(
+                    sequences, seconds=60 * given.minutes, count=given.sequences, first=given.first, say=say
+                )
+            steps = read(given.replay)
+            outcome = sequences.replay(steps)
+            for fault in outcome.faults:
+                say(f"step {outcome.at}: {fault}")
+            say(f"{len(steps)} steps, {outcome.kind or 'all well'}")
+            return int(bool(outcome.faults))
+        finally:
+            sequences.watch.close()
+
+
+def start(nranks: int, arguments: Sequence[str]) -> NoReturn:
+    """Become a launcher of so many ranks with these arguments."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ.setdefault("OMP_NUM_THREADS", "1")
+    launcher = launch.find_launcher(environ)
+    argv = launcher.command(nranks, [*launch.interpreter(), "-m", "tests.chaos.sequences", *arguments])
+    os.execvpe(argv[0], argv, launcher.environment(environ))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Random sequences of public calls, compared with NumPy.")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--sequences", type=int, default=0, help="that many instead of minutes")
+    parser.add_argument("--engine", choices=ENGINES, default="cublasmp")
+    parser.add_argument("-n", type=int, default=0, help="start so many ranks; not under mpirun")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--first", type=int, default=0, help="the first sequence; --sequences 1 makes it alone"
+    )
+    parser.add_argument("--length", type=int, default=100, help="steps of a sequence")
+    parser.add_argument("--only", default="", help="names of the steps that are drawn, with commas")
+    parser.add_argument("--without", default="", help="names of steps that are not drawn, with commas")
+    parser.add_argument("--replay", type=Path, help="run the sequence in this file")
+    given = parser.parse_args()
+    if given.n:
+        start(given.n, [*sys.argv[1:], "-n", "0"])
+    return work(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random sequences of public calls on CPU ranks and on simulated GPUs, and what they find.
+
+A sequence that ``python -m tests.chaos.sequences`` prints becomes a test as one of ``ONCE_WRONG``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import launch, plans
+from pblasmp.engines.gpu.runtime import host_copies
+from pblasmp.launch import Job as Ranks
+from tests.chaos import sequences
+from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
+from tests.helpers.gpu.jobs import Job
+from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
+from tests.helpers.sequences import CALLS, Step, drawn, replay, shortened, steps_of
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@contextlib.contextmanager
+def program(comm, engine, **how):
+    """The program on the ranks of a test, and the lines that it says."""
+    lines = []
+    with sequences.device(comm, engine) as device:
+        found = Sequences(comm, device, say=lines.append, **how)
+        found.lines = lines
+        try:
+            yield found
+        finally:
+            found.watch.close()
+
+
+def some(comm, engine, seed, count, length):
+    """Run some sequences; return what the program said, and how often each step was made."""
+    with program(comm, engine, seed=seed, length=length) as found:
+        for number in range(count):
+            found.run(number)
+        return found.lines, dict(found.counts)
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 6])
+def test_sequences_on_cpu_ranks(nranks):
+    lines, counts = run_mpi(some, nranks, engine="host", seed=nranks, count=3, length=60)[0]
+    assert not lines, "\n".join(lines)
+    assert counts["end"] == 3
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_sequences_on_simulated_gpus(nranks):
+    lines, counts = run_mpi(some, nranks, engine="simulated", seed=nranks, count=2, length=40)[0]
+    assert not lines, "\n".join(lines)
+    assert counts["end"] == 2
+
+
+def layout(m, n, block=(64, 64)):
+    """A layout on one rank."""
+    return {"shape": [m, n], "block": block, "grid": [1, 1, "row"], "source": [0, 0], "dtype": "float64",
+            "order": "C", "pad": 0}  # fmt: skip
+
+
+ONCE_WRONG = {
+    "a small copy to the host, then a large one": (1, "simulated", [
+        ["from_function", {"to": 0, "layout": layout(24, 24), "a": 1, "b": 2}],
+        ["random_numbers", {"layout": layout(200, 200), "seed": 3, "root": 0}],
+    ]),
+}  # fmt: skip
+"""By name, sequences that have failed: the numbers of ranks, the engine, and the steps."""
+
+
+def one(comm, engine, steps, directory):
+    with program(comm, engine) as found:
+        outcome = found.replay(steps_of(steps))
+        return outcome.faults
+
+
+@starts_ranks
+@pytest.mark.parametrize("name", ONCE_WRONG)
+def test_what_was_wrong_once(name, tmp_path):
+    nranks, engine, steps = ONCE_WRONG[name]
+    assert run_mpi(one, nranks, engine=engine, steps=steps, directory=str(tmp_path))[0] == []
+
+
+# -- what it finds
+
+
+def one_buffer_twice(patch):
+    """The fault of July: one buffer for two chunks while there are fewer than three."""
+
+    def _buffer(self, i):
+        if len(self._buffers) < 3:
+            memory = self._cupy.cuda.alloc_pinned_memory(host_copies._CHUNK)
+            event = self._cupy.cuda.Event(disable_timing=True)
+            self._buffers.append((memory, np.frombuffer(memory, np.uint8, host_copies._CHUNK), event))
+            return self._buffers[-1]
+        return self._buffers[i % 3]
+
+    patch.setattr(host_copies.HostCopies, "_buffer", _buffer)
+
+
+def stale_operands(patch):
+    """Every third run of a call has the operands of another one."""
+    original, runs = Job.run, Counter()
+
+    def stale(self, turn):
+        runs[id(self)] += 1
+        return original(self, 0 if runs[id(self)] % 3 == 0 else turn)
+
+    patch.setattr(Job, "run", stale)
+
+
+def calls_that_differ(patch):
+    """Plain calls with another alpha run the plan of the one before."""
+    signature = plans._signature
+    patch.setattr(
+        plans,
+        "_signature",
+        lambda ctx, call, given, how: signature(ctx, call, given, {**how, "alpha": 1}),
+    )
+
+
+def no_agreement(patch):
+    """A rank does not hear that another one has refused a number."""
+    iadd = pb.DistributedMatrix.__iadd__
+
+    def alone(self, other):
+        if isinstance(other, int):
+            self.local[...] += other
+        return iadd(self, other)
+
+    patch.setattr(pb.DistributedMatrix, "__iadd__", alone)
+
+
+SPOILED = {
+    "one buffer twice": (
+        one_buffer_twice,
+        1,
+        "simulated",
+        ("random_numbers", "scatter", "gather", "view"),
+        2,
+    ),
+    "operands of another run": (stale_operands, 2, "host", ("prepare", "run", "wait"), 5),
+    "a plan of another call": (calls_that_differ, 2, "host", ("many", "matmul", "scatter"), 1),
+    "written without agreement": (no_agreement, 3, "host", ("scatter", "in_place", "mistake"), 2),
+}
+"""What is spoiled, on how many ranks, the steps that are drawn, and at most how many are needed."""
+
+
+def found_in(comm, what):
+    spoil, _, engine, only, _ = SPOILED[what]
+    with pytest.MonkeyPatch.context() as patch, program(comm, engine, seed=5, length=60, only=only) as found:
+        spoil(patch)
+        for number in range(20):
+            found.run(number)
+            if found.failed:
+                break
+        return found.lines
+
+
+@starts_ranks
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_fault_between_calls_is_found(what):
+    _, nranks, *_, enough = SPOILED[what]
+    lines = run_mpi(found_in, nranks, what=what)[0]
+    text = "\n".join(lines)
+    assert "FAILED sequence" in text
+    needed = re.search(r"(\d+) of \d+ steps are enough", text)
+    assert needed, text
+    assert int(needed[1]) <= enough, text
+
+
+# -- the program
+
+
+@starts_ranks
+def test_the_command_starts_its_ranks(tmp_path):
+    options = [
+        "--engine=host",
+        "-n",
+        "2",
+        "--sequences=1",
+        "--first=3",
+        "--length=10",
+        "--without=many,context",
+    ]
+    command = [*launch.interpreter(), "-m", "tests.chaos.sequences", *options]
+    with Ranks(command, 1, tmp_path / "output", environ=ENVIRON) as job:
+        status = job.wait(120)
+        output = job.output.read_text()
+    assert status == 0, output
+    assert "1 sequences of seed 0 from 3 on 2 ranks" in output
+    assert "0 failed" in output
+
+
+def test_every_step_is_drawn_and_plain(tmp_path):
+    steps = [step for seed in range(40) for step in drawn(random.Random(seed), 4, 100, 1 << 20)]
+    assert {step.name for step in steps} == CALLS.keys()
+    (tmp_path / "steps").write_text("".join(f"  {step},\n" for step in steps))
+    assert read(tmp_path / "steps") == steps
+    (tmp_path / "steps").write_text(json.dumps([[step.name, step.given] for step in steps]))
+    assert read(tmp_path / "steps") == steps
+
+
+def played(rounds, *, fails=(), more=0):
+    """A program whose sequences only note their numbers, and that holds ``more`` after each one."""
+    done = []
+    program = SimpleNamespace(
+        comm=SimpleNamespace(rank=0, size=1, allgather=lambda x: [x], bcast=lambda x: x),
+        counts=Counter(), failed=[], held=[], seed=7, summary=lambda: "nothing",
+        watch=SimpleNamespace(what="step 4: ['gather', {}]"),
+    )  # fmt: skip
+
+    def one_sequence(number):
+        done.append(number)
+        if number in fails:
+            program.failed.append(number)
+        program.held.append({"descriptors": 7 + more * len(program.held)})
+        time.sleep(0.02)
+
+    program.run = one_sequence
+    program.growth = lambda: Sequences.growth(program)
+    lines = []
+    return program, done, lines
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_process_that_grows_has_a_status(more):
+    program, done, lines = played(20, more=more)
+    assert run(program, seconds=0, count=20, first=3, say=lines.append) == more
+    assert done == list(range(3, 23))
+    assert ("GROWN descriptors 14, then 24" in "\n".join(lines)) == bool(more)
+
+
+def test_growth_is_not_judged_while_it_warms_up():
+    program, _, lines = played(WARM_UP, more=1)
+    assert run(program, seconds=0, count=WARM_UP, first=0, say=lines.append) == 0
+
+
+def test_what_fails_has_a_status_and_ends_soon():
+    program, done, lines = played(30, fails=range(2, 30))
+    assert run(program, seconds=0, count=30, first=0, say=lines.append) == 1
+    assert done == list(range(2 + sequences.ENOUGH))
+    assert "5 failed [2, 3, 4, 5, 6]" in lines[-1]
+
+
+def test_time_ends_it():
+    program, done, lines = played(0)
+    assert run(program, seconds=0.2, count=0, first=0, say=lines.append) == 0
+    assert 1 < len(done) <= 10
+
+
+def test_an_error_comes_with_what_was_being_done(capsys):
+    program, _, lines = played(1)
+
+    def fails(number):
+        raise pb.ClosedError(f"in {number}")
+
+    program.run = fails
+    with pytest.raises(pb.ClosedError, match="in 4"):
+        run(program, seconds=0, count=1, first=4, say=lines.append)
+    assert capsys.readouterr().err == "rank 0 raises: step 4: ['gather', {}]\n"
+
+
+def test_what_grows_is_found():
+    before = dict.fromkeys(GROWTH, 100)
+    assert grown(before, before) == []
+    assert grown(before, {name: 100 + more for name, more in GROWTH.items()}) == []
+    for name, more in GROWTH.items():
+        assert grown(before, {**before, name: 101 + more}) == [f"{name} 100, then {101 + more}"]
+
+
+@starts_ranks
+def test_a_step_that_hangs_ends(tmp_path):
+    code = (
+        "from tests.chaos import sequences; import time; sequences.STUCK = 0.5; "
+        "watch = sequences.Watch(0); watch.doing('step 7'); time.sleep(60)"
+    )
+    start = time.monotonic()
+    with Ranks([*launch.interpreter(), "-c", code], 1, tmp_path / "output", environ=ENVIRON) as job:
+        assert job.wait(40) not in (0, None)
+        output = job.output.read_text()
+    assert time.monotonic() - start < 30
+    assert "rank 0 hangs: step 7" in output
+    assert "time.sleep" in output or "in <module>" in output
+
+
+def test_a_watch_ends_with_its_work():
+    watch = Watch(0)
+    watch.doing("step 1")
+    watch.close()
+    assert not watch._thread.is_alive()
+
+
+# -- sequences are made shorter
+
+
+def plain(*numbers):
+    layout = {"layout": {"shape": [8, 3]}}
+    return [Step("scatter", {"to": number, **layout}) for number in numbers]
+
+
+def test_a_sequence_is_made_shorter():
+    tried = []
+
+    def fails(steps):
+        tried.append(len(steps))
+        places = [step.given["to"] for step in steps]
+        return 3 in places and 17 in places[places.index(3) :] and steps[-1].given["layout"]["shape"][0] > 2
+
+    kept = shortened(plain(*range(40)), fails)
+    assert [step.given["to"] for step in kept] == [3, 17]
+    assert [step.given["layout"]["shape"] for step in kept] == [[1, 1], [4, 1]]
+    assert len(tried) < 60
+
+
+def test_what_needs_every_step_is_kept():
+    steps = plain(1, 2, 3)
+    assert shortened(steps, lambda less: len(less) == 3 and less[0].given == steps[0].given)[0] == steps[0]
+
+
+def test_no_more_is_tried_when_time_is_up():
+    steps = plain(*range(40))
+    left = [True] * 3
+
+    def in_time():
+        return bool(left) and left.pop()
+
+    assert len(shortened(steps, lambda less: True, in_time)) >= 10
+
+
+def missing_steps(comm):
+    """Every prefix left out of a sequence: what steps act on may be missing."""
+    with sequences.device(comm, "host") as device:
+        steps = drawn(random.Random(2), comm.size, 40, device.large)
+        with program(comm, "host") as found:
+            return [found.replay(steps[first:]).faults for first in range(0, len(steps), 7)]
+
+
+@starts_ranks
+def test_steps_are_legal_whatever_came_before():
+    assert not any(run_mpi(missing_steps, 2)[0])
+
+
+def alone(comm, directory):
+    """A step that fails on one rank is a fault of the sequence on every rank."""
+
+    def wrong(session):
+        if session.ctx.rank == 1:
+            raise RuntimeError("on one rank")
+
+    with pytest.MonkeyPatch.context() as patch, sequences.device(comm, "host") as device:
+        patch.setitem(CALLS, "wrong", SimpleNamespace(function=wrong))
+        patch.setitem(CALLS, "fine", SimpleNamespace(function=lambda session: session.ctx.zeros((4, 4))))
+        outcome = replay(comm, device, directory, [Step(name, {}) for name in ("fine", "wrong", "fine")])
+        return outcome.at, outcome.kind, [fault.splitlines()[-1] for fault in outcome.faults]
+
+
+@starts_ranks
+def test_a_fault_of_one_rank_is_a_fault(tmp_path):
+    expected = [1, "RuntimeError", ["RuntimeError: on one rank"]]
+    assert [list(each) for each in run_mpi(alone, 2, directory=str(tmp_path))] == [expected] * 2

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random sequences of public calls on one context, each result against NumPy: what state between calls can spoil.
+
+A step is a call's name and plain data, and is legal whatever came before, so that steps can be left out until only
+those remain that a failure needs. Ranks are given the sequence, or draw the same one.
+"""
+
+from __future__ import annotations
+
+from .devices import Gpu, Host, Simulated
+from .drawing import CALLS, Step, drawn, steps_of
+from .running import Outcome, replay, shortened
+
+__all__ = ["CALLS", "Gpu", "Host", "Outcome", "Simulated", "Step", "drawn", "replay", "shortened", "steps_of"]
