@@ -63,11 +63,6 @@ html_show_sphinx = False
 html_theme_options = {"source_repository": "", "top_of_page_buttons": []}
 
 
-def skip_internal(_app: Any, _what: str, _name: str, member: Any, skip: bool, _options: Any) -> bool | None:
-    """Leave out what is public only for other modules of pblasmp."""
-    return True if getattr(member, "__qualname__", "") in generate.INTERNAL else skip
-
-
 def keep_property(app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
     """Undo what napoleon does to properties: it takes the text before a colon for their type."""
     if what == "property":
@@ -77,5 +72,4 @@ def keep_property(app: Any, what: str, name: str, member: Any, options: Any, lin
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", lambda _: generate.write_all(DOCS / "_generated"))
-    app.connect("autodoc-skip-member", skip_internal)
     app.connect("autodoc-process-docstring", keep_property, priority=600)  # after napoleon

@@ -29,12 +29,8 @@ from pblasmp.report import Report
 ROOT = Path(__file__).parents[1]
 PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
 
-INTERNAL = {
-    *(f"DistributedMatrix.{name}" for name in ("on_host", "like_on_host", "move_to")),
-    *(f"MatrixPlan.{name}" for name in ("once", "release", "run_with")),
-    *(f"ParallelPlan.{name}" for name in ("hold", "run_with", "use_buffer")),
-}
-"""Methods without an underscore that are for other modules of pblasmp only."""
+INHERITED = {"Context": ("close",)}
+"""Collective methods of users that a class has from an internal one."""
 
 RETURNED = {"Plan": Plan, "MatrixPlan": MatrixPlan, "Report": Report, "Workspace": Workspace}
 """Classes that public calls return, without a public name."""
@@ -118,9 +114,10 @@ def calls() -> Iterator[Call]:
         if name in PUBLIC:
             yield Call(f"pb.{name}", cls.__doc__ or "")
         owner = VARIABLES.get(name, name)
-        for attribute, member in vars(cls).items():
+        inherited = {attribute: getattr(cls, attribute) for attribute in INHERITED.get(name, ())}
+        for attribute, member in (vars(cls) | inherited).items():
             function = getattr(member, "__func__", member)
-            if not inspect.isfunction(function) or function.__qualname__ in INTERNAL:
+            if not inspect.isfunction(function):
                 continue
             if attribute in OPERATORS:
                 yield Call(OPERATORS[attribute].format(owner), function.__doc__ or "")

@@ -15,11 +15,10 @@ import numpy as np
 from .dtypes import DTYPES, FLOAT8, as_dtype, is_foreign, scalar
 from .engines.arrays import same_memory
 from .errors import ArgumentError
+from .handle import Handle, Matrix
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
-
-    from .matrix import DistributedMatrix
 
 __all__ = ["assign", "binary", "cast", "copy", "fill", "is_scalar", "negative", "promote"]
 
@@ -58,12 +57,12 @@ def _result_dtype(dtype: np.dtype, other: Any) -> np.dtype:
     return dtype
 
 
-def _computable(matrix: DistributedMatrix, dtype: np.dtype) -> bool:
+def _computable(matrix: Handle, dtype: np.dtype) -> bool:
     """Return whether the engine's array module computes with both types: CuPy has no bfloat16 and 8-bit floats."""
     return matrix.context.engine.xp is np or not (is_foreign(matrix.dtype) or is_foreign(dtype))
 
 
-def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> DistributedMatrix:
+def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Any:
     """Return ``left symbol right``, of which at least one is a matrix and the other may be a scalar.
 
     Collective over the context.
@@ -76,14 +75,12 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
     Raises:
         ArgumentError: the shapes or contexts differ, a complex result does not fit, or ``left`` is read-only.
     """
-    from .matrix import DistributedMatrix
-
-    matrix: DistributedMatrix = left if isinstance(left, DistributedMatrix) else right
+    matrix: Handle = left if isinstance(left, Handle) else right
     other = right if matrix is left else left
     ctx, d = matrix.context, matrix.descriptor
-    both = isinstance(other, DistributedMatrix)
+    both = isinstance(other, Handle)
     call = f"matrix {symbol}{'=' if in_place else ''}"
-    with ctx._agreement(call) as facts:
+    with ctx.agreement(call) as facts:
         facts.update(left=_fact(left), right=_fact(right))
         dtype = _result_dtype(d.dtype, other) if not both else promote(d.dtype, other.dtype)
         if both:
@@ -95,10 +92,12 @@ def binary(symbol: str, left: Any, right: Any, *, in_place: bool = False) -> Dis
         moves = both and not d.same_places(other.descriptor)
         if not (moves or in_place):  # nothing that the caller has is written before the ranks have agreed
             return _compute(symbol, left, right, matrix, dtype, in_place)
-    with ctx._running(call):
+    with ctx.running(call):
         if moves:
-            right = other.redistribute(replace(d, dtype=other.dtype))
-        with ctx._agreement(f"{call}: computing"):
+            with ctx.agreement(f"{call}: moving"):
+                right = ctx.allocate(replace(d, dtype=other.dtype))
+            other.move_to(right)
+        with ctx.agreement(f"{call}: computing"):
             return _compute(symbol, left, right, matrix, dtype, in_place)
 
 
@@ -106,14 +105,14 @@ def _fact(operand: Any) -> str:
     return repr(getattr(operand, "descriptor", operand))
 
 
-def _check_pair(call: str, matrix: DistributedMatrix, other: DistributedMatrix) -> None:
+def _check_pair(call: str, matrix: Handle, other: Handle) -> None:
     if other.context is not matrix.context:
         raise ArgumentError(f"{call}: the right matrix belongs to another context")
     if other.shape != matrix.shape:
         raise ArgumentError(f"{call}: the left matrix is {matrix.shape}, the right one {other.shape}")
 
 
-def _check_writable(call: str, matrix: DistributedMatrix, dtype: np.dtype) -> None:
+def _check_writable(call: str, matrix: Handle, dtype: np.dtype) -> None:
     if dtype.kind == "c" and matrix.dtype.kind != "c":
         raise ArgumentError(
             f"{call}: the result is {dtype.name}, which does not fit into {matrix.dtype.name}"
@@ -122,12 +121,10 @@ def _check_writable(call: str, matrix: DistributedMatrix, dtype: np.dtype) -> No
         raise ArgumentError(f"{call}: the left matrix's local array is read-only")
 
 
-def _compute(
-    symbol: str, left: Any, right: Any, matrix: DistributedMatrix, dtype: np.dtype, in_place: bool
-) -> DistributedMatrix:
+def _compute(symbol: str, left: Any, right: Any, matrix: Handle, dtype: np.dtype, in_place: bool) -> Any:
     """Compute on this rank's parts, which are in the same places. Local."""
     engine = matrix.context.engine
-    out = matrix if in_place else matrix.context._allocate(replace(matrix.descriptor, dtype=dtype))
+    out = matrix if in_place else matrix.context.allocate(replace(matrix.descriptor, dtype=dtype))
     known = all(_computable(x, dtype) for x in (left, right) if hasattr(x, "descriptor"))
     x, y = (_operand(each, dtype, known) for each in (left, right))
     if in_place and isinstance(right, type(out)) and engine.overlap(out.local, right.local):
@@ -149,18 +146,18 @@ def _operand(operand: Any, dtype: np.dtype, known: bool) -> Any:
     return values.astype(dtype, copy=False)
 
 
-def as_element(matrix: DistributedMatrix, number: complex) -> Any:
+def as_element(matrix: Handle, number: complex) -> Any:
     """Return a number in the form in which a matrix's local array stores it. Local."""
     element = np.array(number).astype(matrix.dtype)
     return element.view(matrix.context.engine.operations.stored(matrix.dtype)).item()
 
 
-def negative(matrix: DistributedMatrix) -> DistributedMatrix:
+def negative(matrix: Matrix) -> Matrix:
     """Return ``-matrix``. Collective over the context."""
     ctx = matrix.context
-    with ctx._agreement("-matrix") as facts:
+    with ctx.agreement("-matrix") as facts:
         facts["matrix"] = matrix.descriptor
-        out = ctx._allocate(matrix.descriptor)
+        out: Matrix = ctx.allocate(matrix.descriptor)
         if _computable(matrix, matrix.dtype):
             ctx.engine.xp.negative(matrix.local, out=out.local)
         else:
@@ -168,29 +165,29 @@ def negative(matrix: DistributedMatrix) -> DistributedMatrix:
         return out
 
 
-def copy(matrix: DistributedMatrix) -> DistributedMatrix:
+def copy(matrix: Matrix) -> Matrix:
     """Return a new matrix of the same elements and layout. Collective over the context."""
-    with matrix.context._agreement("copy") as facts:
+    with matrix.context.agreement("copy") as facts:
         facts["matrix"] = matrix.descriptor
         return _copied(matrix)
 
 
-def _copied(matrix: DistributedMatrix) -> DistributedMatrix:
+def _copied(matrix: Matrix) -> Matrix:
     """Return a copy without agreement. Local."""
-    out = matrix.context._allocate(matrix.descriptor)
+    out: Matrix = matrix.context.allocate(matrix.descriptor)
     out.local[...] = matrix.local
     return out
 
 
-def assign(part: DistributedMatrix, value: DistributedMatrix) -> None:
+def assign(part: Handle, value: Handle) -> None:
     """Write a matrix of the same shape into ``part``, with which it may share memory. Collective over the context.
 
     Nothing is written if both are the same part of one matrix: Python ends ``A[i, j] += B`` with such a call.
     """
     ctx, call = part.context, ASSIGN
-    same = value._place == part._place
-    with ctx._running(call):
-        with ctx._agreement(call) as facts:
+    same = value.place == part.place
+    with ctx.running(call):
+        with ctx.agreement(call) as facts:
             facts.update(matrix=part.descriptor, value=value.descriptor, same=same)
             _check_pair(call, part, value)
             if same:
@@ -201,15 +198,15 @@ def assign(part: DistributedMatrix, value: DistributedMatrix) -> None:
         value.move_to(part)
 
 
-def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:
+def cast(matrix: Matrix, dtype: DTypeLike) -> Matrix:
     """Return a new matrix of another element type. Collective over the context; see ``DistributedMatrix.astype``."""
     ctx = matrix.context
-    with ctx._agreement("astype") as facts:
+    with ctx.agreement("astype") as facts:
         kind = as_dtype(dtype)
         facts.update(matrix=matrix.descriptor, dtype=kind)
         if matrix.dtype.kind == "c" and kind.kind != "c":
             raise ArgumentError(f"astype: {matrix.dtype.name} does not convert to {kind.name}")
-        out = ctx._allocate(replace(matrix.descriptor, dtype=kind))
+        out: Matrix = ctx.allocate(replace(matrix.descriptor, dtype=kind))
         if _computable(matrix, kind):
             out.local[...] = matrix.local
         else:
@@ -217,12 +214,12 @@ def cast(matrix: DistributedMatrix, dtype: DTypeLike) -> DistributedMatrix:
         return out
 
 
-def fill(matrix: DistributedMatrix, value: Any) -> None:
+def fill(matrix: Handle, value: Any) -> None:
     """Write a number into every element. Collective over the context."""
-    with matrix.context._agreement(ASSIGN) as facts:
+    with matrix.context.agreement(ASSIGN) as facts:
         number = scalar(value, matrix.dtype, "value")
         facts.update(matrix=matrix.descriptor, value=number)
         _check_writable(ASSIGN, matrix, matrix.dtype)
         element = as_element(matrix, number)
-    with matrix.context._running(ASSIGN):
+    with matrix.context.running(ASSIGN):
         matrix.local[...] = element

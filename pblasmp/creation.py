@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +14,21 @@ from .arithmetic import as_element
 from .comm import Cell, Side
 from .dtypes import DTYPES, FLOAT8, is_foreign, scalar
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import Grid, MatrixDescriptor
 from .layout.axis import Axis
 from .layout.grid import as_block, as_grid, integer, one_of
 from .philox import random_values
+from .runtime import Runtime
 from .scalapack import column_major_view, read_descriptor
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .context import Context
     from .layout.descriptor import MemoryOrder
-    from .matrix import DistributedMatrix
 
-__all__ = ["Block", "GridLike", "Layout"]
+__all__ = ["Block", "GridLike", "Layout", "LayoutKeywords"]
 
 Block: TypeAlias = "int | Sequence[int]"
 GridLike: TypeAlias = "Grid | Sequence[int] | str"
@@ -38,30 +38,39 @@ _SLAB = 1 << 16  # elements filled at a time on a CPU, within its caches
 _SLAB_GPU = 1 << 22
 
 
+class LayoutKeywords(TypedDict, total=False):
+    """How a new matrix is distributed, in place of a descriptor.
+
+    Attributes:
+        block: one block size or ``(mb, nb)``, by default 256.
+        grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
+        source: process that owns the first block, by default (0, 0).
+        dtype: element type, by default float64.
+        order: memory order of the local arrays, "C" (the default) or "F".
+    """
+
+    block: Block | None
+    grid: GridLike | None
+    source: Sequence[int] | None
+    dtype: DTypeLike | None
+    order: MemoryOrder | None
+
+
 class Layout:
     """What a caller gives for a new matrix: a descriptor, or a shape and keywords. Local.
 
     Args:
         given: a descriptor, or the shape.
-        block: one block size or ``(mb, nb)``.
-        grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
-        source: process that owns the first block.
-        dtype: element type.
-        order: memory order.
+        keywords: see ``LayoutKeywords``.
     """
 
     def __init__(
-        self,
-        given: MatrixDescriptor | Sequence[int] | None,
-        *,
-        block: Block | None = None,
-        grid: GridLike | None = None,
-        source: Sequence[int] | None = None,
-        dtype: DTypeLike | None = None,
-        order: MemoryOrder | None = None,
+        self, given: MatrixDescriptor | Sequence[int] | None, keywords: LayoutKeywords | None = None
     ) -> None:
         self.given = given
-        self.keywords = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
+        values: dict[str, Any] = {**(keywords or {})}
+        self.keywords = {name: values.pop(name, None) for name in LayoutKeywords.__annotations__}
+        self._unknown = sorted(values)
 
     def descriptor(self, nranks: int, **defaults: Any) -> MatrixDescriptor:
         """Return the descriptor on at most ``nranks`` ranks; ``defaults`` for keywords that were not given. Local.
@@ -70,6 +79,8 @@ class Layout:
             LayoutError: a value is illegal.
             ArgumentError: keywords come with a descriptor.
         """
+        if self._unknown:
+            raise ArgumentTypeError(f"{', '.join(self._unknown)}: expected only {', '.join(self.keywords)}")
         given = {name: value for name, value in self.keywords.items() if value is not None}
         if isinstance(self.given, MatrixDescriptor):
             if given:
@@ -97,32 +108,32 @@ class Layout:
         return descriptor
 
 
-def new(ctx: Context, call: str, layout: Layout) -> DistributedMatrix:
+def new(ctx: Runtime[Matrix], call: str, layout: Layout) -> Matrix:
     """Return an uninitialised matrix. Collective over the context."""
-    with ctx._agreement(call) as facts:
+    with ctx.agreement(call) as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
-        return ctx._allocate(descriptor)
+        return ctx.allocate(descriptor)
 
 
-def full(ctx: Context, layout: Layout, value: Any) -> DistributedMatrix:
+def full(ctx: Runtime[Matrix], layout: Layout, value: Any) -> Matrix:
     """Return a matrix of equal elements. Collective over the context; see ``Context.full``."""
-    with ctx._agreement("full") as facts:
+    with ctx.agreement("full") as facts:
         kind = "complex128" if np.iscomplexobj(value) else "float64"
         descriptor = layout.descriptor(ctx.size, dtype=kind)
         value = scalar(value, descriptor.dtype, "value")
         facts.update(descriptor=descriptor, value=value)
-        out = ctx._allocate(descriptor)
+        out = ctx.allocate(descriptor)
         out.local[...] = as_element(out, value)
     return out
 
 
-def eye(ctx: Context, layout: Layout) -> DistributedMatrix:
+def eye(ctx: Runtime[Matrix], layout: Layout) -> Matrix:
     """Return the identity. Collective over the context; see ``Context.eye``."""
-    with ctx._agreement("eye") as facts:
+    with ctx.agreement("eye") as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
-        out = ctx._allocate(descriptor)
+        out = ctx.allocate(descriptor)
         out.local[...] = 0
-        coords = ctx._coords(descriptor)
+        coords = ctx.coords(descriptor)
         if coords is not None:
             i, j = diagonal_places(descriptor, coords)
             xp = ctx.engine.xp
@@ -137,24 +148,24 @@ def diagonal_places(d: MatrixDescriptor, coords: tuple[int, int]) -> tuple[NDArr
     return i, j
 
 
-def random(ctx: Context, layout: Layout, seed: int | None, distribution: str) -> DistributedMatrix:
+def random(ctx: Runtime[Matrix], layout: Layout, seed: int | None, distribution: str) -> Matrix:
     """Return a random matrix. Collective over the context; see ``Context.random``."""
-    with ctx._agreement("random") as facts:
+    with ctx.agreement("random") as facts:
         descriptor = layout.descriptor(ctx.size)
         if seed is not None and integer(seed, "seed", 0, ArgumentError) >= 1 << 64:
             raise ArgumentError(f"seed: expected less than 2**64, got {seed}")
         if not one_of(distribution, ("uniform", "normal")):
             raise ArgumentError(f"distribution: expected 'uniform' or 'normal', got {distribution!r}")
         facts.update(descriptor=descriptor, seed=seed, distribution=distribution)
-        out = ctx._allocate(descriptor)
+        out = ctx.allocate(descriptor)
     key: int = ctx.comm.bcast(secrets.randbits(64)) if seed is None else int(seed)
-    with ctx._agreement("random: filling"):
+    with ctx.agreement("random: filling"):
         if ctx.rank < descriptor.grid.size:
             _fill_at_random(out, key, distribution)
     return out
 
 
-def _fill_at_random(out: DistributedMatrix, seed: int, distribution: str) -> None:
+def _fill_at_random(out: Handle, seed: int, distribution: str) -> None:
     engine, dtype = out.context.engine, out.dtype
     known = engine.xp is np or not is_foreign(dtype)
     xp: Any = engine.xp if known else np
@@ -172,11 +183,11 @@ def _fill_at_random(out: DistributedMatrix, seed: int, distribution: str) -> Non
         engine.from_host(out.local, local)
 
 
-def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedMatrix:
+def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matrix:
     """Return a matrix with the values of an array on ``root``. Collective over the context; see ``Context.scatter``."""
-    with ctx._agreement("scatter") as facts:
+    with ctx.agreement("scatter") as facts:
         facts["root"] = root
-        ctx._check_rank(root, "root")
+        ctx.check_rank(root, "root")
         descriptor = layout.given
         if isinstance(descriptor, MatrixDescriptor):
             descriptor = layout.descriptor(ctx.size)
@@ -190,18 +201,18 @@ def scatter(ctx: Context, array: Any, layout: Layout, root: int) -> DistributedM
                 raise ArgumentError(f"array: expected a matrix (2 dimensions), got {array.ndim}")
     if descriptor is None:
         layout.given, kind = ctx.comm.bcast((array.shape, array.dtype) if ctx.rank == root else None, root)
-        with ctx._agreement("scatter: descriptor"):
+        with ctx.agreement("scatter: descriptor"):
             kind = kind.newbyteorder("=")
             known = kind in (DTYPES | FLOAT8).values()
             descriptor = layout.descriptor(ctx.size, dtype=kind if known else "float64")
-    with ctx._agreement("scatter: matrix"):
+    with ctx.agreement("scatter: matrix"):
         if ctx.rank == root:
             _check_fits(array, "array", descriptor)
-        out = ctx._allocate(descriptor)
+        out = ctx.allocate(descriptor)
     rows, cols = (Axis(extent, max(1, extent)) for extent in descriptor.shape)
     whole = Side(rows, cols, (Cell((0, 0), (root,)),), descriptor.order)
     mine = [array if ctx.rank == root else None]
-    ctx.engine.put(whole, mine, Side.of(descriptor), ctx._cells(descriptor, out.local), descriptor.dtype)
+    ctx.engine.put(whole, mine, Side.of(descriptor), ctx.cells(descriptor, out.local), descriptor.dtype)
     return out
 
 
@@ -228,13 +239,13 @@ def _check_fits(array: NDArray[Any], name: str, descriptor: MatrixDescriptor) ->
         raise ArgumentError(f"{name}: {array.dtype} does not convert to {descriptor.dtype.name}")
 
 
-def from_function(ctx: Context, function: Callable[..., Any], layout: Layout) -> DistributedMatrix:
+def from_function(ctx: Runtime[Matrix], function: Callable[..., Any], layout: Layout) -> Matrix:
     """Return the matrix of a function of i and j. Collective over the context; see ``Context.from_function``."""
-    with ctx._agreement("from_function") as facts:
+    with ctx.agreement("from_function") as facts:
         facts["descriptor"] = descriptor = layout.descriptor(ctx.size)
         if not callable(function):
             raise ArgumentTypeError(f"function: expected a function of i and j, got {function!r}")
-        out = ctx._allocate(descriptor)
+        out = ctx.allocate(descriptor)
         host = out.like_on_host()
         if ctx.rank < descriptor.grid.size:
             rows, cols = descriptor.global_indices(ctx.rank)
@@ -268,15 +279,13 @@ def _called(function: Callable[..., Any], rows: NDArray[np.int64], cols: NDArray
         ) from error
 
 
-def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:
+def from_local(ctx: Runtime[Matrix], local: Any, descriptor: MatrixDescriptor) -> Matrix:
     """Return a matrix over the caller's local arrays. Collective over the context; see ``Context.from_local``."""
-    from .matrix import DistributedMatrix
-
-    with ctx._agreement("from_local") as facts:
+    with ctx.agreement("from_local") as facts:
         facts["descriptor"] = descriptor
-        ctx._check_descriptor(descriptor)
+        ctx.check_descriptor(descriptor)
         if ctx.rank >= descriptor.grid.size:
-            return ctx._allocate(descriptor)
+            return ctx.allocate(descriptor)
         if isinstance(local, np.ma.MaskedArray):
             raise ArgumentError("local array: a masked array, whose mask would be lost: fill it first")
         array = as_local(ctx.engine, local, "local array", descriptor.dtype)
@@ -296,12 +305,12 @@ def from_local(ctx: Context, local: Any, descriptor: MatrixDescriptor) -> Distri
                 f"{'rows (C order)' if descriptor.order == 'C' else 'columns (F order)'}, "
                 f"a multiple of {item} bytes apart"
             )
-        return DistributedMatrix(ctx, descriptor, array)
+        return ctx.matrix(descriptor, array)
 
 
-def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) -> DistributedMatrix:
+def from_scalapack(ctx: Runtime[Matrix], local: Any, desc: Sequence[int], grid: Grid) -> Matrix:
     """Return the matrix of a ScaLAPACK descriptor. Collective over the context; see ``Context.from_scalapack``."""
-    with ctx._agreement("from_scalapack") as facts:
+    with ctx.agreement("from_scalapack") as facts:
         facts["grid"] = grid
         if not isinstance(grid, Grid):
             raise ArgumentTypeError(f"grid: expected a Grid, got {grid!r}")
@@ -312,10 +321,10 @@ def from_scalapack(ctx: Context, local: Any, desc: Sequence[int], grid: Grid) ->
                 raise ArgumentTypeError(f"desc: expected nine integers, got {desc!r}")
         mine = (list(desc), str(local.dtype)) if inside else None
     first = ctx.comm.bcast(mine)
-    with ctx._agreement("from_scalapack: descriptor"):
+    with ctx.agreement("from_scalapack: descriptor"):
         numbers, kind = first if mine is None else mine
         descriptor, lld = read_descriptor(numbers, kind, grid)
-        ctx._check_descriptor(descriptor)
+        ctx.check_descriptor(descriptor)
         if inside:
             local = column_major_view(local, descriptor.local_shape(ctx.rank), lld)
     return from_local(ctx, local, descriptor)

@@ -15,9 +15,9 @@ from .layout.redistribution import with_c_like_d
 from .layout.routines import ROUTINES, Routine
 from .matrix import DistributedMatrix
 from .plans import MatrixPlan, Reading, Recipe, check_c, check_operands, context_of, run_once
+from .runtime import Runtime
 
 if TYPE_CHECKING:
-    from .context import Context
     from .layout.level3 import Diag, Side, Uplo
     from .layout.problem import Op
 
@@ -504,10 +504,10 @@ def plan_routine(
     *,
     out: Matrix | None = None,
     **how: Any,
-) -> MatrixPlan:
+) -> MatrixPlan[Matrix]:
     """Prepare the level-3 routine of that name for these arguments. Collective over the context."""
     ctx = context_of(routine, a, b, c, out)
-    with ctx._agreement(routine) as facts:
+    with ctx.agreement(routine) as facts:
         recipe, matrices, _, _ = _read(ctx, facts, a, b, c, out, routine=routine, **how)
     return MatrixPlan(ctx, recipe, matrices, out=out is not None)
 
@@ -522,11 +522,12 @@ def _run(
     **how: Any,
 ) -> Matrix:
     """Return what the level-3 routine of that name computes. Collective over the context."""
-    return run_once(routine, (a, b, c, out), {"routine": routine, **how}, _read)
+    result: Matrix = run_once(routine, (a, b, c, out), {"routine": routine, **how}, _read)
+    return result
 
 
 def _read(
-    ctx: Context,
+    ctx: Runtime[Any],
     facts: dict[str, Any],
     a: Matrix,
     b: Matrix | None,

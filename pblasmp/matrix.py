@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from . import arithmetic, io, reductions
 from .comm import Cell, Side
 from .creation import Block, GridLike
-from .engines.request import Operands
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .handle import Handle
 from .layout import MatrixDescriptor, Trapezoid
 from .layout.axis import Axis
 from .layout.grid import as_block, as_grid, one_of
+from .products import matmul
 from .scalapack import ScalapackMatrix, leading_dimension
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Self
 
-    from .context import Context
     from .io import Progress
     from .layout.descriptor import MemoryOrder
     from .layout.level3 import Diag, Uplo
@@ -33,27 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["DistributedMatrix"]
 
 
-class Place(NamedTuple):
-    """Where a view is in the matrix whose memory it shows. Views of one place are the same elements.
-
-    Attributes:
-        whole: that matrix, which is no view.
-        i, j: the row and the column in it where the view begins.
-        transposed: whether the view's rows are its columns.
-    """
-
-    whole: DistributedMatrix
-    i: int
-    j: int
-    transposed: bool
-
-    def part(self, i: int, j: int) -> Place:
-        """Return the place of a sub-matrix that begins at row ``i`` and column ``j`` of this view. Local."""
-        down, right = (j, i) if self.transposed else (i, j)
-        return self._replace(i=self.i + down, j=self.j + right)
-
-
-class DistributedMatrix:
+class DistributedMatrix(Handle):
     """A matrix spread over the ranks of a context. Made by the context's methods, not directly. Local.
 
     Attributes:
@@ -62,33 +42,6 @@ class DistributedMatrix:
     """
 
     __array_ufunc__ = None  # NumPy arrays leave operators to us
-
-    def __init__(
-        self,
-        context: Context,
-        descriptor: MatrixDescriptor,
-        local: Any,
-        place: Place | None = None,
-    ) -> None:
-        self.context = context
-        self.descriptor = descriptor
-        self._local = local
-        self._view_at = place
-
-    @property
-    def local(self) -> Any:
-        """This rank's local array: NumPy (host) or CuPy (cublasmp); 0 × 0 on ranks outside the grid. Local."""
-        return self._local
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Global ``(rows, columns)``."""
-        return self.descriptor.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Element type."""
-        return self.descriptor.dtype
 
     @property
     def ndim(self) -> int:
@@ -110,40 +63,6 @@ class DistributedMatrix:
         draw = getattr(self.descriptor, "_repr_html_", None)
         return str(draw()) if draw is not None else None
 
-    # -- views: nothing moves
-
-    @property
-    def T(self) -> DistributedMatrix:  # noqa: N802 - the name NumPy uses
-        """The transpose as a view of the same memory. Local."""
-        place = self._place
-        return DistributedMatrix(
-            self.context, self.descriptor.T, self._local.T, place._replace(transposed=not place.transposed)
-        )
-
-    @property
-    def H(self) -> DistributedMatrix:  # noqa: N802 - the usual name
-        """The conjugate transpose: a view for real types, a new matrix for complex ones. Local.
-
-        In a product ``op_a="C"`` does the same without a copy.
-        """
-        if self.dtype.kind != "c":
-            return self.T
-        return DistributedMatrix(self.context, replace(self.descriptor, ld=None), self._local.conj()).T
-
-    def __getitem__(self, index: tuple[slice, slice]) -> DistributedMatrix:
-        """Return the sub-matrix ``[i0:i1, j0:j1]`` as a view of the same memory. Local; 0-based.
-
-        Raises:
-            ArgumentError: the index is not a pair of slices of step 1.
-        """
-        d = self.descriptor
-        rows, cols = d.ranges(index)
-        coords = self.context._coords(d)
-        local = self._local
-        if coords is not None:
-            local = local[d.rows.local_window(coords[0], *rows), d.cols.local_window(coords[1], *cols)]
-        return DistributedMatrix(self.context, d[index], local, self._place.part(rows[0], cols[0]))
-
     def __setitem__(self, index: tuple[slice, slice], value: DistributedMatrix | complex) -> None:
         """Write a matrix of any layout, or a number, into a sub-matrix. Collective over the context; 0-based.
 
@@ -160,17 +79,12 @@ class DistributedMatrix:
                     f"expected a DistributedMatrix or a number, got {type(value).__name__}"
                 )
         except ArgumentError as error:  # other ranks may have found no fault
-            with self.context._agreement(arithmetic.ASSIGN):
+            with self.context.agreement(arithmetic.ASSIGN):
                 raise error from None
         if isinstance(value, DistributedMatrix):
             arithmetic.assign(part, value)
         else:
             arithmetic.fill(part, value)
-
-    @property
-    def _place(self) -> Place:
-        """Where this matrix is in the one whose memory it shows: for most matrices, that is all of itself."""
-        return self._view_at or Place(self, 0, 0, transposed=False)
 
     def to_scalapack(self, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
@@ -185,7 +99,7 @@ class DistributedMatrix:
         Raises:
             ArgumentError: the matrix is in C order or of a 16-bit type, or a number needs more than 32 bits.
         """
-        whole, i, j, transposed = self._place
+        whole, i, j, transposed = self.place
         if transposed:
             whole, i, j = whole.T, j, i
         d, rank = whole.descriptor, self.context.rank
@@ -200,24 +114,24 @@ class DistributedMatrix:
 
     def gather(self, root: int = 0) -> NDArray[Any] | None:
         """Return the whole matrix as a NumPy array on ``root``, None elsewhere. Collective over the context."""
-        with self.context._running("gather"):
+        with self.context.running("gather"):
             return self._gather("gather", root, everywhere=False)
 
     def _gather(self, call: str, root: int, *, everywhere: bool) -> NDArray[Any] | None:
         """Return the whole matrix on ``root``; elsewhere None or, with ``everywhere``, an uninitialised array."""
         ctx, d = self.context, self.descriptor
-        with ctx._agreement(call) as facts:
+        with ctx.agreement(call) as facts:
             facts.update(matrix=d, root=root)
-            ctx._check_rank(root, "root")
+            ctx.check_rank(root, "root")
             here = everywhere or ctx.rank == root
             whole = np.empty(d.shape, d.dtype, order=d.order) if here else None
         target = Side(_whole(d.shape[0]), _whole(d.shape[1]), (Cell((0, 0), (root,)),), d.order)
-        ctx.engine.get(Side.of(d), ctx._cells(d, self._local), target, [whole], d.dtype)
+        ctx.engine.get(Side.of(d), ctx.cells(d, self._local), target, [whole], d.dtype)
         return whole
 
     def allgather(self) -> NDArray[Any]:
         """Return the whole matrix as a NumPy array on every rank. Collective over the context."""
-        with self.context._running("allgather"):
+        with self.context.running("allgather"):
             whole = self._gather("allgather", 0, everywhere=True)
             assert whole is not None
             self.context.comm.bcast_into(whole, 0)
@@ -259,8 +173,8 @@ class DistributedMatrix:
         """
         ctx = self.context
         changes = {"block": block, "grid": grid, "source": source, "dtype": dtype, "order": order}
-        with ctx._running("redistribute"):
-            with ctx._agreement("redistribute") as facts:
+        with ctx.running("redistribute"):
+            with ctx.agreement("redistribute") as facts:
                 descriptor = self._changed(descriptor, out, changes)
                 if out is not None:
                     self._check_out(out)
@@ -270,7 +184,7 @@ class DistributedMatrix:
                     raise ArgumentError(
                         "redistribute: expected a descriptor, out=, or keywords such as block= and grid="
                     )
-                ctx._check_descriptor(descriptor)
+                ctx.check_descriptor(descriptor)
                 if out is not None and out.descriptor != descriptor:
                     raise LayoutError(
                         f"out: its layout is {out.descriptor}, expected the new descriptor {descriptor}"
@@ -284,7 +198,7 @@ class DistributedMatrix:
                         f"redistribute: {self.dtype.name} does not convert to {descriptor.dtype.name}"
                     )
                 part = self._part(uplo, diag)
-                result = ctx._allocate(descriptor) if out is None else out
+                result = ctx.allocate(descriptor) if out is None else out
                 if out is None and part is not None:
                     result.local[...] = 0
             self.move_to(result, part)
@@ -330,28 +244,6 @@ class DistributedMatrix:
             raise ArgumentError(f"diag: expected {expected}, got {diag!r}")
         return None if uplo is None else Trapezoid.of_shape(self.shape, uplo, diag)
 
-    def move_to(self, out: DistributedMatrix, part: Trapezoid | None = None) -> None:
-        """Write this matrix, or ``part`` of it, into ``out``: same shape, any layout, no checks.
-
-        Collective over the context.
-        """
-        arrays = self._local, out._local
-        move = self.context.engine.prepare_move(self.descriptor, out.descriptor, arrays, part)
-        try:
-            move.run(Operands(arrays[0], None, None, arrays[1]))
-        finally:
-            move.close()
-
-    def on_host(self) -> NDArray[Any]:
-        """Return the local array as a NumPy array: itself, or a copy if it is on a GPU. Local."""
-        values = self.context.engine.to_host(self._local)
-        return values if values.dtype == self.dtype else values.view(self.dtype)
-
-    def like_on_host(self) -> NDArray[Any]:
-        """Return an array to fill for ``engine.from_host``: the local array itself, or one like it. Local."""
-        values = self.context.engine.like_on_host(self._local)
-        return values if values.dtype == self.dtype else values.view(self.dtype)
-
     def save(
         self,
         path: str | os.PathLike[str],
@@ -379,7 +271,7 @@ class DistributedMatrix:
             ArgumentError: something else has this name, or an argument is not legal.
             LibraryNotFoundError: h5py or zarr is missing.
         """
-        with self.context._running("save"):
+        with self.context.running("save"):
             io.save(self, path, dataset, order, progress)
 
     # -- arithmetic
@@ -389,8 +281,6 @@ class DistributedMatrix:
         _refuse_arrays(other)
         if not isinstance(other, DistributedMatrix):
             return NotImplemented
-        from .products import matmul
-
         return matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> DistributedMatrix:
@@ -457,7 +347,8 @@ class DistributedMatrix:
                 _refuse_arrays(each)
                 refused: DistributedMatrix = NotImplemented
                 return refused
-        return arithmetic.binary(symbol, left, right)
+        result: DistributedMatrix = arithmetic.binary(symbol, left, right)
+        return result
 
     def _in_place(self, symbol: str, other: Any) -> Self:
         if not isinstance(other, DistributedMatrix) and not arithmetic.is_scalar(other):
@@ -500,7 +391,7 @@ class DistributedMatrix:
         Raises:
             ArgumentError: there is no such norm.
         """
-        with self.context._running("norm"):
+        with self.context.running("norm"):
             return reductions.norm(self, ord)
 
     def sum(self, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Any:
@@ -513,17 +404,17 @@ class DistributedMatrix:
         Raises:
             ArgumentError: there is no such axis, or complex would become real.
         """
-        with self.context._running("sum"):
+        with self.context.running("sum"):
             return reductions.total(self, axis, dtype)
 
     def trace(self) -> Any:
         """Return the sum of the diagonal's elements, as a NumPy scalar on every rank. Collective over the context."""
-        with self.context._running("trace"):
+        with self.context.running("trace"):
             return reductions.trace(self)
 
     def diagonal(self) -> NDArray[Any]:
         """Return the diagonal as a new NumPy vector on every rank. Collective over the context."""
-        with self.context._running("diagonal"):
+        with self.context.running("diagonal"):
             return reductions.diagonal(self)
 
     # -- what only NumPy arrays can do

@@ -19,6 +19,7 @@ from .layout.level3 import ROUTINES
 from .layout.redistribution import with_c_like_d
 from .matrix import DistributedMatrix
 from .plans import check_c
+from .runtime import Runtime
 from .tuning.measure import LIMIT, Tuned, measure
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def tune(
     kwargs["algo"] = "auto"
     with _plan("tune", function, args, kwargs) as planned:
         ctx = planned._ctx
-        with ctx._agreement("tune") as facts:
+        with ctx.agreement("tune") as facts:
             facts["limit"] = limit
             number: object = limit
             if not isinstance(number, (int, float)) or not number > 0:
@@ -99,7 +100,7 @@ def tune(
 
 
 def _measure(
-    ctx: Context,
+    ctx: Runtime[Any],
     given: tuple[Problem, Any, Problem],
     options: Options,
     limit: float,
@@ -120,7 +121,7 @@ def _plan(
         ctx = _context_in((*args, *kwargs.values()))
         if ctx is None:
             raise
-        with ctx._agreement(call):
+        with ctx.agreement(call):
             raise error from None
     if name == "matmul":
         return products.plan_matmul(*args, **kwargs)
@@ -147,7 +148,7 @@ def _bound(
         raise ArgumentTypeError(f"{call}: {name}: {error}") from None
 
 
-def _context_in(values: Iterable[object]) -> Context | None:
+def _context_in(values: Iterable[object]) -> Runtime[Any] | None:
     """Return the first context that is among some arguments, or that a matrix among them belongs to. Local."""
     for x in values:
         if isinstance(x, DistributedMatrix):
@@ -196,7 +197,7 @@ def algorithms(
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: there is no algorithm called ``algo`` for this problem.
     """
-    with ctx._agreement("algorithms") as facts:
+    with ctx.agreement("algorithms") as facts:
         kinds: tuple[type, ...] = (MatmulProblem, Level3Problem, ParallelProblem)
         if not isinstance(problem, kinds):
             expected = "a MatmulProblem, Level3Problem or ParallelProblem"
@@ -209,7 +210,7 @@ def algorithms(
         facts.update(options.facts())
         check_c(problem, beta)
         problem = _nearest(problem, options, ctx)
-    with ctx._agreement("algorithms: asking"):
+    with ctx.agreement("algorithms: asking"):
         if options.algo != "measure":
             return survey(ctx.engine, ALGORITHMS, problem, options)
         options = replace(options, algo="auto")
@@ -223,7 +224,7 @@ def algorithms(
         }
 
 
-def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
+def _nearest(problem: Problem, options: Options, ctx: Runtime[Any]) -> Problem:
     """Return the problem that is computed for this one, or raise ArgumentError where it is not legal. Local."""
     if isinstance(problem, ParallelProblem):
         if problem.size != ctx.size:
@@ -238,5 +239,5 @@ def _nearest(problem: Problem, options: Options, ctx: Context) -> Problem:
         nearest = with_c_like_d(products.as_read(problem, options.beta))
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:
-            ctx._check_descriptor(x)
+            ctx.check_descriptor(x)
     return nearest

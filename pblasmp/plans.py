@@ -7,17 +7,18 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from .engines.method import Verdict
 from .engines.product import Bound, Product, Workspace
 from .engines.registry import prepare
 from .engines.request import CONSTANTS, Operands, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
+from .handle import Handle, Matrix
 from .layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
 from .logs import logger
-from .matrix import DistributedMatrix
 from .report import Report
+from .runtime import Runtime
 from .tuning.measure import measure
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from .context import Context
 
 __all__ = [
     "Graph",
@@ -41,7 +41,7 @@ __all__ = [
     "run_once",
 ]
 
-Matrices = dict[str, "DistributedMatrix | None"]
+Matrices = dict[str, Handle | None]
 Result = TypeVar("Result")
 
 
@@ -79,7 +79,7 @@ class Plan(Generic[Result]):
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: Runtime[Any],
         call: str,
         problem: Problem,
         options: Options,
@@ -96,7 +96,7 @@ class Plan(Generic[Result]):
             if not ctx.engine.measured.knows(self.problem, options):
                 measure(ctx.engine, ctx.comm, problem, options, operands, nearest)
         self._product, self._verdicts = self._prepare(problem, operands, nearest)
-        self._number = ctx._adopt(self)
+        self._number = ctx.adopt(self)
         self._log()
 
     def _prepare(
@@ -109,13 +109,13 @@ class Plan(Generic[Result]):
         """
         ctx, what = self._ctx, f"{self._call}: preparing"
         if not ctx.engine.agrees:
-            with ctx._agreement(what):
+            with ctx.agreement(what):
                 return prepare(ctx.engine, problem, self._options, operands, nearest)
-        with ctx._running(what):
+        with ctx.running(what):
             try:
                 return prepare(ctx.engine, problem, self._options, operands, nearest)
             except PblasmpError as error:  # the same on every rank
-                with ctx._agreement(what):
+                with ctx.agreement(what):
                     raise error from None
 
     def _log(self) -> None:
@@ -149,8 +149,8 @@ class Plan(Generic[Result]):
 
     def _queue(self, bound: Bound) -> None:
         """Run what only queues work, on which the ranks need not agree. Collective over the context."""
-        with self._ctx._running(self._call, checks=False):
-            self._ctx._control.channel.runs += 1
+        with self._ctx.running(self._call, checks=False):
+            self._ctx.control.channel.runs += 1
             bound.run()
 
     def report(self) -> Report:
@@ -180,7 +180,7 @@ class Plan(Generic[Result]):
         """Free what only this plan holds. Collective over the context; idempotent."""
         if self._open:
             self._open = False
-            self._ctx._release(self)
+            self._ctx.release(self)
             self._product.close()
 
     def __enter__(self) -> Self:
@@ -214,18 +214,18 @@ class Recipe:
 
     def matrices(
         self,
-        ctx: Context,
-        a: DistributedMatrix | None,
-        b: DistributedMatrix | None,
-        c: DistributedMatrix | None,
-        out: DistributedMatrix | None,
+        ctx: Runtime[Any],
+        a: Handle | None,
+        b: Handle | None,
+        c: Handle | None,
+        out: Handle | None,
     ) -> Matrices:
         """Return the operands, and ``out`` or a new matrix for the result. Local.
 
         Raises:
             ArgumentError: ``out`` shares memory with an operand that it must not overwrite.
         """
-        result = ctx._allocate(self.result) if out is None else out
+        result = ctx.allocate(self.result) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
         check_overlap(ctx, matrices, self.in_place)
         if self.partial and out is None and c is None:
@@ -233,7 +233,7 @@ class Recipe:
         return matrices
 
 
-class MatrixPlan(Plan[DistributedMatrix]):
+class MatrixPlan(Plan[Matrix]):
     """A plan of a routine on distributed matrices.
 
     Args:
@@ -248,7 +248,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: Runtime[Any],
         recipe: Recipe,
         matrices: Matrices,
         *,
@@ -271,17 +271,15 @@ class MatrixPlan(Plan[DistributedMatrix]):
         return repr(self._asked)
 
     @property
-    def _result(self) -> DistributedMatrix:
-        result = self._matrices["d"]
-        assert result is not None
-        return result
+    def _result(self) -> Matrix:
+        return cast("Matrix", self._matrices["d"])
 
     def __call__(
         self,
-        a: DistributedMatrix | None = None,
-        b: DistributedMatrix | None = None,
-        c: DistributedMatrix | None = None,
-    ) -> DistributedMatrix:
+        a: Matrix | None = None,
+        b: Matrix | None = None,
+        c: Matrix | None = None,
+    ) -> Matrix:
         """Run and return the result, on the planned matrices or on others with the same layouts.
 
         Collective over the context.
@@ -294,7 +292,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self._queue(self._bound)
             return self._result
         given = {"a": a, "b": b, "c": c}
-        with self._ctx._agreement("plan") as facts:
+        with self._ctx.agreement("plan") as facts:
             self._check_open()
             matrices = {name: self._replaced(name, x) for name, x in given.items()} | {"d": self._result}
             replaced = [x is not None for x in given.values()]
@@ -307,7 +305,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
             self._run(self._bound.run, self._bound.operands)
         return self._result
 
-    def once(self) -> DistributedMatrix:
+    def _once(self) -> Matrix:
         """Run on the planned matrices, on which the ranks have just agreed, and close. Collective over the context."""
         try:
             self._run(self._bound.run, self._bound.operands)
@@ -315,19 +313,17 @@ class MatrixPlan(Plan[DistributedMatrix]):
         finally:
             self.close()
 
-    def release(self) -> None:
-        """Drop all arrays: from now on this plan is run by ``run_with``. Local."""
+    def _release(self) -> None:
+        """Drop all arrays: from now on this plan is run by ``_run_with``. Local."""
         self._matrices = {}
         self._bound.release()
 
-    def run_with(self, matrices: Matrices) -> DistributedMatrix:
+    def _run_with(self, matrices: Matrices) -> Matrix:
         """Run on matrices on which the ranks have agreed, and keep none of them. Collective over the context."""
         self._run_on(Operands(**_locals_of(matrices)))
-        result = matrices["d"]
-        assert result is not None
-        return result
+        return cast("Matrix", matrices["d"])
 
-    def _replaced(self, name: str, x: DistributedMatrix | None) -> DistributedMatrix | None:
+    def _replaced(self, name: str, x: Handle | None) -> Handle | None:
         planned = self._matrices[name]
         if x is None:
             return planned
@@ -345,13 +341,13 @@ class MatrixPlan(Plan[DistributedMatrix]):
         self._run(partial(self._product.run, operands), operands)
 
     def _run(self, run: Callable[[], None], operands: Operands) -> None:
-        with self._ctx._running(self._call):
-            self._ctx._control.channel.runs += 1
+        with self._ctx.running(self._call):
+            self._ctx.control.channel.runs += 1
             if self._seeded and operands.c is not None and operands.d.size:
                 operands.d[...] = operands.c
             run()
 
-    def graph(self) -> Graph[DistributedMatrix]:
+    def graph(self) -> Graph[Matrix]:
         """Return the plan as a CUDA graph, to be replayed at the cost of one launch.
 
         Collective over the context. A replay reads the planned matrices' current values. A plan that has never run is
@@ -361,10 +357,10 @@ class MatrixPlan(Plan[DistributedMatrix]):
             UnsupportedError: the engine has no graphs, or the algorithm cannot be recorded.
             ClosedError: the plan is closed.
         """
-        with self._ctx._agreement("plan.graph"):
+        with self._ctx.agreement("plan.graph"):
             self._check_open()
             self._check_graphs()
-        with self._ctx._agreement("plan.graph: capturing"):
+        with self._ctx.agreement("plan.graph: capturing"):
             if self._seeded:
                 raise ArgumentError("a CUDA graph: the result of this plan starts as a copy of C: give out=")
             replay = self._bound.capture()
@@ -374,9 +370,7 @@ class MatrixPlan(Plan[DistributedMatrix]):
 Reading = tuple[Recipe, Matrices, Any, Any]  # the last two: an epilogue and scales, with the engine's arrays
 
 
-def run_once(
-    call: str, given: Sequence[Any], how: Mapping[str, Any], read: Callable[..., Reading]
-) -> DistributedMatrix:
+def run_once(call: str, given: Sequence[Any], how: Mapping[str, Any], read: Callable[..., Reading]) -> Any:
     """Return what a routine computes, from the second such call on by a plan that the context keeps.
 
     Collective over the context. Only plans that hold no memory are kept: they run on any arrays.
@@ -396,31 +390,31 @@ def run_once(
         return read(ctx, facts, *given, **how)
 
     key = _signature(ctx, call, given, how)
-    number, (recipe, matrices, epilogue, scales) = ctx._calls.agree(
-        lambda: ctx._agreement(call), key, again, first
+    number, (recipe, matrices, epilogue, scales) = ctx.calls.agree(
+        lambda: ctx.agreement(call), key, again, first
     )
     out = given[3] is not None
     if not number:
-        ctx._calls.remember(key, recipe)
-        return MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales).once()
-    plan: MatrixPlan | None = ctx._kept.find(number)
+        ctx.calls.remember(key, recipe)
+        return MatrixPlan(ctx, recipe, matrices, out=out, epilogue=epilogue, scales=scales)._once()
+    plan: MatrixPlan[Any] | None = ctx.kept.find(number)
     if plan is None:
         plan = MatrixPlan(ctx, recipe, matrices, out=out)
         if plan._product.holds_memory:
-            return plan.once()
-        plan.release()
-        ctx._kept.keep(number, plan)
-    return plan.run_with(matrices)
+            return plan._once()
+        plan._release()
+        ctx.kept.keep(number, plan)
+    return plan._run_with(matrices)
 
 
-def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, Any]) -> Hashable:
+def _signature(ctx: Runtime[Any], call: str, given: Sequence[Any], how: Mapping[str, Any]) -> Hashable:
     """Return all that decides how a call is computed, apart from its matrices' values. Local.
 
     None if the product has an epilogue or scales; a value that equals no other if the arguments must be checked anew.
     """
     if how.get("epilogue") is not None or how.get("scales") is not None:
         return None
-    if not all(x is None or (isinstance(x, DistributedMatrix) and x.context is ctx) for x in given):
+    if not all(x is None or (isinstance(x, Handle) and x.context is ctx) for x in given):
         return object()
     if not all(isinstance(value, CONSTANTS) for value in how.values()):
         return object()
@@ -428,7 +422,7 @@ def _signature(ctx: Context, call: str, given: Sequence[Any], how: Mapping[str, 
     return call, options, *(None if x is None else (x.descriptor, x.local.strides) for x in given)
 
 
-def _layout(x: DistributedMatrix) -> str:
+def _layout(x: Handle) -> str:
     ld = x.descriptor.ld
     return str(x.descriptor) if ld is None else f"{x.descriptor}, leading dimension {ld}"
 
@@ -437,14 +431,14 @@ def _locals_of(matrices: Matrices) -> dict[str, Any]:
     return {name: None if x is None else x.local for name, x in matrices.items()}
 
 
-def context_of(call: str, *matrices: object) -> Context:
+def context_of(call: str, *matrices: object) -> Runtime[Any]:
     """Return the context of the first distributed matrix. Local.
 
     Raises:
         ArgumentError: there is none.
     """
     for x in matrices:
-        if isinstance(x, DistributedMatrix):
+        if isinstance(x, Handle):
             return x.context
     raise ArgumentTypeError(
         f"{call}: expected distributed matrices; ctx.scatter, ctx.load and ctx.from_local make them"
@@ -464,18 +458,18 @@ def check_c(problem: Problem, beta: complex) -> None:
         raise ArgumentError(f"c: beta is {beta}, expected a matrix to scale by it")
 
 
-def check_operands(ctx: Context, required: str, matrices: Mapping[str, object]) -> None:
+def check_operands(ctx: Runtime[Any], required: str, matrices: Mapping[str, object]) -> None:
     """Raise ArgumentError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
     for name, x in matrices.items():
         if x is None and name not in required:
             continue
-        if not isinstance(x, DistributedMatrix):
+        if not isinstance(x, Handle):
             raise ArgumentTypeError(f"{name}: expected a DistributedMatrix, got {type(x).__name__}")
         if x.context is not ctx:
             raise ArgumentError(f"{name}: belongs to another context")
 
 
-def check_overlap(ctx: Context, matrices: Matrices, in_place: str) -> None:
+def check_overlap(ctx: Runtime[Any], matrices: Matrices, in_place: str) -> None:
     """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local."""
     out = matrices["d"]
     assert out is not None

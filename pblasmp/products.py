@@ -11,19 +11,19 @@ from .dtypes import is_float8, result_dtype
 from .engines.request import Options
 from .epilogue import Epilogue
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
 from .layout.grid import one_of
 from .layout.redistribution import nearest_legal, with_c_like_d
 from .layout.schemes import scheme_operands
-from .matrix import DistributedMatrix
 from .plans import Matrices, MatrixPlan, Reading, Recipe, check_c, check_operands, context_of, run_once
+from .runtime import Runtime
 from .scales import Scales
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .context import Context
     from .layout.problem import Op
     from .layout.schemes import Scheme
 
@@ -31,11 +31,11 @@ __all__ = ["as_read", "check", "matmul", "plan_matmul"]
 
 
 def matmul(
-    a: DistributedMatrix,
-    b: DistributedMatrix,
-    c: DistributedMatrix | None = None,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix | None = None,
     *,
-    out: DistributedMatrix | None = None,
+    out: Matrix | None = None,
     alpha: complex = 1,
     beta: complex = 0,
     op_a: Op = "N",
@@ -48,7 +48,7 @@ def matmul(
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
-) -> DistributedMatrix:
+) -> Matrix:
     """Return ``alpha op(A) op(B) + beta C``. Collective over the context.
 
     Args:
@@ -82,15 +82,16 @@ def matmul(
         "scheme": scheme, "redistribute": redistribute, "compute": compute, "comm_dtype": comm_dtype,
         "comm_sms": comm_sms,
     }  # fmt: skip
-    return run_once("matmul", (a, b, c, out), how, _read)
+    product: Matrix = run_once("matmul", (a, b, c, out), how, _read)
+    return product
 
 
 def plan_matmul(
-    a: DistributedMatrix,
-    b: DistributedMatrix,
-    c: DistributedMatrix | None = None,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix | None = None,
     *,
-    out: DistributedMatrix | None = None,
+    out: Matrix | None = None,
     alpha: complex = 1,
     beta: complex = 0,
     op_a: Op = "N",
@@ -103,7 +104,7 @@ def plan_matmul(
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
-) -> MatrixPlan:
+) -> MatrixPlan[Matrix]:
     """Prepare ``matmul`` with the same arguments, to run it any number of times. Collective over the context.
 
     Returns:
@@ -115,7 +116,7 @@ def plan_matmul(
     ctx = context_of("matmul", a, b, c, out)
     a, op_a = _untransposed(a, op_a)
     b, op_b = _untransposed(b, op_b)
-    with ctx._agreement("matmul") as facts:
+    with ctx.agreement("matmul") as facts:
         recipe, matrices, e, s = _read(
             ctx, facts, a, b, c, out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
             epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, redistribute=redistribute,
@@ -125,12 +126,12 @@ def plan_matmul(
 
 
 def _read(
-    ctx: Context,
+    ctx: Runtime[Any],
     facts: dict[str, Any],
-    a: DistributedMatrix,
-    b: DistributedMatrix,
-    c: DistributedMatrix | None,
-    out: DistributedMatrix | None,
+    a: Handle,
+    b: Handle,
+    c: Handle | None,
+    out: Handle | None,
     *,
     alpha: complex,
     beta: complex,
@@ -176,14 +177,14 @@ def _read(
 
 def _untransposed(x: Any, op: Op) -> tuple[Any, Op]:
     """Return ``A, "T"`` for ``A.T, "N"``, and so for views of A.T: the result is then laid out as for A itself."""
-    transposed = isinstance(x, DistributedMatrix) and x._place.transposed and one_of(op, "NTC")
+    transposed = isinstance(x, Handle) and x.place.transposed and one_of(op, "NTC")
     if not transposed or (op == "C" and x.dtype.kind == "c"):
         return x, op
     return x.T, "T" if op == "N" else "N"
 
 
 def _default_result(
-    a: MatrixDescriptor, b: MatrixDescriptor, c: DistributedMatrix | None, op_a: str, op_b: str, scheme: str
+    a: MatrixDescriptor, b: MatrixDescriptor, c: Handle | None, op_a: str, op_b: str, scheme: str
 ) -> MatrixDescriptor:
     if c is not None:
         return replace(c.descriptor, ld=None)
@@ -235,7 +236,7 @@ def as_read(problem: MatmulProblem, beta: complex) -> MatmulProblem:
 
 
 def _epilogue(
-    ctx: Context,
+    ctx: Runtime[Any],
     epilogue: Epilogue | None,
     problem: MatmulProblem,
     matrices: Matrices,

@@ -19,12 +19,12 @@ from .comm import Cell, Exchange, Side
 from .creation import diagonal_places
 from .dtypes import as_dtype, is_foreign
 from .errors import ArgumentError
+from .handle import Handle
 from .layout.axis import Axis
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .matrix import DistributedMatrix
 
 __all__ = ["diagonal", "norm", "total", "trace"]
 
@@ -37,7 +37,7 @@ def _wide(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
-def _local(matrix: DistributedMatrix) -> tuple[Any, Any]:
+def _local(matrix: Handle) -> tuple[Any, Any]:
     """Return the array module and the local array to compute with: on the host for types that CuPy lacks. Local."""
     engine = matrix.context.engine
     engine.synchronize()  # before values are read: that would wait forever if a rank is gone
@@ -45,7 +45,7 @@ def _local(matrix: DistributedMatrix) -> tuple[Any, Any]:
     return (xp, matrix.local) if xp is np or not is_foreign(matrix.dtype) else (np, matrix.on_host())
 
 
-def _slabs(matrix: DistributedMatrix) -> Iterator[tuple[Any, slice, Any]]:
+def _slabs(matrix: Handle) -> Iterator[tuple[Any, slice, Any]]:
     """Yield the array module, which columns, and their elements: the local array, slab by slab, as double precision."""
     xp, local = _local(matrix)
     rows, cols = local.shape
@@ -65,7 +65,7 @@ def _slabs(matrix: DistributedMatrix) -> Iterator[tuple[Any, slice, Any]]:
 # -- norms
 
 
-def norm(matrix: DistributedMatrix, which: object) -> float:
+def norm(matrix: Handle, which: object) -> float:
     """Return a norm. Collective over the context; see ``DistributedMatrix.norm``."""
     kind = _kind(which)
     if kind == "fro":
@@ -91,10 +91,10 @@ def _check(which: object) -> None:
         raise ArgumentError(f"ord: expected 'fro', 1, 'inf' or 'max', got {which!r}")
 
 
-def _frobenius(matrix: DistributedMatrix) -> float:
+def _frobenius(matrix: Handle) -> float:
     """Scale like LAPACK's lassq: no square overflows, and none that matters underflows."""
     ctx = matrix.context
-    with ctx._agreement("norm") as facts, np.errstate(all="ignore"):
+    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="fro")
         mine = _joined([_squares(xp, values) for xp, _, values in _slabs(matrix)])
     exponent, squares = _joined(ctx.comm.allgather(mine))
@@ -123,9 +123,9 @@ def _joined(sums: list[tuple[int, float]]) -> tuple[int, float]:
     return exponent, math.fsum(math.ldexp(s, 2 * (e - exponent)) for e, s in sums)
 
 
-def _largest(matrix: DistributedMatrix) -> float:
+def _largest(matrix: Handle) -> float:
     ctx = matrix.context
-    with ctx._agreement("norm") as facts, np.errstate(all="ignore"):
+    with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="max")
         mine = [float(xp.abs(values).max()) for xp, _, values in _slabs(matrix)]
     return float(np.max(ctx.comm.allgather(float(np.max(mine, initial=0))), initial=0))
@@ -134,7 +134,7 @@ def _largest(matrix: DistributedMatrix) -> float:
 # -- sums
 
 
-def total(matrix: DistributedMatrix, axis: int | None, dtype: DTypeLike | None) -> Any:
+def total(matrix: Handle, axis: int | None, dtype: DTypeLike | None) -> Any:
     """Return a sum over everything or along an axis. Collective over the context; see ``DistributedMatrix.sum``."""
     facts = {"matrix": matrix.descriptor, "axis": axis, "dtype": dtype}
     sums = _column_sums(matrix.T if axis in (1, -1) else matrix, "sum", facts)
@@ -143,7 +143,7 @@ def total(matrix: DistributedMatrix, axis: int | None, dtype: DTypeLike | None) 
         return out.astype(matrix.dtype if dtype is None else as_dtype(dtype))[()]
 
 
-def _check_sum(matrix: DistributedMatrix, axis: object, dtype: Any) -> None:
+def _check_sum(matrix: Handle, axis: object, dtype: Any) -> None:
     if axis is not None and (isinstance(axis, bool) or axis not in (0, 1, -1, -2)):
         raise ArgumentError(f"axis: expected None, 0 or 1, got {axis!r}")
     kind = matrix.dtype if dtype is None else as_dtype(dtype)
@@ -151,9 +151,7 @@ def _check_sum(matrix: DistributedMatrix, axis: object, dtype: Any) -> None:
         raise ArgumentError(f"dtype: {matrix.dtype.name} does not convert to {kind.name}")
 
 
-def _column_sums(
-    matrix: DistributedMatrix, call: str, what: dict[str, Any], *, absolute: bool = False
-) -> NDArray[Any]:
+def _column_sums(matrix: Handle, call: str, what: dict[str, Any], *, absolute: bool = False) -> NDArray[Any]:
     """Return the sum of each column, or of its absolute values, in double precision. Collective over the context.
 
     The processes of a column have partial sums: each rank adds up those of an equal share of the columns, always in
@@ -161,7 +159,7 @@ def _column_sums(
     """
     ctx, d = matrix.context, matrix.descriptor
     wide = np.dtype(np.float64) if absolute else _wide(d.dtype)
-    with ctx._agreement(call) as facts, np.errstate(all="ignore"):
+    with ctx.agreement(call) as facts, np.errstate(all="ignore"):
         facts.update(what)
         if absolute:
             _check(what["ord"])
@@ -178,29 +176,29 @@ def _column_sums(
     room = np.zeros((nprow, shares.count(ctx.rank)), wide)
     exchange = Exchange(ctx.comm, partial, Side(Axis(nprow, nprow), shares, cells, "C"), wide)
     everyone = range(ctx.size)
-    exchange.run(ctx._cells(d, mine), [room if rank == ctx.rank else None for rank in everyone])
+    exchange.run(ctx.cells(d, mine), [room if rank == ctx.rank else None for rank in everyone])
     with np.errstate(all="ignore"):
         share = reduce(np.add, room)
     return np.concatenate(ctx.comm.allgather(share))
 
 
-def trace(matrix: DistributedMatrix) -> Any:
+def trace(matrix: Handle) -> Any:
     """Return the sum of the diagonal. Collective over the context; see ``DistributedMatrix.trace``."""
     found = _diagonal(matrix, "trace")
     with np.errstate(all="ignore"):
         return np.asarray(found.astype(_wide(matrix.dtype)).sum()).astype(matrix.dtype)[()]
 
 
-def diagonal(matrix: DistributedMatrix) -> NDArray[Any]:
+def diagonal(matrix: Handle) -> NDArray[Any]:
     """Return the diagonal. Collective over the context; see ``DistributedMatrix.diagonal``."""
     return _diagonal(matrix, "diagonal")
 
 
-def _diagonal(matrix: DistributedMatrix, call: str) -> NDArray[Any]:
+def _diagonal(matrix: Handle, call: str) -> NDArray[Any]:
     ctx, d = matrix.context, matrix.descriptor
-    with ctx._agreement(call) as facts:
+    with ctx.agreement(call) as facts:
         facts["matrix"] = d
-        coords, mine = ctx._coords(d), None
+        coords, mine = ctx.coords(d), None
         if coords is not None:
             i, j = diagonal_places(d, coords)
             xp, local = _local(matrix)

@@ -100,7 +100,7 @@ def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
         shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
-        with ctx._agreement("pblasmp bench"):
+        with ctx.agreement("pblasmp bench"):
             _validate(options)
             for name in options.collectives:
                 for shape in shapes:
@@ -172,7 +172,7 @@ def _case(
     t, n, k = shape
     reporter.step(f"{name} {t}, {n}, {k}")
     plan_product = COLLECTIVES[name][1]
-    with ctx._agreement("pblasmp bench: arrays"):
+    with ctx.agreement("pblasmp bench: arrays"):
         separate = Separate(ctx, name, shape, as_dtype(dtype))
     with ExitStack() as stack:
 

@@ -185,7 +185,7 @@ class _Clock:
 def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        with ctx._agreement("pblasmp matmul"):
+        with ctx.agreement("pblasmp matmul"):
             dtype = _validate(options)
             grid = Grid(*options.grid) if options.grid else Grid.squarest(ctx.size)
         clock = _Clock(ctx, reporter)

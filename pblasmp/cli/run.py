@@ -77,11 +77,11 @@ def _work(options: tuple[str, bytes | None, Any, str], reporter: Reporter) -> di
     """What every rank does. Collective over all ranks."""
     file, text, engine, algo = options
     with Context(engine=engine) as ctx, reporter.errors():
-        with ctx._agreement("pblasmp run: reading"):
+        with ctx.agreement("pblasmp run: reading"):
             if text is None and ctx.rank == 0:  # standard input is rank 0's alone
                 text = read_text(file)
         text = ctx.comm.bcast(text)
-        with ctx._agreement("pblasmp run"):
+        with ctx.agreement("pblasmp run"):
             assert text is not None
             found = _load(file, text)
             if ctx.size < found.nranks:

@@ -76,7 +76,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
         dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
-        with ctx._agreement("pblasmp tune"):
+        with ctx.agreement("pblasmp tune"):
             cases = _cases(options, ctx.size, on_gpus=ctx.engine.device is not None)
             for name, shape in cases:
                 require_even(name, shape, ctx.size)
@@ -84,7 +84,7 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
         for name, shape in cases:
             t, n, k = shape
             reporter.step(f"{name} {t}, {n}, {k}")
-            with ctx._agreement("pblasmp tune: arrays"):
+            with ctx.agreement("pblasmp tune: arrays"):
                 operands = Separate(ctx, name, shape, as_dtype(dtype))
             form = COLLECTIVES[name][1].__name__.removeprefix("plan_")
             found = tune_product(

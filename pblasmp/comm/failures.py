@@ -22,7 +22,7 @@ __all__ = ["watch"]
 class Ending(Protocol):
     """A context, which is notified when the process ends."""
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Notify the other ranks of an uncaught exception, unless they raise it too."""
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     for ref, _ in reversed(_watched):
         context = ref()
         if context is not None:
-            context._fail(error)
+            context.fail(error)
     if is_reported_here(error):
         _previous_hook(kind, error, trace)
 

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from ..comm import Side
 from ..dtypes import as_dtype
 from ..errors import ArgumentError, ArgumentTypeError
+from ..handle import Handle, Matrix
 from ..layout import Grid, MatrixDescriptor
+from ..runtime import Runtime
 from . import hdf5, npy, zarr
 from .source import Progress, RawFile, Source, Target, as_values, element_type, errors_naming
 from .temporary import Replacement
 
 if TYPE_CHECKING:
-    from ..context import Context
     from ..creation import Layout
     from ..layout.descriptor import MemoryOrder
-    from ..matrix import DistributedMatrix
 
 __all__ = ["load", "open_source", "save"]
 
@@ -107,11 +107,13 @@ class _Tiling:
 class _Part:
     """This rank's local array, window by window, for a matrix as a C-ordered file holds it."""
 
-    def __init__(self, ctx: Context, descriptor: MatrixDescriptor, local: NDArray[Any], flip: bool) -> None:
+    def __init__(
+        self, ctx: Runtime[Any], descriptor: MatrixDescriptor, local: NDArray[Any], flip: bool
+    ) -> None:
         self.context = ctx
         self.descriptor = descriptor.T if flip else descriptor
         self._local = local.T if flip else local
-        self._coords = ctx._coords(self.descriptor)
+        self._coords = ctx.coords(self.descriptor)
 
     def window(self, part: tuple[slice, slice]) -> tuple[MatrixDescriptor, NDArray[Any]]:
         """Return the descriptor and the local array of a window of the matrix."""
@@ -138,13 +140,13 @@ class _Count:
 
 
 def load(
-    ctx: Context,
+    ctx: Runtime[Matrix],
     path: str | os.PathLike[str],
     dataset: str | None,
     layout: Layout,
     dtype: Any,
     progress: Progress | None,
-) -> DistributedMatrix:
+) -> Matrix:
     """Return the matrix of a file. Collective over the context; see ``Context.load``.
 
     Args:
@@ -156,7 +158,7 @@ def load(
         progress: called on the progress of this rank's part.
     """
     with ExitStack() as stack:
-        with ctx._agreement("load") as facts:
+        with ctx.agreement("load") as facts:
             path = Path(path)
             source = stack.enter_context(closing(open_source(path, dataset)))
             given = layout.given
@@ -175,7 +177,7 @@ def load(
                 raise ArgumentError(
                     f"{path}: shape is {source.shape}, expected the descriptor's {descriptor.shape}"
                 )
-            out = ctx._allocate(descriptor)
+            out = ctx.allocate(descriptor)
             part = _Part(ctx, descriptor, out.local, source.order == "F")
             tiling = _Tiling(part.descriptor, source.tile, ctx.size)
             count = _Count(out.local.nbytes, progress)
@@ -183,19 +185,19 @@ def load(
             inner, local = part.window(window)
             tile = tiling.tile(window, ctx.rank)
             values = None
-            with ctx._agreement("load: reading"):
+            with ctx.agreement("load: reading"):
                 if tile is not None:
                     with errors_naming(path):
                         values = as_values(source.read(*tile), kind)
                 count.add(local.nbytes)
             mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
-            cells = ctx._cells(inner, local)
+            cells = ctx.cells(inner, local)
             ctx.engine.put(Side.of(tiling.layout[window]), mine, Side.of(inner), cells, kind)
     return out
 
 
 def save(
-    matrix: DistributedMatrix,
+    matrix: Handle,
     path: str | os.PathLike[str],
     dataset: str | None,
     order: MemoryOrder | None,
@@ -205,7 +207,7 @@ def save(
     ctx, d = matrix.context, matrix.descriptor
     replacement = None
     with ExitStack() as stack:
-        with ctx._agreement("save") as facts:
+        with ctx.agreement("save") as facts:
             path = Path(path)
             facts.update(matrix=d, path=str(path), dataset=dataset, order=order)
             order = _file_order(path, dataset, order, d.order)
@@ -214,7 +216,7 @@ def save(
                 replacement, offset = _create(path, dataset, d, order, stack)
                 where = replacement.path, offset
         name, offset = ctx.comm.bcast(where)
-        with ctx._agreement("save: opening"):
+        with ctx.agreement("save: opening"):
             part = _Part(ctx, d, matrix.local, order == "F")
             target: Target
             if format_of(path) == "zarr":
@@ -230,16 +232,16 @@ def save(
             tile = tiling.tile(window, ctx.rank)
             values = None if tile is None else np.empty([each.stop - each.start for each in tile], d.dtype)
             mine = [values if rank == ctx.rank else None for rank in range(tiling.layout.grid.size)]
-            cells = ctx._cells(inner, local)
+            cells = ctx.cells(inner, local)
             ctx.engine.get(Side.of(inner), cells, Side.of(tiling.layout[window]), mine, d.dtype)
-            with ctx._agreement("save: writing"):
+            with ctx.agreement("save: writing"):
                 if tile is not None and values is not None:
                     with errors_naming(path):
                         target.write(*tile, values)
                 count.add(local.nbytes)
-        with ctx._agreement("save: on disk"), errors_naming(path):
+        with ctx.agreement("save: on disk"), errors_naming(path):
             target.sync()
-        with ctx._agreement("save: renaming"):
+        with ctx.agreement("save: renaming"):
             if replacement is not None:
                 with errors_naming(path):
                     replacement.commit()

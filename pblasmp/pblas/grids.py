@@ -92,7 +92,7 @@ def gridinit(
 def _made(
     comm: Communicator, context: Context | None, order: str, nprow: int, npcol: int, engine: Any
 ) -> int:
-    with Agreement(comm, "gridinit") if context is None else context._agreement("gridinit") as facts:
+    with Agreement(comm, "gridinit") if context is None else context.agreement("gridinit") as facts:
         faults = Faults("gridinit", ["context", "order", "nprow", "npcol"])
         letter = faults.letter("order", order, "RC")
         nprow, npcol = faults.integer("nprow", nprow, 1), faults.integer("npcol", npcol, 1)
@@ -113,7 +113,7 @@ def _made(
     finally:
         part.free()
     if context is not None:
-        context._adopt(_Outside())
+        context.adopt(_Outside())
     return -1
 
 
@@ -121,7 +121,7 @@ def _numbered(ranks: Context, grid: Grid, parent: Context | None) -> int:
     made = ProcessGrid(next(_numbers), ranks, grid, parent)
     _known[made.number] = made
     if parent is not None:
-        parent._adopt(made)
+        parent.adopt(made)
     return made.number
 
 
@@ -159,7 +159,7 @@ def gridexit(ictxt: int) -> None:
     found = of_number(ictxt)
     if found is not None:
         if found.parent is not None:
-            found.parent._release(found)
+            found.parent.release(found)
         found.close()
     elif ictxt != -1:
         faults = Faults("gridexit", ["ictxt"])

@@ -100,10 +100,10 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
         faults.add("ictxt", f"{given['ictxt']!r} is not a context of this process")
         raise faults.error()
     ctx = everybody.context
-    with ctx._running(full):
+    with ctx.running(full):
         mine: dict[str, DistributedMatrix] = {}
         described: dict[str, Described] = {}
-        with ctx._agreement(full) as facts:
+        with ctx.agreement(full) as facts:
             m, n = (faults.integer(name, given[name], 0) for name in "mn")
             trapezoid = [
                 faults.letter(name, given[name], allowed)
@@ -134,7 +134,7 @@ def _move(full: str, names: list[str], dtype: np.dtype, given: dict[str, Any]) -
             name: (described[name], x.descriptor.grid.coords(x.context.rank)) for name, x in mine.items()
         }
         everyone = ctx.comm.allgather(places)
-        with ctx._agreement(f"{full}: layouts"):
+        with ctx.agreement(f"{full}: layouts"):
             source, target = (
                 _side(faults, name, [each.get(name) for each in everyone], (m, n), dtype) for name in "ab"
             )

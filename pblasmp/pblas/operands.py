@@ -120,7 +120,7 @@ class Operand:
         if array is None:
             return None
         if 0 in self.shape:  # an empty part may begin anywhere
-            return ctx._allocate(replace(whole, shape=self.shape))
+            return ctx.allocate(replace(whole, shape=self.shape))
         if not _is_for_staging(ctx.engine.xp, array):
             try:
                 array = ctx.engine.adopt(array)

@@ -166,7 +166,7 @@ def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
             if desc:
                 faults.add(f"desc{x}", f"{desc[1]} is not a context of this process", 2)
         raise faults.error()
-    with grid.context._agreement(full) as facts:
+    with grid.context.agreement(full) as facts:
         values = _checked(routine, faults, given, dtype)
         matrices = {}
         for name in routine.shapes:

@@ -22,10 +22,10 @@ from ..layout import Grid, MatmulProblem, ParallelProblem
 from ..layout.axis import Axis
 from ..layout.grid import integer, one_of
 from ..layout.parallel import Form
+from ..runtime import Runtime
 from ..scales import Scales
 
 if TYPE_CHECKING:
-    from ..context import Context
     from ..engines.protocol import Engine
 
 __all__ = [
@@ -175,7 +175,7 @@ class RankArrays:
             epilogue = Epilogue(spec.asked.activation, bias=self.bias)
         return Operands(self.x, self.w, self.c, self.out, epilogue, self.scales, self.gathered)
 
-    def complete(self, ctx: Context, spec: Specification) -> None:
+    def complete(self, ctx: Runtime[Any], spec: Specification) -> None:
         """Check what depends on other ranks' sizes, and make the result if none is given. Local.
 
         Raises:
@@ -190,7 +190,7 @@ class RankArrays:
         self.make_results(ctx, spec)
         self.check_overlaps(ctx)
 
-    def check_overlaps(self, ctx: Context) -> None:
+    def check_overlaps(self, ctx: Runtime[Any]) -> None:
         """Raise ArgumentError if the given result overlaps an array that it must not. Local."""
         if self.given.out is None:
             return
@@ -202,7 +202,7 @@ class RankArrays:
         elif self.c is not None and ctx.engine.overlap(self.c, self.out):
             raise ArgumentError("out: shares memory with c; expected c itself or a separate array")
 
-    def make_results(self, ctx: Context, spec: Specification) -> None:
+    def make_results(self, ctx: Runtime[Any], spec: Specification) -> None:
         """Make the result, if none is given, and the array for what is gathered. Local."""
         like = self.given.w if isinstance(self.given.x, tuple) else self.given.x
         self.result = self.given.out
@@ -311,7 +311,7 @@ class Specification:
         return (sum(each.first for each in self.ranks), *self.rest, self.inputs[0])
 
 
-def read_arrays(ctx: Context, asked: Request, given: Arrays) -> RankArrays:
+def read_arrays(ctx: Runtime[Any], asked: Request, given: Arrays) -> RankArrays:
     """Return a rank's operands, checked as far as that is possible without the other ranks. Local.
 
     Raises:
@@ -393,7 +393,7 @@ def _kind(array: Any) -> Hashable:
 
 
 def read_again(
-    ctx: Context, spec: Specification, asked: Request, given: Arrays, before: RankArrays
+    ctx: Runtime[Any], spec: Specification, asked: Request, given: Arrays, before: RankArrays
 ) -> RankArrays:
     """Return a rank's arrays, read like earlier ones with the same signature, with new results. Local.
 
@@ -432,7 +432,7 @@ def _operand(
 
 
 def _result_arrays(
-    ctx: Context, asked: Request, given: Arrays, dtype: np.dtype, w_dtype: np.dtype
+    ctx: Runtime[Any], asked: Request, given: Arrays, dtype: np.dtype, w_dtype: np.dtype
 ) -> tuple[MatmulProblem, dict[str, Any]]:
     """Return a product of these types, and those of c, out and bias that are given and used. Local.
 
@@ -475,7 +475,7 @@ def _types(
     return p, tuple(map(ParallelProblem.named, p.faults()))
 
 
-def _new(ctx: Context, like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
+def _new(ctx: Runtime[Any], like: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, Any]:
     """Return a new array of the library of ``like``, and the local array over it."""
     array = new_like(like, ctx.engine, shape, dtype)
     return array, fold(as_local(ctx.engine, array, "out"), "out")

@@ -15,6 +15,7 @@ from ..engines.registry import check_parallel
 from ..errors import ArgumentError, ArgumentTypeError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan
+from ..runtime import Runtime
 from .operands import (
     Arrays,
     Local,
@@ -36,7 +37,7 @@ __all__ = ["ParallelPlan", "check_algorithm", "check_context", "plan_product", "
 class ParallelPlan(Plan[Any]):
     """A prepared product; a context manager. Made by ``pb.plan(pb.allgather_matmul, ...)`` and the like."""
 
-    def __init__(self, ctx: Context, spec: Specification, arrays: RankArrays) -> None:
+    def __init__(self, ctx: Runtime[Any], spec: Specification, arrays: RankArrays) -> None:
         self._spec = spec
         self._last: RankArrays | None = None  # plans that plain functions share hold no arrays
         self._buffer: Any = None
@@ -71,14 +72,14 @@ class ParallelPlan(Plan[Any]):
                 return self._run(last)
         new = Arrays(x, w, c, out, bias, scales)
         with self._stream(new if last is None else last.given):
-            with self._ctx._agreement("plan") as facts:
+            with self._ctx.agreement("plan") as facts:
                 self._check_open()
                 assert last is not None
                 facts["plan"] = self._number
                 if not again:
                     last = self._fitting(new, last)
                 facts["scales"] = last.scales and last.scales.facts()
-            self.hold(last)
+            self._hold(last)
             return self._run(last)
 
     def _stream(self, given: Arrays) -> AbstractContextManager[Any]:
@@ -108,7 +109,7 @@ class ParallelPlan(Plan[Any]):
         arrays.complete(self._ctx, self._spec)
         return arrays
 
-    def hold(self, arrays: RankArrays) -> None:
+    def _hold(self, arrays: RankArrays) -> None:
         """Let a run without arguments use these arrays. Local."""
         if arrays is not self._last:
             if self._bound is not None:
@@ -118,15 +119,15 @@ class ParallelPlan(Plan[Any]):
     def _run(self, arrays: RankArrays) -> Any:
         """Multiply the arrays that the plan holds, on which the ranks have agreed. Collective over the context."""
         assert self._bound is not None
-        with self._ctx._running(self._call):
-            self._ctx._control.channel.runs += 1
+        with self._ctx.running(self._call):
+            self._ctx.control.channel.runs += 1
             self._bound.run()
         return arrays.results
 
-    def run_with(self, arrays: RankArrays) -> Any:
+    def _run_with(self, arrays: RankArrays) -> Any:
         """Multiply arrays on which the ranks have agreed, and keep none of them. Collective over the context."""
-        with self._ctx._running(self._call):
-            self._ctx._control.channel.runs += 1
+        with self._ctx.running(self._call):
+            self._ctx.control.channel.runs += 1
             self._product.run(arrays.operands(self._spec))
         return arrays.results
 
@@ -141,19 +142,19 @@ class ParallelPlan(Plan[Any]):
             ClosedError: the plan is closed.
         """
         last = self._last
-        with self._ctx._agreement("plan.input_buffer"):
+        with self._ctx.agreement("plan.input_buffer"):
             self._check_open()
         assert last is not None
         if self._buffer is None:
-            self.use_buffer(*make_buffer(self._ctx, self._spec, last))
+            self._use_buffer(*make_buffer(self._ctx, self._spec, last))
         if last.given.x is not self._buffer:
             arrays = self._fitting(Arrays(self._buffer, None), last)
             self._product.close()
             self._product, self._verdicts = self._prepare(self._spec.problem, arrays.operands(self._spec))
-            self.hold(arrays)
+            self._hold(arrays)
         return self._buffer
 
-    def use_buffer(self, buffer: Any, memory: Any) -> None:
+    def _use_buffer(self, buffer: Any, memory: Any) -> None:
         """Take ``buffer`` for the plan's own x, in symmetric ``memory`` if there is any. Local."""
         self._buffer, self._memory = buffer, memory
 
@@ -168,13 +169,13 @@ class ParallelPlan(Plan[Any]):
             ClosedError: the plan is closed.
         """
         last, bound = self._last, self._bound
-        with self._ctx._agreement("plan.graph") as facts:
+        with self._ctx.agreement("plan.graph") as facts:
             self._check_open()
             self._check_graphs()
             facts["plan"] = self._number
         assert last is not None
         assert bound is not None
-        with self._stream(last.given), self._ctx._agreement("plan.graph: capturing"):
+        with self._stream(last.given), self._ctx.agreement("plan.graph: capturing"):
             launch = bound.capture()
 
         def replay() -> None:
@@ -208,7 +209,7 @@ _SIZES = ("x: the first dimension", "x: the last dimension", "w: the number of o
           "w: which dimension comes first in memory")  # fmt: skip
 
 
-def make_buffer(ctx: Context, spec: Specification, arrays: RankArrays) -> tuple[Any, Any]:
+def make_buffer(ctx: Runtime[Any], spec: Specification, arrays: RankArrays) -> tuple[Any, Any]:
     """Return a new array for x, and its memory if that is symmetric, as it is if x is gathered. Collective."""
     rows, width = spec.tokens[ctx.rank], arrays.inputs
     # The planned x's leading dimension, so that arrays like that x may replace the buffer later.
@@ -217,7 +218,7 @@ def make_buffer(ctx: Context, spec: Specification, arrays: RankArrays) -> tuple[
     if symmetric:
         local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld, symmetric=True)
     else:
-        with ctx._agreement("input buffer"):
+        with ctx.agreement("input buffer"):
             local = ctx.engine.empty((rows, width), arrays.dtype, "C", ld)
     like = arrays.given.w if isinstance(arrays.given.x, tuple) else arrays.given.x
     shown = view_like(like, local.reshape(*arrays.lead, width), arrays.dtype)
@@ -230,7 +231,7 @@ def check_context(ctx: object, call: str) -> None:
         raise ArgumentTypeError(f"{call}: ctx: expected a pblasmp.Context, got {type(ctx).__name__}")
 
 
-def check_algorithm(ctx: Context, form: Form, algo: str, argument: str) -> None:
+def check_algorithm(ctx: Runtime[Any], form: Form, algo: str, argument: str) -> None:
     """Raise UnsupportedError unless ``algo``, the value of ``argument``, is a name that a product takes. Local.
 
     Whether the algorithm takes arrays of a given shape and type is only checked when they are multiplied.
@@ -238,7 +239,7 @@ def check_algorithm(ctx: Context, form: Form, algo: str, argument: str) -> None:
     check_parallel(ctx.engine, form, algo, argument)
 
 
-def _read(ctx: Context, asked: Request, given: Arrays, facts: dict[str, Any]) -> RankArrays:
+def _read(ctx: Runtime[Any], asked: Request, given: Arrays, facts: dict[str, Any]) -> RankArrays:
     """Return this rank's arrays, and add what must be equal on every rank to ``facts``. Local."""
     arrays = read_arrays(ctx, asked, given)
     lead = arrays.lead[1:] if asked.splits_tokens else arrays.lead
@@ -256,7 +257,7 @@ def _read(ctx: Context, asked: Request, given: Arrays, facts: dict[str, Any]) ->
     return arrays
 
 
-def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
+def _agree(ctx: Runtime[Any], asked: Request, arrays: RankArrays) -> Specification:
     """Check that the arrays of all ranks fit together, and return what they ask for. Collective over the context."""
     options = asked.options(arrays.out_dtype)
     mine = np.zeros((ctx.size, len(Local._fields)), np.int64)
@@ -277,7 +278,7 @@ def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
         resolved, options, arrays.dtype, arrays.w_dtype, arrays.c_dtype, arrays.out_dtype, outputs_first,
         arrays.lead[1:], arrays.bias is not None, () if arrays.scales is None else arrays.scales.given, ranks,
     )  # fmt: skip
-    with ctx._agreement(asked.form) as facts:
+    with ctx.agreement(asked.form) as facts:
         if eight and not outputs_first:
             raise ArgumentError(
                 "w: inputs are not contiguous in memory: 8-bit weights are outputs x inputs, as torch.nn has them"
@@ -289,11 +290,11 @@ def _agree(ctx: Context, asked: Request, arrays: RankArrays) -> Specification:
     return spec
 
 
-def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
+def plan_product(ctx: Runtime[Any], asked: Request, given: Arrays) -> ParallelPlan:
     """Return a plan for the user. Collective over the context."""
     check_context(ctx, asked.form)
     with _stream(ctx, given):
-        with ctx._agreement(asked.form) as facts:
+        with ctx.agreement(asked.form) as facts:
             arrays = _read(ctx, asked, given, facts)
         spec = _agree(ctx, asked, arrays)
         spec = replace(spec, options=replace(spec.options, repeated=True))
@@ -303,13 +304,13 @@ def plan_product(ctx: Context, asked: Request, given: Arrays) -> ParallelPlan:
             arrays.given = given._replace(x=buffer)
             arrays.x = fold(as_local(ctx.engine, buffer, "x"), "x")
         plan = ParallelPlan(ctx, spec, arrays)
-        plan.hold(arrays)
+        plan._hold(arrays)
         if buffer is not None:
-            plan.use_buffer(buffer, memory)
+            plan._use_buffer(buffer, memory)
         return plan
 
 
-def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
+def run_once(ctx: Runtime[Any], asked: Request, given: Arrays) -> Any:
     """Return the product, computed by a plan that the context keeps for repeated calls. Collective over the context."""
     check_context(ctx, asked.form)
     with _stream(ctx, given):
@@ -323,15 +324,15 @@ def run_once(ctx: Context, asked: Request, given: Arrays) -> Any:
                 raise ArgumentError(f"x: expected an array, got {given.x}: only a plan takes a shape")
             return _read(ctx, asked, given, facts)
 
-        _, found = ctx._calls.agree(lambda: ctx._agreement(asked.form), key, again, first)
+        _, found = ctx.calls.agree(lambda: ctx.agreement(asked.form), key, again, first)
         if isinstance(found, RankArrays):
             spec, arrays = _agree(ctx, asked, found), found
-            ctx._calls.remember(key, (spec, arrays.without_arrays()))
+            ctx.calls.remember(key, (spec, arrays.without_arrays()))
         else:
             spec, arrays = found
-        plan = ctx._kept.find_or_make(spec, lambda: ParallelPlan(ctx, spec, arrays))
-        return plan.run_with(arrays)
+        plan = ctx.kept.find_or_make(spec, lambda: ParallelPlan(ctx, spec, arrays))
+        return plan._run_with(arrays)
 
 
-def _stream(ctx: Context, given: Arrays) -> AbstractContextManager[Any]:
+def _stream(ctx: Runtime[Any], given: Arrays) -> AbstractContextManager[Any]:
     return on_stream_of(ctx.engine, given.w if given.x is None or isinstance(given.x, tuple) else given.x)

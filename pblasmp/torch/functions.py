@@ -81,7 +81,7 @@ def allgather_matmul(
         )
     else:
         y, _ = operators.allgather_matmul(
-            *operands, ctx._name, False, needs_w, by_rule, tokens, algo, backward_algo
+            *operands, ctx.name, False, needs_w, by_rule, tokens, algo, backward_algo
         )
     return _like(x, w, y, split)
 
@@ -118,7 +118,7 @@ def matmul_reduce_scatter(
     _check("matmul_reduce_scatter", x, w, ctx, bias, split, scales, algo, backward_algo)
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_reduce_scatter(*operands, ctx._name, False, algo, backward_algo)
+        y = operators.matmul_reduce_scatter(*operands, ctx.name, False, algo, backward_algo)
     else:
         y = scaled_product("matmul_reduce_scatter", *operands, ctx, scales, algo, backward_algo)
     return _like(x, w, y, split)
@@ -155,7 +155,7 @@ def matmul_allreduce(
     _check("matmul_allreduce", x, w, ctx, bias, split, scales, algo, "auto")
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_allreduce(*operands, ctx._name, False, algo)
+        y = operators.matmul_allreduce(*operands, ctx.name, False, algo)
     else:
         y = scaled_product("matmul_allreduce", *operands, ctx, scales, algo, "auto")
     return _like(x, w, y, split)
@@ -198,7 +198,7 @@ def matmul_allgather(
         outputs = w.shape[0] * ctx.size
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_allgather(*operands, ctx._name, False, outputs, algo, backward_algo)
+        y = operators.matmul_allgather(*operands, ctx.name, False, outputs, algo, backward_algo)
     else:
         y = scaled_product(
             "matmul_allgather", *operands, ctx, scales, algo, backward_algo, by_rule=True, total=outputs
@@ -225,7 +225,7 @@ def matmul_local(
         raise ArgumentError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.matmul_local(*operands, ctx._name, backward_algo)
+        y = operators.matmul_local(*operands, ctx.name, backward_algo)
     else:
         y = scaled_product("matmul_local", *operands, ctx, scales, "auto", backward_algo)
     return _like(x, w, y, split)
@@ -249,7 +249,7 @@ def split_matmul_allreduce(
     _check("split_matmul_allreduce", x, w, ctx, bias, split, scales, algo, backward_algo)
     operands = local(x), local(w), _local(bias)
     if scales is None:
-        y = operators.split_matmul_allreduce(*operands, ctx._name, algo, backward_algo)
+        y = operators.split_matmul_allreduce(*operands, ctx.name, algo, backward_algo)
     else:
         y = scaled_product("split_matmul_allreduce", *operands, ctx, scales, algo, backward_algo)
     return _like(x, w, y, split)
@@ -317,7 +317,7 @@ def _check(
             ArgumentError(fault) if fault else operators.fault_of_algorithms(form, ctx, algo, backward_algo)
         )
     if error is not None:
-        with ctx._agreement("pblasmp.torch") if agree else nullcontext():
+        with ctx.agreement("pblasmp.torch") if agree else nullcontext():
             raise error
 
 

@@ -63,7 +63,7 @@ class _ParallelLinear(ParallelModule):
             self.scales = copy.deepcopy(scales).to(self.weight.device)
         self.shard = shard(shape[self._split], ctx.size, ctx.rank)
         self.algo, self.backward_algo = algo, backward_algo
-        with ctx._agreement(type(self).__name__):
+        with ctx.agreement(type(self).__name__):
             if not isinstance(scales, (DelayedScaling, Scales, type(None))):
                 raise ArgumentTypeError(
                     f"scales: expected a DelayedScaling or pblasmp.Scales, got {type(scales).__name__}"
@@ -98,7 +98,7 @@ class _ParallelLinear(ParallelModule):
         Raises:
             ArgumentError: sizes or types differ, or only one of the two layers has a bias; raised on every rank.
         """
-        with self.ctx._agreement("load_linear") as facts:
+        with self.ctx.agreement("load_linear") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
             _check_linear(linear)
             mine = (self.out_features, self.in_features), self.bias is not None, self.weight.dtype
@@ -369,7 +369,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.input_is_parallel:
             return functions.matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales, algo=self.algo)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
-            with self.ctx._agreement("pblasmp.torch"):
+            with self.ctx.agreement("pblasmp.torch"):
                 raise ArgumentError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )

@@ -108,24 +108,24 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
         _Known.of_ranks.clear()
         _Known.of_context.clear()
         _Known.world = dist.group.WORLD
-    if ctx._name not in _Known.of_context:
-        _Known.of_context[ctx._name] = _made(ctx)
+    if ctx.name not in _Known.of_context:
+        _Known.of_context[ctx.name] = _made(ctx)
         _Known.world = dist.group.WORLD
-    return _Known.of_context[ctx._name]
+    return _Known.of_context[ctx.name]
 
 
 def _made(ctx: Context) -> DeviceMesh | None:
-    if isinstance(ctx._made_of, DeviceMesh):
-        return ctx._made_of
+    if isinstance(ctx.made_of, DeviceMesh):
+        return ctx.made_of
     ranks = ctx.comm.allgather(dist.get_rank() if dist.is_initialized() else None)
     if set(ranks) == {None}:
         if ctx.size == 1:
             return None
         _start(ctx.comm)
-        ctx._adopt(_OwnGroup())
+        ctx.adopt(_OwnGroup())
         ranks = list(range(ctx.size))
     elif _OwnGroup.users:
-        ctx._adopt(_OwnGroup())
+        ctx.adopt(_OwnGroup())
     if None in ranks or ranks != sorted(set(ranks)):
         raise UnsupportedError(
             f"the context's ranks are {ranks} in PyTorch's default process group; expected all in one group and in its "
@@ -133,7 +133,7 @@ def _made(ctx: Context) -> DeviceMesh | None:
         )
     key = device_type(ctx), tuple(ranks)
     if key not in _Known.of_ranks:
-        group: Any = ctx._made_of
+        group: Any = ctx.made_of
         if not isinstance(group, dist.ProcessGroup):
             group = dist.group.WORLD
             if len(ranks) < dist.get_world_size():
@@ -144,9 +144,9 @@ def _made(ctx: Context) -> DeviceMesh | None:
 
 def context_of(mesh: DeviceMesh) -> Context | None:
     """Return the open context that was made of ``mesh``, or else one of all ranks in this order. Local."""
-    found = Context._all_open()
+    found = Context.all_open()
     for ctx in found:
-        if isinstance(ctx._made_of, DeviceMesh) and ctx._made_of == mesh:
+        if isinstance(ctx.made_of, DeviceMesh) and ctx.made_of == mesh:
             return ctx
     if mesh.ndim != 1 or mesh.size() != dist.get_world_size():
         return None

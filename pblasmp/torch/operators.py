@@ -208,7 +208,7 @@ def _allgather_matmul(
     algo: str,
     backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     call = _split_by_rule if by_rule else _call
     how: dict[str, Any] = {"bias": bias, "transposed": transposed, "return_gathered": keep, "algo": algo}
     y = call("allgather_matmul", in_rows(x), w, ctx, **how)
@@ -229,7 +229,7 @@ def _allgather_matmul_fake(
     algo: str,
     backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
-    lead = (x.shape[0] * Context._named(name).size if tokens is None else tokens, *x.shape[1:-1])
+    lead = (x.shape[0] * Context.named(name).size if tokens is None else tokens, *x.shape[1:-1])
     inputs, outputs = _inputs_and_outputs(w, transposed)
     return x.new_empty((*lead, outputs)), x.new_empty((*lead, inputs) if keep else (0,))
 
@@ -271,7 +271,7 @@ allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgat
 def _matmul_reduce_scatter(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str, backward_algo: str
 ) -> Tensor:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     y: Tensor = _call(
         "matmul_reduce_scatter", in_rows(x), w, ctx, bias=bias, transposed=transposed, algo=algo
     )
@@ -281,7 +281,7 @@ def _matmul_reduce_scatter(
 def _matmul_reduce_scatter_fake(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str, backward_algo: str
 ) -> Tensor:
-    rows = count(x.shape[0], Context._named(name))
+    rows = count(x.shape[0], Context.named(name))
     return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
 
 
@@ -317,7 +317,7 @@ matmul_reduce_scatter.register_autograd(
 def _matmul_allreduce(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str
 ) -> Tensor:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     y: Tensor = _call("matmul_allreduce", in_rows(x), w, ctx, bias=bias, transposed=transposed, algo=algo)
     return y
 
@@ -362,7 +362,7 @@ def _matmul_allgather(
     algo: str,
     backward_algo: str,
 ) -> Tensor:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     how: dict[str, Any] = {"bias": bias, "transposed": transposed, "algo": algo}
     y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, **how)
     check_total("matmul_allgather", y, total)
@@ -379,7 +379,7 @@ def _matmul_allgather_fake(
     algo: str,
     backward_algo: str,
 ) -> Tensor:
-    outputs = _inputs_and_outputs(w, transposed)[1] * Context._named(name).size if total is None else total
+    outputs = _inputs_and_outputs(w, transposed)[1] * Context.named(name).size if total is None else total
     return x.new_empty((*x.shape[:-1], outputs))
 
 
@@ -391,7 +391,7 @@ def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -
 @once
 def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
-    mine = gy[..., own(gy.shape[-1], Context._named(node.context_name))]
+    mine = gy[..., own(gy.shape[-1], Context.named(node.context_name))]
     gradients = _both(
         node,
         gy,
@@ -454,7 +454,7 @@ matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_s
 def _split_matmul_allreduce(
     x: Tensor, w: Tensor, bias: Tensor | None, name: str, algo: str, backward_algo: str
 ) -> Tensor:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     return _matmul_allreduce(x[..., own(x.shape[-1], ctx)], w, bias, name, False, algo)
 
 
@@ -474,7 +474,7 @@ def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Ten
 def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
     x, w = node.saved_tensors
     if x is not None:
-        x = x[..., own(node.inputs, Context._named(node.context_name))]
+        x = x[..., own(node.inputs, Context.named(node.context_name))]
     how = True, node.inputs, node.backward_algo, "auto"
     gradients = _both(
         node,

@@ -83,12 +83,12 @@ def scaled_product(
     if isinstance(scales, Scales):
         units = torch.cat([_unit(each, x.device) for each in (scales.a, scales.b)])
         wide = [i for i, tensor in enumerate(tensors) if tensor.dtype not in _EIGHT]
-        cast = cast_static([tensors[i] for i in wide], units[wide], ctx._name, form, scales.facts())
+        cast = cast_static([tensors[i] for i in wide], units[wide], ctx.name, form, scales.facts())
         for i, tensor in zip(wide, cast, strict=True):
             tensors[i] = tensor
         x8, w8 = tensors
         y, _ = scaled(
-            x.detach(), w.detach(), None if bias is None else bias.detach(), x8, w8, units, units, form, ctx._name,
+            x.detach(), w.detach(), None if bias is None else bias.detach(), x8, w8, units, units, form, ctx.name,
             dtype, dtype, 0, "", False, False, by_rule, total, algo, backward_algo,
         )  # fmt: skip
         return y
@@ -96,14 +96,14 @@ def scaled_product(
     records = torch.is_grad_enabled() and scales.training
     how = scales.margin, scales.amax_compute_algo
     x8, w8, units, history = cast_delayed(
-        tensors, scales.amax_history, 0, ctx._name, form, scales.extra_repr(), scales.operands, *how,
-        records or not scales.has_recorded(), records, scales.agreed != ctx._name,
+        tensors, scales.amax_history, 0, ctx.name, form, scales.extra_repr(), scales.operands, *how,
+        records or not scales.has_recorded(), records, scales.agreed != ctx.name,
     )  # fmt: skip
-    scales.agreed = ctx._name
+    scales.agreed = ctx.name
     if records:
         scales.amax_history[:GRADIENT].copy_(history)
     y, _ = scaled(
-        x, w, bias, x8, w8, units, scales.amax_history, form, ctx._name, dtype, scales.gradients, *how,
+        x, w, bias, x8, w8, units, scales.amax_history, form, ctx.name, dtype, scales.gradients, *how,
         needs_w and form == "allgather_matmul", records, by_rule, total, algo, backward_algo,
     )  # fmt: skip
     return y
@@ -175,10 +175,10 @@ def _cast_delayed(
     records: bool,
     compares: bool,
 ) -> list[Tensor]:
-    ctx = Context._named(name)
-    with ctx._running(call):
+    ctx = Context.named(name)
+    with ctx.running(call):
         if recipe:  # the backward pass was agreed on in the forward pass
-            with ctx._agreement(call) as facts:
+            with ctx.agreement(call) as facts:
                 facts["scales"] = (
                     f"{recipe}, {'updated' if records else 'measured' if measures else 'frozen'}"
                 )
@@ -230,7 +230,7 @@ cast_delayed = operator(
 def _cast_static(
     tensors: list[Tensor], units: Tensor, name: str, call: str, given: list[str]
 ) -> list[Tensor]:
-    with Context._named(name)._agreement(call) as facts:
+    with Context.named(name).agreement(call) as facts:
         facts["scales"] = given
     return [_cast(tensor, unit, torch.float8_e4m3fn) for tensor, unit in zip(tensors, units, strict=True)]
 
@@ -332,7 +332,7 @@ def _scaled(
     backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
     each = units[:1], units[1:]
-    return _product(form, x8, w8, each, bias, Context._named(name), dtype, keep, by_rule, total, algo)
+    return _product(form, x8, w8, each, bias, Context.named(name), dtype, keep, by_rule, total, algo)
 
 
 def _scaled_fake(
@@ -356,7 +356,7 @@ def _scaled_fake(
     algo: str,
     backward_algo: str,
 ) -> tuple[Tensor, Tensor]:
-    return _product_fake(form, x8, w8.shape[0], Context._named(name), dtype, keep, total)
+    return _product_fake(form, x8, w8.shape[0], Context.named(name), dtype, keep, total)
 
 
 def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -380,7 +380,7 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     x8, w8, units = node.saved_tensors
     needs_x, needs_w, needs_bias, *_ = node.needs_input_grad
     form, name = node.form, node.context_name
-    mine = gy[..., own(gy.shape[-1], Context._named(name))] if form == "matmul_allgather" else gy
+    mine = gy[..., own(gy.shape[-1], Context.named(name))] if form == "matmul_allgather" else gy
     gx = gw = gb = None
     if needs_bias:
         gb = mine.sum(tuple(range(mine.ndim - 1)), dtype=torch.float32)
@@ -442,7 +442,7 @@ def _scaled_back(
     g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
     total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    ctx, turned = Context._named(name), w8.t().contiguous()
+    ctx, turned = Context.named(name), w8.t().contiguous()
     gathers = form in ("allgather_matmul", "matmul_allgather")
     return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, gathers, total, algo)
 
@@ -451,7 +451,7 @@ def _scaled_back_fake(
     g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
     total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _product_fake(form, g8, w8.shape[1], Context._named(name), dtype, keep, total)
+    return _product_fake(form, g8, w8.shape[1], Context.named(name), dtype, keep, total)
 
 
 scaled_back = operator(
@@ -480,7 +480,7 @@ scaled_weight = operator(
 
 
 def _sum_over_ranks(tensor: Tensor, name: str) -> Tensor:
-    return reduce(tensor.clone(), Context._named(name))
+    return reduce(tensor.clone(), Context.named(name))
 
 
 def _sum_over_ranks_fake(tensor: Tensor, name: str) -> Tensor:

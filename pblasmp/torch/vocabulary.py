@@ -105,7 +105,7 @@ class VocabParallelEmbedding(ParallelModule):
         Raises:
             ArgumentError: sizes or types differ; raised on every rank.
         """
-        with self.ctx._agreement("load_embedding") as facts:
+        with self.ctx.agreement("load_embedding") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
             _check_embedding(embedding)
             mine = (self.num_embeddings, self.embedding_dim), self.weight.dtype
@@ -133,7 +133,7 @@ class VocabParallelEmbedding(ParallelModule):
                 f"words: expected a tensor of integers, got {getattr(words, 'dtype', type(words).__name__)}"
             )
         y: Tensor = vocab_embedding(
-            words, local(self.weight), self.ctx._name, self.num_embeddings, self.sequence_parallel
+            words, local(self.weight), self.ctx.name, self.num_embeddings, self.sequence_parallel
         )
         return y
 
@@ -185,7 +185,7 @@ def vocab_parallel_cross_entropy(
             f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
             f"{tuple(logits.shape[:-1])}, as logits have them but for the last dimension"
         )
-    losses, *_ = vocab_losses(logits, target, ctx._name, ignore_index)
+    losses, *_ = vocab_losses(logits, target, ctx.name, ignore_index)
     if reduction == "none":
         return losses
     total = losses.sum()
@@ -196,7 +196,7 @@ def vocab_parallel_cross_entropy(
 
 
 def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     if words.device.type == "cpu":
         _check_range("words", words, total)
     mine = own(total, ctx)
@@ -213,7 +213,7 @@ def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bo
 def _embedding_fake(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
     lead = list(words.shape)
     if scatter:
-        mine = own(lead[0], Context._named(name))
+        mine = own(lead[0], Context.named(name))
         lead[0] = mine.stop - mine.start
     return weight.new_empty((*lead, weight.shape[-1]))
 
@@ -229,7 +229,7 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     (words,) = node.saved_tensors
     if node.scatter:
         gy = gather_rows(gy, node.context_name, words.shape[0])
-    first = own(node.total, Context._named(node.context_name)).start
+    first = own(node.total, Context.named(node.context_name)).start
     here = ((words >= first) & (words < first + node.rows)).reshape(-1)
     index = torch.where(here, words.reshape(-1) - first, node.rows)  # an extra row for the others' words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
@@ -248,7 +248,7 @@ vocab_embedding.register_autograd(_embedding_back, setup_context=_embedding_save
 
 
 def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     whole = x.new_zeros((total, *x.shape[1:]))
     whole[own(total, ctx)] = x
     return reduce(whole, ctx)
@@ -268,7 +268,7 @@ gather_rows = operator(
 
 def _losses(logits: Tensor, target: Tensor, name: str, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's loss, the logarithm of its sum of exponentials, and this rank's first word."""
-    ctx = Context._named(name)
+    ctx = Context.named(name)
     width = logits.shape[-1]
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)

@@ -207,7 +207,7 @@ class Trial:
         """Return whether an allocation failed, whether all ranks raised, what, and whether the context is broken."""
         texts = self.world.allgather("" if error is None else f"{type(error).__name__}: {error}")
         hit = self.world.allreduce(len(met)) > 0
-        gone = self.world.allreduce(int(bool(ctx._control.channel.cause))) > 0
+        gone = self.world.allreduce(int(bool(ctx.control.channel.cause))) > 0
         named = [each for each in texts if f"rank {self.size - 1}" in each]
         return hit, all(texts), next(iter(named), max(texts)), gone
 
@@ -227,8 +227,8 @@ class Trial:
                     self.tell("wrong", case=case)
             ctx.zeros((8, 8), block=2)  # where a rank hears that the context is broken
         except Exception as error:  # noqa: BLE001 - what it is, is the question
-            if ctx.size > 1 and not is_agreed(error, ctx._control) and not ctx._control.channel.cause:
-                ctx._control.channel.break_(error, case)  # such as an array of this program's own
+            if ctx.size > 1 and not is_agreed(error, ctx.control) and not ctx.control.channel.cause:
+                ctx.control.channel.break_(error, case)  # such as an array of this program's own
             return error
         return None
 

@@ -200,7 +200,7 @@ class Trial:
         if self.kind == "child":
             self.child(ctx)
         if self.kind == "thread":
-            with ctx._running("chaos"):
+            with ctx.running("chaos"):
                 thread = threading.Thread(target=self.in_thread, args=[ctx])
                 thread.start()
                 thread.join()

@@ -181,7 +181,7 @@ def followed(
     given = {name: array if name == "aux" else array[0] for name, array in arrays.items()}
     epilogue = pb.Epilogue(activation, **given, fused=fused)  # type: ignore[arg-type]
     with pb.plan_matmul(
-        a, b, c, out=ctx._allocate(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
+        a, b, c, out=ctx.allocate(p.d), alpha=alpha, beta=beta, op_a=p.op_a, op_b=p.op_b,
         scheme=p.scheme, epilogue=epilogue, **how,
     ) as plan:  # fmt: skip
         result = plan()

@@ -74,7 +74,7 @@ def one_while_others_wait_in_a_library():
     pblasmp.comm.agreement._BLOCKED_SECONDS = 1.0
 
     def register(ctx, text):
-        with pblasmp.comm.agreement.Agreement(ctx._control, "registering", blocks=True):
+        with pblasmp.comm.agreement.Agreement(ctx.control, "registering", blocks=True):
             if RANK == 1:
                 raise ValueError(text)
             if text == "my own":
@@ -333,7 +333,7 @@ def caught_from_close():
     ctx = pb.Context(engine="host")
     if RANK == 1:
         time.sleep(0.3)
-        with ctx._running("redistribute"):
+        with ctx.running("redistribute"):
             raise ValueError("my own")
     try:
         ctx.close()
@@ -390,7 +390,7 @@ def caught_where_others_do_not():
 def breaks_and_catches(ctx):
     """Rank 1 breaks the context and continues; the others use it once they could know."""
     if RANK == 1:
-        with contextlib.suppress(ValueError), ctx._running("redistribute"):
+        with contextlib.suppress(ValueError), ctx.running("redistribute"):
             raise ValueError("my own")
     time.sleep(0.3)
 
@@ -421,7 +421,7 @@ def unprintable():
     with pb.Context(engine="host") as ctx:
 
         def names():
-            with ctx._agreement("names") as facts:
+            with ctx.agreement("names") as facts:
                 facts["name"] = Unprintable() if RANK == 1 else 0
 
         def raises(i, j):
@@ -540,7 +540,7 @@ def two_threads():
     with pb.Context(engine="host") as ctx:
         a = matrix(ctx)
         if RANK == 1:
-            with ctx._running("first"):
+            with ctx.running("first"):
                 thread = threading.Thread(target=tells, args=[lambda: a @ a])
                 thread.start()
                 thread.join()

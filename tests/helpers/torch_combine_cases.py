@@ -148,7 +148,7 @@ def styles(ctx: pb.Context, mesh: DeviceMesh, sequence_parallel: bool) -> None:
 
 def dtensors(ctx: pb.Context) -> None:
     """Operands that are DTensors: the result is one, and gradients are."""
-    mesh = ctx._made_of
+    mesh = ctx.made_of
     t, k, n = 7, 13, 10
     for function, x_at, w_at, b_at, y_at in (
         (pt.allgather_matmul, Shard(0), Shard(0), Shard(0), Shard(2)),
@@ -271,7 +271,7 @@ def refused(ctx: pb.Context) -> None:
         with pytest.raises(pb.ArgumentError, match=match):
             function()
 
-    mesh = ctx._made_of
+    mesh = ctx.made_of
     raises(r"input_layouts is Shard\(dim=1\), expected", lambda: pt.ColwiseParallel(input_layouts=Shard(1)))
     raises(r"output_layouts is Shard\(dim=1\), expected", lambda: pt.RowwiseParallel(output_layouts=Shard(1)))
     raises(
@@ -418,5 +418,5 @@ def compiled_uneven(ctx: pb.Context, backend: str) -> None:
     mine = whole[own(7, ctx)].clone()
     with pytest.raises(pb.ArgumentError, match=r"x: the ranks hold 7 rows together, expected"):
         fast(mine, w[own(8, ctx)].clone(), ctx)
-    x, split = (distribute_tensor(each, ctx._made_of, [Shard(0)]) for each in (whole, w))
+    x, split = (distribute_tensor(each, ctx.made_of, [Shard(0)]) for each in (whole, w))
     compare("y", full(fast(x, split, ctx)), whole @ w.t())

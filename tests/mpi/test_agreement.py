@@ -40,9 +40,9 @@ class Timed:
 
 def votes(comm):
     with pb.Context(comm, engine="host") as ctx:
-        in_memory = [each.board is not None for each in (ctx.comm, ctx._control)]
+        in_memory = [each.board is not None for each in (ctx.comm, ctx.control)]
         if all(in_memory):
-            ctx._control.imax = ctx.comm.barrier = None  # nothing asks for messages
+            ctx.control.imax = ctx.comm.barrier = None  # nothing asks for messages
         a = ctx.eye(pb.MatrixDescriptor((6, 6), (2, 2), pb.Grid(1, comm.size)))
         return in_memory, misplaced(pb.matmul(a, a), np.eye(6))
 
@@ -446,7 +446,7 @@ def descriptors(comm):
                 if end == "with an exception" and comm.rank == 1:
                     raise ZeroDivisionError("my own")
                 if end == "broken" and comm.rank == 1:
-                    with ctx._running("redistribute"):
+                    with ctx.running("redistribute"):
                         raise ZeroDivisionError("my own")
                 if end != "early on one rank" or comm.rank != 1:
                     ctx.zeros((4, 4))

@@ -400,7 +400,7 @@ def nothing_is_held(comm):
 
 def counted(ctx, function, *args, **how):
     """What a function returns, how many votes that took, and how many new plans."""
-    votes, before, made = ctx._control.channel, ctx._control.channel._agreements, ctx._adopted
+    votes, before, made = ctx.control.channel, ctx.control.channel._agreements, ctx._adopted
     return function(*args, **how), votes._agreements - before, ctx._adopted - made
 
 

@@ -193,7 +193,7 @@ def patience(comm):
     rng = np.random.default_rng(5)
     with pb.Context(comm, engine="host") as ctx:
         for patient in (True, False):
-            ctx.comm.patient = ctx._control.patient = ctx.engine._node.patient = patient
+            ctx.comm.patient = ctx.control.patient = ctx.engine._node.patient = patient
             d = layout(rng, (60, 50), comm.size, grid=pb.Grid.squarest(comm.size), block=(3, 2))
             values = numbers(rng, d.shape, d.dtype)
             with short_messages(100):

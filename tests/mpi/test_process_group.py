@@ -141,7 +141,7 @@ def waits(group: Any) -> float:
         if ctx.rank == 1:
             time.sleep(1)
         start = time.process_time()
-        with ctx._agreement("a call"):
+        with ctx.agreement("a call"):
             pass
         ctx.comm.barrier()
         return time.process_time() - start
@@ -226,7 +226,7 @@ import pblasmp as pb
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
 ctx = pb.Context(engine="host")
-assert ctx._control.board is not None or sys.argv[3] == "messages"
+assert ctx.control.board is not None or sys.argv[3] == "messages"
 a = ctx.zeros((4, 4))
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -276,8 +276,8 @@ def kept(comm):
     """The plain functions plan once for each shape, keep a few plans, and no array of the user's."""
     rng = np.random.default_rng(65)
     with pb.Context(comm, engine="host") as ctx:
-        made, adopt = [], ctx._adopt
-        ctx._adopt = lambda plan: made.append(type(plan)) or adopt(plan)
+        made, adopt = [], ctx.adopt
+        ctx.adopt = lambda plan: made.append(type(plan)) or adopt(plan)
         case = Case(rng, comm, "allgather_matmul", "float32", 8, 8, 8)
         for _ in range(3):
             case(ctx)
@@ -378,7 +378,7 @@ def repeated(comm):
     """A call that all ranks repeat takes one vote; where one rank's arrays are others, all are read anew."""
     rng, p = np.random.default_rng(66), comm.size
     with pb.Context(comm, engine="host") as ctx:
-        votes, last = ctx._control.channel, comm.rank == p - 1
+        votes, last = ctx.control.channel, comm.rank == p - 1
 
         def unless_last(value, otherwise):
             return otherwise if last else value

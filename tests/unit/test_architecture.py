@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -39,24 +40,27 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"errors", "dtypes", "engines"},
     "report": {"engines"},
     "philox": set(),
-    "arithmetic": BOTTOM | {"layout", "engines"},
-    "creation": BOTTOM | {"layout", "scalapack", "comm", "engines", "interop", "philox", "arithmetic"},
-    "io": BOTTOM | {"layout", "comm", "creation"},
-    "reductions": BOTTOM | {"layout", "comm", "creation"},
-    "matrix": BOTTOM
-    | {"layout", "engines", "scalapack", "io", "comm", "arithmetic", "creation", "reductions"},
     "kept": {"engines"},
     "timing": {"comm", "engines"},
     "tuning": {"errors", "layout", "comm", "engines", "timing"},
-    "context": BOTTOM
-    | {"layout", "epilogue", "io", "comm", "engines", "creation", "matrix", "kept", "tuning"},
-    "plans": BOTTOM | {"layout", "engines", "report", "matrix", "context", "tuning"},
-    "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "matrix", "context", "plans"},
-    "level3": BOTTOM | {"layout", "engines", "matrix", "context", "plans"},
-    "tensor_parallel": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "context", "plans"},
-    "planning": {"errors", "layout", "engines", "matrix", "context", "tuning", "plans", "products", "level3"}
-    | {"tensor_parallel"},
-    "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "context", "matrix", "products", "level3"},
+    "runtime": BOTTOM | {"layout", "comm", "engines", "kept", "tuning"},
+    "handle": {"layout", "engines", "runtime"},
+    "arithmetic": BOTTOM | {"layout", "engines", "handle"},
+    "creation": BOTTOM
+    | {"layout", "scalapack", "comm", "engines", "interop", "philox", "runtime", "handle", "arithmetic"},
+    "io": BOTTOM | {"layout", "comm", "runtime", "handle", "creation"},
+    "reductions": BOTTOM | {"layout", "comm", "handle", "creation"},
+    "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime", "handle"},
+    "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "plans"},
+    "matrix": BOTTOM
+    | {"layout", "scalapack", "comm", "handle", "arithmetic", "creation", "io", "reductions", "products"},
+    "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
+    "level3": BOTTOM | {"layout", "engines", "runtime", "plans", "matrix"},
+    "tensor_parallel": BOTTOM
+    | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "context"},
+    "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
+    | {"level3", "tensor_parallel"},
+    "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
     "": {"errors", "layout", "epilogue", "scales", "context", "matrix", "products", "level3"}
     | {"tensor_parallel", "planning", "pblas"},  # pblasmp/__init__.py
@@ -99,16 +103,8 @@ ENGINE_LAYERS: dict[str, set[str]] = {
 }
 REGISTRY = {"registry", "choice"}
 
-# A class and the methods that return it: imports that go up, beyond the layers.
-UP = {
-    ("matrix", "context"),  # the matrices that a context makes know it
-    ("matrix", "products"),  # A @ B
-    # The functions behind the methods of matrices and contexts:
-    *(("arithmetic", "matrix"), ("reductions", "matrix"), ("creation", "matrix"), ("creation", "context")),
-}
-UP_WITHIN_A_PART = {
-    ("pblasmp.io.files", "pblasmp.matrix"),  # matrix.save()
-    ("pblasmp.io.files", "pblasmp.context"),  # context.load()
+# The only circle: a class, and a function of it that returns an object of a class below.
+CIRCLE = {
     ("pblasmp.comm.communicator", "pblasmp.comm.process_group"),  # a Communicator over PyTorch's ranks
 }
 
@@ -197,9 +193,7 @@ def test_imports_point_down(path):
     part = part_of(module_of(path))
     assert part in LAYERS, f"say in this test which layer pblasmp.{part} belongs to"
     used = {part_of(m) for m in imports_of(path) if m.partition(".")[0] == "pblasmp"}
-    up = {above for below, above in UP if below == part}
-    up |= {part_of(above) for below, above in UP_WITHIN_A_PART if below == module_of(path)}
-    assert used <= LAYERS[part] | {part} | up
+    assert used <= LAYERS[part] | {part}
 
 
 def test_layers_are_in_order():
@@ -242,20 +236,14 @@ def test_layers_of_engines_are_in_order():
 
 
 def test_no_module_imports_itself_through_others():
-    """Neither under TYPE_CHECKING nor within functions, but for a class and the methods that return it."""
+    """Neither under TYPE_CHECKING nor within functions."""
     graph = {
         module: {each for each in imports_of(path) if each in MODULES and each != module}
         for module, path in MODULES.items()
     }
-    for below, above in UP_WITHIN_A_PART:
-        assert above in graph[below], f"{below} does not import {above}: not an exception any more"
-        graph[below].discard(above)
-    for below, above in UP:
-        of_below = [module for module in MODULES if part_of(module) == below]
-        of_above = {module for module in MODULES if part_of(module) == above}
-        assert any(graph[module] & of_above for module in of_below), f"{below} does not import {above}"
-        for module in of_below:
-            graph[module] -= of_above
+    for one, other in CIRCLE:
+        assert other in graph[one], f"{one} does not import {other}: not an exception any more"
+        graph[one].discard(other)
     graph["pblasmp"] = set()  # whose names are imported when they are first used
     try:
         list(TopologicalSorter(graph).static_order())
@@ -272,6 +260,14 @@ def test_layout_is_pure(path):
 def run_python(script: str) -> str:
     command = [sys.executable, "-c", script]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_no_module_uses_private_names_of_contexts_and_matrices():
+    """Modules below the public faces have those of Runtime and Handle."""
+    private = re.compile(r"\b(?:ctx|context|Context|matrix)\._[a-z]\w*")
+    others = MODULES.keys() - {"pblasmp.runtime"}
+    found = {module: private.findall(MODULES[module].read_text()) for module in others}
+    assert {module: names for module, names in found.items() if names} == {}
 
 
 def test_importing_is_light():

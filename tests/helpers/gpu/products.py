@@ -23,7 +23,7 @@ def integers(shape: tuple[int, int], dtype: np.dtype, seed: int, limit: int = 3)
 
 def place(ctx: pb.Context, values: np.ndarray, d: pb.MatrixDescriptor, **how: Any) -> pb.DistributedMatrix:
     """Return a matrix of ``values``, which every rank has: each writes its own part."""
-    out = ctx._allocate(d, **how)
+    out = ctx.allocate(d, **how)
     part = part_of(ctx, values, d)
     if part is not None:
         ctx.engine.from_host(out.local, part.astype(d.dtype))

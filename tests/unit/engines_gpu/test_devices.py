@@ -121,7 +121,7 @@ def patience(comm: Any, path: str) -> Any:
     for name, mine in {"one core for all": cores[:1], "all cores": cores}.items():
         os.sched_setaffinity(0, mine)
         with machine(path, comm=comm) as lib, pb.Context(comm, engine="cublasmp") as ctx:
-            patient = ctx.comm.patient, ctx._control.patient
+            patient = ctx.comm.patient, ctx.control.patient
         yield name, None if patient == (len(mine) < comm.size,) * 2 else f"{patient} on {mine}"
         lib.gpu.assert_clean()
 

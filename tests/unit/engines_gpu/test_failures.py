@@ -17,7 +17,7 @@ from tests.helpers.mpi import run_mpi, starts_ranks
 def life(lib: Witness, comm: Any = None) -> None:
     """A context and plans of all that there is: symmetric memory, another stream, a workspace that grows."""
     ctx = pb.Context(comm, engine="cublasmp")
-    lib.channel = ctx._control.channel
+    lib.channel = ctx.control.channel
     try:
         make = pb.MatmulProblem.allreduce, pb.MatmulProblem.allgather, pb.MatmulProblem.reduce_scatter
         ar, ag, rs = (f(4, 4, 4, ctx.size, dtype="float16") for f in make)

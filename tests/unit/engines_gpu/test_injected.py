@@ -44,7 +44,7 @@ RELEASES = (
 def life(lib: Meeting, comm: Any) -> None:
     """A context, and plans that use all that a session makes."""
     with pb.Context(comm, engine="cublasmp") as ctx:
-        lib.channel = ctx._control.channel
+        lib.channel = ctx.control.channel
         size, cuda = ctx.size, sys.modules["cupy"].cuda
         grid = pb.Grid(1, size)
         a, b, c = (ctx.zeros(pb.MatrixDescriptor((6, 6), (2, 2), grid, dtype="float32")) for _ in range(3))
@@ -77,7 +77,7 @@ def life(lib: Meeting, comm: Any) -> None:
 def overlapped_life(lib: Meeting, comm: Any) -> None:
     """A context whose GPUs reach each other, and plans of every algorithm of ours: run, recorded, replayed."""
     with pb.Context(comm, engine="cublasmp") as ctx:
-        lib.channel = ctx._control.channel
+        lib.channel = ctx.control.channel
         cupy, size = sys.modules["cupy"], ctx.size
         x, w = (cupy.zeros((8, 8), np.float32) for _ in range(2))
         for form, names in KINDS.items():

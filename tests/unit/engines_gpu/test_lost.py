@@ -46,7 +46,7 @@ def launch(ctx: pb.Context, x: Any) -> None:
     """A library's call fails as it may where the GPU is lost."""
     if ctx.rank == 0:
         ctx.engine.synchronize()
-    with ctx._running("matmul"):
+    with ctx.running("matmul"):
         raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
 
 
@@ -54,7 +54,7 @@ def check(ctx: pb.Context, x: Any) -> None:
     """The same where the ranks would agree."""
     if ctx.rank == 0:
         ctx.engine.synchronize()
-    with ctx._agreement("zeros"):
+    with ctx.agreement("zeros"):
         raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
 
 
@@ -126,7 +126,7 @@ def rank_that_leaves(comm: Any, path: str) -> Any:
         ctx = pb.Context(comm, engine="cublasmp")
         lib.gpu.stuck = comm.rank == 0
         if comm.rank == 1:
-            with pytest.raises(ZeroDivisionError), ctx._running("matmul"):
+            with pytest.raises(ZeroDivisionError), ctx.running("matmul"):
                 raise ZeroDivisionError("injected")
             yield "there", None if {how for _, how in lib.gpu.aborted} <= {"abort"} else f"{lib.gpu.aborted}"
         else:
@@ -385,7 +385,7 @@ def test_nothing_is_aborted_where_all_ends_well(stand_in, alone):
     with machine(stand_in(1000)) as lib:
         with pb.Context(engine="cublasmp") as ctx:
             ctx.engine.session.workspace(Grid(1, 1))
-            channel = ctx._control.channel
+            channel = ctx.control.channel
             assert channel.device is ctx.engine.session.health
         assert channel.device is None
         assert not lib.gpu.aborted

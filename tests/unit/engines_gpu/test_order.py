@@ -117,8 +117,8 @@ def test_a_plan_queues_nothing_in_a_broken_context(ctx, lib, monkeypatch, algo):
         plan()
         lib.gpu.events.clear()
         with monkeypatch.context() as broken:
-            broken.setattr(ctx._control.channel, "cause", "rank 1 left")
-            broken.setattr(ctx._control.channel, "raised", False)  # so that the fixture can close it
+            broken.setattr(ctx.control.channel, "cause", "rank 1 left")
+            broken.setattr(ctx.control.channel, "raised", False)  # so that the fixture can close it
             with pytest.raises(pb.ClosedError, match="rank 1 left"):
                 plan()
         assert lib.gpu.events == []

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtime: what a context is below its public face. It owns the communicator, the engine and what is made with them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from weakref import WeakValueDictionary
+
+from .comm import (
+    Agreement,
+    Communicator,
+    RepeatedCalls,
+    Running,
+    closing,
+    is_agreed,
+    leave,
+    make_boards,
+    watch,
+    wrap,
+)
+from .engines.choice import EngineName, choose_engine
+from .engines.protocol import Engine
+from .engines.request import LocalArray
+from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError
+from .kept import Closable, KeptPlans
+from .layout import MatrixDescriptor
+from .layout.grid import integer
+from .logs import logger
+from .tuning.measurements import Measured, machine_of, read_file, tuning_file
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Self
+
+__all__ = ["Runtime"]
+
+Matrix = TypeVar("Matrix")
+
+_MANY = 1000
+_names = itertools.count(1)
+_by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+class Runtime(Generic[Matrix]):
+    """The ranks that compute together, and the engine they compute with: what every module below ``Context`` needs.
+
+    Its names are for the modules of pblasmp; users have those of ``Context``. Collective over ``comm``.
+
+    Attributes:
+        matrix_type: makes matrices, as ``matrix_type(runtime, descriptor, local)``.
+        comm: the communicator of the engine; ``comm.rank`` and ``comm.size`` are the context's.
+        control: the communicator on which the ranks agree.
+        engine: computes.
+        calls: what the ranks have agreed on, by call.
+        kept: plans for repeated calls.
+        name: names it in this process; operators of PyTorch take texts.
+        made_at: where in the caller's program.
+        made_of: the communicator given by the caller.
+    """
+
+    matrix_type: Callable[[Any, MatrixDescriptor, LocalArray], Matrix]
+
+    def __init__(
+        self,
+        comm: MPI.Comm | ProcessGroup | DeviceMesh | Communicator | None = None,
+        engine: EngineName = "auto",
+        *,
+        nccl: object = None,
+    ) -> None:
+        self._open = False
+        caller = sys._getframe(1)
+        self.made_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        self.made_of = comm
+        self.control = wrap(comm)
+        self.control.channel.name = f"the context made at {self.made_at}"
+        self.comm = self.control.split([range(self.control.size)])
+        self._children: list[Closable] = []
+        self._adopted = 0
+        self.calls = RepeatedCalls()
+        watch(self, self.control)
+        try:
+            self.engine: Engine = choose_engine(engine, self.comm, nccl)
+            self.kept = KeptPlans(self.engine)
+            self.control.patient = self.comm.patient
+            self.comm.board, self.control.board = make_boards(self.comm, 2)
+            self.engine.measured = _measured(self.comm, self.engine)
+            logger.info("engine %s on %d ranks: %s", self.engine.name, self.comm.size, self.engine.why)
+        except BaseException as error:
+            if is_agreed(error, self.comm):
+                if hasattr(self, "engine"):
+                    self.engine.close()
+                self.comm.free()
+                self.control.free()
+            else:
+                leave(self.control, error)
+            raise
+        self.name = f"{next(_names)}: rank {self.rank} of {self.size}"
+        _by_name[self.name] = self
+        self._open = True
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return the context of this process that has this name. Local.
+
+        Raises:
+            ClosedError: there is none any more.
+        """
+        try:
+            found: Self = _by_name[name]
+            return found
+        except KeyError:
+            raise ClosedError(f"context {name} is gone") from None
+
+    @classmethod
+    def all_open(cls) -> list[Self]:
+        """Return the open contexts of this process, the last made first. Local."""
+        return [ctx for ctx in reversed(list(_by_name.values())) if ctx._open]
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the context."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.comm.size
+
+    def __repr__(self) -> str:
+        state = "" if self._open else ", closed"
+        return f"{type(self).__name__}(rank {self.rank} of {self.size}, engine {self.engine.name}{state})"
+
+    # -- the end of the context
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or is_agreed(error, self.control) or self.size == 1:
+            self.close()
+        else:
+            self.fail(error)
+
+    def close(self) -> None:
+        """Give back everything: plans (last made first), the engine, the communicator. Collective; idempotent.
+
+        Collective over the context.
+
+        Raises:
+            ClosedError: the context is broken, and this rank has not raised an exception that said so.
+        """
+        channel = self.control.channel
+        channel.look()
+        if self._open and (channel.raised or self.control.gone()):  # nothing collective can follow
+            self._open = False
+            channel.leave(0)
+        if not self._open:
+            return
+        try:
+            everyone = closing(self.control, here=True)
+        except BaseException as error:
+            self._open = not is_agreed(error, self.control)  # otherwise fail() has to tell the others
+            raise
+        self._open = False
+        if not everyone:  # some rank dropped it without closing it, and is ending
+            return
+        with Running(self.control, "close"), ExitStack() as last_first:  # every step, even if one fails
+            last_first.callback(self.control.free)
+            last_first.callback(self.comm.free)
+            last_first.callback(self.engine.close)
+            for child in self._children:
+                last_first.callback(child.close)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks of an exception that this rank leaves with; end them if they do not react. Local."""
+        if not self._open:
+            return
+        self._open = False
+        if not is_agreed(error, self.control):
+            leave(self.control, error)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of a layer works with the same ranks
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a Context cannot be pickled, nor can a matrix, plan or layer that holds it: it belongs to these "
+            "processes. Write a matrix with save(), or gather() its values; of a layer, save its state_dict()"
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False) and self.size > 1 and not self.control.channel.raised:
+            warnings.warn(f"{self!r} made at {self.made_at} was never closed", ResourceWarning, stacklevel=1)
+        elif hasattr(self, "control"):
+            self.control.board = (
+                None  # its memory goes with the context; the other ranks are still told of the end
+            )
+
+    # -- what every collective call does
+
+    def agreement(self, call: str) -> Agreement:
+        """Return the agreement that every collective call of this context begins with. Local.
+
+        Raises:
+            ClosedError: the context is closed.
+        """
+        self.check_open()
+        return Agreement(self.control, call)
+
+    def running(self, call: str, *, checks: bool = True) -> Running:
+        """Return the block that goes around every collective call, including its agreements. Local.
+
+        ``with ctx.running("matmul"):`` An exception that only this rank sees inside breaks the context on every rank;
+        what the ranks agreed to raise does not.
+
+        Raises:
+            ClosedError: the context is closed.
+        """
+        self.check_open()
+        return Running(self.control, call, checks=checks)
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the context is closed. Local."""
+        if self.control.channel.cause:
+            raise self.control.channel.error()
+        if not self._open:
+            raise ClosedError(f"this context, made at {self.made_at}, is closed")
+
+    def check_rank(self, rank: int, name: str) -> None:
+        """Raise ArgumentError unless ``rank`` is a rank of the context. Local."""
+        if integer(rank, name, 0, ArgumentError) >= self.size:
+            raise ArgumentError(f"{name}: expected a rank from 0 to {self.size - 1}, got {rank!r}")
+
+    def check_descriptor(self, descriptor: MatrixDescriptor) -> None:
+        """Raise ArgumentError unless ``descriptor`` fits this context. Local."""
+        if not isinstance(descriptor, MatrixDescriptor):
+            raise ArgumentTypeError(f"descriptor: expected a MatrixDescriptor, got {descriptor!r}")
+        if descriptor.grid.size > self.size:
+            raise LayoutError(
+                f"descriptor: a grid of {descriptor.grid} needs {descriptor.grid.size} ranks, got {self.size}"
+            )
+
+    def coords(self, descriptor: MatrixDescriptor) -> tuple[int, int] | None:
+        """Return this rank's coordinates in the grid, None outside it. Local."""
+        grid = descriptor.grid
+        return grid.coords(self.rank) if self.rank < grid.size else None
+
+    def cells(self, descriptor: MatrixDescriptor, local: LocalArray) -> list[LocalArray | None]:
+        """Return the local arrays of a matrix's cells, as an exchange takes them: None for other ranks. Local."""
+        return [local if rank == self.rank else None for rank in range(descriptor.grid.size)]
+
+    def allocate(self, descriptor: MatrixDescriptor, *, symmetric: bool = False) -> Matrix:
+        """Return an uninitialised matrix without agreement. Local; collective if ``symmetric``."""
+        inside = self.rank < descriptor.grid.size
+        shape, ld = (descriptor.local_shape(self.rank), descriptor.lld(self.rank)) if inside else ((0, 0), 1)
+        local = self.engine.empty(shape, descriptor.dtype, descriptor.order, ld, symmetric=symmetric)
+        return self.matrix(descriptor, local)
+
+    def matrix(self, descriptor: MatrixDescriptor, local: LocalArray) -> Matrix:
+        """Return the matrix over a local array. Local."""
+        return self.matrix_type(self, descriptor, local)
+
+    # -- plans
+
+    def adopt(self, child: Closable) -> int:
+        """Close ``child`` when this context closes; return its number, the same on every rank. Local."""
+        self._children.append(child)
+        self._adopted += 1
+        if len(self._children) == _MANY:
+            warnings.warn(
+                f"{self!r} made at {self.made_at} has {_MANY} open plans: close those that are no longer used",
+                ResourceWarning,
+                stacklevel=3,
+            )
+        return self._adopted
+
+    def release(self, child: Closable) -> None:
+        """Forget a child that has closed itself. Local."""
+        self._children.remove(child)
+
+
+def _measured(comm: Communicator, engine: Engine) -> Measured:
+    """Return, on every rank, the times of algorithms on this machine that rank 0 knows. Collective."""
+    with Agreement(comm, "Context"):
+        mine = engine.machine, engine.libraries
+    machine = machine_of(comm, *mine)
+    entries = None
+    if comm.rank == 0:
+        entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
+    return Measured(machine, not engine.agrees, {entry.bucket: entry for entry in comm.bcast(entries)})
