@@ -52,9 +52,6 @@ class Following(Multiplying):
             self._vector(stored, desc["n"])[:] = self._operand(told, stored, "b").sum(0)
         self._store(stored, part, self._part(told, letter)[2])
 
-    def _store(self, stored: dict[Any, int], part: np.ndarray, out: np.ndarray) -> None:
-        out[...] = part
-
     def _operand(self, told: dict[str, int], stored: dict[Any, int], letter: str) -> np.ndarray:
         whole = self._whole(told, letter)
         return whole.T if stored[A[f"TRANS{letter.upper()}"]] else whole

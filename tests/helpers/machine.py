@@ -111,9 +111,12 @@ class Multiplying(Witness):
         if beta:
             result = result + beta * self._whole(told, "c")
         if attributes.get(MatmulAttribute.EPILOGUE) == MatmulEpilogue.ALLREDUCE:
-            self._part(told, "d")[2][...] = result
+            self._store(attributes, result, self._part(told, "d")[2])
         else:
             self._put(told, "d", result)
+
+    def _store(self, attributes: dict[MatmulAttribute, int], part: np.ndarray, out: np.ndarray) -> None:
+        out[...] = part
 
     def _gemr2d(self, told: dict[str, int]) -> None:
         a, b = (self.made[told[f"desc{x}"]] for x in "AB")
