@@ -78,11 +78,11 @@ def _fault(outcome: Outcome, comm: Any, session: Session, number: int, step: Ste
     fault = kind = ""
     name = "end" if step is None else step.name
     try:
-        if step is None:
-            session.check_all()
-            session.close()
-        else:
-            with session.device.stream(session.stream):
+        with session.device.stream(session.stream):
+            if step is None:
+                session.check_all()
+                session.close()
+            else:
                 CALLS[name].function(session, **step.given)
     except SkipStep:
         name = f"-{name}"
