@@ -247,11 +247,21 @@ def run(sequences: Sequences, *, seconds: float, count: int, first: int, say: Ca
     return int(bool(sequences.failed or growth))
 
 
+def number_on_node(comm: Any) -> int:
+    """Return this rank's number among the ranks of its node. Collective over the ranks."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    number = int(node.rank)
+    node.Free()
+    return number
+
+
 @contextlib.contextmanager
 def device(comm: Any, engine: str) -> Iterator[Host]:
     """Return where sequences run; simulated GPUs, and a library that multiplies, are there within."""
     if engine != "simulated":
-        yield Gpu() if engine == "cublasmp" else Host()
+        yield Gpu(number_on_node(comm)) if engine == "cublasmp" else Host()
         return
     from tests.helpers.fused_machines import Scaling
     from tests.helpers.machine import machine

@@ -25,8 +25,10 @@ from pblasmp.launch import Job as Ranks
 from tests.chaos import sequences
 from tests.chaos.sequences import GROWTH, WARM_UP, Sequences, Watch, grown, read, run
 from tests.helpers.gpu.jobs import Job
+from tests.helpers.machine import machine
 from tests.helpers.mpi import ROOT, run_mpi, starts_ranks
-from tests.helpers.sequences import CALLS, Step, drawn, replay, shortened, steps_of
+from tests.helpers.recorder import build
+from tests.helpers.sequences import CALLS, Gpu, Step, drawn, replay, shortened, steps_of
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -304,6 +306,16 @@ def test_a_watch_ends_with_its_work():
     watch.doing("step 1")
     watch.close()
     assert not watch._thread.is_alive()
+
+
+def test_a_rank_takes_the_gpu_of_its_number(tmp_path):
+    class Played(Gpu):
+        def kernel(self):
+            return lambda *_: None
+
+    with machine(build(tmp_path), devices=["0000:01:00.0", "0000:02:00.0"]) as lib:
+        Played(3)
+        assert lib.gpu.current == 1
 
 
 # -- sequences are made shorter

@@ -34,10 +34,15 @@ def comm(ctx):
     comm.Free()
 
 
-def failure(comm, path: Path, steps):
+@pytest.fixture(scope="module")
+def gpu(ctx):
+    """This rank's GPU and its streams."""
+    return Gpu(ctx.engine.device.index)
+
+
+def failure(comm, gpu, path: Path, steps):
     """Run a sequence on a context of its own; return what was wrong, the same on every rank."""
-    directory = Path(comm.bcast(str(path)))
-    outcome = replay(comm, Gpu(), directory, steps)
+    outcome = replay(comm, gpu, Path(comm.bcast(str(path))), steps)
     if not outcome.faults:
         return ""
     return "\n".join(
@@ -46,12 +51,12 @@ def failure(comm, path: Path, steps):
 
 
 @pytest.mark.parametrize("number", range(COUNT))
-def test_sequences(comm, tmp_path, number):
+def test_sequences(comm, gpu, tmp_path, number):
     steps = drawn(random.Random(f"gpu {number}"), comm.size, LENGTH, Gpu.large)
-    fault = failure(comm, tmp_path, steps)
+    fault = failure(comm, gpu, tmp_path, steps)
     assert not fault, fault
 
 
-def test_a_small_copy_then_a_large_one(comm, tmp_path):
-    fault = failure(comm, tmp_path, steps_of(SMALL_THEN_LARGE))
+def test_a_small_copy_then_a_large_one(comm, gpu, tmp_path):
+    fault = failure(comm, gpu, tmp_path, steps_of(SMALL_THEN_LARGE))
     assert not fault, fault

@@ -81,7 +81,11 @@ class Host:
 
 
 class Gpu(Host):
-    """A rank with a GPU: streams that do not wait for CuPy's default one, and a kernel that sleeps."""
+    """A rank with a GPU: streams that do not wait for CuPy's default one, and a kernel that sleeps.
+
+    Args:
+        number: of the rank on its node, whose GPU becomes the current one, also while there is no context.
+    """
 
     engine = "cublasmp"
     graphs = True
@@ -89,10 +93,12 @@ class Gpu(Host):
     large = 50 << 20  # more than three pinned buffers
     flops = 5e9
 
-    def __init__(self) -> None:
+    def __init__(self, number: int | None) -> None:
         import cupy
 
         self._cupy = cupy
+        if number is not None:
+            cupy.cuda.Device(number % cupy.cuda.runtime.getDeviceCount()).use()
         self._streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
         self._spin = self.kernel()
         self.sleep(0)  # loads it, while nothing else runs
@@ -145,7 +151,7 @@ class Simulated(Gpu):
     flops = 2e7
 
     def __init__(self, library: Any) -> None:
-        super().__init__()
+        super().__init__(None)
         self._library = library
 
     def trim(self) -> None:
