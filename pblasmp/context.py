@@ -113,7 +113,7 @@ class Context(Runtime[DistributedMatrix]):
         Args:
             layout, block, grid, source, order: as for :meth:`empty`.
             value: a number.
-            dtype: element type; by default float64, or complex128 where ``value`` is complex.
+            dtype: element type; by default float64, or complex128 if ``value`` is complex.
 
         Raises:
             ArgumentError: the layout is not legal, or ``value`` is complex and the matrix real.

@@ -217,7 +217,7 @@ def scatter(ctx: Runtime[Matrix], array: Any, layout: Layout, root: int) -> Matr
 
 
 def as_numbers(values: Any, name: str) -> NDArray[Any]:
-    """Return ``values`` as a NumPy array, or raise ArgumentError where they are not numbers, or masked. Local."""
+    """Return ``values`` as a NumPy array, or raise ArgumentError if they are not numbers, or masked. Local."""
     if isinstance(values, np.ma.MaskedArray):
         raise ArgumentError(
             f"{name}: a masked array, whose mask would be lost: fill it first, as with .filled(0)"

@@ -33,7 +33,7 @@ class ElementType:
     Attributes:
         dtype: the type in NumPy. PyTorch calls it by the same name.
         accumulation: the name of the type in which its products are summed.
-        blas: the letter of its BLAS routines; empty where BLAS lacks the type.
+        blas: the letter of its BLAS routines; empty if BLAS lacks the type.
         cuda: its name in CUDA's enumeration of data types, without the prefix ``CUDA_``.
         tolerance: relative error of a product beyond which something is wrong.
         storage: the type as which it passes between libraries that lack it, through DLPack and NumPy views; empty if

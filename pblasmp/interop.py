@@ -49,7 +49,7 @@ def as_local(engine: Engine, array: Any, name: str, dtype: np.dtype | None = Non
         engine: the engine that is to use it.
         array: a NumPy, CuPy or PyTorch array, or anything else that shares its memory.
         name: what messages call it.
-        dtype: the expected element type, where it matters: 8-bit floats may come as bytes.
+        dtype: the expected element type, if it matters: 8-bit floats may come as bytes.
 
     Raises:
         ArgumentError: the engine cannot use it in place; the message begins with ``name``.
@@ -122,7 +122,7 @@ def view_like(array: Any, local: Any, dtype: np.dtype) -> Any:
 
 
 def on_stream_of(engine: Engine, array: Any) -> AbstractContextManager[Any]:
-    """Return a context in which the engine queues on PyTorch's stream, where ``array`` is a tensor on a GPU. Local."""
+    """Return a context in which the engine queues on PyTorch's stream if ``array`` is a tensor on a GPU. Local."""
     if not is_torch(array) or array.device.type != "cuda":
         return nullcontext()
     import torch

@@ -38,7 +38,7 @@ class KeptPlans:
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
 
     def find(self, key: Hashable) -> Any:
-        """Return the plan for ``key``, None where there is none. Local; the same on every rank."""
+        """Return the plan for ``key``, None if there is none. Local; the same on every rank."""
         key = self._whole(key)
         found = self._plans.get(key)
         if found is not None:

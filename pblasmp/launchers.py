@@ -52,7 +52,7 @@ class LauncherKind(NamedTuple):
         options: arguments before ``-n``.
         root_options: arguments before all others if root starts it.
         environment: variables set unless the user has set them.
-        hydra: the name of a program in the same directory to start instead, where it exists.
+        hydra: the name of a program in the same directory to start instead, if it exists.
     """
 
     kind: str

@@ -53,7 +53,7 @@ def trsm(
     redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
-    """Return X where ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context.
+    """Return X with ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context.
 
     Args:
         a: square triangular matrix, of which only the triangle ``uplo`` is read.
@@ -207,7 +207,7 @@ def syrk(
     values, and a new matrix has those of C, or zeros if there is no C.
 
     Args:
-        a: n × k, or k × n where ``op_a`` is not "N".
+        a: n × k, or k × n if ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
@@ -247,7 +247,7 @@ def herk(
     The imaginary parts of the diagonal of C are not read; those of the result are 0.
 
     Args:
-        a: n × k, or k × n where ``op_a`` is not "N".
+        a: n × k, or k × n if ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
@@ -286,7 +286,7 @@ def syr2k(
     values, and a new matrix has those of C, or zeros if there is no C.
 
     Args:
-        a, b: n × k each, or k × n where ``op_a`` is not "N".
+        a, b: n × k each, or k × n if ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
@@ -327,7 +327,7 @@ def her2k(
     The imaginary parts of the diagonal of C are not read; those of the result are 0.
 
     Args:
-        a, b: n × k each, or k × n where ``op_a`` is not "N".
+        a, b: n × k each, or k × n if ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
@@ -366,7 +366,7 @@ def syrkx(
     values, and a new matrix has those of C, or zeros if there is no C.
 
     Args:
-        a, b: n × k each, or k × n where ``op_a`` is not "N".
+        a, b: n × k each, or k × n if ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "T"; for real types "C" is "T".
@@ -407,7 +407,7 @@ def herkx(
     The imaginary parts of the diagonal of C are not read; those of the result are 0.
 
     Args:
-        a, b: n × k each, or k × n where ``op_a`` is not "N".
+        a, b: n × k each, or k × n if ``op_a`` is not "N".
         c: n × n, in any layout; None means zeros. With ``beta == 0`` it is not read.
         uplo: "L" or "U": which triangle is computed.
         op_a: "N" or "C"; for real types "T" is "C".
@@ -441,7 +441,7 @@ def geadd(
     """Return ``alpha op(A) + beta C``. Collective over the context.
 
     Args:
-        a: m × n, or n × m where ``op_a`` is not "N".
+        a: m × n, or n × m if ``op_a`` is not "N".
         c: m × n; with ``beta == 0`` it is not read.
         op_a: "N", "T" or "C" (conjugate transpose).
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
@@ -477,7 +477,7 @@ def tradd(
     values, and a new matrix has those of C.
 
     Args:
-        a: m × n, or n × m where ``op_a`` is not "N".
+        a: m × n, or n × m if ``op_a`` is not "N".
         c: m × n; with ``beta == 0`` it is not read.
         uplo: "L" or "U": which side of the main diagonal of op(A) and C.
         op_a: "N", "T" or "C" (conjugate transpose).
@@ -562,7 +562,7 @@ def _read(
 
 
 def _name_of_result(traits: Routine, b: Matrix | None, c: Matrix | None, out: Matrix | None) -> str:
-    """Return the argument that D's layout comes from, or "d" where that is A."""
+    """Return the argument that D's layout comes from, or "d" if that is A."""
     if out is not None:
         return "out"
     return "c" if c is not None else "d" if b is None or traits.shape == "updated" else "b"

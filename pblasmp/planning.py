@@ -184,7 +184,7 @@ def algorithms(
     Args:
         problem: a product, a level-3 routine, or a tensor-parallel product as a value.
         ctx: the context in which it would be computed.
-        algo: what would be asked for. "measure" has the verdicts of "auto"; where algorithms are yet to be timed,
+        algo: what would be asked for. "measure" has the verdicts of "auto"; if algorithms are yet to be timed,
             ``why`` says so.
         compute, alpha, beta, redistribute: as for ``pb.matmul``.
 
@@ -225,7 +225,7 @@ def algorithms(
 
 
 def _nearest(problem: Problem, options: Options, ctx: Runtime[Any]) -> Problem:
-    """Return the problem that is computed for this one, or raise ArgumentError where it is not legal. Local."""
+    """Return the problem that is computed for this one, or raise ArgumentError if it is not legal. Local."""
     if isinstance(problem, ParallelProblem):
         if problem.size != ctx.size:
             raise LayoutError(f"problem: its layouts are on {problem.size} ranks, the context has {ctx.size}")

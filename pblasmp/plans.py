@@ -140,7 +140,7 @@ class Plan(Generic[Result]):
             raise ClosedError("this plan is closed")
 
     def _check_graphs(self) -> None:
-        """Raise UnsupportedError where there are no CUDA graphs. Local."""
+        """Raise UnsupportedError if there are no CUDA graphs. Local."""
         if self._ctx.engine.device is None:
             name = self._ctx.engine.name
             raise UnsupportedError(

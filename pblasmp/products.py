@@ -206,7 +206,7 @@ def _default_result(
 
 
 def check(problem: MatmulProblem, result: str = "d", *, redistribute: bool) -> None:
-    """Raise LayoutError where a product is not legal. Local.
+    """Raise LayoutError if a product is not legal. Local.
 
     Args:
         problem: the product.

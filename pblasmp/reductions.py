@@ -78,7 +78,7 @@ def norm(matrix: Handle, which: object) -> float:
 
 
 def _kind(which: object) -> str | None:
-    """Return the norm meant, None where there is no such norm."""
+    """Return the norm meant, None if there is no such norm."""
     if isinstance(which, str):
         return which if which in ("fro", "1", "inf", "max") else None
     if isinstance(which, (int, float, np.number)) and not isinstance(which, bool):

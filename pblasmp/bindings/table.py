@@ -38,8 +38,8 @@ class Function:
         returns: The C type it returns.
         arguments: In the order of C.
         since: The first version that has it.
-        until: The first version that no longer has it; None where all later ones do.
-        alias: What versions before ``renamed`` call it; None where it never had another name.
+        until: The first version that no longer has it; None if all later ones do.
+        alias: What versions before ``renamed`` call it; None if it never had another name.
         renamed: The first version that calls it ``name``.
     """
 

@@ -188,7 +188,7 @@ def _require_consistent(given: dict[str, Any], beta: complex | None, size: int |
 
 
 def _ranks_of_grid(ranks: int | None, grid: tuple[int, int] | None) -> int | None:
-    """Return how many ranks to start: as many as the grid has, where nothing else is said."""
+    """Return how many ranks to start: as many as the grid has, unless told otherwise."""
     if grid is None:
         return ranks
     needed = grid[0] * grid[1]

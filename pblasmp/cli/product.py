@@ -42,7 +42,7 @@ _REPEAT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProductOptions:
-    """What the user asks for; ``None`` where the user says nothing.
+    """What the user asks for; ``None`` if the user says nothing.
 
     Attributes:
         a, b: the files; both None for random matrices.

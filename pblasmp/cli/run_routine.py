@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 def run_routine(ctx: Context, found: RoutineFile, algo: str, reporter: Reporter) -> tuple[Any, int]:
-    """Run the routine of a file with alpha 1, and beta 1 where there is a C. Collective over the context.
+    """Run the routine of a file with alpha 1, and beta 1 if there is a C. Collective over the context.
 
     Returns:
         The plan's report, and on rank 0 how many elements of D's whole matrix differ from NumPy's.

@@ -5,7 +5,7 @@ R. Freivalds, Probabilistic machines can use less running time, IFIP Congress 19
 checked on random vectors x of signs, D x = op(A) (op(B) x). A wrong D passes each check with probability at most 1/2.
 
 NaN and infinities would spoil whole sums. The rows and columns of D that hold them are left out of the sums and
-compared with what NumPy computes, as ``equal_nan`` does: all of them, or a random choice where there are many.
+compared with what NumPy computes, as ``equal_nan`` does: all of them, or a random choice if there are many.
 """
 
 from __future__ import annotations

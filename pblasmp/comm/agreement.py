@@ -307,7 +307,7 @@ class _Vote:
             self._comm.wait(self._request, self._place)
 
     def outcome(self, instead: BaseException | None = None) -> BaseException | None:
-        """Return None, or the error that every rank raises: ``instead`` where this rank has its own."""
+        """Return None, or the error that every rank raises: ``instead`` if this rank has its own."""
         low, high, faulty = self._all.tolist()
         if not faulty and ~low == high:
             return None

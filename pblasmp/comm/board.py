@@ -120,7 +120,7 @@ class _Posted:
 
 
 def make_boards(comm: Communicator, number: int) -> list[Board] | list[None]:
-    """Return ``number`` boards of the ranks of ``comm``, each None where they cannot share memory. Collective."""
+    """Return ``number`` boards of the ranks of ``comm``, each None if they cannot share memory. Collective."""
     if comm.size == 1:
         return [None] * number
     able = len(nodes_of(comm)) == 1 and platform.machine() in _ORDERED

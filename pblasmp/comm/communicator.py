@@ -145,7 +145,7 @@ class MpiCollectives(Protocol):
         """As in ``Communicator``. Collective."""
 
 
-class _Serial:  # its arguments matter only where there are several ranks
+class _Serial:  # its arguments matter only if there are several ranks
     """One process without MPI."""
 
     rank = 0

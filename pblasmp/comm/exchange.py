@@ -224,7 +224,7 @@ class _Transfer:
         self._own = deque(self._messages(exchange._copies, limit))
         self._spare: list[Array] = []
         self._requests: list[Request] = []
-        # With each request: source (-1 where this rank sends), part to unpack, the message, its flat buffer, and the
+        # With each request: source (-1 if this rank sends), part to unpack, the message, its flat buffer, and the
         # requests of the message's earlier chunks.
         self._after: list[tuple[int, _Part | None, Array, Array | None, list[Request]]] = []
         for rank in self._incoming:

@@ -286,7 +286,7 @@ class Level3Problem:
         """Return the same routine on the same memory with F-ordered matrices only. Local.
 
         A C-ordered matrix is its F-ordered transpose: what that flips is each routine's own row of ``ROUTINES``. B
-        must have D's layout, where D is square like A, and C like D; a complex operand may have to be conjugated
+        must have D's layout if D is square like A, and C like D; a complex operand may have to be conjugated
         because BLAS knows no conjugate without a transpose. Nothing moves between ranks.
         """
         has, is_complex = self.traits, self.d.dtype.kind == "c"

@@ -365,7 +365,7 @@ class ParallelProblem:
         return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="ar"))
 
     def _typed(self, p: MatmulProblem) -> MatmulProblem:
-        """Return a product of these operands' types, with C where there is one."""
+        """Return a product of these operands' types, with C if there is one."""
         d = replace(p.d, dtype=self.out_dtype)
         c = None if self.c_dtype is None else replace(d, dtype=self.c_dtype)
         return replace(p, b=replace(p.b, dtype=self.w_dtype), d=d, c=c)

@@ -29,9 +29,9 @@ class Routine:
         hermitian: the triangle describes a Hermitian matrix; of real types, a symmetric one.
         swept_twice: D is updated by two products, A by B and B by A.
         real: the scalars that must be real for D to stay Hermitian.
-        twin: the same routine of symmetric matrices where this is the Hermitian one, and the other way round.
+        twin: the same routine of symmetric matrices if this is the Hermitian one, and the other way round.
 
-    What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, where D is
+    What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, if D is
     square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. Two flips cancel.
     """
 

@@ -181,7 +181,7 @@ class ProblemTable(_Titled, total=False):
     a: OperandTable
     b: OperandTable
     d: OperandTable
-    c: Annotated[OperandTable, Field(title="like d where nothing else is said")]
+    c: Annotated[OperandTable, Field(title="like d unless something else is said")]
     raises: Raises
 
 

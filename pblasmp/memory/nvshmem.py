@@ -89,7 +89,7 @@ class NvshmemHeap:
         """Do nothing."""
 
     def holds(self, address: int) -> int:
-        """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
         return next((s for s, nbytes in self._sizes.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:

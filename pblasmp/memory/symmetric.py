@@ -30,7 +30,7 @@ class SymmetricHeap(Protocol):
         """Withdraw all memory from a grid that is about to be destroyed. Collective over the grid."""
 
     def holds(self, address: int) -> int:
-        """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
 
     def close(self) -> None:
         """Free everything, last made first. Collective."""
@@ -90,7 +90,7 @@ class NcclWindows:
         self._deregister(grid, address)
 
     def holds(self, address: int) -> int:
-        """Return the start of the allocation that contains ``address``, 0 where there is none. Local."""
+        """Return the start of the allocation that contains ``address``, 0 if there is none. Local."""
         return next((s for s, (_, nbytes) in self._buffers.items() if s <= address < s + nbytes), 0)
 
     def close(self) -> None:

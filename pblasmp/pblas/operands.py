@@ -110,7 +110,7 @@ class Operand:
     def matrix(
         self, faults: Faults, grid: ProcessGrid, dtype: np.dtype, *, written: bool
     ) -> DistributedMatrix | None:
-        """Return sub(A) as a matrix over the memory of the local array; None where that is not possible. Local.
+        """Return sub(A) as a matrix over the memory of the local array; None if that is not possible. Local.
 
         Its local array is what the caller gave: perhaps NumPy's although the engine computes on GPUs, see ``staged``.
         """

@@ -119,7 +119,7 @@ def _rows() -> list[Routine]:
                 "sub(B) = alpha op(sub(A)) sub(B), or alpha sub(B) op(sub(A)), sub(A) being triangular",
                 level3.trmm, written="b"),
         Routine("trsm", "sdcz", trsm, triangular,
-                "sub(B) = X where op(sub(A)) X = alpha sub(B), or X op(sub(A)) = alpha sub(B), sub(A) being "
+                "sub(B) = X with op(sub(A)) X = alpha sub(B), or X op(sub(A)) = alpha sub(B), sub(A) being "
                 "triangular", level3.trsm, written="b"),
         Routine("geadd", "sdcz", "trans m n alpha A beta C", add, plus % "op(sub(A))", level3.geadd),
         Routine("tradd", "sdcz", "uplo trans m n alpha A beta C", add,
@@ -282,7 +282,7 @@ def _meaning(routine: Routine, name: str, dtype: np.dtype) -> str:
 
 def _shape_text(words: list[str]) -> str:
     if words == ["side"]:
-        return 'm x m where side is "L", n x n where it is "R"'
+        return 'm x m if side is "L", n x n if it is "R"'
     rows, cols, *option = words
     swapped = f', {cols} x {rows} unless {option[0]} is "N"' if option else ""
     return f"{rows} x {cols}{swapped}"

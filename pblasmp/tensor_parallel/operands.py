@@ -123,7 +123,7 @@ class RankArrays:
         w_turned: ``w`` is the transpose of the given array.
         ld_w: leading dimension of w as it was given.
         dtype, w_dtype, c_dtype, out_dtype: types of x, w, c and the result; local arrays may be of bytes.
-        x, c, out, bias: the other arrays; None where there is none.
+        x, c, out, bias: the other arrays; None if there is none.
         scales: with local arrays.
         shapes: of c and out before they were folded.
         shape: of the result.

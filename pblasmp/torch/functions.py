@@ -42,7 +42,7 @@ def allgather_matmul(
     algo: str = "auto",
     backward_algo: str = "auto",
 ) -> Tensor:
-    """Return this rank's columns of y = x wᵀ + bias, where the ranks hold rows of x. Collective over the context.
+    """Return this rank's columns of y = x wᵀ + bias; the ranks hold rows of x. Collective over the context.
 
     Operands may be DTensors, split as described; if x is one, so is the result. The other functions do the same.
 
@@ -96,7 +96,7 @@ def matmul_reduce_scatter(
     algo: str = "auto",
     backward_algo: str = "auto",
 ) -> Tensor:
-    """Return this rank's rows of y = x wᵀ + bias, where the ranks hold columns of x and w. Collective over the context.
+    """Return this rank's rows of y = x wᵀ + bias; the ranks hold columns of x and w. Collective over the context.
 
     Args:
         x: (T, ..., K/P), this rank's inputs.
@@ -133,7 +133,7 @@ def matmul_allreduce(
     scales: DelayedScaling | Scales | None = None,
     algo: str = "auto",
 ) -> Tensor:
-    """Return y = x wᵀ + bias on every rank, where the ranks hold columns of x and w. Collective over the context.
+    """Return y = x wᵀ + bias on every rank; the ranks hold columns of x and w. Collective over the context.
 
     Every rank is expected to use y in the same way: each has the whole gradient of y, and of the bias.
 
@@ -171,7 +171,7 @@ def matmul_allgather(
     algo: str = "auto",
     backward_algo: str = "auto",
 ) -> Tensor:
-    """Return y = x wᵀ + bias on every rank, where the ranks hold rows of w. Collective over the context.
+    """Return y = x wᵀ + bias on every rank; the ranks hold rows of w. Collective over the context.
 
     Every rank is expected to use y in the same way: each has the whole gradient of y.
 
@@ -215,7 +215,7 @@ def matmul_local(
     scales: DelayedScaling | Scales | None = None,
     backward_algo: str = "auto",
 ) -> Tensor:
-    """Return this rank's columns of y = x wᵀ + bias, where every rank has x; its gradient is summed. Collective.
+    """Return this rank's columns of y = x wᵀ + bias; every rank has x; its gradient is summed. Collective.
 
     Like ``matmul_allgather`` without the gathering: it communicates only in the backward pass.
     """
@@ -241,7 +241,7 @@ def split_matmul_allreduce(
     algo: str = "auto",
     backward_algo: str = "auto",
 ) -> Tensor:
-    """Return y = x wᵀ + bias on every rank, where every rank has x, and its columns of w. Collective.
+    """Return y = x wᵀ + bias on every rank; every rank has x, and its columns of w. Collective.
 
     Like ``matmul_allreduce`` of this rank's columns of x.
     """

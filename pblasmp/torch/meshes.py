@@ -200,7 +200,7 @@ _GRADIENTS_STAY_SPLIT = not str(torch.__version__).startswith(("2.11.", "2.12.")
 
 
 class _Local(torch.autograd.Function):
-    """``DTensor.to_local`` whose gradient has the strides of the DTensor, also where parts are uneven."""
+    """``DTensor.to_local`` whose gradient has the strides of the DTensor, also if parts are uneven."""
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:

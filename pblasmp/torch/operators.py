@@ -141,7 +141,7 @@ def check_total(form: str, y: Tensor, total: int | None) -> None:
 
 
 def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Return a backward function whose result raises an error where it would be differentiated again.
+    """Return a backward function whose result raises an error if it is differentiated again.
 
     PyTorch's ``once_differentiable`` gives zeros instead for gradients of sums, and in torch.autograd.functional.
     """

@@ -147,7 +147,7 @@ def _unit(value: Any, device: torch.device) -> Tensor:
 
 
 def _amax(tensor: Tensor) -> Tensor:
-    """Return the largest absolute value, infinity where a value is not finite. Local."""
+    """Return the largest absolute value, infinity if a value is not finite. Local."""
     if not tensor.numel():
         return tensor.new_zeros((), dtype=torch.float32)
     low, high = torch.aminmax(tensor)

@@ -32,7 +32,7 @@ class DelayedScaling(torch.nn.Module):
 
     For ``scales=`` of the layers and functions; arguments and defaults are Transformer Engine's. A layer takes a copy,
     so that one recipe serves many layers; a function uses and updates what it is given. Scales and histories are the
-    same on every rank of the context. They are updated in training mode, where gradients are enabled; in ``eval()`` and
+    same on every rank of the context. They are updated in training mode, if gradients are enabled; in ``eval()`` and
     under ``torch.no_grad()`` they stay as they are.
 
     Args:
@@ -43,7 +43,7 @@ class DelayedScaling(torch.nn.Module):
 
     Attributes:
         amax_history: (3, amax_history_len), of x, w and the gradient of y, newest first; a buffer, so that checkpoints
-            contain it. 0 where nothing was recorded.
+            contain it. 0 if nothing was recorded.
 
     Raises:
         ArgumentError: an argument has another value.
@@ -91,7 +91,7 @@ class DelayedScaling(torch.nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """What the next x, w and gradient are multiplied by, three values; 1 where nothing was recorded."""
+        """What the next x, w and gradient are multiplied by, three values; 1 if nothing was recorded."""
         how = self.margin, self.amax_compute_algo
         history = self.amax_history
         forward = units_of(history[:GRADIENT], self.operands, *how)
@@ -138,7 +138,7 @@ def units_of(history: Tensor, kind: torch.dtype, margin: int, algo: str, own: Te
         history: (tensors, steps), newest first.
         kind: the type of the 8-bit tensors.
         margin, algo: as for ``DelayedScaling``.
-        own: the tensors' own amax, for rows where nothing was recorded; without it their unit is 1. If it is
+        own: the tensors' own amax, for rows in which nothing was recorded; without it their unit is 1. If it is
             infinite, the unit is NaN, and so is the product.
     """
     amax = history[:, 0] if algo == "most_recent" else history.amax(1)

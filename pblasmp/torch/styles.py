@@ -106,7 +106,7 @@ class ColwiseParallel(_Style):
         self._expect("output_layouts", (Shard(-1), Replicate()))
         if input_layouts == Shard(0) and output_layouts == Replicate():
             raise ArgumentError(
-                "ColwiseParallel: output_layouts: expected Shard(-1) where the input is gathered"
+                "ColwiseParallel: output_layouts: expected Shard(-1) if the input is gathered"
             )
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:

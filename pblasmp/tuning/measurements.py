@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def usable(self) -> bool:
-        """Whether other products' times follow from these: not where there is nothing to compute."""
+        """Whether other products' times follow from these: not if there is nothing to compute."""
         return 0 not in self.sizes
 
     @classmethod

@@ -26,7 +26,7 @@ Array = Any
 
 
 def _sides(p: Level3Problem) -> list[Side]:
-    """Return A, and B where there is one, as n × k."""
+    """Return A, and B if there is one, as n × k."""
     sides = [Side.of(x) for x in (p.a, p.b) if x is not None]
     return [side.T for side in sides] if p.op_a != "N" else sides
 

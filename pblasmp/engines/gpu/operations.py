@@ -175,7 +175,7 @@ class CublasmpOperations:
         compute: str | None = None,
         batch: Batch | None = None,
     ) -> None:
-        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt where it can. Local.
+        """Queue ``d = alpha op_x(x) op_w(w) + beta c``; ``c`` is ``d`` by default. By cuBLASLt if it can. Local.
 
         With ``batch``, queue as many such products.
         """

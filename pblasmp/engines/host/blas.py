@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local BLAS through C pointers: SciPy's by default, MKL's where PBLASMP_BLAS=mkl asks for it.
+"""The local BLAS through C pointers: SciPy's by default, MKL's if PBLASMP_BLAS=mkl asks for it.
 
 NumPy's own product cannot add to its output or write into a sub-matrix without a temporary; BLAS can.
 """

@@ -46,7 +46,7 @@ def memory_refusal(
     Args:
         engine: where it runs.
         way: "shared", "gathered" or "panels".
-        needs: returns the operands and the extent of the summation; called only where memory decides.
+        needs: returns the operands and the extent of the summation; called only if memory decides.
         options: an algorithm asked for by name is tried even if memory seems too small.
         extra: bytes that a rank needs besides the operands.
     """

@@ -179,7 +179,7 @@ def _take(order: _Order, received: list[int]) -> None:
 
 
 def _stream(fd: int) -> Any:
-    """Open a standard stream as Python does; None where there is none."""
+    """Open a standard stream as Python does; None if there is none."""
     mine = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[fd]
     unbuffered = fd > 0 and mine.write_through
     try:

@@ -338,7 +338,7 @@ def test_sums_that_may_hang_move_no_data():
         one = Level3Problem(routine, replace(a, grid=pb.Grid(1, 1), source=(0, 0)),
                             replace(d, grid=pb.Grid(1, 1), source=(0, 0)), op_a=op)  # fmt: skip
         assert nearest_level3(one, 901) == (one, ())
-    assert "A is moved to the result's layout: cublasMpTradd may hang where it moves data" in reasons
+    assert "A is moved to the result's layout: cublasMpTradd may hang if it moves data" in reasons
     turned = Level3Problem("geadd", d, d, op_a="T")
     assert nearest_level3(turned, 1000) == (turned, ())
 

@@ -56,7 +56,7 @@ def nearest_level3(problem: Level3Problem, version: int) -> tuple[Level3Problem,
         like = replace(d if problem.op_a == "N" else d.T, ld=None)  # then each rank adds its own parts
         if not problem.a.same_places(like) or problem.a.order != like.order:
             moved["a"] = like
-            reasons["a"] = f"A is moved to the result's layout: {symbol_of(q)} may hang where it moves data"
+            reasons["a"] = f"A is moved to the result's layout: {symbol_of(q)} may hang if it moves data"
     return replace(problem, **moved), tuple(reasons.values())
 
 

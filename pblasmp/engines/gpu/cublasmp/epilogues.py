@@ -71,7 +71,7 @@ def attributes(
     """Return the attributes of a matmul descriptor that ask for ``e``. Local.
 
     Args:
-        p: the caller's product; a column-major A is the caller's B where D is in C order.
+        p: the caller's product; a column-major A is the caller's B if D is in C order.
         address: the device address of an array.
 
     Raises:

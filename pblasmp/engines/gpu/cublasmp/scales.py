@@ -22,7 +22,7 @@ _OUTPUT_SINCE = 800  # in earlier versions C may not be left out, and D cannot s
 
 
 def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int) -> None:
-    """Raise UnsupportedError where an 8-bit product cannot be computed. Local.
+    """Raise UnsupportedError if an 8-bit product cannot be computed. Local.
 
     Args:
         p: the product, of any type.
@@ -62,7 +62,7 @@ def attributes(
     """Return the attributes of a matmul descriptor for the scales. Local.
 
     Args:
-        p: the caller's product; a column-major A is the caller's B where D is in C order.
+        p: the caller's product; a column-major A is the caller's B if D is in C order.
         place: returns the device address of the scale of a name, given as an array or a number.
     """
     letters = {"a": "B", "b": "A", "d": "D"} if p.d.order == "C" else {"a": "A", "b": "B", "d": "D"}

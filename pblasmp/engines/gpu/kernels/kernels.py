@@ -368,7 +368,7 @@ class Kernels:
             stream: CuPy's.
             parts: matrices of one shape, type and leading dimension, added in this order.
             outs: where the same result is stored, here or at peers; all but the first share a leading dimension.
-            beta, c: read where beta is not 0.
+            beta, c: read if beta is not 0.
             bias: one row.
             activation: None, "relu", "gelu".
             scale, amax: addresses of one float32, 0 for none.

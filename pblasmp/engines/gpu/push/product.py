@@ -207,7 +207,7 @@ class Pushed:
     # -- receiving
 
     def _receive(self, chunks: list[tuple[int, int]], slabs: list[View]) -> None:
-        """Queue the wait for what other ranks push of these chunks, and unpack it where that is needed."""
+        """Queue the wait for what other ranks push of these chunks, and unpack it if that is needed."""
         received = [(which, chunk, part) for which, chunk in chunks for part in self._received[which][chunk]]
         self._gpu.await_flags("main", [(part.source, _flag(which, chunk)) for which, chunk, part in received])
         for which, chunk, part in received:

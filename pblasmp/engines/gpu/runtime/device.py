@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU of a rank: the one that it has made current, or the one with its number on the node.
 
-Ranks share GPUs only where NCCL is told to allow it.
+Ranks share GPUs only if NCCL is told to allow it.
 Source: NCCL's user guide, environment variables.
 """
 

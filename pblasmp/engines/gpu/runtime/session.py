@@ -60,7 +60,7 @@ class Session:
 
     Attributes:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
-        gpu: local products, kernels, and symmetric memory where there is any; None: ``why_no_gpu`` says why.
+        gpu: local products, kernels, and symmetric memory if there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
         near: the ranks of this rank's node.
         held_with: objects that the GPU may use as long as it uses this session.

@@ -195,7 +195,7 @@ def _row(form: str, name: str) -> Algorithm:
     return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
 
 
-# -- rules, from measurements on two and four H200, where nothing was measured on this machine: benchmarks/README.md
+# -- rules, from measurements on two and four H200, if nothing was measured on this machine: benchmarks/README.md
 
 _PAIR = 2
 _HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph

@@ -34,7 +34,7 @@ class _Gather(Algorithm):
 
 
 class NcclGather(_Gather):
-    """NCCL's AllGather (its Broadcasts where the ranks' tokens differ), then one product."""
+    """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""
 
     name = "nccl"
     needs_windows = False

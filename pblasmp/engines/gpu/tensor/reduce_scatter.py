@@ -45,7 +45,7 @@ class _ReduceScatter(Algorithm):
 
 
 class NcclReduceScatter(_ReduceScatter):
-    """One product, then NCCL's ReduceScatter (its Reduce to each rank where their tokens differ)."""
+    """One product, then NCCL's ReduceScatter (its Reduce to each rank if their tokens differ)."""
 
     name = "nccl"
     needs_windows = False

@@ -33,7 +33,7 @@ class Spec:
 
     Args:
         form: which of the four.
-        tokens, outputs, inputs: one number for each rank where the form splits them over the ranks ("allgather_matmul":
+        tokens, outputs, inputs: one number for each rank if the form splits them over the ranks ("allgather_matmul":
             tokens, outputs; "matmul_reduce_scatter": tokens (of D), inputs; "matmul_allreduce": inputs;
             "matmul_allgather": outputs), otherwise a single number.
         dtype, w_dtype, out_dtype, c_dtype: types of X, W, D and C.
