@@ -20,10 +20,13 @@ from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
 from ..kernels.kernels import Kernels
 
-__all__ = ["FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
+__all__ = ["FLAGS", "ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
 
 FLAGS = 64
 """How many flags every rank has from every other one."""
+
+ONE_KERNEL_FLAGS = "one_kernel flags"
+"""The symmetric buffer of the flags of ``one_kernel.cu``."""
 
 KINDS = "end", "between"
 """Barriers: of one product and the next; within a product."""
@@ -229,6 +232,9 @@ class Windows:
         self._runtime.memsetAsync(at, _FAR, 4 * len(KINDS) * self.size, stream.ptr)
         ups = int(self._up.data.ptr)
         self._runtime.memcpyAsync(at + self._first, ups, 4 * FLAGS * self.size, copy, stream.ptr)
+        counts = self.buffer(ONE_KERNEL_FLAGS)
+        if counts.nbytes:
+            self._runtime.memsetAsync(counts.peers[self.rank], _FAR, counts.nbytes, stream.ptr)
 
     def _offset(self, number: int, source: int) -> int:
         if not 0 <= number < FLAGS:

@@ -72,6 +72,16 @@ class Gpu:
         return self.kernels.multiprocessors
 
     @property
+    def capability(self) -> int:
+        """The least compute capability of all ranks' GPUs: 90 for 9.0."""
+        return int(self._session.capability)
+
+    @property
+    def shared_gpus(self) -> bool:
+        """Whether ranks share a GPU; the same on every rank."""
+        return bool(self._session.shared_gpus)
+
+    @property
     def addresses(self) -> tuple[int, int]:
         """A value that changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
         return self.generation, 0 if self.windows is None else self.windows.generation
@@ -102,6 +112,11 @@ class Gpu:
         """Return the address of a rank's symmetric buffer, as this rank sees it. Local."""
         assert self.windows is not None
         return self.windows.buffer(name).peers[rank]
+
+    def symmetric_bytes(self, name: str) -> int:
+        """Return the size of a symmetric buffer, the same on every rank. Local."""
+        assert self.windows is not None
+        return self.windows.buffer(name).nbytes
 
     def scratch(self, name: str, nbytes: int) -> int:
         """Return the address of this GPU's own buffer of that name, which all products share. Local.

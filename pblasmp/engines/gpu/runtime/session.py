@@ -60,6 +60,7 @@ class Session:
 
     Attributes:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
+        shared_gpus: whether ranks share a GPU.
         gpu: local products, kernels, and symmetric memory if there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
         near: the ranks of this rank's node.
@@ -89,7 +90,8 @@ class Session:
                 capability = int(cupy.cuda.Device(device.index).compute_capability)
                 self._stream = cupy.cuda.get_current_stream()
                 self.health = Health(comm, device, self._queues, self._raise_flags)
-            self.capability = min(comm.allgather(capability))
+            said = comm.allgather((capability, device.ranks))
+            self.capability, self.shared_gpus = min(c for c, _ in said), any(n > 1 for _, n in said)
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
@@ -148,6 +150,7 @@ class Session:
             return None, why
         peers = SimpleNamespace(
             rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy,
+            capability=self.capability, shared_gpus=self.shared_gpus,
             agreement=self.agreement, synchronize=self.synchronize, wait=self.wait,
         )  # fmt: skip
         try:

@@ -6,6 +6,11 @@ from .allgather import NcclGather, PushedGather
 from .allreduce import NcclAllReduce, OneShotAllReduce, PushedAllReduce, RingAllReduce, TwoShotAllReduce
 from .base import Algorithm
 from .gathered_output import NcclGatheredOutput, PushedGatheredOutput
+from .one_kernel import (
+    OneKernelAllReduce,
+    OneKernelGatheredOutput,
+    OneKernelReduceScatter,
+)
 from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduceScatter, StoredReduceScatter
 from .spec import Spec
 
@@ -18,6 +23,7 @@ ALGORITHMS: dict[str, dict[str, type[Algorithm]]] = {
         "pull": PulledReduceScatter,
         "store": StoredReduceScatter,
         "push": PushedReduceScatter,
+        "one_kernel": OneKernelReduceScatter,
     },
     "matmul_allreduce": {
         "nccl": NcclAllReduce,
@@ -25,7 +31,12 @@ ALGORITHMS: dict[str, dict[str, type[Algorithm]]] = {
         "two_shot": TwoShotAllReduce,
         "push": PushedAllReduce,
         "ring": RingAllReduce,
+        "one_kernel": OneKernelAllReduce,
     },
-    "matmul_allgather": {"nccl": NcclGatheredOutput, "push": PushedGatheredOutput},
+    "matmul_allgather": {
+        "nccl": NcclGatheredOutput,
+        "push": PushedGatheredOutput,
+        "one_kernel": OneKernelGatheredOutput,
+    },
 }
 """The algorithms of each form, by the names that ``algo=`` takes."""

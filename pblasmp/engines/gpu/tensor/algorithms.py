@@ -217,6 +217,8 @@ def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> 
 
     "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
     """
+    if name == "one_kernel":
+        return 0.8
     if p.return_gathered:  # cuBLASMp's algorithms do not return the gathered X
         pushes = options.repeated or p.flops >= _HIDES
         return 0.5 if (name == "push") == pushes else 0.6

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm "one_kernel": tensor-parallel products that one persistent kernel multiplies and communicates.
+
+Partial sums and results go to boxes in the owners' symmetric memory, tile by tile, followed by a flag for each. There
+are two sets of boxes and flags, for odd and for even calls. A call ends on a rank when all its peers' tiles have come,
+so no rank is two calls ahead of another, and no barrier is needed. Flags hold the number of the call and are never
+lowered.
+
+There is none for AllGather + GEMM: copy engines and a GEMM for each shard are as fast (docs/one-kernel.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ....dtypes import is_float8
+from ..kernels.one_kernel import TILE_ROWS, Job, Kernel, Tiling, tiling
+from ..kernels.views import View
+from ..peers.windows import ONE_KERNEL_FLAGS
+from ..runtime.gpu import Gpu
+from .base import Algorithm, Call
+from .spec import Spec, offsets, shares
+
+__all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
+
+_CONTROL_BYTES = 256  # at the start of the flags: this rank's count of calls
+_KINDS = 2  # of boxes and flags: parts of sums, results
+_MOST_RANKS = 16
+_ALIGN = 16  # bytes
+_HOPPER = 90
+_TYPES = "bfloat16", "float16"
+
+
+class _OneKernel(Algorithm):
+    """One kernel multiplies and communicates, tile by tile."""
+
+    name = "one_kernel"
+    starts: Sequence[int]  # of the ranks' shares of the rows
+
+    @classmethod
+    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
+        if why := super().why_not(gpu, spec):
+            return why
+        if gpu.capability != _HOPPER:
+            return "the kernel is for Hopper GPUs (compute capability 9.0)"
+        if gpu.shared_gpus:
+            return "ranks share a GPU: their kernels would wait for each other"
+        if gpu.size > _MOST_RANKS:
+            return f"the kernel is for {_MOST_RANKS} ranks at most"
+        if is_float8(spec.dtype) or {spec.dtype, spec.w_dtype, spec.out_dtype, spec.travels} != {spec.dtype}:
+            return "the kernel multiplies, sums and stores a single type"
+        if spec.dtype.name not in _TYPES:
+            return f"the kernel is for {' and '.join(_TYPES)}, not {spec.dtype.name}"
+        if not spec.transposed:
+            return "W must be outputs × inputs in memory"
+        if spec.beta != 0:
+            return "the kernel adds no C"
+        if complex(spec.alpha).imag or spec.compute is not None:
+            return "the kernel takes a real alpha and no compute type"
+        if 0 in (*spec.tokens, *spec.outputs, *spec.inputs):
+            return "a rank has no part of the product"
+        return ""
+
+    def _prepare(self) -> None:
+        self._cut()
+        rows, cols, multiplied = self._share()
+        self.tiles: Tiling = tiling(self.form, rows, cols, multiplied, self.gpu.multiprocessors)
+        self.kernel = Kernel(self.form, self.spec.dtype, self.size, self.tiles)
+
+    def _cut(self) -> None:
+        """Set ``starts``, of the ranks' shares of the rows. Local."""
+        raise NotImplementedError
+
+    def _share(self) -> tuple[int, int, int]:
+        """Return rows and columns of the largest share, and how many shares each rank multiplies. Local."""
+        high = max(stop - start for start, stop in pairwise(self.starts))
+        return high, self.spec.outputs[0], self.size
+
+    def _buffers(self) -> dict[str, int]:
+        images = _KINDS * self.size * self.tiles.count
+        return {
+            "one_kernel": 2 * images * self.tiles.image_bytes,
+            ONE_KERNEL_FLAGS: _CONTROL_BYTES + 2 * images * np.dtype(np.uint32).itemsize,
+        }
+
+    def _queue(self, call: Call) -> None:
+        gpu = self.gpu
+        gpu.use_current_stream()
+        out = self._aligned("one_kernel out", call.out, copy=False)
+        x, w = self._aligned("one_kernel x", call.x), self._aligned("one_kernel w", call.w)
+        job = self._job(call, x, w, out)
+        self.kernel.launch(job, gpu.multiprocessors, gpu.stream("main").ptr)
+        if out is not call.out:
+            gpu.copy("main", call.out, out)
+
+    def _aligned(self, name: str, matrix: View, *, copy: bool = True) -> View:
+        """Return a matrix that TMA can reach: itself, or memory of this GPU's own, to which it is copied. Local."""
+        size = matrix.dtype.itemsize
+        if not (matrix.address % _ALIGN or matrix.ld * size % _ALIGN):
+            return matrix
+        ld = -(-matrix.cols * size // _ALIGN) * _ALIGN // size
+        own = View(
+            self.gpu.scratch(name, matrix.rows * ld * size), matrix.rows, matrix.cols, ld, matrix.dtype
+        )
+        if copy:
+            self.gpu.copy("main", own, matrix)
+        return own
+
+    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+        """Return the arguments of a launch. Local."""
+        raise NotImplementedError
+
+    def _with_boxes(self, call: Call, w: View, **how: Any) -> Job:
+        gpu, flags = self.gpu, ONE_KERNEL_FLAGS
+        half = gpu.symmetric_bytes("one_kernel") // 2 // TILE_ROWS * TILE_ROWS
+        words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
+        return Job(
+            w=w, rank=self.rank, starts=self.starts, capacity=words // (2 * _KINDS * self.size),
+            control=gpu.symmetric(flags, self.rank),
+            flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
+            boxes=[[gpu.symmetric("one_kernel", rank) + odd * half for rank in range(self.size)] for odd in (0, 1)],
+            bias=call.bias, activation=self.spec.activation, alpha=float(complex(self.spec.alpha).real),
+            **how,
+        )  # fmt: skip
+
+
+class OneKernelReduceScatter(_OneKernel):
+    """One kernel: peers' tiles first, sent as they are ready; then its own, to which it adds the peers' parts."""
+
+    form = "matmul_reduce_scatter"
+
+    def _cut(self) -> None:
+        self.starts = offsets(self.spec.tokens)
+
+    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+        return self._with_boxes(call, w, x=x, d=out)
+
+
+class OneKernelAllReduce(_OneKernel):
+    """One kernel: as for GEMM + ReduceScatter, and every rank sends its sums to all peers, which copy them to D."""
+
+    form = "matmul_allreduce"
+
+    def _cut(self) -> None:
+        self.starts = offsets(shares(self.spec.tokens[0], self.size))
+
+    @classmethod
+    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
+        few = "there are fewer tokens than ranks" if spec.tokens[0] < gpu.size else ""
+        return super().why_not(gpu, spec) or few
+
+    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+        parts = [out.lines(start, stop) for start, stop in pairwise(self.starts)]
+        return self._with_boxes(
+            call, w, x=x, d=parts[self.rank],
+            copies=[None if rank == self.rank else part for rank, part in enumerate(parts)],
+        )  # fmt: skip
+
+
+class OneKernelGatheredOutput(_OneKernel):
+    """One kernel: every tile goes to D and to all peers, which copy it to their D."""
+
+    form = "matmul_allgather"
+
+    @classmethod
+    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+        """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
+        if why := super().why_not(gpu, spec):
+            return why
+        if any(n * spec.dtype.itemsize % _ALIGN for n in spec.outputs[:-1]):
+            return "every rank but the last needs a multiple of 8 outputs"
+        return ""
+
+    def _cut(self) -> None:
+        self.starts = [0, self.spec.tokens[0]]
+
+    def _share(self) -> tuple[int, int, int]:
+        return self.spec.tokens[0], max(self.spec.outputs), 1
+
+    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+        ends = offsets(self.spec.outputs)
+        parts = [out.columns(start, stop) for start, stop in pairwise(ends)]
+        return self._with_boxes(
+            call, w, x=x, d=parts[self.rank],
+            copies=[None if rank == self.rank else part for rank, part in enumerate(parts)],
+        )  # fmt: skip

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm "one_kernel" on real GPUs: sizes that fit no tile, epilogues, slow ranks, many runs, sizes in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp.dtypes import DTYPES
+from pblasmp.engines.gpu.tensor import ALGORITHMS
+
+FORMS = [form for form, kinds in ALGORITHMS.items() if "one_kernel" in kinds]
+SIZES = [
+    (1, 8, 1),
+    (5, 24, 3),
+    (96, 80, 112),
+    (131, 85, 70),
+    (300, 520, 1000),
+    (1024, 640, 264),
+    (2049, 1800, 513),
+]
+RUNS = 1000
+SLEEP = r"""
+extern "C" __global__ void sleep(long long cycles) { long long t = clock64(); while (clock64() - t < cycles) {} }
+"""
+
+
+class Product:
+    """A product of small integers, whose sums are exact; operands on the GPU, and what NumPy makes of them."""
+
+    def __init__(
+        self, ctx: pb.Context, form: str, sizes: tuple[int, int, int], dtype: str = "bfloat16"
+    ) -> None:
+        import cupy
+
+        t, n, k = sizes
+        self.ctx, self.form, self.dtype, size = ctx, form, DTYPES[dtype], ctx.size
+        if form in ("allgather_matmul", "matmul_reduce_scatter"):
+            t *= size
+        if form == "matmul_allgather":
+            n = -(-n // 8) * 8  # which it needs
+        n = n * size if form in ("allgather_matmul", "matmul_allgather") else n
+        k = k * size if form in ("matmul_reduce_scatter", "matmul_allreduce") else k
+        rng = np.random.default_rng(n + k)
+        x, w = (self._sparse(rng, shape) for shape in ((t, k), (n, k)))
+        self.bias = rng.integers(-3, 4, n).astype(float)
+        rows, inputs, outputs = (pb.tensor_parallel.shard(count, size, ctx.rank) for count in (t, k, n))
+        whole = slice(None)
+        if form == "allgather_matmul":
+            mine, weights, self.part = (rows, whole), (outputs, whole), (whole, outputs)
+        elif form == "matmul_allgather":
+            mine, weights, self.part = (whole, whole), (outputs, whole), (whole, whole)
+        else:
+            mine, weights = (whole, inputs), (whole, inputs)
+            self.part = (rows if form == "matmul_reduce_scatter" else whole, whole)
+        self.expected = (x @ w.T)[self.part]
+        of_bias = outputs if form in ("allgather_matmul", "matmul_allgather") else whole
+        self.x, self.w = (
+            cupy.asarray(np.ascontiguousarray(a).astype(self.dtype)) for a in (x[mine], w[weights])
+        )
+        self.local_bias = cupy.asarray(self.bias[of_bias].astype(self.dtype))
+        self.bias_here = self.bias[self.part[1]]
+
+    @staticmethod
+    def _sparse(rng: np.random.Generator, shape: tuple[int, int]) -> Any:
+        """At most 40 numbers a row, so that no sum needs more than 8 bits."""
+        values = rng.integers(-2, 3, shape).astype(float)
+        return values * (rng.random(shape) < 40 / max(shape[1], 40))
+
+    def __call__(self, **how: Any) -> Any:
+        return getattr(pb, self.form)(self.x, self.w, self.ctx, algo="one_kernel", **how)
+
+    def check(self, y: Any, expected: Any = None) -> None:
+        """Every rank learns of a fault on any."""
+        expected = self.expected if expected is None else expected
+        wrong = int((y.get().astype(float) != expected.astype(self.dtype).astype(float)).sum())
+        assert self.ctx.comm.allgather(wrong) == [0] * self.ctx.size, (self.form, self.x.shape, self.w.shape)
+
+
+def needs_tokens(form: str, sizes: tuple[int, int, int], ranks: int) -> bool:
+    return form == "matmul_allreduce" and sizes[0] < ranks
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sizes(ctx, form, dtype, sizes):
+    product = Product(ctx, form, sizes, dtype)
+    if needs_tokens(form, sizes, ctx.size):
+        with pytest.raises(pb.UnsupportedError, match="fewer tokens than ranks"):
+            product()
+        return
+    product.check(product())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_epilogues(ctx, form, activation):
+    product = Product(ctx, form, (300, 520, 1000))
+    y = product(bias=product.local_bias, activation=activation, alpha=0.5)
+    v = 0.5 * product.expected + product.bias_here
+    if activation == "gelu":
+        v = 0.5 * v * (1 + np.tanh(0.7978845608028654 * (v + 0.044715 * v**3)))
+        error = float(np.abs(y.get().astype(float) - v).max() / np.abs(v).max())
+        assert max(ctx.comm.allgather(error)) < 8e-3
+        return
+    if activation == "relu":
+        v = np.maximum(v, 0)
+    if form in ("matmul_reduce_scatter", "matmul_allreduce"):  # halves of odd parts are rounded on their way
+        error = float(np.abs(y.get().astype(float) - v).max() / np.abs(v).max())
+        assert max(ctx.comm.allgather(error)) < 8e-3
+        return
+    product.check(y, v)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_views_that_no_tensor_map_can_reach(ctx, form):
+    import cupy
+
+    product = Product(ctx, form, (131, 85, 70))
+    for name in ("x", "w"):
+        whole = getattr(product, name)
+        wide = cupy.zeros((whole.shape[0], whole.shape[1] + 3), whole.dtype)
+        wide[:, 1:-2] = whole
+        setattr(product, name, wide[:, 1:-2])
+    out = cupy.full((product.expected.shape[0], product.expected.shape[1] + 5), 7, product.x.dtype)
+    product(out=out[:, 3:-2])
+    product.check(out[:, 3:-2].copy())
+    around = np.concatenate([out[:, :3].get(), out[:, -2:].get()], axis=1).astype(float)
+    assert ctx.comm.allgather(bool((around == 7).all())) == [True] * ctx.size
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_slow_rank_changes_nothing(ctx, form):
+    import cupy
+
+    sleep = cupy.RawKernel(SLEEP, "sleep")
+
+    products = [Product(ctx, form, sizes) for sizes in ((300, 520, 1000), (1024, 640, 264), (131, 85, 70))]
+    for turn in range(24):
+        product = products[turn % 3]
+        if turn % ctx.size == ctx.rank:
+            sleep((1,), (1,), (4_000_000,))
+        y = product()
+        if turn % 4 == 0:
+            product.check(y)
+
+
+def test_forms_and_sizes_in_turn(ctx):
+    rng = np.random.default_rng(7)
+    products = [Product(ctx, form, sizes) for form in FORMS for sizes in ((131, 85, 70), (1024, 640, 264))]
+    plans = [pb.plan(p.form, p.x, p.w, ctx, algo="one_kernel") for p in products]
+    graphs = [plan.graph() for plan in plans]
+    for _ in range(100):
+        which = int(rng.integers(len(products)))
+        products[which].check([plans[which], graphs[which].replay][int(rng.integers(2))]())
+    for plan in plans:
+        plan.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_bits_in_every_run(ctx, form):
+    import cupy
+
+    rng = np.random.default_rng(3)
+    t, n, k = 512, 384, 256
+    product = Product(ctx, form, (t, n, k))
+    product.x, product.w = (
+        cupy.asarray(rng.standard_normal(a.shape).astype(a.dtype)) for a in (product.x, product.w)
+    )
+    with pb.plan(form, product.x, product.w, ctx, algo="one_kernel") as plan:
+        first = plan().view(np.uint16).copy()
+        differ = cupy.zeros((), np.int64)
+        for _ in range(RUNS):  # compared on the GPU, so that the host never waits
+            differ += (plan().view(np.uint16) != first).any()
+    assert ctx.comm.allgather(int(differ)) == [0] * ctx.size
