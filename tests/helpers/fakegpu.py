@@ -206,7 +206,7 @@ class FakeGpu:
         deaf: Sequence[tuple[int, int]] = (),
         current: int = 0,
         nvshmem_ranks: int = 0,
-        capability: str = "90",
+        capability: str = "89",  # no Hopper: nothing here computes what one_kernel.cu does
         nccl_version: int = 22903,
         lt: FakeLt | None = None,
     ) -> None:

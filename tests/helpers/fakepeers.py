@@ -218,6 +218,8 @@ class FakePeer:
     rank: int
     multiprocessors: int
     why_no_windows: str = ""
+    capability: int = 90
+    shared_gpus: bool = False
     synchronisations: int = 0
     names: list[str] = field(default_factory=list)
     generation: int = 0
@@ -229,6 +231,7 @@ class FakePeer:
         self._awaited = 0
         self._marks: dict[str, list[np.ndarray]] = {}
         self._met = 0
+        self._calls = 0  # of one_kernel
 
     # -- memory
 
@@ -242,6 +245,9 @@ class FakePeer:
 
     def symmetric(self, name: str, rank: int) -> int:
         return self.peers.meetings["reserve " + name, 0][rank][0]
+
+    def symmetric_bytes(self, name: str) -> int:
+        return int(self.peers.meetings["reserve " + name, 0][self.rank][1])
 
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self._scratch or self._scratch[name][1] < nbytes:
@@ -322,6 +328,10 @@ class FakePeer:
             f"{stream} follows {name}", stream, wait,
             ready=lambda: bool(seen), synchronises=synchronises,
         )  # fmt: skip
+
+    def one_kernel(self, kernel: Any, job: Any) -> None:
+        self._calls += 1
+        Call(self, kernel, job, self._calls).queue()
 
     def raise_flag(self, stream: str, rank: int, number: int) -> None:
         flag = self.peers.flags[rank, self.rank, number]
@@ -522,3 +532,100 @@ def _row(address: int, cols: int, dtype: np.dtype) -> View | None:
 
 def _number(address: int) -> list[View]:
     return [View(address, 1, 1, 1, np.dtype(np.float32))] if address else []
+
+
+class Call:
+    """What ``one_kernel.cu`` does, in two or three steps, each of which waits for all ranks' one before.
+
+    A box holds a rank's tiles as one matrix.
+    """
+
+    def __init__(self, gpu: FakePeer, kernel: Any, job: Any, epoch: int) -> None:
+        self.gpu, self.kernel, self.job = gpu, kernel, job
+        self.boxes, self.at = job.boxes[epoch & 1], gpu.peers.of
+        self.others = [rank for rank in range(gpu.size) if rank != gpu.rank]
+        arrivals = gpu.peers.arrivals
+        self.done = [arrivals.setdefault((rank, f"one_kernel {epoch}"), []) for rank in range(gpu.size)]
+
+    def box(self, owner: int, kind: int, source: int, like: View) -> View:
+        tiles = self.kernel.tiles
+        at = self.boxes[owner] + (kind * self.gpu.size + source) * tiles.count * tiles.image_bytes
+        return View(at, like.rows, like.cols, like.cols, like.dtype)
+
+    def product(self, rows: slice) -> np.ndarray:
+        x, w = (self.at(view).astype(float) for view in (self.job.x, self.job.w))
+        return self.job.alpha * (x[rows] @ w.T)
+
+    def finished(self, v: np.ndarray) -> np.ndarray:
+        v = v if self.job.bias is None else v + self.at(self.job.bias).astype(float)
+        return np.maximum(v, 0) if self.job.activation == "relu" else v
+
+    def put(self, views: Iterable[View], v: np.ndarray) -> None:
+        for view in views:
+            self.at(view)[...] = v.astype(view.dtype)
+
+    def step(self, name: str, do: Callable[[], Any], reads: Sequence[View], writes: Sequence[View]) -> None:
+        """Queue a step, after every rank's step before it."""
+        done, me = self.done, self.gpu.rank
+        number = self.steps = getattr(self, "steps", -1) + 1
+
+        def wait(clock: np.ndarray) -> None:
+            for came in done:
+                for other in came[:number]:
+                    join(clock, other)
+
+        def run(clock: np.ndarray) -> None:
+            do()
+            done[me].append(clock.copy())
+
+        ready = lambda: all(len(came) >= number for came in done)  # noqa: E731
+        self.gpu._queue(f"one_kernel {name}: flags", "main", wait, ready=ready)
+        self.gpu._queue(f"one_kernel {name}", "main", run, reads=reads, writes=writes)
+
+    def queue(self) -> None:
+        """Queue all steps."""
+        job, me = self.job, self.gpu.rank
+        outs = [job.d, *(self.box(rank, 1, me, job.d) for rank in self.others if job.copies)]
+        if self.kernel.sums:
+            self._queue_sums(outs)
+        else:
+            everything = slice(None)
+            self.step(
+                "stores",
+                lambda: self.put(outs, self.finished(self.product(everything))),
+                [job.x, job.w],
+                outs,
+            )
+        if job.copies:
+            pairs = [(job.copies[rank], self.box(me, 1, rank, job.copies[rank])) for rank in self.others]
+            self.step(
+                "copies",
+                lambda: [self.put([to], self.at(of).astype(float)) for to, of in pairs],
+                [of for _, of in pairs],
+                [to for to, _ in pairs],
+            )
+
+    def _queue_sums(self, outs: list[View]) -> None:
+        job, me = self.job, self.gpu.rank
+        share = [slice(*job.starts[rank : rank + 2]) for rank in range(self.gpu.size)]
+        like = {
+            rank: View(0, share[rank].stop - share[rank].start, job.d.cols, 0, job.d.dtype)
+            for rank in self.others
+        }
+        parts = {rank: self.box(rank, 0, me, like[rank]) for rank in self.others}
+        self.step(
+            "sends",
+            lambda: [self.put([view], self.product(share[rank])) for rank, view in parts.items()],
+            [job.x, job.w],
+            list(parts.values()),
+        )
+        mine = [self.box(me, 0, rank, job.d) for rank in self.others]
+        self.step(
+            "sums",
+            lambda: self.put(
+                outs,
+                self.finished(self.product(share[me]) + sum(self.at(view).astype(float) for view in mine)),
+            ),
+            [job.x, job.w, *mine],
+            outs,
+        )

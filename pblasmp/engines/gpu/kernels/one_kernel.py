@@ -17,7 +17,7 @@ from ....errors import StatusError
 from ..peers.windows import check_driver
 from .views import View
 
-__all__ = ["FORMS", "TILE_ROWS", "Job", "Kernel", "Tiling", "tiling"]
+__all__ = ["FORMS", "TILE_ROWS", "Job", "OneKernel", "Tiling", "tiling"]
 
 FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
 """What the kernel does, by the number that ``FORM`` has in it."""
@@ -34,7 +34,7 @@ _MAP_ALIGN_BYTES = 64
 
 # The time of a tile is that of multiplying its columns and so many more; after the last tiles come, once, the transfers
 # of as many columns. Measured on two H100.
-_TILE_COST = 48
+_TILE_COST, _NARROW_COST = 48, 72
 _LAST_TILES = {
     "matmul_reduce_scatter": 1,
     "allgather_matmul": 1,
@@ -92,10 +92,12 @@ def tiling(form: str, rows: int, cols: int, shares: int, blocks: int) -> Tiling:
         blocks: that run at once, one on a multiprocessor.
     """
 
-    def cost(width: int) -> int:
+    def cost(width: int) -> float:
         tiles = shares * -(-rows // TILE_ROWS) * -(-cols // width)
         rounds = -(-tiles // blocks)
-        return (rounds + _LAST_TILES[form]) * width + rounds * _TILE_COST
+        return (rounds + _LAST_TILES[form]) * width + rounds * (
+            _NARROW_COST if width == _WIDTHS[0] else _TILE_COST
+        )
 
     width = min(_WIDTHS, key=lambda width: (cost(width), -width))
     slots = 2 if _stages(width, 2) >= 4 else 1
@@ -143,17 +145,21 @@ class Job:
 _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2}
 
 
-class Kernel:
+class OneKernel:
     """The kernel for one form, type, number of ranks and tiling, on the current GPU. Local.
 
     Raises:
         StatusError: NVRTC or the driver refuses it.
+
+    Attributes:
+        tiles: the tiling.
+        sums: whether ranks add parts of each other's.
     """
 
     def __init__(self, form: str, dtype: np.dtype, ranks: int, tiles: Tiling) -> None:
         from cuda.bindings import driver
 
-        self._driver, self.ranks, self.tiles, self.form = driver, ranks, tiles, form
+        self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
         cubin = compiled(form, dtype.name, ranks, tiles.width, tiles.slots, tiles.stages)
         status, self._module = driver.cuModuleLoadData(cubin)
         check_driver((status,))

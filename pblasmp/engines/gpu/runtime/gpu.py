@@ -16,6 +16,7 @@ import numpy as np
 from ....errors import UnsupportedError
 from ..kernels.kernels import Kernels
 from ..kernels.lt import PLAIN, Finish, LocalProducts, Op
+from ..kernels.one_kernel import Job, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, check_driver, nccl_handle, open_windows
 
@@ -253,6 +254,10 @@ class Gpu:
             self.stream(stream).ptr, x, w, d,
             op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
+
+    def one_kernel(self, kernel: OneKernel, job: Job) -> None:
+        """Launch a kernel that multiplies and communicates, on the main stream. Local to queue, collective to run."""
+        kernel.launch(job, self.multiprocessors, self.stream("main").ptr)
 
     def push(self, stream: str, to: View, of: View, count: int = 1, steps: tuple[int, int] = (0, 0)) -> None:
         """Copy a matrix from or to a peer, by a copy engine. Local.

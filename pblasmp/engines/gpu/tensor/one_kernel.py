@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....dtypes import is_float8
-from ..kernels.one_kernel import TILE_ROWS, Job, Kernel, Tiling, tiling
+from ..kernels.one_kernel import TILE_ROWS, Job, OneKernel, Tiling, tiling
 from ..kernels.views import View
 from ..peers.windows import ONE_KERNEL_FLAGS
 from ..runtime.gpu import Gpu
@@ -70,7 +70,7 @@ class _OneKernel(Algorithm):
         self._cut()
         rows, cols, multiplied = self._share()
         self.tiles: Tiling = tiling(self.form, rows, cols, multiplied, self.gpu.multiprocessors)
-        self.kernel = Kernel(self.form, self.spec.dtype, self.size, self.tiles)
+        self.kernel = OneKernel(self.form, self.spec.dtype, self.size, self.tiles)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""
@@ -94,7 +94,7 @@ class _OneKernel(Algorithm):
         out = self._aligned("one_kernel out", call.out, copy=False)
         x, w = self._aligned("one_kernel x", call.x), self._aligned("one_kernel w", call.w)
         job = self._job(call, x, w, out)
-        self.kernel.launch(job, gpu.multiprocessors, gpu.stream("main").ptr)
+        gpu.one_kernel(self.kernel, job)
         if out is not call.out:
             gpu.copy("main", call.out, out)
 

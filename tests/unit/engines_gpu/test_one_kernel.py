@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm "one_kernel" without its kernel: tiles, packed arguments, boxes of odd and even calls, what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblasmp.dtypes import DTYPES
+from pblasmp.engines.gpu.kernels import one_kernel as kernels
+from pblasmp.engines.gpu.kernels.one_kernel import FORMS, TILE_ROWS, Job, OneKernel, tiling
+from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.tensor import ALGORITHMS, Spec
+from pblasmp.engines.gpu.tensor import one_kernel as algorithms
+from pblasmp.engines.gpu.tensor.spec import offsets, shares
+from tests.helpers.fakepeers import Fault, Peers
+
+HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
+SHARED_BYTES = 232448  # of a block on Hopper
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Tiles that the model's memory holds, and no compiler."""
+    monkeypatch.setattr(kernels, "TILE_ROWS", 8)
+    monkeypatch.setattr(kernels, "_WIDTHS", (16,))
+    monkeypatch.setattr(
+        algorithms,
+        "OneKernel",
+        lambda form, dtype, ranks, tiles: SimpleNamespace(tiles=tiles, sums=form != "matmul_allgather"),
+    )
+
+
+class Product:
+    """A product of whole numbers, and the ranks' parts of it."""
+
+    def __init__(
+        self, peers: Peers, form: str, sizes: tuple[int, int, int], dtype: Any = HALF, **how: Any
+    ) -> None:
+        self.peers, self.form, size = peers, form, peers.size
+        (t, n, k), self.bias = sizes, how.pop("bias", None)
+        split = {
+            "matmul_reduce_scatter": ("tokens", "inputs"), "matmul_allreduce": ("inputs",),
+            "matmul_allgather": ("outputs",),
+        }[form]  # fmt: skip
+        parts = {
+            name: how.pop(name, shares(total, size)) if name in split else (total,)
+            for name, total in (("tokens", t), ("outputs", n), ("inputs", k))
+        }
+        self.spec = Spec(form, **parts, dtype=dtype, w_dtype=dtype, out_dtype=dtype, c_dtype=dtype, **how)
+        rng = np.random.default_rng(t + n + k)
+        self.x, self.w = rng.integers(-2, 3, (t, k)), rng.integers(-2, 3, (n, k))
+
+    def _cut(self, name: str, rank: int) -> slice:
+        parts = getattr(self.spec, name)
+        return slice(None) if len(parts) == 1 else slice(*offsets(parts)[rank : rank + 2])
+
+    def run(self, times: int = 1, seed: int | None = 0, gap: int = 0) -> None:
+        """Queue it on every rank, run it, and compare; rows are ``gap`` entries further apart than they must be."""
+        outs, dtype = [], self.spec.dtype
+        made = [ALGORITHMS[self.form]["one_kernel"](gpu, self.spec) for gpu in self.peers.gpus]
+        for rank, gpu in enumerate(self.peers.gpus):
+            tokens, outputs, inputs = (self._cut(name, rank) for name in ("tokens", "outputs", "inputs"))
+            x, w = self.x[:, inputs].astype(dtype), self.w[outputs, inputs].astype(dtype)
+            rows = tokens if self.form == "matmul_reduce_scatter" else slice(None)
+            expected = self.spec.alpha * (self.x @ self.w.T)[rows]
+            put = self.peers.array
+            bias = None
+            if self.bias is not None:
+                bias = put(rank, self.bias[None, outputs].astype(dtype))
+                expected = expected + self.bias
+            if self.spec.activation:
+                expected = np.maximum(expected, 0)
+            ld = lambda cols: -(-cols // 8) * 8 + gap  # noqa: E731
+            x, w = put(rank, x, ld=ld(x.shape[1])), put(rank, w, ld=ld(w.shape[1]))
+            for _ in range(times):
+                out = put(rank, np.full(expected.shape, 77).astype(dtype), ld=ld(expected.shape[1]))
+                made[rank].run(x, w, None, out, bias)
+                gpu.use(x, w, out, *([] if bias is None else [bias]))
+                outs.append((out.values, expected))
+        self.peers.run(seed)
+        for out, expected in outs:
+            np.testing.assert_array_equal(out.astype(float), expected.astype(float))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("sizes", [(13, 40, 12), (30, 72, 9)])
+def test_products(small, form, size, sizes):
+    t, n, k = sizes
+    outputs = {"outputs": (*[8] * (size - 1), n - 8 * (size - 1))} if form == "matmul_allgather" else {}
+    Product(Peers(size), form, (t, n, k), **outputs).run()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_epilogue(small, form):
+    outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
+    bias = np.arange(-20, 20)
+    Product(Peers(2), form, (13, 40, 12), bias=bias, activation="relu", alpha=2, **outputs).run()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", [1, 2, 3, None])
+def test_call_after_call_without_a_barrier(small, form, seed):
+    """In any order that the flags allow: no rank's box is overwritten before it was read."""
+    outputs = {"outputs": (16, 16, 8)} if form == "matmul_allgather" else {}
+    Product(Peers(3), form, (9, 40, 6), **outputs).run(times=4, seed=seed)
+
+
+def test_one_set_of_boxes_would_be_a_race(small, monkeypatch):
+    """The model is not blind: with one set for all calls, a fast rank overwrites what a slow one still reads."""
+    real = algorithms.Job
+
+    def run() -> None:
+        for seed in range(20):
+            Product(Peers(3), "matmul_reduce_scatter", (9, 40, 6)).run(times=4, seed=seed)
+
+    monkeypatch.setattr(
+        algorithms, "Job", lambda **how: real(**(how | {"boxes": [how["boxes"][0], how["boxes"][0]]}))
+    )
+    with pytest.raises(Fault, match="being"):
+        run()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memory_that_no_tensor_map_reaches_is_copied(small, form):
+    outputs = {"outputs": (16, 24)} if form == "matmul_allgather" else {}
+    Product(Peers(2), form, (13, 40, 12), **outputs).run(times=2, gap=3)
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ({"dtype": DTYPES["float32"]}, "for bfloat16 and float16"),
+    ({"out_dtype": DTYPES["float32"]}, "a single type"),
+    ({"comm_dtype": DTYPES["float32"]}, "a single type"),
+    ({"transposed": False}, "outputs × inputs"),
+    ({"beta": 1}, "adds no C"),
+    ({"alpha": 1j}, "real alpha"),
+    ({"compute": "float32"}, "no compute type"),
+    ({"inputs": (8, 0)}, "no part of the product"),
+    ({"tokens": (1,)}, "fewer tokens than ranks"),
+])  # fmt: skip
+def test_what_is_refused(how, why):
+    gpu = Peers(2).gpus[0]
+    kind, of_all = ALGORITHMS["matmul_allreduce"]["one_kernel"], how.get("dtype", BFLOAT)
+    types = dict.fromkeys(("dtype", "w_dtype", "out_dtype", "c_dtype"), of_all)
+    spec = {"tokens": (64,), "outputs": (48,), "inputs": (8, 8)} | types
+    if "dtype" not in how:
+        assert kind.why_not(gpu, Spec("matmul_allreduce", **spec)) == ""
+    assert why in kind.why_not(gpu, Spec("matmul_allreduce", **(spec | how)))
+
+
+def test_which_gpus_are_refused():
+    kind = ALGORITHMS["matmul_reduce_scatter"]["one_kernel"]
+    spec = Spec("matmul_reduce_scatter", (8, 8), (48,), (8, 8), BFLOAT, BFLOAT, BFLOAT, BFLOAT)
+    for name, value, why in (
+        ("capability", 100, "Hopper"), ("shared_gpus", True, "share a GPU"), ("why_no_windows", "too far", "too far"),
+    ):  # fmt: skip
+        gpu = Peers(2).gpus[0]
+        assert kind.why_not(gpu, spec) == ""
+        setattr(gpu, name, value)
+        assert why in kind.why_not(gpu, spec)
+    odd = Spec("matmul_allgather", (8,), (12, 12), (8,), BFLOAT, BFLOAT, BFLOAT, BFLOAT)
+    assert "multiple of 8 outputs" in ALGORITHMS["matmul_allgather"]["one_kernel"].why_not(
+        Peers(2).gpus[0], odd
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 1), (128, 64), (129, 65), (2048, 1792), (4096, 3584), (8192, 6656)]
+)
+@pytest.mark.parametrize("blocks", [1, 114, 132])
+def test_tiles_cover_all_and_fit(form, rows, cols, blocks):
+    tiles = tiling(form, rows, cols, 2, blocks)
+    assert tiles.row_blocks * TILE_ROWS >= rows > (tiles.row_blocks - 1) * TILE_ROWS
+    assert tiles.col_blocks * tiles.width >= cols > (tiles.col_blocks - 1) * tiles.width
+    assert tiles.stages >= 3
+    assert tiles.shared_bytes <= SHARED_BYTES
+
+
+def test_tiles_fill_the_multiprocessors():
+    assert tiling("matmul_reduce_scatter", 512, 1024, 2, 132).width == 64  # 128 tiles, one round
+    assert tiling("matmul_reduce_scatter", 2048, 1792, 2, 132).width == 224  # 256 tiles, two rounds
+    assert tiling("matmul_allreduce", 2048, 1792, 2, 132).width == 128  # sums travel, too: smaller last tiles
+
+
+class _Packed(ctypes.Structure):
+    """``struct Job`` of the kernel, for three ranks."""
+
+    _fields_ = (
+        ("maps", ctypes.c_char * 128 * 3), ("control", ctypes.c_uint64), ("flags", ctypes.c_uint64 * 3),
+        ("boxes", ctypes.c_uint64 * 3 * 2), ("copy_to", ctypes.c_uint64 * 3), ("bias", ctypes.c_uint64),
+        ("copy_rows", ctypes.c_int * 3), ("copy_cols", ctypes.c_int * 3), ("starts", ctypes.c_int * 4),
+        ("row_blocks", ctypes.c_int), ("col_blocks", ctypes.c_int), ("steps", ctypes.c_int), ("rank", ctypes.c_int),
+        ("cols", ctypes.c_int), ("copy_ld", ctypes.c_int), ("capacity", ctypes.c_int), ("tiles", ctypes.c_int),
+        ("activation", ctypes.c_int), ("bias_is_float", ctypes.c_int), ("alpha", ctypes.c_float),
+    )  # fmt: skip
+
+
+def test_packed_arguments():
+    """Against a declaration of the kernel's structure; the kernel itself asserts its size."""
+    kernel = object.__new__(OneKernel)
+    kernel.ranks, kernel.tiles = 3, tiling("matmul_allreduce", 40, 72, 3, 132)
+    kernel._map = lambda matrix, box: f"{matrix.address} {box}".encode().ljust(128)  # type: ignore[method-assign]
+    x, w, d = View(1, 120, 100, 104, HALF), View(2, 72, 100, 104, HALF), View(3, 40, 72, 80, HALF)
+    copies = [View(10, 40, 72, 80, HALF), None, View(12, 39, 72, 80, HALF)]
+    job = Job(x, w, d, [0, 40, 80, 119], 20, [21, 22, 23], [[30, 31, 32], [40, 41, 42]], 7, 1, copies,
+              View(50, 1, 72, 72, np.dtype(np.float32)), "gelu", 0.5)  # fmt: skip
+    packed = kernel._packed(job)
+    assert len(packed) == kernels.job_bytes(3) == -(-ctypes.sizeof(_Packed) // 64) * 64
+    got = _Packed.from_buffer_copy(packed)
+    width, chunk = kernel.tiles.width, kernel.tiles.chunk
+    assert [bytes(each).decode().strip() for each in got.maps] == [
+        "1 (128, 64)", f"2 ({width}, 64)", f"3 (128, {chunk})",
+    ]  # fmt: skip
+    assert (got.control, list(got.flags), [list(b) for b in got.boxes]) == (20, [21, 22, 23], job.boxes)
+    assert (list(got.copy_to), got.bias, got.bias_is_float) == ([10, 0, 12], 50, 1)
+    assert (list(got.copy_rows), list(got.copy_cols), got.copy_ld) == ([40, 0, 39], [72, 0, 72], 80)
+    assert (list(got.starts), got.steps, got.rank, got.cols) == ([0, 40, 80, 119], 2, 1, 72)
+    assert (got.capacity, got.tiles, got.activation, got.alpha) == (7, kernel.tiles.count, 2, 0.5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_source_has_its_macros(form):
+    text = kernels.source(form, "float16", 4, 128, 2, 5)
+    head, body = text.split("// SPDX", 1)
+    assert f"#define FORM {FORMS.index(form)}\n" in head
+    assert "m64n128k16.f32.f16.f16" in head
+    assert head.count('"+f"') == 64
+    assert all(f"#define {name} " not in body for name in ("FORM", "RANKS", "BN", "STAGES", "SLOTS"))
