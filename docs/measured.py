@@ -38,6 +38,7 @@ TITLES = {
     "rounding": "Errors by where sums are rounded",
     "cholesky": "Cholesky factorisation",
     "tensor_parallel": "Tensor-parallel products: ",
+    "one_kernel": "Products and collectives in one kernel, as CUDA graphs",
     "transformer": "Transformer blocks in training",
     "gpu_matmul-2d": "2D block-cyclic products",
     "gpu_matmul-layouts": "2D block-cyclic products by op and layout",

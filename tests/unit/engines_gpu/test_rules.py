@@ -21,7 +21,8 @@ H200 = SimpleNamespace(multiprocessors=132)
 def taken(
     form: str, size: int, sizes: tuple[int, int, int], *, plan: bool, refused: Collection[str] = ()
 ) -> str:
-    """The algorithm of least cost for tokens, outputs and inputs of all ranks together."""
+    """The algorithm of least cost for tokens, outputs and inputs of all ranks together, on GPUs before Hopper."""
+    refused = {"one_kernel", *refused}
     tokens, outputs, inputs = sizes
     scatters, gathers = form == "matmul_reduce_scatter", form == "allgather_matmul"
     sums = scatters or form == "matmul_allreduce"
@@ -116,3 +117,26 @@ def test_allgather_and_gemm(size, inputs, in_plan):
 
 def test_many_inputs_of_a_small_product_hide_nothing():
     assert taken("matmul_allgather", 4, (512, 512, 8192), plan=True) == "nccl"  # 0.4e10 operations
+
+
+@pytest.mark.parametrize(("form", "size", "sizes", "plan", "fastest"), [
+    ("matmul_reduce_scatter", 2, (8192, 3584, 8192), True, True),
+    ("matmul_reduce_scatter", 2, (4096, 6656, 16384), True, False),  # 8.9e11 operations
+    ("matmul_reduce_scatter", 2, (4096, 1792, 4096), False, False),  # not as a graph
+    ("matmul_reduce_scatter", 4, (4096, 1792, 4096), True, False),
+    ("matmul_allreduce", 2, (8192, 1792, 4096), True, True),
+    ("matmul_allreduce", 2, (8192, 3584, 8192), True, False),
+    ("matmul_allgather", 2, (1024, 1024, 1024), True, True),
+    ("matmul_allgather", 2, (8192, 3584, 8192), True, False),
+])  # fmt: skip
+def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, plan, fastest):
+    tokens, outputs, inputs = sizes
+    gathers = form == "matmul_allgather"
+    p = ParallelProblem(
+        form, tokens=(tokens,) * size, inputs=(inputs if gathers else inputs // size,) * size,
+        outputs=(outputs // size if gathers else outputs,) * size,
+        rows=(tokens // size if form == "matmul_reduce_scatter" else tokens,) * size,
+        dtype=HALF, w_dtype=HALF, out_dtype=HALF,
+    )  # fmt: skip
+    costs = {name: parallel._cost(name, p, Options(repeated=plan), H200) for name in ALGORITHMS[form]}
+    assert (min(costs, key=costs.__getitem__) == "one_kernel") is fastest

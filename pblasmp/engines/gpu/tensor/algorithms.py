@@ -209,6 +209,8 @@ _PULLS = 2.5e10  # operations per rank below which GEMM + ReduceScatter is one G
 _STORES = 7.5e10  # and below which, on more than two ranks, GEMMs store the parts where they are added
 _ONE_SHOT_BYTES = 512 << 10  # results that more than two ranks add one by one
 _ONE_SHOT_WAVES = 4
+_ONE_KERNEL = {"matmul_reduce_scatter": 6e11, "matmul_allreduce": 2.5e11, "matmul_allgather": 2.5e11}
+"""Operations of both ranks up to which one kernel is the fastest, on two H100."""
 _RING_WAVES = 3  # waves from which on two GPUs add in the product's epilogue, if they can
 
 
@@ -217,8 +219,9 @@ def _cost(name: str, p: ParallelProblem, options: Options, session: Session) -> 
 
     "ring" gets less than the best one if it is faster: it is not the best one, as it cannot compute every product.
     """
-    if name == "one_kernel":
-        return 0.8
+    if name == "one_kernel":  # as a graph; elsewhere only measurements choose it
+        fastest = options.repeated and p.size == _PAIR and p.flops < _ONE_KERNEL[p.form]
+        return 0.3 if fastest else 0.8
     if p.return_gathered:  # cuBLASMp's algorithms do not return the gathered X
         pushes = options.repeated or p.flops >= _HIDES
         return 0.5 if (name == "push") == pushes else 0.6

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time tensor-parallel products as CUDA graphs, by every algorithm: ``mpirun -n 2 python3 benchmarks/one_kernel.py``.
+
+One rank per GPU. The ranks start together; the slowest one's time counts, on the device's clock. Beside pblasmp's
+algorithms: PyTorch's GEMM and NCCL's collective one after the other, and the GEMM alone. Every result is checked.
+NVLink multicast is never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import pblasmp as pb
+from benchmarks import results
+
+FORMS = ("matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
+SHAPES = (
+    (1024, 1024, 1024), (2048, 2048, 2048), (4096, 1792, 4096), (8192, 1792, 4096), (16384, 1792, 4096),
+    (4096, 3584, 8192), (8192, 3584, 8192), (4096, 6656, 16384),
+)  # fmt: skip
+ALGORITHMS = {
+    "matmul_reduce_scatter": ("pull", "store", "push", "one_kernel"),
+    "matmul_allreduce": ("one_shot", "push", "ring", "one_kernel"),
+    "matmul_allgather": ("nccl", "push", "one_kernel"),
+}
+GEMM, NCCL = "the GEMM alone", "NCCL + cuBLAS"
+CYCLES = 150_000  # that every rank's GPU sleeps while the host queues what is timed
+WORST = 1e-2  # relative error in bfloat16
+
+
+class Clock:
+    """Times CUDA graphs on all ranks."""
+
+    def __init__(self, ctx: pb.Context, rounds: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.ctx, self.rounds, self.torch, self.dist = ctx, rounds, torch, dist
+
+    @contextmanager
+    def stream(self) -> Iterator[Any]:
+        """A new stream, current in the block, whose work is waited for."""
+        stream = self.torch.cuda.Stream()
+        self.torch.cuda.synchronize()
+        with self.torch.cuda.stream(stream):
+            yield stream
+        stream.synchronize()
+
+    def recorded(self, queue: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what replays PyTorch's work as a graph."""
+        with self.stream():
+            queue()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            queue()
+        return graph.replay
+
+    def seconds(self, replay: Callable[[], Any]) -> list[float]:
+        """Return the slowest rank's time of each round, in seconds. Collective."""
+        event, found = self.torch.cuda.Event, []
+        with self.stream() as stream:
+            for turn in range(self.rounds + 2):
+                self.dist.barrier()
+                start, stop = event(enable_timing=True), event(enable_timing=True)
+                self.torch.cuda._sleep(CYCLES)
+                start.record()
+                replay()
+                stop.record()
+                stream.synchronize()
+                if turn > 1:  # the first ones warm up
+                    found.append(start.elapsed_time(stop) / 1e3)
+        return [max(each) for each in zip(*self.ctx.comm.allgather(found), strict=True)]
+
+
+class Case:
+    """One product: this rank's operands, what PyTorch and NCCL do, and the right result."""
+
+    def __init__(self, clock: Clock, form: str, tokens: int, outputs: int, inputs: int) -> None:
+        torch, dist, ctx = clock.torch, clock.dist, clock.ctx
+        self.form, self.clock, size = form, clock, ctx.size
+        gathers = form == "matmul_allgather"
+        x = (tokens, inputs if gathers else inputs // size)
+        w = (outputs // size, inputs) if gathers else (outputs, inputs // size)
+        make = lambda seed, shape: torch.randn(  # noqa: E731
+            shape, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(seed)
+        )
+        self.x, self.w = make(0 if gathers else 1 + ctx.rank, x), make(100 + ctx.rank, w)
+        partial = torch.empty(tokens, w[0], device="cuda", dtype=torch.bfloat16)
+        gathered = torch.empty(size * tokens, w[0], device="cuda", dtype=torch.bfloat16)
+        part = torch.empty(tokens // size, w[0], device="cuda", dtype=torch.bfloat16)
+        self.gemm = lambda: torch.mm(self.x, self.w.t(), out=partial)
+        collective = {
+            "matmul_reduce_scatter": lambda: dist.reduce_scatter_tensor(part, partial),
+            "matmul_allreduce": lambda: dist.all_reduce(partial),
+            "matmul_allgather": lambda: dist.all_gather_into_tensor(gathered, partial),
+        }[form]
+        self.nccl = lambda: (self.gemm(), collective())
+        if gathers:
+            whole = torch.empty(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+            dist.all_gather_into_tensor(whole, self.w)
+            self.right = self.x.float() @ whole.float().t()
+        else:
+            self.right = self.x.float() @ self.w.float().t()
+            dist.all_reduce(self.right)
+            if form == "matmul_reduce_scatter":
+                rows = tokens // size
+                self.right = self.right[ctx.rank * rows : (ctx.rank + 1) * rows]
+        torch.cuda.synchronize()
+
+    def time(self, algo: str) -> list[float] | str:
+        """Return the times of an algorithm of pblasmp, or why there are none. Collective."""
+        clock, ctx = self.clock, self.clock.ctx
+        try:
+            with pb.plan(getattr(pb, self.form), self.x, self.w, ctx, algo=algo) as plan:
+                with clock.stream():
+                    y, graph = plan(), plan.graph()
+                times = clock.seconds(graph.replay)
+                error = max(ctx.comm.allgather(float((y.float() - self.right).norm() / self.right.norm())))
+        except pb.PblasmpError as refused:
+            return str(refused)
+        return times if error < WORST else f"wrong: relative error {error:.1e}"
+
+
+def row(case: Case, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Return a row of the results, and print it. Collective."""
+    clock, seconds = case.clock, {}
+    seconds[GEMM], seconds[NCCL] = (clock.seconds(clock.recorded(f)) for f in (case.gemm, case.nccl))
+    failed = {}
+    for algo in ALGORITHMS[case.form]:
+        times = case.time(algo)
+        (failed if isinstance(times, str) else seconds)[algo] = times
+    if clock.ctx.rank == 0:
+        told = [f"{name} {median(times) * 1e6:.0f}" for name, times in seconds.items()]
+        print(
+            case.form,
+            *shape,
+            "us:",
+            "; ".join([*told, *(f"{k}: {v}" for k, v in failed.items())]),
+            flush=True,
+        )
+    tokens, outputs, inputs = shape
+    told = {"failed": failed} if failed else {}
+    return {
+        "case": {"form": case.form, "tokens": tokens, "outputs": outputs, "inputs": inputs},
+        "seconds": seconds, "flops": 2 * tokens * outputs * inputs, **told,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    results.add_option(parser)
+    options = parser.parse_args()
+    with pb.Context(engine="cublasmp") as ctx:
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.set_device(ctx.engine.device)
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
+        dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
+        clock = Clock(ctx, options.rounds)
+        rows = [row(Case(clock, form, *shape), shape) for form in options.forms for shape in SHAPES]
+        directory = results.directory_of(options)
+        if ctx.rank == 0 and directory is not None:
+            run = results.Run(
+                benchmark="one_kernel", date=results.today(), commit=results.this_commit(), ranks=ctx.size,
+                gpus=ctx.size, **results.facts(ctx), options=results.options_of(options), reference="",
+                sample="all", rows=rows,
+            )  # fmt: skip
+            results.save(run, directory)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
