@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -45,8 +47,9 @@ __all__ = ["Runtime"]
 Matrix = TypeVar("Matrix")
 
 _MANY = 1000
-_names = itertools.count(1)
 _by_name: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_groups: dict[tuple[tuple[str, int], ...], int] = {}
+"""Groups of processes, numbered in the order in which this one first met them."""
 
 
 class Runtime(Generic[Matrix]):
@@ -102,22 +105,31 @@ class Runtime(Generic[Matrix]):
             else:
                 leave(self.control, error)
             raise
-        self.name = f"{next(_names)}: rank {self.rank} of {self.size}"
+        self.name = _free_name(self.engine.name, self.comm)
         _by_name[self.name] = self
         self._open = True
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return the context of this process that has this name. Local.
+        """Return the open context that has this name, or else one with the same ranks and engine. Local.
+
+        Compiled code holds the name as a constant, and may be run again in a later context.
 
         Raises:
-            ClosedError: there is none any more.
+            ClosedError: there is none.
         """
-        try:
-            found: Self = _by_name[name]
-            return found
-        except KeyError:
-            raise ClosedError(f"context {name} is gone") from None
+        found: Self | None = _by_name.get(name)
+        if found is None or not found._open:
+            ranks = name.partition("#")[0]
+            alike = (ctx for ctx in cls.all_open() if ctx.name.partition("#")[0] == ranks)
+            found = next(alike, found)
+        if found is None:
+            raise ClosedError(
+                f"no open context is {name.partition(' #')[0]}: open one with the same ranks and engine to run code "
+                "that was compiled for it"
+            )
+        found.check_open()
+        return found
 
     @classmethod
     def all_open(cls) -> list[Self]:
@@ -287,6 +299,20 @@ class Runtime(Generic[Matrix]):
     def release(self, child: Closable) -> None:
         """Forget a child that has closed itself. Local."""
         self._children.remove(child)
+
+
+def _free_name(engine: str, comm: Communicator) -> str:
+    """Return a name for a context: the same as an earlier one's that is closed and had these ranks. Collective.
+
+    Compiled code has the name as a constant. A name is never that of two open contexts.
+    """
+    group = _groups.setdefault(tuple(comm.allgather((socket.gethostname(), os.getpid()))), len(_groups) + 1)
+    ranks = f"rank {comm.rank} of {comm.size} on {engine}, group {group} #"
+    return next(
+        name
+        for number in itertools.count(1)
+        if (found := _by_name.get(name := f"{ranks}{number}")) is None or not found._open
+    )
 
 
 def _measured(comm: Communicator, engine: Engine) -> Measured:

@@ -23,9 +23,20 @@ except ModuleNotFoundError as error:
         f"pblasmp.torch needs PyTorch ({error}): {install('torch')}", name=error.name
     ) from None
 
+from .draws import initialize
 from .functions import allgather_matmul, matmul_allgather, matmul_allreduce, matmul_reduce_scatter
+from .fused import FusedColumnParallelLinear
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import init_process_group
+from .regions import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+    scatter_to_tensor_model_parallel_region,
+)
 from .scaling import DelayedScaling
 from .styles import ColwiseParallel, RowwiseParallel, SequenceParallel
 from .vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
@@ -34,14 +45,23 @@ __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
     "DelayedScaling",
+    "FusedColumnParallelLinear",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",
     "VocabParallelEmbedding",
     "allgather_matmul",
+    "copy_to_tensor_model_parallel_region",
+    "gather_from_sequence_parallel_region",
+    "gather_from_tensor_model_parallel_region",
     "init_process_group",
+    "initialize",
     "matmul_allgather",
     "matmul_allreduce",
     "matmul_reduce_scatter",
+    "reduce_from_tensor_model_parallel_region",
+    "reduce_scatter_to_sequence_parallel_region",
+    "scatter_to_sequence_parallel_region",
+    "scatter_to_tensor_model_parallel_region",
     "vocab_parallel_cross_entropy",
 ]

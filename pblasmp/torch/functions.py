@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from ..errors import ArgumentError, ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError, LayoutError, PblasmpError
 from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from . import operators
@@ -67,23 +67,7 @@ def allgather_matmul(
         UnsupportedError: there is no such algorithm, or it refuses the product; raised on every rank, for
             ``backward_algo`` perhaps only in the backward pass. This holds for the other functions, too.
     """
-    split = _Split(0, 0, 0, -1)
-    _check("allgather_matmul", x, w, ctx, bias, split, scales, algo, backward_algo)
-    needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
-    tokens = x.shape[0] if isinstance(x, DTensor) else None
-    if tokens is None and torch.compiler.is_compiling():  # which has to know the result's shape
-        tokens = x.shape[0] * ctx.size
-    by_rule = needs_x or tokens is not None
-    operands = local(x), local(w), _local(bias)
-    if scales is not None:
-        y = scaled_product(
-            "allgather_matmul", *operands, ctx, scales, algo, backward_algo, by_rule=by_rule, total=tokens
-        )
-    else:
-        y, _ = operators.allgather_matmul(
-            *operands, ctx.name, False, needs_w, by_rule, tokens, algo, backward_algo
-        )
-    return _like(x, w, y, split)
+    return _multiply("allgather_matmul", x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def matmul_reduce_scatter(
@@ -114,14 +98,7 @@ def matmul_reduce_scatter(
     Raises:
         ArgumentError: shapes or types do not fit; raised on every rank.
     """
-    split = _Split(-1, 1, None, 0)
-    _check("matmul_reduce_scatter", x, w, ctx, bias, split, scales, algo, backward_algo)
-    operands = local(x), local(w), _local(bias)
-    if scales is None:
-        y = operators.matmul_reduce_scatter(*operands, ctx.name, False, algo, backward_algo)
-    else:
-        y = scaled_product("matmul_reduce_scatter", *operands, ctx, scales, algo, backward_algo)
-    return _like(x, w, y, split)
+    return _multiply("matmul_reduce_scatter", x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def matmul_allreduce(
@@ -151,14 +128,7 @@ def matmul_allreduce(
     Raises:
         ArgumentError: shapes or types do not fit; raised on every rank.
     """
-    split = _Split(-1, 1, None, None)
-    _check("matmul_allreduce", x, w, ctx, bias, split, scales, algo, "auto")
-    operands = local(x), local(w), _local(bias)
-    if scales is None:
-        y = operators.matmul_allreduce(*operands, ctx.name, False, algo)
-    else:
-        y = scaled_product("matmul_allreduce", *operands, ctx, scales, algo, "auto")
-    return _like(x, w, y, split)
+    return _multiply("matmul_allreduce", x, w, ctx, bias, scales, algo, "auto")
 
 
 def matmul_allgather(
@@ -191,19 +161,7 @@ def matmul_allgather(
         ArgumentError: shapes or types do not fit, or w is not split as ``pblasmp.tensor_parallel.shard`` splits; raised
             on every rank.
     """
-    split = _Split(None, 0, 0, None)
-    _check("matmul_allgather", x, w, ctx, bias, split, scales, algo, backward_algo)
-    outputs = w.shape[0] if isinstance(w, DTensor) else None
-    if outputs is None and torch.compiler.is_compiling():
-        outputs = w.shape[0] * ctx.size
-    operands = local(x), local(w), _local(bias)
-    if scales is None:
-        y = operators.matmul_allgather(*operands, ctx.name, False, outputs, algo, backward_algo)
-    else:
-        y = scaled_product(
-            "matmul_allgather", *operands, ctx, scales, algo, backward_algo, by_rule=True, total=outputs
-        )
-    return _like(x, w, y, split)
+    return _multiply("matmul_allgather", x, w, ctx, bias, scales, algo, backward_algo)
 
 
 def matmul_local(
@@ -219,16 +177,7 @@ def matmul_local(
 
     Like ``matmul_allgather`` without the gathering: it communicates only in the backward pass.
     """
-    split = _Split(None, 0, 0, -1)
-    _check("matmul_local", x, w, ctx, bias, split, scales, "auto", backward_algo, agree=scales is not None)
-    if x.shape[-1] != w.shape[1]:
-        raise ArgumentError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
-    operands = local(x), local(w), _local(bias)
-    if scales is None:
-        y = operators.matmul_local(*operands, ctx.name, backward_algo)
-    else:
-        y = scaled_product("matmul_local", *operands, ctx, scales, "auto", backward_algo)
-    return _like(x, w, y, split)
+    return _multiply("matmul_local", x, w, ctx, bias, scales, "auto", backward_algo)
 
 
 def split_matmul_allreduce(
@@ -245,41 +194,46 @@ def split_matmul_allreduce(
 
     Like ``matmul_allreduce`` of this rank's columns of x.
     """
-    split = _Split(None, 1, None, None)
-    _check("split_matmul_allreduce", x, w, ctx, bias, split, scales, algo, backward_algo)
-    operands = local(x), local(w), _local(bias)
-    if scales is None:
-        y = operators.split_matmul_allreduce(*operands, ctx.name, algo, backward_algo)
+    return _multiply("split_matmul_allreduce", x, w, ctx, bias, scales, algo, backward_algo)
+
+
+def _multiply(
+    form: str,
+    x: Tensor,
+    w: Tensor,
+    ctx: Context,
+    bias: Tensor | None,
+    scales: DelayedScaling | Scales | None,
+    algo: str,
+    backward_algo: str,
+) -> Tensor:
+    """Return a product of ``FORMS``. Collective over the context, unless it is local."""
+    kind = operators.FORMS[form]
+    _check(form, x, w, ctx, bias, scales, algo, backward_algo)
+    needs_x, needs_w = (torch.is_grad_enabled() and each.requires_grad for each in (x, w))
+    by_rule, total, gathered = kind.gathers == "y", None, {"x": x, "y": w}.get(kind.gathers)
+    if gathered is not None:
+        if isinstance(gathered, DTensor):
+            total = gathered.shape[0]
+        elif torch.compiler.is_compiling():  # which has to know the result's shape
+            total = gathered.shape[0] * ctx.size
+        by_rule = by_rule or needs_x or total is not None
+    keep = needs_w and kind.gathers == "x"
+    operands = local(x), local(w), None if bias is None else local(bias)
+    if scales is not None:
+        y = scaled_product(form, *operands, ctx, scales, keep, by_rule, total, algo, backward_algo)
     else:
-        y = scaled_product("split_matmul_allreduce", *operands, ctx, scales, algo, backward_algo)
-    return _like(x, w, y, split)
+        y, _ = operators.product(*operands, form, ctx.name, False, keep, by_rule, total, algo, backward_algo)
+    if not isinstance(x, DTensor):
+        return y
+    return on_mesh(y, x.device_mesh, _placement(kind.y, y.ndim), (*x.shape[:-1], w.shape[0]))
 
 
 # -- DTensors, and checks
 
 
-class _Split(NamedTuple):
-    """The dimensions along which operands and result are split; None if every rank has all of one."""
-
-    x: int | None
-    w: int
-    bias: int | None
-    y: int | None
-
-
 def _placement(dim: int | None, dimensions: int) -> Placement:
     return Replicate() if dim is None else Shard(dim % dimensions)
-
-
-def _local(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else local(bias)
-
-
-def _like(x: Tensor, w: Tensor, y: Tensor, split: _Split) -> Tensor:
-    """Return a result as a DTensor if x is one. Local."""
-    if not isinstance(x, DTensor):
-        return y
-    return on_mesh(y, x.device_mesh, _placement(split.y, y.ndim), (*x.shape[:-1], w.shape[0]))
 
 
 def _check(
@@ -288,43 +242,52 @@ def _check(
     w: Tensor,
     ctx: Context,
     bias: Tensor | None,
-    split: _Split,
     scales: DelayedScaling | Scales | None,
     algo: str,
     backward_algo: str,
-    *,
-    agree: bool = True,
 ) -> None:
     """Raise ArgumentError unless these are tensors that can have gradients, and DTensors are split as they must be.
 
-    Raise UnsupportedError unless there are such algorithms. With ``agree`` every rank raises: the other ranks learn of
-    the error in the agreement with which their product begins. Collective over the context if it fails.
+    Raise UnsupportedError unless there are such algorithms. Every rank raises: the others learn of the error in the
+    agreement with which their product begins, unless they multiply alone. Collective over the context if it fails.
     """
     check_context(ctx, "pblasmp.torch")
+    if not torch.compiler.is_compiling():
+        ctx.check_open()
     operators.refuse_transforms("pblasmp.torch")
-    error: Exception | None = _wrong_type(x=x, w=w)
-    fault = ""
-    if error is None:
-        fault = _fault("x", x, 1) or _fault("w", w, 2)
-        if not fault and scales is not None:
-            fault = fault_of_scales(scales, x, w, bias)
-        fault = fault or _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
-        fault = fault or _misplaced("bias", bias, split.bias, ctx)
-    if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
-        fault = "w: expected a DTensor, because x is one: its shape says how many outputs there are"
-    if error is None:
-        error = (
-            ArgumentError(fault) if fault else operators.fault_of_algorithms(form, ctx, algo, backward_algo)
-        )
+    error = _error(form, x, w, ctx, bias, scales) or operators.fault_of_algorithms(
+        form, ctx, algo, backward_algo
+    )
     if error is not None:
-        with ctx.agreement("pblasmp.torch") if agree else nullcontext():
+        alone = form == "matmul_local" and scales is None
+        with nullcontext() if alone else ctx.agreement("pblasmp.torch"):
             raise error
 
 
-def _wrong_type(**given: object) -> ArgumentTypeError | None:
-    for name, value in given.items():
+def _error(
+    form: str, x: Tensor, w: Tensor, ctx: Context, bias: Tensor | None, scales: object
+) -> PblasmpError | None:
+    """Return an error unless these are operands of a product. Local."""
+    split = operators.FORMS[form]
+    for name, value in (("x", x), ("w", w), *([] if bias is None else [("bias", bias)])):
         if not isinstance(value, Tensor):
             return ArgumentTypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    fault = _fault("x", x, 1) or _fault("w", w, 2)
+    if not fault and scales is not None:
+        fault = fault_of_scales(scales, x, w, bias)
+    fault = fault or _misplaced("x", x, split.x, ctx) or _misplaced("w", w, split.w, ctx)
+    fault = fault or _misplaced("bias", bias, split.bias, ctx)
+    if not fault and split.w == 0 and isinstance(x, DTensor) and not isinstance(w, DTensor):
+        fault = "w: expected a DTensor, because x is one: its shape says how many outputs there are"
+    if fault:
+        return ArgumentError(fault)
+    for name, value in (("x", x), ("bias", bias)):
+        if value is not None and value.device != w.device:
+            return LayoutError(f"{name}: on {value.device}, expected w's {w.device}")
+        if value is not None and scales is None and value.dtype != w.dtype:
+            return LayoutError(f"{name}: dtype is {value.dtype}, expected w's {w.dtype}")
+    if form == "matmul_local" and x.shape[-1] != w.shape[1]:
+        return ArgumentError(f"x: the last dimension is {x.shape[-1]}, expected w's {w.shape[1]} inputs")
     return None
 
 

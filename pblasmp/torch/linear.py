@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout.grid import integer
 from ..scales import Scales
 from ..tensor_parallel import shard
 from . import functions, operators
-from .parameters import ParallelModule
+from .meshes import device_type, local
+from .parameters import ParallelModule, root_has_values
 from .scaling import DelayedScaling
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class _ParallelLinear(ParallelModule):
         bias: bool,
         ctx: Context,
         sequence_parallel: bool,
+        sequence_dim: int,
+        skip_bias_add: bool,
         device: Any,
         dtype: Any,
         linear: torch.nn.Linear | None,
@@ -57,7 +62,11 @@ class _ParallelLinear(ParallelModule):
             ctx, device, dtype, device_mesh, weight=(shape, self._split), bias=bias_split if bias else None
         )
         self.in_features, self.out_features = in_features, out_features
-        self.sequence_parallel = sequence_parallel
+        self.sequence_parallel, self.sequence_dim = (
+            sequence_parallel,
+            integer(sequence_dim, "sequence_dim", 0, ArgumentError),
+        )
+        self.skip_bias_add = skip_bias_add
         self.scales = scales
         if isinstance(scales, DelayedScaling):
             self.scales = copy.deepcopy(scales).to(self.weight.device)
@@ -76,24 +85,54 @@ class _ParallelLinear(ParallelModule):
         else:
             self.load_linear(linear)
 
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, ctx: Context, **options: Any) -> Self:
+        """Return this rank's shard of rank 0's whole layer. Collective over the context.
+
+        Args:
+            linear: of the same sizes on every rank; only rank 0's values are used, the others' may be on the meta
+                device. It is not changed. If rank 0's is on the meta device, so is the new layer: see
+                ``reset_parameters``. What is frozen stays frozen.
+            ctx: the ranks.
+            **options: as for the class, without ``dtype``, which is the layer's.
+        """
+        if not root_has_values(ctx, cls.__name__, linear, _check_linear):
+            options["device"] = options.get("device") or torch.device("meta")
+        made = cls(
+            linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, dtype=linear.weight.dtype,
+            linear=linear, **options,
+        )  # fmt: skip
+        return made._like(linear)
+
     def reset_parameters(self) -> None:
         """Draw new values, on the CPU and as torch.nn.Linear does. Collective over the context.
 
-        Every rank draws the whole layer, so that generators that were in step stay in step, and takes its shard of
-        rank 0's values.
+        Every rank draws with rank 0's generator and keeps its shard: the same layer on any number of ranks, and
+        generators that were in step stay in step. On the meta device nothing is drawn: after ``to_empty``, call it
+        again.
         """
-        has_bias = self.bias is not None
-        self.load_linear(
-            torch.nn.Linear(
-                self.in_features, self.out_features, has_bias, device="cpu", dtype=self.weight.dtype
-            )
-        )
+        with self.ctx.agreement("reset_parameters") as facts:
+            facts.update(layer=repr(self), dtype=str(self.weight.dtype), meta=self.weight.is_meta)
+        if self.weight.is_meta:
+            return
+        if isinstance(self.scales, DelayedScaling):
+            self.scales.reset()
+        with self._generator_of_root() as generator:
+            fan_in = self.in_features
+            if fan_in and self.out_features:
+                deviation = torch.nn.init.calculate_gain("leaky_relu", math.sqrt(5)) / math.sqrt(fan_in)
+                limit = math.sqrt(3.0) * deviation
+                self._draw("weight", lambda whole: whole.uniform_(-limit, limit, generator=generator))
+            if self.bias is not None:
+                limit = 1 / math.sqrt(fan_in) if fan_in else 0.0
+                self._draw("bias", lambda whole: whole.uniform_(-limit, limit, generator=generator))
 
     def load_linear(self, linear: torch.nn.Linear) -> None:
         """Take this rank's shard of the values of rank 0's whole layer. Collective over the context.
 
         Args:
-            linear: of the same sizes on every rank; only rank 0's values are used.
+            linear: of the same sizes on every rank; only rank 0's values are used, and each rank gets its shard only.
+                If it is on the meta device there, there are no values to take.
 
         Raises:
             ArgumentError: sizes or types differ, or only one of the two layers has a bias; raised on every rank.
@@ -101,6 +140,7 @@ class _ParallelLinear(ParallelModule):
         with self.ctx.agreement("load_linear") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
             _check_linear(linear)
+            facts["meta"] = self.weight.is_meta
             mine = (self.out_features, self.in_features), self.bias is not None, self.weight.dtype
             given = tuple(linear.weight.shape), linear.bias is not None, linear.weight.dtype
             if given != mine:
@@ -108,24 +148,61 @@ class _ParallelLinear(ParallelModule):
                     f"{n}x{k} {dtype}{'' if b else ' without bias'}" for (n, k), b, dtype in (given, mine)
                 ]
                 raise ArgumentError(f"linear: {texts[0]}, expected {texts[1]}")
+        if not root_has_values(self.ctx, "load_linear", linear, _check_linear) or self.weight.is_meta:
+            return
         self._take_of_root("weight", linear.weight)
         if self.bias is not None:
             self._take_of_root("bias", linear.bias)
 
-    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return input, weight and bias in the type that autocast asks for; only x if that is cast to 8 bits. Local."""
-        if not (isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type)):
-            return x, self.weight, self.bias
-        dtype = torch.get_autocast_dtype(x.device.type)
+    def _cast(self, x: Tensor, *parameters: Tensor | None) -> list[Any]:
+        """Return input and parameters in the type that autocast asks for; only x if that is cast to 8 bits. Local."""
+        where = device_type(self.ctx)
+        if not (isinstance(x, Tensor) and torch.is_autocast_enabled(where)):
+            return [x, *parameters]
+        dtype = torch.get_autocast_dtype(where)
         if self.scales is not None:
-            return x if x.itemsize == 1 else x.to(dtype), self.weight, self.bias
-        return x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+            return [x if x.itemsize == 1 else x.to(dtype), *parameters]
+        return [None if each is None else each.to(dtype) for each in (x, *parameters)]
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the layer's output; with ``skip_bias_add`` also the bias to add. Collective over the context.
+
+        Args:
+            x: this rank's input, of the weight's type unless there are ``scales``.
+
+        Raises:
+            ArgumentError: x does not fit; raised on every rank, except for a column-parallel layer whose input every
+                rank has: those multiply without waiting for each other.
+        """
+        self._check_ties()
+        y = self._forward(x, self.weight, None if self.skip_bias_add else self.bias)
+        if not self.skip_bias_add:
+            return y
+        return y, self.bias if self.bias is None or isinstance(y, DTensor) else local(self.bias)
+
+    def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the layer's output for these parameters. Collective over the context."""
+        dim = self.sequence_dim if self.sequence_parallel else 0
+        if dim and isinstance(x, Tensor):
+            if x.ndim < dim + 2:
+                with self.ctx.agreement("pblasmp.torch"):
+                    raise ArgumentError(
+                        f"x: shape is {tuple(x.shape)}, expected a sequence along dimension {dim}"
+                    )
+            x = x.transpose(0, dim)
+        y = self._product(*self._cast(x, weight, bias))
+        return y.transpose(0, dim) if dim else y
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Return the layer's options as text, for printing."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"ranks={self.ctx.size}, sequence_parallel={self.sequence_parallel}"
+            f"{f', sequence_dim={self.sequence_dim}' if self.sequence_dim else ''}"
+            f"{', skip_bias_add=True' if self.skip_bias_add else ''}"
             f"{f', scales={self.scales}' if isinstance(self.scales, Scales) else ''}"
             f"{f', algo={self.algo!r}' if self.algo != 'auto' else ''}"
             f"{f', backward_algo={self.backward_algo!r}' if self.backward_algo != 'auto' else ''}"
@@ -151,7 +228,10 @@ class ColumnParallelLinear(_ParallelLinear):
         ctx: the ranks.
         gather_output: every rank gets all outputs.
         sequence_parallel: the ranks hold parts of the input's first dimension, which is gathered.
-        device: by default this rank's GPU on cublasmp, the CPU on the host engine.
+        sequence_dim: with ``sequence_parallel`` the dimension that is split instead of the first one.
+        skip_bias_add: return (y, bias), y without the bias, so that a later operation can add it.
+        device: by default this rank's GPU on cublasmp, the CPU on the host engine; "meta", also by
+            ``with torch.device("meta")``, makes a layer without values.
         dtype: by default PyTorch's.
         linear: a whole layer whose values on rank 0 are taken; by default they are drawn as torch.nn.Linear does.
         device_mesh: the one-dimensional mesh of the context's ranks that the parameters (DTensors) are on; by default
@@ -179,6 +259,8 @@ class ColumnParallelLinear(_ParallelLinear):
         ctx: Context,
         gather_output: bool = False,
         sequence_parallel: bool = False,
+        sequence_dim: int = 0,
+        skip_bias_add: bool = False,
         device: Any = None,
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
@@ -199,6 +281,8 @@ class ColumnParallelLinear(_ParallelLinear):
             bias,
             ctx,
             sequence_parallel,
+            sequence_dim,
+            skip_bias_add,
             device,
             dtype,
             linear,
@@ -210,47 +294,12 @@ class ColumnParallelLinear(_ParallelLinear):
         )
         self.gather_output = gather_output
 
-    @classmethod
-    def from_linear(
-        cls,
-        linear: torch.nn.Linear,
-        ctx: Context,
-        *,
-        gather_output: bool = False,
-        sequence_parallel: bool = False,
-        device: Any = None,
-        device_mesh: DeviceMesh | None = None,
-        scales: DelayedScaling | Scales | None = None,
-        algo: str = "auto",
-        backward_algo: str = "auto",
-    ) -> Self:
-        """Return this rank's shard of rank 0's whole layer. Collective over the context.
-
-        Args:
-            linear: of the same sizes on every rank; only rank 0's values are used. It is not changed.
-            ctx, gather_output, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as for the
-                class.
-        """
-        _check_linear(linear)
-        return cls(
-            linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx, gather_output=gather_output,
-            sequence_parallel=sequence_parallel, device=device, dtype=linear.weight.dtype, linear=linear,
-            device_mesh=device_mesh, scales=scales, algo=algo, backward_algo=backward_algo,
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return this rank's outputs, or all outputs. Collective over the context.
-
-        Args:
-            x: (..., K), the same on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
-        """
-        x, weight, bias = self._operands(x)
-        how: dict[str, Any] = {"scales": self.scales, "algo": self.algo, "backward_algo": self.backward_algo}
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        how: dict[str, Any] = {"scales": self.scales, "backward_algo": self.backward_algo}
         if self.sequence_parallel:
-            return functions.allgather_matmul(x, weight, self.ctx, bias, **how)
+            return functions.allgather_matmul(x, weight, self.ctx, bias, algo=self.algo, **how)
         if self.gather_output:
-            return functions.matmul_allgather(x, weight, self.ctx, bias, **how)
-        del how["algo"]  # every rank multiplies alone
+            return functions.matmul_allgather(x, weight, self.ctx, bias, algo=self.algo, **how)
         return functions.matmul_local(x, weight, self.ctx, bias, **how)
 
 
@@ -267,7 +316,10 @@ class RowParallelLinear(_ParallelLinear):
         ctx: the ranks.
         input_is_parallel: the input is this rank's part of the last dimension; otherwise every rank has all of it.
         sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
-        device: by default this rank's GPU on cublasmp, the CPU on the host engine.
+        sequence_dim: with ``sequence_parallel`` the dimension that is split instead of the first one.
+        skip_bias_add: return (y, bias), y without the bias, so that a later operation can add it.
+        device: by default this rank's GPU on cublasmp, the CPU on the host engine; "meta", also by
+            ``with torch.device("meta")``, makes a layer without values.
         dtype: by default PyTorch's.
         linear: a whole layer whose values on rank 0 are taken; by default they are drawn as torch.nn.Linear does.
         device_mesh: the one-dimensional mesh of the context's ranks that the parameters (DTensors) are on; by default
@@ -296,6 +348,8 @@ class RowParallelLinear(_ParallelLinear):
         ctx: Context,
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
+        sequence_dim: int = 0,
+        skip_bias_add: bool = False,
         device: Any = None,
         dtype: Any = None,
         linear: torch.nn.Linear | None = None,
@@ -316,6 +370,8 @@ class RowParallelLinear(_ParallelLinear):
             bias,
             ctx,
             sequence_parallel,
+            sequence_dim,
+            skip_bias_add,
             device,
             dtype,
             linear,
@@ -327,50 +383,19 @@ class RowParallelLinear(_ParallelLinear):
         )
         self.input_is_parallel = input_is_parallel
 
-    @classmethod
-    def from_linear(
-        cls,
-        linear: torch.nn.Linear,
-        ctx: Context,
-        *,
-        input_is_parallel: bool = True,
-        sequence_parallel: bool = False,
-        device: Any = None,
-        device_mesh: DeviceMesh | None = None,
-        scales: DelayedScaling | Scales | None = None,
-        algo: str = "auto",
-        backward_algo: str = "auto",
-    ) -> Self:
-        """Return this rank's shard of rank 0's whole layer. Collective over the context.
-
-        Args:
-            linear: of the same sizes on every rank; only rank 0's values are used. It is not changed.
-            ctx, input_is_parallel, sequence_parallel, device, device_mesh, scales, algo, backward_algo: as for the
-                class.
-        """
-        _check_linear(linear)
-        return cls(
-            linear.in_features, linear.out_features, linear.bias is not None, ctx=ctx,
-            input_is_parallel=input_is_parallel, sequence_parallel=sequence_parallel, device=device,
-            dtype=linear.weight.dtype, linear=linear,
-            device_mesh=device_mesh, scales=scales, algo=algo, backward_algo=backward_algo,
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, or this rank's part of its first dimension. Collective over the context.
-
-        Args:
-            x: (..., K/P), this rank's inputs; without ``input_is_parallel`` (..., K), the same on every rank.
-        """
-        x, weight, bias = self._operands(x)
-        how: dict[str, Any] = {"scales": self.scales, "algo": self.algo, "backward_algo": self.backward_algo}
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        how: dict[str, Any] = {"scales": self.scales, "algo": self.algo}
         if self.sequence_parallel:
-            return functions.matmul_reduce_scatter(x, weight, self.ctx, bias, **how)
+            return functions.matmul_reduce_scatter(
+                x, weight, self.ctx, bias, backward_algo=self.backward_algo, **how
+            )
         if self.input_is_parallel:
-            return functions.matmul_allreduce(x, weight, self.ctx, bias, scales=self.scales, algo=self.algo)
+            return functions.matmul_allreduce(x, weight, self.ctx, bias, **how)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
             with self.ctx.agreement("pblasmp.torch"):
                 raise ArgumentError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
-        return functions.split_matmul_allreduce(x, weight, self.ctx, bias, **how)
+        return functions.split_matmul_allreduce(
+            x, weight, self.ctx, bias, backward_algo=self.backward_algo, **how
+        )

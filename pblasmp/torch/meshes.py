@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,11 +22,13 @@ from torch.distributed.tensor.placement_types import Placement
 from ..comm import Communicator, wrap
 from ..context import Context
 from ..errors import UnsupportedError
+from ..tensor_parallel import shard
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
+    "all_gather",
     "context_of",
     "device_type",
     "init_process_group",
@@ -33,6 +36,7 @@ __all__ = [
     "mesh_of",
     "on_mesh",
     "reduce",
+    "reduce_scatter",
 ]
 
 
@@ -93,7 +97,7 @@ class _Known:
 
     world: Any = None
     of_ranks: ClassVar[dict[tuple[str, tuple[int, ...]], DeviceMesh]] = {}
-    of_context: ClassVar[dict[str, DeviceMesh | None]] = {}
+    of_context: ClassVar[WeakKeyDictionary[Context, DeviceMesh | None]] = WeakKeyDictionary()
 
 
 def mesh_of(ctx: Context) -> DeviceMesh | None:
@@ -108,10 +112,10 @@ def mesh_of(ctx: Context) -> DeviceMesh | None:
         _Known.of_ranks.clear()
         _Known.of_context.clear()
         _Known.world = dist.group.WORLD
-    if ctx.name not in _Known.of_context:
-        _Known.of_context[ctx.name] = _made(ctx)
+    if ctx not in _Known.of_context:
+        _Known.of_context[ctx] = _made(ctx)
         _Known.world = dist.group.WORLD
-    return _Known.of_context[ctx.name]
+    return _Known.of_context[ctx]
 
 
 def _made(ctx: Context) -> DeviceMesh | None:
@@ -160,6 +164,41 @@ def reduce(tensor: Tensor, ctx: Context, op: Any = dist.ReduceOp.SUM) -> Tensor:
     if ctx.size > 1 and mesh is not None:
         dist.all_reduce(tensor, op, mesh.get_group())
     return tensor
+
+
+def reduce_scatter(tensor: Tensor, ctx: Context) -> Tensor:
+    """Return this rank's part of the first dimension of the sum over the ranks. Collective over the context."""
+    mesh, mine = mesh_of(ctx), shard(tensor.shape[0], ctx.size, ctx.rank)
+    if ctx.size == 1 or mesh is None:
+        return tensor
+    block = -(-tensor.shape[0] // ctx.size)
+    part = tensor.new_empty((block, *tensor.shape[1:]))
+    _REDUCE_SCATTER(part, _padded(tensor, block * ctx.size), group=mesh.get_group())
+    return part[: mine.stop - mine.start]
+
+
+def all_gather(tensor: Tensor, ctx: Context, total: int) -> Tensor:
+    """Return the ranks' parts of ``total`` rows, together. Collective over the context."""
+    mesh = mesh_of(ctx)
+    if ctx.size == 1 or mesh is None:
+        return tensor.clone()
+    block = -(-total // ctx.size)
+    whole = tensor.new_empty((block * ctx.size, *tensor.shape[1:]))
+    _ALL_GATHER(whole, _padded(tensor, block), group=mesh.get_group())
+    return whole[:total]
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    """Return a contiguous tensor of this many rows; what is added is 0. Local."""
+    more = rows - tensor.shape[0]
+    if not more:
+        return tensor.contiguous()
+    return torch.cat([tensor, tensor.new_zeros((more, *tensor.shape[1:]))])
+
+
+# names of PyTorch 2.13, and of versions before it
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def device_type(ctx: Context) -> str:

@@ -3,7 +3,7 @@
 """The products as operators of PyTorch: what they compute, the shapes of their results, and their gradients.
 
 T tokens, K inputs, N outputs, P ranks; w is outputs × inputs, as torch.nn has it. The gradient of x comes from
-another product, with the same weights transposed:
+another product, with the same weights transposed; ``FORMS`` has all of them:
 
     forward                                              gradient of x
     allgather_matmul         gather x, multiply          matmul_reduce_scatter
@@ -26,50 +26,78 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .. import tensor_parallel as product
 from ..context import Context
 from ..errors import ArgumentTypeError, LayoutError, PblasmpError, UnsupportedError
+from ..scales import Scales
 from ..tensor_parallel.operands import Arrays, Request
 from ..tensor_parallel.plan import check_algorithm, run_once
 
 __all__ = [
-    "BACK",
+    "FORMS",
+    "Form",
     "Gradients",
-    "allgather_matmul",
     "as_rows",
     "beside",
     "borrowed",
-    "check_total",
     "count",
     "fault_of_algorithms",
     "in_rows",
-    "matmul_allgather",
-    "matmul_allreduce",
-    "matmul_local",
-    "matmul_reduce_scatter",
     "once",
     "operator",
     "own",
+    "product",
     "refuse_transforms",
-    "split_matmul_allreduce",
+    "run",
+    "shape_of_product",
 ]
 
 Gradients: TypeAlias = "tuple[Tensor | None, ...]"
 
-BACK = {
-    "allgather_matmul": "matmul_reduce_scatter",
-    "matmul_reduce_scatter": "allgather_matmul",
-    "matmul_allreduce": "matmul_local",
-    "matmul_allgather": "matmul_allreduce",
-    "matmul_local": "matmul_allreduce",
-    "split_matmul_allreduce": "matmul_allgather",
+
+class Form(NamedTuple):
+    """A product: which dimension of each array is split (None: every rank has all of it), and how it goes back.
+
+    Attributes:
+        x, w, bias, y: the dimensions.
+        back: the form that gives the gradient of x.
+        call: the product of ``pblasmp`` that it is; None if each rank multiplies alone.
+        part_of_x: each rank has all of x, and multiplies its own inputs.
+    """
+
+    x: int | None
+    w: int
+    bias: int | None
+    y: int | None
+    back: str
+    call: Any = None
+    part_of_x: bool = False
+
+    @property
+    def gathers(self) -> str:
+        """What the ranks put together, in parts by ``shard``'s rule: "x", "y" or ""."""
+        return {"allgather_matmul": "x", "matmul_allgather": "y"}.get(self.call, "")
+
+    @property
+    def scatters(self) -> bool:
+        """Whether the tokens of y are split over the ranks."""
+        return self.y == 0
+
+
+FORMS = {
+    "allgather_matmul": Form(0, 0, 0, -1, "matmul_reduce_scatter", "allgather_matmul"),
+    "matmul_reduce_scatter": Form(-1, 1, None, 0, "allgather_matmul", "matmul_reduce_scatter"),
+    "matmul_allreduce": Form(-1, 1, None, None, "matmul_local", "matmul_allreduce"),
+    "matmul_allgather": Form(None, 0, 0, None, "matmul_allreduce", "matmul_allgather"),
+    "matmul_local": Form(None, 0, 0, -1, "matmul_allreduce"),
+    "split_matmul_allreduce": Form(
+        None, 1, None, None, "matmul_allgather", "matmul_allreduce", part_of_x=True
+    ),
 }
-"""By product, the product that gives the gradient of x."""
 
 
 def own(total: int, ctx: Context) -> slice:
@@ -102,42 +130,29 @@ def refuse_transforms(call: str) -> None:
 
 
 def fault_of_algorithms(form: str, ctx: Context, algo: object, backward_algo: object) -> PblasmpError | None:
-    """Return an error unless these are names of algorithms for a product of ``BACK`` and for its backward pass. Local.
+    """Return an error unless these are names of algorithms for a product of ``FORMS`` and for its backward pass. Local.
 
     Compiled code only finds out when it multiplies whether the engine has them.
     """
-    for argument, name, which in (("algo", algo, form), ("backward_algo", backward_algo, BACK[form])):
+    for argument, name, which in (
+        ("algo", algo, FORMS[form]),
+        ("backward_algo", backward_algo, FORMS[FORMS[form].back]),
+    ):
         if not isinstance(name, str):
             return ArgumentTypeError(f"{argument}: expected a string, got {name!r}")
         if name == "auto":
             continue
-        if which == "matmul_local":
+        if which.call is None:
             way = "forward" if argument == "algo" else "backward"
             return UnsupportedError(
                 f"{argument}: expected 'auto', got {name!r}: in this {way} pass each rank multiplies alone"
             )
         if not torch.compiler.is_compiling():
-            asked: Any = "matmul_allreduce" if which == "split_matmul_allreduce" else which
             try:
-                check_algorithm(ctx, asked, name, argument)
+                check_algorithm(ctx, which.call, name, argument)
             except UnsupportedError as error:
                 return error
     return None
-
-
-def check_total(form: str, y: Tensor, total: int | None) -> None:
-    """Raise LayoutError unless a product has ``total`` rows or outputs; None: any number will do. Local.
-
-    If one rank raises, all do: what is gathered is split by ``shard``'s rule.
-    """
-    if total is None or form not in ("allgather_matmul", "matmul_allgather"):
-        return
-    axis, name, what = (0, "x", "rows") if form == "allgather_matmul" else (-1, "w", "outputs")
-    if y.shape[axis] != total:
-        raise LayoutError(
-            f"{name}: the ranks hold {y.shape[axis]} {what} together, expected {total}: under torch.compile every rank "
-            f"has the same number of {what}, or {name} is a DTensor"
-        )
 
 
 def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -157,23 +172,6 @@ def once(back: Callable[..., Gradients]) -> Callable[..., Gradients]:
     return checked
 
 
-def _call(form: str, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
-    """Return a product. Collective over the context."""
-    bias = how.pop("bias")
-    return getattr(product, form)(x, borrowed(w), ctx, bias=bias if bias is None else borrowed(bias), **how)
-
-
-def _split_by_rule(form: Any, x: Tensor, w: Tensor, ctx: Context, **how: Any) -> Any:
-    """Return a product whose split operand must be split as ``shard`` splits. Collective over the context.
-
-    Raises:
-        LayoutError: it is split otherwise; raised on every rank.
-    """
-    bias = how.pop("bias")
-    arrays = Arrays(x, borrowed(w), bias=bias if bias is None else borrowed(bias))
-    return run_once(ctx, Request(form, by_rule=True, **how), arrays)
-
-
 def borrowed(parameter: Tensor) -> Tensor:
     """Return a tensor over the same memory with a separate storage, valid as long as the parameter's. Local.
 
@@ -188,330 +186,128 @@ def borrowed(parameter: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=parameter.dtype).as_strided(parameter.shape, strides)
 
 
-def _inputs_and_outputs(w: Tensor, transposed: bool) -> tuple[int, int]:
-    outputs, inputs = w.shape[::-1] if transposed else w.shape
-    return inputs, outputs
+# -- the operator
 
 
-# -- allgather_matmul: X is kept gathered for the gradient of w
+def _product(
+    x: Tensor, w: Tensor, bias: Tensor | None, form: str, name: str, transposed: bool, keep: bool, by_rule: bool,
+    total: int | None, algo: str, backward_algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return x wᵀ + bias, x w with ``transposed``; and the gathered x with ``keep``, otherwise an empty tensor."""
+    return run(form, x, w, bias, Context.named(name), transposed, keep, by_rule, total, algo=algo)
 
 
-def _allgather_matmul(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    name: str,
-    transposed: bool,
-    keep: bool,
-    by_rule: bool,
-    tokens: int | None,
-    algo: str,
-    backward_algo: str,
-) -> tuple[Tensor, Tensor]:
-    ctx = Context.named(name)
-    call = _split_by_rule if by_rule else _call
-    how: dict[str, Any] = {"bias": bias, "transposed": transposed, "return_gathered": keep, "algo": algo}
-    y = call("allgather_matmul", in_rows(x), w, ctx, **how)
-    y, gathered = y if keep else (y, x.new_empty(0))
-    check_total("allgather_matmul", y, tokens)
+def run(
+    form: str, x: Tensor, w: Tensor, bias: Tensor | None, ctx: Context, transposed: bool, keep: bool, by_rule: bool,
+    total: int | None, *, scales: Scales | None = None, **how: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute a product. Collective over the context, unless it is local.
+
+    Args:
+        by_rule: what is gathered must be split as ``shard`` does.
+        total: how many rows or outputs are gathered, if that has to be known.
+        scales: of 8-bit operands.
+        **how: more of a ``Request``.
+
+    Raises:
+        ArgumentError: what is gathered is not split so; LayoutError: it is another number. Raised on every rank.
+    """
+    nothing, kind = x.new_empty(0), FORMS[form]
+    if kind.call is None:
+        return torch.nn.functional.linear(x, w.t() if transposed else w, bias), nothing
+    if kind.part_of_x and scales is None:
+        x = x[..., own(x.shape[-1], ctx)]
+    request = Request(kind.call, transposed=transposed, return_gathered=keep, by_rule=by_rule, **how)
+    shown = None if bias is None else borrowed(bias)
+    w = w if scales is not None else borrowed(w)
+    found = run_once(ctx, request, Arrays(in_rows(x), w, bias=shown, scales=scales))
+    y, gathered = found if keep else (found, nothing)
+    if total is not None and kind.gathers:
+        axis, which, what = (0, "x", "rows") if kind.gathers == "x" else (-1, "w", "outputs")
+        if y.shape[axis] != total:  # on every rank: what is gathered is split by shard's rule
+            raise LayoutError(
+                f"{which}: the ranks hold {y.shape[axis]} {what} together, expected {total}: under torch.compile "
+                f"every rank has the same number of {what}, or {which} is a DTensor"
+            )
     return y, gathered
 
 
-def _allgather_matmul_fake(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    name: str,
-    transposed: bool,
-    keep: bool,
-    by_rule: bool,
-    tokens: int | None,
-    algo: str,
-    backward_algo: str,
-) -> tuple[Tensor, Tensor]:
-    lead = (x.shape[0] * Context.named(name).size if tokens is None else tokens, *x.shape[1:-1])
-    inputs, outputs = _inputs_and_outputs(w, transposed)
-    return x.new_empty((*lead, outputs)), x.new_empty((*lead, inputs) if keep else (0,))
+def shape_of_product(
+    form: str, x: Tensor, outputs: int, ctx: Context, total: int | None
+) -> tuple[list[int], list[int]]:
+    """Return the shapes of a product's result, and of x gathered; they may be symbolic. Local."""
+    kind, lead = FORMS[form], list(x.shape[:-1])
+    if kind.gathers == "x":
+        lead[0] = lead[0] * ctx.size if total is None else total
+    gathered = [*lead, x.shape[-1]]
+    if kind.scatters:
+        lead[0] = count(lead[0], ctx)
+    if kind.gathers == "y":
+        outputs = outputs * ctx.size if total is None else total
+    return [*lead, outputs], gathered
 
 
-def _allgather_matmul_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, w, _, ctx.context_name, *_, ctx.backward_algo = inputs
+def _product_fake(
+    x: Tensor, w: Tensor, bias: Tensor | None, form: str, name: str, transposed: bool, keep: bool, by_rule: bool,
+    total: int | None, algo: str, backward_algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    y, gathered = shape_of_product(form, x, w.shape[int(transposed)], Context.named(name), total)
+    return x.new_empty(y), x.new_empty(gathered if keep else [0])
+
+
+def _product_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, w, _, ctx.form, ctx.context_name, *_, ctx.backward_algo = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    _keep(ctx, output[1], w)
+    kind, (needs_x, needs_w, *_) = FORMS[ctx.form], ctx.needs_input_grad
+    ctx.shape = x.shape
+    kept = output[1] if kind.gathers == "x" else x
+    ctx.save_for_backward(kept if needs_w else None, w if needs_x or kind.scatters else None)
 
 
 @once
-def _allgather_matmul_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
+def _product_back(node: Any, gy: Tensor | None, _: None) -> Gradients:
+    nothing = (None,) * 8
     if gy is None:  # y was not used
-        return (None,) * 10
-    gathered, w = node.saved_tensors
-    gradients = _both(
-        node,
-        gy,
-        lambda: matmul_reduce_scatter(gy, w, None, node.context_name, True, node.backward_algo, "auto"),
-        lambda: _of_parameters(node, gy, gathered),
-    )
-    return (*gradients, *(None,) * 7)
+        return None, None, None, *nothing
+    x, w = node.saved_tensors
+    kind, ctx = FORMS[node.form], Context.named(node.context_name)
+    if kind.gathers == "y":
+        gy = gy[..., own(gy.shape[-1], ctx)]
+    if kind.part_of_x and x is not None:
+        x = x[..., own(node.shape[-1], ctx)]
+    needs_x, *needs = node.needs_input_grad[:3]
+
+    def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
+        back = FORMS[kind.back]
+        total = node.shape[0] if kind.scatters else node.shape[-1] if kind.part_of_x else None
+        made: tuple[Tensor, Tensor] = product(
+            gy, w, None, kind.back, node.context_name, True, keep, bool(back.gathers), total, node.backward_algo,
+            "auto",
+        )  # fmt: skip
+        return made
+
+    if kind.scatters:
+        gx, gathered = of_x(any(needs))
+        return gx, *_of_parameters(node, gathered, x), *nothing
+    if not needs_x:
+        return None, *_of_parameters(node, gy, x), *nothing
+    if FORMS[kind.back].call is None:
+        return of_x()[0], *_of_parameters(node, gy, x), *nothing
+    return (*beside(gy, lambda: of_x()[0], lambda: _of_parameters(node, gy, x)), *nothing)
 
 
-allgather_matmul = operator(
-    "allgather_matmul",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, bool keep, bool by_rule, SymInt? tokens, "
+product = operator(
+    "product",
+    "(Tensor x, Tensor w, Tensor? bias, str form, str ctx, bool transposed, bool keep, bool by_rule, SymInt? total, "
     "str algo, str backward_algo) -> (Tensor, Tensor)",
-    _allgather_matmul,
-    _allgather_matmul_fake,
+    _product,
+    _product_fake,
 )
-allgather_matmul.register_autograd(_allgather_matmul_back, setup_context=_allgather_matmul_saves)
+product.register_autograd(_product_back, setup_context=_product_saves)
 
 
-# -- matmul_reduce_scatter
-
-
-def _matmul_reduce_scatter(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str, backward_algo: str
-) -> Tensor:
-    ctx = Context.named(name)
-    y: Tensor = _call(
-        "matmul_reduce_scatter", in_rows(x), w, ctx, bias=bias, transposed=transposed, algo=algo
-    )
-    return y
-
-
-def _matmul_reduce_scatter_fake(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str, backward_algo: str
-) -> Tensor:
-    rows = count(x.shape[0], Context.named(name))
-    return x.new_empty((rows, *x.shape[1:-1], _inputs_and_outputs(w, transposed)[1]))
-
-
-def _matmul_reduce_scatter_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name, *_, ctx.backward_algo = inputs
-    ctx.tokens = x.shape[0]
-    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
-
-
-@once
-def _matmul_reduce_scatter_back(node: Any, gy: Tensor) -> Gradients:
-    x, w = node.saved_tensors
-    keep = any(node.needs_input_grad[1:3])
-    how = True, keep, True, node.tokens, node.backward_algo, "auto"
-    gx, gathered = allgather_matmul(gy, w, None, node.context_name, *how)
-    return (gx, *_of_parameters(node, gathered, x), *(None,) * 4)
-
-
-matmul_reduce_scatter = operator(
-    "matmul_reduce_scatter",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, str algo, str backward_algo) -> Tensor",
-    _matmul_reduce_scatter,
-    _matmul_reduce_scatter_fake,
-)
-matmul_reduce_scatter.register_autograd(
-    _matmul_reduce_scatter_back, setup_context=_matmul_reduce_scatter_saves
-)
-
-
-# -- matmul_allreduce
-
-
-def _matmul_allreduce(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str
-) -> Tensor:
-    ctx = Context.named(name)
-    y: Tensor = _call("matmul_allreduce", in_rows(x), w, ctx, bias=bias, transposed=transposed, algo=algo)
-    return y
-
-
-def _matmul_allreduce_fake(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, transposed: bool, algo: str
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], _inputs_and_outputs(w, transposed)[1]))
-
-
-def _matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, *_ = inputs
-    _keep(ctx, x, w)
-
-
-@once
-def _matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
-    x, w = node.saved_tensors
-    gx = gy @ w if node.needs_input_grad[0] else None
-    return (gx, *_of_parameters(node, gy, x), None, None, None)
-
-
-matmul_allreduce = operator(
-    "matmul_allreduce",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, str algo) -> Tensor",
-    _matmul_allreduce,
-    _matmul_allreduce_fake,
-)
-matmul_allreduce.register_autograd(_matmul_allreduce_back, setup_context=_matmul_allreduce_saves)
-
-
-# -- matmul_allgather
-
-
-def _matmul_allgather(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    name: str,
-    transposed: bool,
-    total: int | None,
-    algo: str,
-    backward_algo: str,
-) -> Tensor:
-    ctx = Context.named(name)
-    how: dict[str, Any] = {"bias": bias, "transposed": transposed, "algo": algo}
-    y: Tensor = _split_by_rule("matmul_allgather", in_rows(x), w, ctx, **how)
-    check_total("matmul_allgather", y, total)
-    return y
-
-
-def _matmul_allgather_fake(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    name: str,
-    transposed: bool,
-    total: int | None,
-    algo: str,
-    backward_algo: str,
-) -> Tensor:
-    outputs = _inputs_and_outputs(w, transposed)[1] * Context.named(name).size if total is None else total
-    return x.new_empty((*x.shape[:-1], outputs))
-
-
-def _matmul_allgather_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name, *_, ctx.backward_algo = inputs
-    _keep(ctx, x, w)
-
-
-@once
-def _matmul_allgather_back(node: Any, gy: Tensor) -> Gradients:
-    x, w = node.saved_tensors
-    mine = gy[..., own(gy.shape[-1], Context.named(node.context_name))]
-    gradients = _both(
-        node,
-        gy,
-        lambda: matmul_allreduce(mine, w, None, node.context_name, True, node.backward_algo),
-        lambda: _of_parameters(node, mine, x),
-    )
-    return (*gradients, *(None,) * 5)
-
-
-matmul_allgather = operator(
-    "matmul_allgather",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, bool transposed, SymInt? total, str algo, str backward_algo)"
-    " -> Tensor",
-    _matmul_allgather,
-    _matmul_allgather_fake,
-)
-matmul_allgather.register_autograd(_matmul_allgather_back, setup_context=_matmul_allgather_saves)
-
-
-# -- matmul_local: communicates in the backward pass
-
-
-def _matmul_local(x: Tensor, w: Tensor, bias: Tensor | None, name: str, backward_algo: str) -> Tensor:
-    return torch.nn.functional.linear(x, w, bias)
-
-
-def _matmul_local_fake(x: Tensor, w: Tensor, bias: Tensor | None, name: str, backward_algo: str) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w.shape[0]))
-
-
-def _matmul_local_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name, ctx.backward_algo = inputs
-    _keep(ctx, x, w)
-
-
-@once
-def _matmul_local_back(node: Any, gy: Tensor) -> Gradients:
-    x, w = node.saved_tensors
-    gradients = _both(
-        node,
-        gy,
-        lambda: matmul_allreduce(gy, w, None, node.context_name, True, node.backward_algo),
-        lambda: _of_parameters(node, gy, x),
-    )
-    return (*gradients, None, None)
-
-
-matmul_local = operator(
-    "matmul_local",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, str backward_algo) -> Tensor",
-    _matmul_local,
-    _matmul_local_fake,
-)
-matmul_local.register_autograd(_matmul_local_back, setup_context=_matmul_local_saves)
-
-
-# -- split_matmul_allreduce: every rank has all of x, and multiplies its part
-
-
-def _split_matmul_allreduce(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, algo: str, backward_algo: str
-) -> Tensor:
-    ctx = Context.named(name)
-    return _matmul_allreduce(x[..., own(x.shape[-1], ctx)], w, bias, name, False, algo)
-
-
-def _split_matmul_allreduce_fake(
-    x: Tensor, w: Tensor, bias: Tensor | None, name: str, algo: str, backward_algo: str
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], w.shape[0]))
-
-
-def _split_matmul_allreduce_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, ctx.context_name, _, ctx.backward_algo = inputs
-    ctx.inputs = x.shape[-1]
-    _keep(ctx, x, w)
-
-
-@once
-def _split_matmul_allreduce_back(node: Any, gy: Tensor) -> Gradients:
-    x, w = node.saved_tensors
-    if x is not None:
-        x = x[..., own(node.inputs, Context.named(node.context_name))]
-    how = True, node.inputs, node.backward_algo, "auto"
-    gradients = _both(
-        node,
-        gy,
-        lambda: matmul_allgather(gy, w, None, node.context_name, *how),
-        lambda: _of_parameters(node, gy, x),
-    )
-    return (*gradients, *(None,) * 3)
-
-
-split_matmul_allreduce = operator(
-    "split_matmul_allreduce",
-    "(Tensor x, Tensor w, Tensor? bias, str ctx, str algo, str backward_algo) -> Tensor",
-    _split_matmul_allreduce,
-    _split_matmul_allreduce_fake,
-)
-split_matmul_allreduce.register_autograd(
-    _split_matmul_allreduce_back, setup_context=_split_matmul_allreduce_saves
-)
-
-
-# -- what they share
-
-
-def _keep(node: Any, x: Tensor, w: Tensor) -> None:
-    """Keep what the backward pass needs: x for the gradient of w, w for that of x. Local."""
-    needs_x, needs_w, *_ = node.needs_input_grad
-    node.save_for_backward(x if needs_w else None, w if needs_x else None)
-
-
-def _both(
-    node: Any, gy: Tensor, of_x: Callable[[], Tensor], of_parameters: Callable[[], Gradients]
-) -> Gradients:
-    """Return the gradient of x, if needed, by a collective product, and meanwhile those of weights and bias. Local."""
-    if not node.needs_input_grad[0]:
-        return None, *of_parameters()
-    return beside(gy, of_x, of_parameters)
+# -- gradients of parameters
 
 
 def beside(like: Tensor, first: Callable[[], Tensor], then: Callable[[], Gradients]) -> Gradients:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,16 +16,25 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from ..errors import ArgumentError, ArgumentTypeError
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
+from .draws import draw_whole_on, fill_part
 from .meshes import device_type, local, mesh_of, on_mesh
+from .ties import other_holders
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..context import Context
 
-__all__ = ["ParallelModule"]
+__all__ = ["ParallelModule", "root_has_values"]
+
+_AT_ONCE = 2**20  # elements sent in one message
 
 
 class ParallelModule(torch.nn.Module):
     """A module whose parameters are split over the ranks of a context. Making one is collective over the context.
+
+    PyTorch replaces parameters, and with them whatever is kept on them: what is known of a parameter is kept here, and
+    Megatron's attributes are set again after each change.
 
     Args:
         ctx: the ranks.
@@ -43,11 +54,15 @@ class ParallelModule(torch.nn.Module):
         super().__init__()
         check_context(ctx, type(self).__name__)
         self.ctx = ctx
+        self._replaced: dict[str, weakref.ref[torch.nn.Parameter]] = {}  # the whole ones, until the first use
         self._split_along = {name: given[1] for name, given in parameters.items() if given is not None}
         if device is None:
             gpu = getattr(ctx.engine, "device", None)
             device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu.index)
+            if torch.get_default_device().type == "meta":  # with torch.device("meta")
+                device = torch.device("meta")
         mesh = mesh_of(ctx) if device_mesh is None else _fitting(device_mesh, ctx)
+        draw_whole_on(mesh)
         for name, given in parameters.items():
             if given is None:
                 self.register_parameter(name, None)
@@ -59,39 +74,156 @@ class ParallelModule(torch.nn.Module):
                 mine[dim] = part.stop - part.start
             values = torch.empty(mine, device=device, dtype=dtype)
             placement = Replicate() if dim is None else Shard(dim)
-            parameter: Any = torch.nn.Parameter(on_mesh(values, mesh, placement, shape))
-            parameter.tensor_model_parallel = dim is not None  # Megatron's names
-            parameter.partition_dim = -1 if dim is None else dim
-            parameter.partition_stride = 1
-            self.register_parameter(name, parameter)
+            self.register_parameter(name, torch.nn.Parameter(on_mesh(values, mesh, placement, shape)))
 
-    def _part(self, whole: Tensor, name: str) -> Tensor:
-        """Return this rank's part of the values of a whole parameter. Local."""
-        dim = self._split_along[name]
-        if dim is None:
-            return whole
-        mine = shard(whole.shape[dim], self.ctx.size, self.ctx.rank)
-        return whole[(slice(None),) * dim + (mine,)]
+    # -- what PyTorch does to parameters
 
-    @torch.no_grad()
-    def _take_of_root(self, name: str, whole: Tensor) -> None:
-        """Take this rank's part of values that rank 0 has. Collective over the context."""
-        values = whole.detach().to("cpu", copy=True).contiguous()
-        self.ctx.comm.bcast_into(values.view(torch.uint8).numpy(), 0)
-        local(getattr(self, name)).copy_(self._part(values, name))
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """As of torch.nn.Module. Local."""
+        super().register_parameter(name, param)
+        self._mark()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._mark()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Set Megatron's attributes of parameters. Local."""
+        for name, dim in self._split_along.items():
+            parameter: Any = self._parameters.get(name)
+            if parameter is not None:
+                parameter.tensor_model_parallel = dim is not None
+                parameter.partition_dim = -1 if dim is None else dim
+                parameter.partition_stride = 1
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
         """Accept whole tensors and shards of this rank as well as DTensors. Local."""
         for name, parameter in self._parameters.items():
             given: Any = state_dict.get(prefix + name)
             if isinstance(parameter, DTensor) and type(given) in (Tensor, torch.nn.Parameter):
                 mine = self._part(given, name) if given.shape == parameter.shape else given
                 if mine.shape == parameter.to_local().shape:
-                    mine, placement = mine.detach().to(parameter.device), parameter.placements[0]
+                    mine, placement = mine.detach(), parameter.placements[0]
+                    if not local_metadata.get("assign_to_params_buffers"):
+                        mine = mine.to(parameter.device)
                     state_dict[prefix + name] = on_mesh(
                         mine, parameter.device_mesh, placement, parameter.shape
                     )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        self._mark()
+
+    def _check_ties(self) -> None:
+        """Raise ArgumentError if a parameter was tied to a module's that has not been split. Collective if it fails."""
+        if not self._replaced or torch.compiler.is_compiling():
+            return
+        held, self._replaced = self._replaced, {}
+        for name, reference in held.items():
+            whole = reference()
+            others = other_holders(whole) if whole is not None else []
+            if others:
+                with self.ctx.agreement("pblasmp.torch"):
+                    raise ArgumentError(
+                        f"{name} of a {type(self).__name__} was tied to that of {', '.join(others)}, which is not "
+                        "split: name that module in the plan, too"
+                    )
+
+    # -- values
+
+    def _like(self, whole: torch.nn.Module) -> Self:
+        """Take over from a whole module what is frozen, and whether it trains. Local."""
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                parameter.requires_grad_(getattr(whole, name).requires_grad)
+        self.train(whole.training)
+        return self
+
+    def _mine(self, name: str, shape: Sequence[int]) -> tuple[int | None, slice]:
+        """Return the dimension along which a parameter of this shape is split, and this rank's indices. Local."""
+        dim = self._split_along[name]
+        return dim, slice(None) if dim is None else shard(shape[dim], self.ctx.size, self.ctx.rank)
+
+    def _part(self, whole: Tensor, name: str) -> Tensor:
+        """Return this rank's part of the values of a whole parameter. Local."""
+        dim, mine = self._mine(name, whole.shape)
+        return whole if dim is None else whole[(slice(None),) * dim + (mine,)]
+
+    @torch.no_grad()
+    def _take_of_root(self, name: str, whole: Tensor) -> None:
+        """Take this rank's part of values that rank 0 has; each rank gets only that. Collective over the context."""
+        comm, dim = self.ctx.comm, self._split_along[name]
+        part = local(getattr(self, name))
+        if dim is None:
+            values = torch.empty(part.shape, dtype=part.dtype, device="cpu")
+            if not comm.rank:
+                values.copy_(whole)
+            comm.bcast_into(_bytes(values), 0)
+            part.copy_(values)
+            return
+        if comm.rank:
+            for rows in _rows_at_once(part):
+                values = torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
+                self._wait(comm.irecv(_bytes(values), 0))
+                rows.copy_(values)
+            return
+        part.copy_(self._part(whole, name))
+        for rank in range(1, comm.size):
+            theirs = whole.detach()[(slice(None),) * dim + (shard(whole.shape[dim], comm.size, rank),)]
+            for rows in _rows_at_once(theirs):
+                sent = rows.to("cpu").contiguous()
+                self._wait(comm.isend(_bytes(sent), rank))
+
+    def _wait(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            self.ctx.comm.wait(request)
+
+    @contextmanager
+    def _generator_of_root(self) -> Iterator[torch.Generator]:
+        """Draw with rank 0's generator of the CPU on every rank; generators in step stay so. Collective."""
+        mine = torch.get_rng_state()
+        state = mine.clone()
+        self.ctx.comm.bcast_into(state.numpy(), 0)
+        generator = torch.Generator()
+        generator.set_state(state)
+        yield generator
+        if torch.equal(mine, state):
+            torch.set_rng_state(generator.get_state())
+
+    @torch.no_grad()
+    def _draw(self, name: str, draw: Callable[[Tensor], object]) -> None:
+        """Let ``draw`` fill a parameter: this rank's part of what it would give to the whole one. Local."""
+        parameter = getattr(self, name)
+        fill_part(local(parameter), parameter.shape, *self._mine(name, parameter.shape), draw)
+
+
+def root_has_values(ctx: Context, call: str, whole: torch.nn.Module, check: Callable[[object], None]) -> bool:
+    """Return whether rank 0's whole module has values: it is not on the meta device. Collective over the context.
+
+    Raises:
+        ArgumentError: ``check`` raises it on a rank; raised on every rank.
+    """
+    check_context(ctx, call)
+    with ctx.agreement(call):
+        check(whole)
+    weight: Any = whole.weight
+    empty: bool = ctx.comm.bcast(weight.is_meta)
+    return not empty
+
+
+def _bytes(values: Tensor) -> Any:
+    return values.view(torch.uint8).numpy()
+
+
+def _rows_at_once(values: Tensor) -> Iterator[Tensor]:
+    """Yield the rows of a tensor, some at a time, unless it is empty. Local."""
+    if values.numel():
+        yield from values.split(max(1, _AT_ONCE * values.shape[0] // values.numel()))
 
 
 def _fitting(mesh: object, ctx: Context) -> DeviceMesh:

@@ -28,21 +28,17 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from ..context import Context
 from ..scales import Scales
-from ..tensor_parallel.operands import Arrays, Request
-from ..tensor_parallel.plan import run_once
 from .meshes import reduce
 from .operators import (
-    BACK,
+    FORMS,
     Gradients,
     as_rows,
     beside,
-    borrowed,
-    check_total,
-    count,
-    in_rows,
     once,
     operator,
     own,
+    run,
+    shape_of_product,
 )
 from .scaling import GRADIENT, DelayedScaling, units_of
 
@@ -59,24 +55,25 @@ def scaled_product(
     bias: Tensor | None,
     ctx: Context,
     scales: DelayedScaling | Scales,
+    keep: bool,
+    by_rule: bool,
+    total: int | None,
     algo: str,
     backward_algo: str,
-    *,
-    by_rule: bool = False,
-    total: int | None = None,
 ) -> Tensor:
     """Return a product in 8 bits of this rank's parts. Collective over the context.
 
     Args:
-        form: one of ``BACK``.
+        form: one of ``FORMS``.
         x, w, bias, ctx: as for the function of that name.
         scales: checked by ``fault_of_scales``.
-        algo, backward_algo: checked by ``fault_of_algorithms``.
+        keep: keep what is gathered for the backward pass.
         by_rule: what is gathered must be split as ``shard`` does.
         total: how many rows or outputs are gathered, if that has to be known.
+        algo, backward_algo: checked by ``fault_of_algorithms``.
     """
     part = x.detach()
-    if form == "split_matmul_allreduce":
+    if FORMS[form].part_of_x:
         part = part[..., own(x.shape[-1], ctx)]
     tensors = [part, w.detach()]
     dtype = torch.bfloat16 if x.dtype in _EIGHT else x.dtype
@@ -92,7 +89,6 @@ def scaled_product(
             dtype, dtype, 0, "", False, False, by_rule, total, algo, backward_algo,
         )  # fmt: skip
         return y
-    needs_w = torch.is_grad_enabled() and w.requires_grad
     records = torch.is_grad_enabled() and scales.training
     how = scales.margin, scales.amax_compute_algo
     x8, w8, units, history = cast_delayed(
@@ -104,7 +100,7 @@ def scaled_product(
         scales.amax_history[:GRADIENT].copy_(history)
     y, _ = scaled(
         x, w, bias, x8, w8, units, scales.amax_history, form, ctx.name, dtype, scales.gradients, *how,
-        needs_w and form == "allgather_matmul", records, by_rule, total, algo, backward_algo,
+        keep, records, by_rule, total, algo, backward_algo,
     )  # fmt: skip
     return y
 
@@ -257,36 +253,20 @@ def _product(
     dtype: torch.dtype, keep: bool, by_rule: bool, total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return x wᵀ + bias, and with ``keep`` the gathered x. Collective over the context, unless it is local."""
-    nothing = x8.new_empty(0)
     if bias is not None:  # the types that cuBLASLt has
         bias = bias.to(torch.float16 if dtype == torch.float16 else torch.bfloat16)
-    if form == "matmul_local":
+    if FORMS[form].call is None:
         y = _local(as_rows(x8), w8, units, dtype, bias)
-        return y.reshape(*x8.shape[:-1], w8.shape[0]), nothing
-    asked: Any = "matmul_allreduce" if form == "split_matmul_allreduce" else form
-    out_dtype = str(dtype).removeprefix("torch.")
-    request = Request(asked, dtype=out_dtype, return_gathered=keep, by_rule=by_rule, algo=algo)
-    x_unit, w_unit = units
-    shown = None if bias is None else borrowed(bias)
-    arrays = Arrays(in_rows(x8), w8, bias=shown, scales=Scales(a=x_unit, b=w_unit))
-    found = run_once(ctx, request, arrays)
-    y, gathered = found if keep else (found, nothing)
-    check_total(form, y, total)
-    return y, gathered
+        return y.reshape(*x8.shape[:-1], w8.shape[0]), x8.new_empty(0)
+    scales, kind = Scales(a=units[0], b=units[1]), str(dtype).removeprefix("torch.")
+    return run(form, x8, w8, bias, ctx, False, keep, by_rule, total, scales=scales, dtype=kind, algo=algo)
 
 
 def _product_fake(
     form: str, x8: Tensor, outputs: int, ctx: Context, dtype: torch.dtype, keep: bool, total: int | None
 ) -> tuple[Tensor, Tensor]:
-    lead = list(x8.shape[:-1])
-    if form == "allgather_matmul":
-        lead[0] = x8.shape[0] * ctx.size if total is None else total
-    elif form == "matmul_reduce_scatter":
-        lead[0] = count(x8.shape[0], ctx)
-    elif form == "matmul_allgather":
-        outputs = outputs * ctx.size if total is None else total
-    gathered = (*lead, x8.shape[-1]) if keep else (0,)
-    return x8.new_empty((*lead, outputs), dtype=dtype), x8.new_empty(gathered)
+    y, gathered = shape_of_product(form, x8, outputs, ctx, total)
+    return x8.new_empty(y, dtype=dtype), x8.new_empty(gathered if keep else [0])
 
 
 def _local(
@@ -311,51 +291,19 @@ def _on_tensor_cores(a: Tensor, b: Tensor, units: tuple[Tensor, Tensor], dtype: 
 
 
 def _scaled(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    x8: Tensor,
-    w8: Tensor,
-    units: Tensor,
-    history: Tensor,
-    form: str,
-    name: str,
-    dtype: torch.dtype,
-    gradients: torch.dtype,
-    margin: int,
-    amax_algo: str,
-    keep: bool,
-    records: bool,
-    by_rule: bool,
-    total: int | None,
-    algo: str,
-    backward_algo: str,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w: Tensor, bias: Tensor | None, x8: Tensor, w8: Tensor, units: Tensor, history: Tensor, form: str,
+    name: str, dtype: torch.dtype, gradients: torch.dtype, margin: int, amax_algo: str, keep: bool, records: bool,
+    by_rule: bool, total: int | None, algo: str, backward_algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     each = units[:1], units[1:]
     return _product(form, x8, w8, each, bias, Context.named(name), dtype, keep, by_rule, total, algo)
 
 
 def _scaled_fake(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    x8: Tensor,
-    w8: Tensor,
-    units: Tensor,
-    history: Tensor,
-    form: str,
-    name: str,
-    dtype: torch.dtype,
-    gradients: torch.dtype,
-    margin: int,
-    amax_algo: str,
-    keep: bool,
-    records: bool,
-    by_rule: bool,
-    total: int | None,
-    algo: str,
-    backward_algo: str,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w: Tensor, bias: Tensor | None, x8: Tensor, w8: Tensor, units: Tensor, history: Tensor, form: str,
+    name: str, dtype: torch.dtype, gradients: torch.dtype, margin: int, amax_algo: str, keep: bool, records: bool,
+    by_rule: bool, total: int | None, algo: str, backward_algo: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _product_fake(form, x8, w8.shape[0], Context.named(name), dtype, keep, total)
 
 
@@ -365,11 +313,13 @@ def _scaled_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
     ctx.x_shape, ctx.x_dtype, ctx.w_dtype = x.shape, x.dtype, w.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
     needs_x, needs_w, *_ = ctx.needs_input_grad
-    kept = output[1] if ctx.form == "allgather_matmul" else x8
-    gathers = ctx.form == "matmul_reduce_scatter"  # the gradient of y, which that of w is made from
+    kind = FORMS[ctx.form]
+    kept = output[1] if kind.gathers == "x" else x8
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(kept if needs_w else None, w8 if needs_x or (gathers and needs_w) else None, units)
+    ctx.save_for_backward(
+        kept if needs_w else None, w8 if needs_x or (kind.scatters and needs_w) else None, units
+    )
 
 
 @once
@@ -380,11 +330,12 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
     x8, w8, units = node.saved_tensors
     needs_x, needs_w, needs_bias, *_ = node.needs_input_grad
     form, name = node.form, node.context_name
-    mine = gy[..., own(gy.shape[-1], Context.named(name))] if form == "matmul_allgather" else gy
+    kind = FORMS[form]
+    mine = gy[..., own(gy.shape[-1], Context.named(name))] if kind.gathers == "y" else gy
     gx = gw = gb = None
     if needs_bias:
         gb = mine.sum(tuple(range(mine.ndim - 1)), dtype=torch.float32)
-        gb = (sum_over_ranks(gb, name) if form == "matmul_reduce_scatter" else gb).to(node.bias_dtype)
+        gb = (sum_over_ranks(gb, name) if kind.scatters else gb).to(node.bias_dtype)
     if not needs_x and not needs_w:
         return None, None, gb, *rest
     g8, of_g, history = cast_delayed(
@@ -395,18 +346,9 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
         node.history[GRADIENT:].copy_(history)
 
     def of_x(keep: bool = False) -> tuple[Tensor, Tensor]:
-        total = {"matmul_reduce_scatter": node.x_shape[0], "split_matmul_allreduce": node.x_shape[-1]}
+        total = node.x_shape[0] if kind.scatters else node.x_shape[-1] if kind.part_of_x else None
         product: tuple[Tensor, Tensor] = scaled_back(
-            g8,
-            w8,
-            of_g,
-            units[1:],
-            BACK[form],
-            name,
-            node.x_dtype,
-            keep,
-            total.get(form),
-            node.backward_algo,
+            g8, w8, of_g, units[1:], kind.back, name, node.x_dtype, keep, total, node.backward_algo
         )
         return product
 
@@ -414,7 +356,7 @@ def _scaled_to_gradients(node: Any, gy: Tensor | None, _: None) -> Gradients:
         product: Tensor = scaled_weight(gradient, x8, of_g, units[:1], node.w_dtype)
         return product
 
-    if form == "matmul_reduce_scatter":
+    if kind.scatters:
         gx, gathered = of_x(needs_w)
         gw = of_w(gathered) if needs_w else None
     elif needs_x and needs_w:
@@ -442,9 +384,8 @@ def _scaled_back(
     g8: Tensor, w8: Tensor, g_unit: Tensor, w_unit: Tensor, form: str, name: str, dtype: torch.dtype, keep: bool,
     total: int | None, algo: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    ctx, turned = Context.named(name), w8.t().contiguous()
-    gathers = form in ("allgather_matmul", "matmul_allgather")
-    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, gathers, total, algo)
+    ctx, turned, by_rule = Context.named(name), w8.t().contiguous(), bool(FORMS[form].gathers)
+    return _product(form, g8, turned, (g_unit, w_unit), None, ctx, dtype, keep, by_rule, total, algo)
 
 
 def _scaled_back_fake(

@@ -112,8 +112,16 @@ class DelayedScaling(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> DelayedScaling:  # noqa: ARG002
         """Move the history, and keep it in float32: ``model.bfloat16()`` is for parameters. Local."""
-        self.amax_history = self.amax_history.to(fn(self.amax_history).device)
+        moved, mine = fn(self.amax_history), self.amax_history
+        self.amax_history = (
+            torch.zeros_like(mine, device=moved.device) if mine.is_meta else mine.to(moved.device)
+        )
         return self
+
+    def reset(self) -> None:
+        """Forget what was recorded. Local."""
+        self.amax_history.zero_()
+        self._fresh()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a history of any length; a checkpoint without one, of a model without scales, changes nothing. Local."""

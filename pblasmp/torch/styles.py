@@ -3,27 +3,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from functools import cache
+from typing import Any
 
 import torch
-from torch.distributed import tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from ..layout.grid import integer
 from ..scales import Scales
 from ..tensor_parallel.plan import check_context
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .meshes import context_of
 from .parameters import ParallelModule
 from .scaling import DelayedScaling
+from .sequence import Sequence, work_on_part
+from .ties import tied
 from .vocabulary import VocabParallelEmbedding
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
 
@@ -46,14 +47,12 @@ class _Style(ParallelStyle):
             check_context(ctx, type(self).__name__)
         self.ctx, self.input_layouts, self.output_layouts = ctx, input_layouts, output_layouts
 
-    def _expect(self, which: str, expected: Sequence[Placement]) -> None:
-        """Raise ArgumentError unless a layout is one of those ``expected``. Local."""
+    def _expect(self, which: str, *expected: Placement, sequence: bool = False) -> None:
+        """Raise ArgumentError unless a layout is one of those ``expected``, or with ``sequence`` splits a sequence."""
         found = getattr(self, which)
-        if found not in expected:
-            raise ArgumentError(
-                f"{type(self).__name__}: {which} is {found!r}, expected {' or '.join(map(repr, expected))}: "
-                "sequences are split along the first dimension"
-            )
+        if found not in expected and not (sequence and _sequence_dim(found) is not None):
+            texts = [*map(repr, expected), *(["Shard(dim) of a sequence"] if sequence else [])]
+            raise ArgumentError(f"{type(self).__name__}: {which} is {found!r}, expected {' or '.join(texts)}")
 
     def _context(self, mesh: DeviceMesh) -> Context:
         """Return the context of a mesh's ranks. Local."""
@@ -67,10 +66,62 @@ class _Style(ParallelStyle):
             )
         return found
 
+    def _split(self, module: torch.nn.Module, mesh: DeviceMesh) -> ParallelModule:
+        """Return the split module that is to take a whole one's place. Collective over the context."""
+        raise NotImplementedError
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        name = type(self).__name__
+        if isinstance(module, ParallelModule):
+            raise ArgumentError(
+                f"{name}: this {type(module).__name__} is split already: name it once in the plan"
+            )
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            raise ArgumentError(
+                f"{name}: this {type(module).__name__} has parameters that are DTensors already"
+            )
+        whole = {key: value for key, value in module._parameters.items() if value is not None}
+        split = self._split(module, device_mesh)
+        for key, parameter in whole.items():
+            made: Any = split._parameters[key]
+            split.register_parameter(key, tied(parameter, made, split._split_along[key], name))
+            split._replaced[key] = weakref.ref(parameter)
+        return _become(module, split)
+
+
+def _sequence_dim(placement: Placement) -> int | None:
+    """Return the dimension of a sequence that a placement splits; None if it is no such placement. Local."""
+    return placement.dim if type(placement) is Shard and placement.dim >= 0 else None
+
+
+def _device(layer: Any) -> torch.device | None:
+    """Return where a layer is; None, the default, if it has no values on this rank. Local."""
+    return None if layer.weight.is_meta else layer.weight.device
+
+
+def _kind(module: torch.nn.Module, *kinds: type[torch.nn.Module], style: str) -> type[torch.nn.Module]:
+    """Return which of PyTorch's layers a module is; raise ArgumentError unless it computes what that does. Local."""
+    names = " or ".join(f"torch.nn.{kind.__name__}" for kind in kinds)
+    for kind in kinds:
+        if isinstance(module, kind):
+            if type(module).forward is not kind.forward or "forward" in vars(module):
+                raise ArgumentTypeError(
+                    f"{style}: expected a {names}, got {type(module).__name__}, which has a forward of its own"
+                )
+            return kind
+    raise ArgumentTypeError(f"{style}: expected a {names}, got {type(module).__name__}")
+
+
+@cache
+def _both(split: Any, whole: Any) -> type[torch.nn.Module]:
+    """Return a class of modules that are split, and are still instances of a user's class. Local."""
+    return type(whole.__name__, (split, whole), {})
+
 
 def _become(module: torch.nn.Module, split: ParallelModule) -> torch.nn.Module:
     """Turn a whole layer into a split one in place; its hooks stay. Local."""
-    module.__class__ = type(split)
+    kinds: Any = type(split), type(module)
+    module.__class__ = kinds[0] if kinds[1] in (torch.nn.Linear, torch.nn.Embedding) else _both(*kinds)
     fresh = vars(torch.nn.Module())
     vars(module).update({name: value for name, value in vars(split).items() if name not in fresh})
     module._parameters, module._modules = split._parameters, split._modules
@@ -82,13 +133,15 @@ class ColwiseParallel(_Style):
 
     Args:
         ctx: the ranks; by default the open context that was made from the device mesh, ``pb.Context(device_mesh)``.
-        input_layouts: Replicate(), every rank has the input, or Shard(0): its part of the first dimension.
+        input_layouts: Replicate(), every rank has the input, or Shard(dim): its part of a sequence, Shard(0) of the
+            first dimension, Shard(1) where the batch is the first one.
         output_layouts: Shard(-1), this rank's outputs, or Replicate(): all of them.
         scales: multiply in 8 bits, as for ``ColumnParallelLinear``.
         algo, backward_algo: algorithms by name, as for ``ColumnParallelLinear``.
 
     Raises:
-        ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear.
+        ArgumentError: a layout is none of these, or both gather. On application: the module is not a torch.nn.Linear,
+            or has a forward of its own; or its weight is that of another module, which is split in another way.
     """
 
     def __init__(
@@ -102,24 +155,22 @@ class ColwiseParallel(_Style):
         backward_algo: str = "auto",
     ) -> None:
         super().__init__(ctx, input_layouts, output_layouts, scales, algo, backward_algo)
-        self._expect("input_layouts", (Replicate(), Shard(0)))
-        self._expect("output_layouts", (Shard(-1), Replicate()))
-        if input_layouts == Shard(0) and output_layouts == Replicate():
+        self._expect("input_layouts", Replicate(), sequence=True)
+        self._expect("output_layouts", Shard(-1), Replicate())
+        if input_layouts != Replicate() and output_layouts == Replicate():
             raise ArgumentError(
-                "ColwiseParallel: output_layouts: expected Shard(-1) if the input is gathered"
+                "ColwiseParallel: output_layouts: expected Shard(-1) if the input is gathered, got Replicate()"
             )
 
-    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
-        if type(module) is not torch.nn.Linear:
-            raise ArgumentTypeError(
-                f"ColwiseParallel: expected a torch.nn.Linear, got {type(module).__name__}"
-            )
-        split = ColumnParallelLinear.from_linear(
-            module, self._context(device_mesh), gather_output=self.output_layouts == Replicate(),
-            sequence_parallel=self.input_layouts == Shard(0), device=module.weight.device, device_mesh=device_mesh,
+    def _split(self, module: torch.nn.Module, mesh: DeviceMesh) -> ParallelModule:
+        _kind(module, torch.nn.Linear, style="ColwiseParallel")
+        dim = _sequence_dim(self.input_layouts)
+        linear: Any = module
+        return ColumnParallelLinear.from_linear(
+            linear, self._context(mesh), gather_output=self.output_layouts == Replicate(),
+            sequence_parallel=dim is not None, sequence_dim=dim or 0, device=_device(linear), device_mesh=mesh,
             scales=self.scales, algo=self.algo, backward_algo=self.backward_algo,
         )  # fmt: skip
-        return _become(module, split)
 
 
 class RowwiseParallel(_Style):
@@ -130,12 +181,13 @@ class RowwiseParallel(_Style):
     Args:
         ctx: the ranks; by default the open context that was made from the device mesh, ``pb.Context(device_mesh)``.
         input_layouts: Shard(-1), this rank's inputs, or Replicate(): every rank has all; words always Replicate().
-        output_layouts: Replicate(), every rank gets the sum, or Shard(0): its part of the first dimension.
+        output_layouts: Replicate(), every rank gets the sum, or Shard(dim): its part of a sequence, Shard(0) of the
+            first dimension, Shard(1) where the batch is the first one.
         scales: for a Linear: multiply in 8 bits, as for ``RowParallelLinear``.
         algo, backward_algo: for a Linear: algorithms by name, as for ``RowParallelLinear``.
 
     Raises:
-        ArgumentError: a layout is none of these. On application: the module is neither, or does not fit the layouts.
+        ArgumentError: a layout is none of these. On application: as for ``ColwiseParallel``.
     """
 
     def __init__(
@@ -149,62 +201,53 @@ class RowwiseParallel(_Style):
         backward_algo: str = "auto",
     ) -> None:
         super().__init__(ctx, input_layouts, output_layouts, scales, algo, backward_algo)
-        self._expect("input_layouts", (Shard(-1), Replicate()))
-        self._expect("output_layouts", (Replicate(), Shard(0)))
+        self._expect("input_layouts", Shard(-1), Replicate())
+        self._expect("output_layouts", Replicate(), sequence=True)
 
-    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+    def _split(self, module: torch.nn.Module, mesh: DeviceMesh) -> ParallelModule:
+        layer: Any = module
+        kind = _kind(module, torch.nn.Linear, torch.nn.Embedding, style="RowwiseParallel")
+        dim = _sequence_dim(self.output_layouts)
         how: dict[str, Any] = {
-            "ctx": self._context(device_mesh), "sequence_parallel": self.output_layouts == Shard(0),
-            "device_mesh": device_mesh,
+            "ctx": self._context(mesh), "sequence_parallel": dim is not None, "sequence_dim": dim or 0,
+            "device_mesh": mesh, "device": _device(layer),
         }  # fmt: skip
-        split: ParallelModule
-        if type(module) is torch.nn.Embedding:
+        if kind is torch.nn.Embedding:
             for name in ("algo", "backward_algo"):
                 if getattr(self, name) != "auto":
                     raise UnsupportedError(
                         f"{name}: expected 'auto' for a torch.nn.Embedding, which is no product, "
                         f"got {getattr(self, name)!r}"
                     )
-            split = VocabParallelEmbedding.from_embedding(module, device=module.weight.device, **how)
-        elif type(module) is torch.nn.Linear:
-            parallel = self.input_layouts == Shard(-1)
-            split = RowParallelLinear.from_linear(
-                module, input_is_parallel=parallel, device=module.weight.device, scales=self.scales, algo=self.algo,
-                backward_algo=self.backward_algo, **how,
-            )  # fmt: skip
-        else:
-            raise ArgumentTypeError(
-                f"RowwiseParallel: expected a torch.nn.Linear or torch.nn.Embedding, got {type(module).__name__}"
-            )
-        return _become(module, split)
+            return VocabParallelEmbedding.from_embedding(layer, **how)
+        return RowParallelLinear.from_linear(
+            layer, input_is_parallel=self.input_layouts == Shard(-1), scales=self.scales, algo=self.algo,
+            backward_algo=self.backward_algo, **how,
+        )  # fmt: skip
 
 
-class SequenceParallel(tensor.parallel.SequenceParallel):
+class SequenceParallel(ParallelStyle):
     """Let a module (LayerNorm, RMSNorm, Dropout) work on this rank's part of a sequence. Local when applied.
 
     PyTorch's style of the same name, but with the first dimension split and plain tensors as the output, as the layers
-    of this package take them. Parameters become DTensors, the same on every rank, whose gradients are summed
-    over the ranks.
+    of this package take them. For modules that treat each token alone; any number of tokens, also none on some ranks.
+    Parameters become DTensors, the same on every rank, whose gradients are summed over the ranks. Ranks whose
+    generators are in step drop different elements.
 
     Args:
         sequence_dim: the dimension that is split.
         use_local_output: return this rank's part, not a DTensor.
+
+    Raises:
+        ArgumentError: on application: the module takes statistics over tokens. In its forward pass: it normalises the
+            dimension that is split; raised on every rank that has such an input.
     """
 
     def __init__(self, *, sequence_dim: int = 0, use_local_output: bool = True) -> None:
-        super().__init__(sequence_dim=sequence_dim, use_local_output=use_local_output)
+        super().__init__()
+        self.sequence_dim = integer(sequence_dim, "sequence_dim", 0, ArgumentError)
+        self.use_local_output = use_local_output
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
-        module = super()._apply(module, device_mesh)
-        for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(_sum_gradient)
-        return module
-
-
-def _sum_gradient(parameter: torch.Tensor) -> None:
-    """Sum the ranks' parts of a gradient. Collective over the mesh.
-
-    If they were left as parts, every optimizer step would sum them again; and PyTorch before 2.13 does not clip parts.
-    """
-    if isinstance(parameter, tensor.DTensor) and isinstance(parameter.grad, tensor.DTensor):
-        parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        made = Sequence(device_mesh, self.sequence_dim, self.use_local_output)
+        return work_on_part(module, made)

@@ -10,20 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ..context import Context
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout.grid import integer, one_of
 from ..tensor_parallel import shard
 from ..tensor_parallel.plan import check_context
-from .meshes import local, reduce
-from .operators import Gradients, once, operator, own, refuse_transforms
-from .parameters import ParallelModule
+from .meshes import all_gather, local, reduce, reduce_scatter
+from .operators import Gradients, count, once, operator, own, refuse_transforms
+from .parameters import ParallelModule, root_has_values
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["VocabParallelEmbedding", "vocab_parallel_cross_entropy"]
+
+_EMBEDDING, _LOSS = "VocabParallelEmbedding", "vocab_parallel_cross_entropy"
 
 
 class VocabParallelEmbedding(ParallelModule):
@@ -35,8 +38,11 @@ class VocabParallelEmbedding(ParallelModule):
     Args:
         num_embeddings, embedding_dim: sizes of the whole table.
         ctx: the ranks.
+        padding_idx: a word whose row gets no gradient and starts as zeros, as in torch.nn.Embedding.
         sequence_parallel: the output is scattered: every rank gets its part of the first dimension.
-        device: by default this rank's GPU on cublasmp, the CPU on the host engine.
+        sequence_dim: with ``sequence_parallel`` the dimension that is split instead of the first one.
+        device: by default this rank's GPU on cublasmp, the CPU on the host engine; "meta", also by
+            ``with torch.device("meta")``, makes a layer without values.
         dtype: by default PyTorch's.
         embedding: a whole table whose values on rank 0 are taken; by default drawn as torch.nn.Embedding does.
         device_mesh: the one-dimensional mesh of the context's ranks that the weight is on; by default the one that the
@@ -54,7 +60,9 @@ class VocabParallelEmbedding(ParallelModule):
         embedding_dim: int,
         *,
         ctx: Context,
+        padding_idx: int | None = None,
         sequence_parallel: bool = False,
+        sequence_dim: int = 0,
         device: Any = None,
         dtype: Any = None,
         embedding: torch.nn.Embedding | None = None,
@@ -62,9 +70,19 @@ class VocabParallelEmbedding(ParallelModule):
     ) -> None:
         num_embeddings = integer(num_embeddings, "num_embeddings", 0, ArgumentError)
         embedding_dim = integer(embedding_dim, "embedding_dim", 0, ArgumentError)
+        if padding_idx is not None:
+            padding_idx = integer(padding_idx, "padding_idx", -num_embeddings, ArgumentError)
+            if padding_idx >= num_embeddings:
+                raise ArgumentError(
+                    f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, got {padding_idx}"
+                )
+            padding_idx %= num_embeddings
         super().__init__(ctx, device, dtype, device_mesh, weight=((num_embeddings, embedding_dim), 0))
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.sequence_parallel = sequence_parallel
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.sequence_parallel, self.sequence_dim = (
+            sequence_parallel,
+            integer(sequence_dim, "sequence_dim", 0, ArgumentError),
+        )
         self.shard = shard(num_embeddings, ctx.size, ctx.rank)
         if embedding is None:
             self.reset_parameters()
@@ -72,32 +90,39 @@ class VocabParallelEmbedding(ParallelModule):
             self.load_embedding(embedding)
 
     @classmethod
-    def from_embedding(
-        cls,
-        embedding: torch.nn.Embedding,
-        ctx: Context,
-        *,
-        sequence_parallel: bool = False,
-        device: Any = None,
-        device_mesh: DeviceMesh | None = None,
-    ) -> Self:
+    def from_embedding(cls, embedding: torch.nn.Embedding, ctx: Context, **options: Any) -> Self:
         """Return this rank's shard of rank 0's whole table. Collective over the context.
 
         Args:
-            embedding: of the same sizes on every rank; only rank 0's values are used. It is not changed.
-            ctx, sequence_parallel, device, device_mesh: as for the class.
+            embedding: of the same sizes on every rank; only rank 0's values are used, the others' may be on the meta
+                device. It is not changed. If rank 0's is on the meta device, so is the new one: see
+                ``reset_parameters``. A frozen table stays frozen.
+            ctx: the ranks.
+            **options: as for the class, without ``dtype`` and ``padding_idx``, which are the table's.
         """
-        _check_embedding(embedding)
-        return cls(
-            embedding.num_embeddings, embedding.embedding_dim, ctx=ctx, sequence_parallel=sequence_parallel,
-            device=device, dtype=embedding.weight.dtype, embedding=embedding, device_mesh=device_mesh,
+        if not root_has_values(ctx, cls.__name__, embedding, _check_embedding):
+            options["device"] = options.get("device") or torch.device("meta")
+        made = cls(
+            embedding.num_embeddings, embedding.embedding_dim, ctx=ctx, padding_idx=embedding.padding_idx,
+            dtype=embedding.weight.dtype, embedding=embedding, **options,
         )  # fmt: skip
+        return made._like(embedding)
 
     def reset_parameters(self) -> None:
-        """Draw new values, on the CPU and as torch.nn.Embedding does. Collective over the context."""
-        self.load_embedding(
-            torch.nn.Embedding(self.num_embeddings, self.embedding_dim, device="cpu", dtype=self.weight.dtype)
-        )
+        """Draw new values, on the CPU and as torch.nn.Embedding does. Collective over the context.
+
+        As ``reset_parameters`` of ``ColumnParallelLinear``: the same values on any number of ranks; on the meta device
+        nothing is drawn.
+        """
+        with self.ctx.agreement("reset_parameters") as facts:
+            facts.update(layer=repr(self), dtype=str(self.weight.dtype), meta=self.weight.is_meta)
+        if self.weight.is_meta:
+            return
+        with self._generator_of_root() as generator:
+            self._draw("weight", lambda whole: whole.normal_(generator=generator))
+        if self.padding_idx is not None and self.shard.start <= self.padding_idx < self.shard.stop:
+            with torch.no_grad():
+                local(self.weight)[self.padding_idx - self.shard.start].zero_()
 
     def load_embedding(self, embedding: torch.nn.Embedding) -> None:
         """Take this rank's shard of the values of rank 0's whole table. Collective over the context.
@@ -108,12 +133,15 @@ class VocabParallelEmbedding(ParallelModule):
         with self.ctx.agreement("load_embedding") as facts:
             facts.update(layer=repr(self), dtype=str(self.weight.dtype))
             _check_embedding(embedding)
+            facts["meta"] = self.weight.is_meta
             mine = (self.num_embeddings, self.embedding_dim), self.weight.dtype
             given = tuple(embedding.weight.shape), embedding.weight.dtype
             if given != mine:
                 texts = [f"{n}x{k} {dtype}" for (n, k), dtype in (given, mine)]
                 raise ArgumentError(f"embedding: {texts[0]}, expected {texts[1]}")
-        self._take_of_root("weight", embedding.weight)
+        has_values = root_has_values(self.ctx, "load_embedding", embedding, _check_embedding)
+        if has_values and not self.weight.is_meta:
+            self._take_of_root("weight", embedding.weight)
 
     def forward(self, words: Tensor) -> Tensor:
         """Return the rows of these words, summed over the ranks. Collective over the context.
@@ -122,26 +150,38 @@ class VocabParallelEmbedding(ParallelModule):
             words: integers from 0 to V - 1 of any shape, the same on every rank.
 
         Returns:
-            ``(*words.shape, K)`` on every rank; with ``sequence_parallel`` this rank's part of the first dimension.
+            ``(*words.shape, K)`` on every rank; with ``sequence_parallel`` this rank's part of the sequence.
 
         Raises:
-            ArgumentError: words are not integers or, on the CPU, out of range.
+            ArgumentError: words are not integers or, on the CPU, out of range; raised on every rank.
         """
-        refuse_transforms("VocabParallelEmbedding")
+        refuse_transforms(_EMBEDDING)
+        self._check_ties()
+        dim = self.sequence_dim if self.sequence_parallel else 0
+        fault = ""
         if not isinstance(words, Tensor) or words.is_floating_point() or words.is_complex():
-            raise ArgumentError(
-                f"words: expected a tensor of integers, got {getattr(words, 'dtype', type(words).__name__)}"
-            )
+            found = getattr(words, "dtype", type(words).__name__)
+            fault = f"words: expected a tensor of integers, got {found}"
+        elif isinstance(words, DTensor):
+            fault = "words: expected a plain tensor, got a DTensor"
+        elif self.sequence_parallel and words.ndim <= dim:
+            fault = f"words: shape is {tuple(words.shape)}, expected a sequence along dimension {dim}"
+        if fault:
+            with self.ctx.agreement(_EMBEDDING):
+                raise ArgumentError(fault)
         y: Tensor = vocab_embedding(
-            words, local(self.weight), self.ctx.name, self.num_embeddings, self.sequence_parallel
-        )
-        return y
+            words.transpose(0, dim) if dim else words, local(self.weight), self.ctx.name, self.num_embeddings,
+            -1 if self.padding_idx is None else self.padding_idx, self.sequence_parallel,
+        )  # fmt: skip
+        return y.transpose(0, dim) if dim else y
 
     def extra_repr(self) -> str:
         """Return the layer's options as text, for printing."""
         return (
             f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, ranks={self.ctx.size}, "
             f"sequence_parallel={self.sequence_parallel}"
+            f"{f', sequence_dim={self.sequence_dim}' if self.sequence_dim else ''}"
+            f"{'' if self.padding_idx is None else f', padding_idx={self.padding_idx}'}"
         )
 
 
@@ -150,76 +190,113 @@ def vocab_parallel_cross_entropy(
     target: Tensor,
     ctx: Context,
     *,
+    weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return torch.nn.functional.cross_entropy of logits that are split by the vocabulary. Collective over the context.
 
-    No rank ever has all logits of a token: the ranks exchange three numbers per token.
+    No rank ever has all logits of a token: the ranks exchange three numbers per token, four with ``label_smoothing``.
 
     Args:
         logits: (..., V/P), this rank's words, as ``ColumnParallelLinear`` returns them; split by ``shard``. May be
             a DTensor that is split along its last dimension.
         target: (...), integers from 0 to V - 1 or ``ignore_index``, the same on every rank.
         ctx: the ranks.
+        weight: (V,), a factor for each word, the same on every rank.
         ignore_index: tokens with this target do not count.
-        reduction: "mean" of the tokens that count, "sum" or "none".
+        reduction: "mean" of the tokens that count (with ``weight``, weighted by their targets' factors), "sum" or
+            "none".
+        label_smoothing: from 0 to 1: how much of each target is spread evenly over all words.
 
     Returns:
-        A scalar, or with "none" the loss of each token, (...); the same on every rank.
+        A scalar, or with "none" the loss of each token, (...); the same on every rank; float32 for logits of 16 bits.
 
     Raises:
-        ArgumentError: shapes or types do not fit.
+        ArgumentError: shapes or types do not fit; raised on every rank.
     """
-    check_context(ctx, "vocab_parallel_cross_entropy")
-    refuse_transforms("vocab_parallel_cross_entropy")
-    if not one_of(reduction, ("mean", "sum", "none")):
-        raise ArgumentError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
-    logits = local(logits)
-    if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
-        raise ArgumentError(
-            "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
-        )
-    if target.shape != logits.shape[:-1] or target.is_floating_point():
-        raise ArgumentError(
-            f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
-            f"{tuple(logits.shape[:-1])}, as logits have them but for the last dimension"
-        )
-    losses, *_ = vocab_losses(logits, target, ctx.name, ignore_index)
+    check_context(ctx, _LOSS)
+    refuse_transforms(_LOSS)
+    logits = local(logits) if isinstance(logits, Tensor) else logits
+    fault = _fault_of_loss(logits, target, ctx, weight, ignore_index, reduction, label_smoothing)
+    if fault:
+        with ctx.agreement(_LOSS):
+            raise ArgumentError(fault)
+    losses, *_ = vocab_losses(logits, target, weight, ctx.name, ignore_index, float(label_smoothing))
     if reduction == "none":
         return losses
     total = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    if reduction == "sum":
+        return total
+    counts = target != ignore_index
+    if weight is None:
+        return total / counts.sum()
+    return total / (weight.detach()[torch.where(counts, target, 0)] * counts).sum().to(total.dtype)
+
+
+def _fault_of_loss(
+    logits: object, target: object, ctx: Context, weight: object, ignore: object, reduction: object,
+    smoothing: object,
+) -> str:  # fmt: skip
+    """Return what is wrong with the arguments, "" if nothing is. Local."""
+    if not one_of(reduction, ("mean", "sum", "none")):
+        return f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}"
+    if isinstance(ignore, bool) or not isinstance(ignore, int):
+        return f"ignore_index: expected an integer, got {ignore!r}"
+    if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
+        return f"label_smoothing: expected a number from 0 to 1, got {smoothing!r}"
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or not isinstance(target, Tensor):
+        return "vocab_parallel_cross_entropy: expected logits of a floating-point type and integer targets"
+    integers = not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+    if target.shape != logits.shape[:-1] or not integers:
+        return (
+            f"target: {target.dtype} of shape {tuple(target.shape)}, expected integers of shape "
+            f"{tuple(logits.shape[:-1])}, as logits have them but for the last dimension"
+        )
+    if weight is None:
+        return ""
+    if not isinstance(weight, Tensor) or isinstance(weight, DTensor) or not weight.is_floating_point():
+        return "weight: expected a plain tensor of floating-point numbers, one for each word"
+    if weight.ndim != 1 or count(weight.shape[0], ctx) != logits.shape[-1]:
+        return (
+            f"weight: shape is {tuple(weight.shape)}, expected one number for each word of all ranks: "
+            f"this one has {logits.shape[-1]}"
+        )
+    return "" if weight.device == logits.device else f"weight: on {weight.device}, expected {logits.device}"
 
 
 # -- the operators
 
 
-def _embedding(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
+def _embedding(words: Tensor, weight: Tensor, name: str, total: int, padding: int, scatter: bool) -> Tensor:
     ctx = Context.named(name)
-    if words.device.type == "cpu":
-        _check_range("words", words, total)
-    mine = own(total, ctx)
-    here = (words >= mine.start) & (words < mine.stop)
-    if mine.stop > mine.start:
-        rows = torch.nn.functional.embedding(torch.where(here, words - mine.start, 0), weight)
-        rows = rows.masked_fill_(~here[..., None], 0)
-    else:
-        rows = weight.new_zeros((*words.shape, weight.shape[-1]))
-    rows = reduce(rows, ctx)
-    return rows[own(rows.shape[0], ctx)].clone() if scatter else rows
+    with ctx.running(_EMBEDDING):
+        with ctx.agreement(_EMBEDDING) as facts:
+            facts.update(words=str(tuple(words.shape)), weight=f"{total}x{weight.shape[-1]} {weight.dtype}")
+            if words.device.type == "cpu":
+                _check_range("words", words, total)
+        mine = own(total, ctx)
+        here = (words >= mine.start) & (words < mine.stop)
+        if mine.stop > mine.start:
+            rows = torch.nn.functional.embedding(torch.where(here, words - mine.start, 0), weight)
+            rows = rows.masked_fill_(~here[..., None], 0)
+        else:
+            rows = weight.new_zeros((*words.shape, weight.shape[-1]))
+        return reduce_scatter(rows, ctx) if scatter else reduce(rows, ctx)
 
 
-def _embedding_fake(words: Tensor, weight: Tensor, name: str, total: int, scatter: bool) -> Tensor:
+def _embedding_fake(
+    words: Tensor, weight: Tensor, name: str, total: int, padding: int, scatter: bool
+) -> Tensor:
     lead = list(words.shape)
     if scatter:
-        mine = own(lead[0], Context.named(name))
-        lead[0] = mine.stop - mine.start
+        lead[0] = count(lead[0], Context.named(name))
     return weight.new_empty((*lead, weight.shape[-1]))
 
 
 def _embedding_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    words, weight, ctx.context_name, ctx.total, ctx.scatter = inputs
+    words, weight, ctx.context_name, ctx.total, ctx.padding, ctx.scatter = inputs
     ctx.rows = weight.shape[0]
     ctx.save_for_backward(words)
 
@@ -230,17 +307,17 @@ def _embedding_back(node: Any, gy: Tensor) -> Gradients:
     if node.scatter:
         gy = gather_rows(gy, node.context_name, words.shape[0])
     first = own(node.total, Context.named(node.context_name)).start
-    here = ((words >= first) & (words < first + node.rows)).reshape(-1)
-    index = torch.where(here, words.reshape(-1) - first, node.rows)  # an extra row for the others' words
+    here = (words >= first) & (words < first + node.rows) & (words != node.padding)
+    index = torch.where(here, words - first, node.rows).reshape(-1)  # an extra row for all other words
     gw = gy.new_zeros(node.rows + 1, gy.shape[-1]).index_add(
         0, index, gy.reshape(index.shape[0], gy.shape[-1])
     )
-    return None, gw[: node.rows], None, None, None
+    return None, gw[: node.rows], None, None, None, None
 
 
 vocab_embedding = operator(
     "vocab_embedding",
-    "(Tensor words, Tensor weight, str ctx, int total, bool scatter) -> Tensor",
+    "(Tensor words, Tensor weight, str ctx, int total, int padding, bool scatter) -> Tensor",
     _embedding,
     _embedding_fake,
 )
@@ -248,10 +325,7 @@ vocab_embedding.register_autograd(_embedding_back, setup_context=_embedding_save
 
 
 def _gather_rows(x: Tensor, name: str, total: int) -> Tensor:
-    ctx = Context.named(name)
-    whole = x.new_zeros((total, *x.shape[1:]))
-    whole[own(total, ctx)] = x
-    return reduce(whole, ctx)
+    return all_gather(x, Context.named(name), total)
 
 
 def _gather_rows_fake(x: Tensor, name: str, total: int) -> Tensor:
@@ -263,60 +337,103 @@ gather_rows = operator(
 )
 
 
-# -- cross entropy: of each token, the largest logit, the sum of exponentials and the logit of its target
+# -- cross entropy: of each token, the largest logit, the sum of exponentials, the logit of its target, and with label
+# smoothing the weighted sum of all logits
 
 
-def _losses(logits: Tensor, target: Tensor, name: str, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's loss, the logarithm of its sum of exponentials, and this rank's first word."""
+def _losses(
+    logits: Tensor, target: Tensor, weight: Tensor | None, name: str, ignore: int, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return losses, logarithms of sums of exponentials, and this rank's first word and the number of all."""
     ctx = Context.named(name)
-    width = logits.shape[-1]
-    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)
-    block = values.new_full((1,), width)
-    *_, block = reduced = reduce(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
-    largest, first = reduced[:-1].reshape(target.shape), block.long() * ctx.rank
-    here = (target >= first) & (target < first + width)
-    chosen = torch.zeros_like(largest)
-    if width:
-        chosen = values.gather(-1, torch.where(here, target - first, 0)[..., None])[..., 0]
-    exponentials = (values - largest[..., None]).exp().sum(-1)
-    words = values.new_full((1,), width)
-    sums = [exponentials.reshape(-1), torch.where(here, chosen, 0).reshape(-1), words]
-    exponentials, chosen, words = reduce(torch.cat(sums), ctx).split([target.numel(), target.numel(), 1])
-    if target.device.type == "cpu":
-        _check_range("target", torch.where(target == ignore, 0, target), int(words.item()))
-    logarithm = exponentials.reshape(target.shape).log() + largest
-    losses = torch.where(target == ignore, 0, logarithm - chosen.reshape(target.shape))
-    return losses, logarithm, first.clone()
+    with ctx.running(_LOSS):
+        with ctx.agreement(_LOSS) as facts:
+            facts.update(
+                target=str(tuple(target.shape)), dtype=str(logits.dtype), weight=weight is not None,
+                ignore_index=ignore, label_smoothing=smoothing,
+            )  # fmt: skip
+        width = logits.shape[-1]
+        values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest = values.amax(-1) if width else values.new_full(target.shape, -torch.inf)
+        block = values.new_full((1,), width)
+        reduced = reduce(torch.cat([largest.reshape(-1), block]), ctx, dist.ReduceOp.MAX)
+        largest, first = reduced[:-1].reshape(target.shape), reduced[-1:].long() * ctx.rank
+        here = (target >= first) & (target < first + width)
+        chosen = torch.zeros_like(largest)
+        if width:
+            chosen = values.gather(-1, torch.where(here, target - first, 0)[..., None])[..., 0]
+            chosen = torch.where(here, chosen, 0)
+        exponentials = (values - largest[..., None]).exp().sum(-1)
+        everything = values if weight is None else values * weight[own(weight.shape[0], ctx)].to(values.dtype)
+        sums = [exponentials, chosen, *([everything.sum(-1)] if smoothing else [])]
+        words = values.new_full((1,), width)
+        total = reduce(torch.cat([*(each.reshape(-1) for each in sums), words]), ctx)
+        exponentials, chosen, *rest = total[:-1].reshape(len(sums), *target.shape)
+        if target.device.type == "cpu":
+            with ctx.agreement(_LOSS):
+                _check_range("target", torch.where(target == ignore, 0, target), int(total[-1].item()))
+        logarithm = exponentials.log() + largest
+        losses = logarithm - chosen
+        if weight is not None:
+            losses = losses * _factors(weight, target, ignore, losses.dtype)
+        if smoothing:
+            share, spread = _spread(weight, total[-1], smoothing, losses.dtype)
+            losses = (1 - smoothing) * losses + spread * logarithm - share * rest[0]
+        return torch.where(target == ignore, 0, losses), logarithm, torch.cat([first, total[-1:].long()])
 
 
-def _losses_fake(logits: Tensor, target: Tensor, name: str, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(weight: Tensor, target: Tensor, ignore: int, dtype: torch.dtype) -> Tensor:
+    """Return the factor of each token's target. Local."""
+    return weight[torch.where(target == ignore, 0, target)].to(dtype)
+
+
+def _spread(weight: Tensor | None, words: Tensor, smoothing: float, dtype: torch.dtype) -> tuple[Tensor, Any]:
+    """Return what label smoothing gives to each of ``words``, but for its factor, and to all together. Local."""
+    share = smoothing / words.to(dtype)
+    return share, smoothing if weight is None else share * weight.to(dtype).sum()
+
+
+def _losses_fake(
+    logits: Tensor, target: Tensor, weight: Tensor | None, name: str, ignore: int, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
     losses = logits.new_empty(target.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
-    return losses, torch.empty_like(losses), target.new_empty((), dtype=torch.int64)
+    return losses, torch.empty_like(losses), target.new_empty((2,), dtype=torch.int64)
 
 
 def _losses_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    logits, target, _, ctx.ignore = inputs
+    logits, target, weight, ctx.context_name, ctx.ignore, ctx.smoothing = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, target, *output[1:])
+    ctx.save_for_backward(logits, target, weight, *output[1:])
 
 
 @once
 def _losses_back(node: Any, g: Tensor | None, *_: None) -> Gradients:
+    nothing = (None,) * 5
     if g is None:
-        return None, None, None, None
-    logits, target, logarithm, first = node.saved_tensors
+        return None, *nothing
+    logits, target, weight, logarithm, (first, total) = node.saved_tensors
     words = torch.arange(logits.shape[-1], device=logits.device) + first
     hit = (target[..., None] == words).to(g.dtype)
-    gradient = (logits.to(g.dtype) - logarithm[..., None]).exp() - hit
-    counts = (target != node.ignore).to(g.dtype) * g
-    return (gradient * counts[..., None]).to(logits.dtype), None, None, None
+    probabilities = (logits.to(g.dtype) - logarithm[..., None]).exp()
+    gradient = probabilities - hit
+    if weight is not None:
+        gradient = gradient * _factors(weight, target, node.ignore, g.dtype)[..., None]
+    if node.smoothing:
+        share, spread = _spread(weight, total, node.smoothing, g.dtype)
+        mine = (
+            1
+            if weight is None
+            else weight[own(weight.shape[0], Context.named(node.context_name))].to(g.dtype)
+        )
+        gradient = (1 - node.smoothing) * gradient + spread * probabilities - share * mine
+    gradient = torch.where((target == node.ignore)[..., None], 0, gradient * g[..., None])
+    return gradient.to(logits.dtype), *nothing
 
 
 vocab_losses = operator(
     "vocab_losses",
-    "(Tensor logits, Tensor target, str ctx, int ignore) -> (Tensor, Tensor, Tensor)",
+    "(Tensor logits, Tensor target, Tensor? weight, str ctx, int ignore, float smoothing) -> (Tensor, Tensor, Tensor)",
     _losses,
     _losses_fake,
 )
@@ -337,8 +454,8 @@ def _check_range(name: str, words: Tensor, total: int) -> None:
 def _check_embedding(embedding: object) -> None:
     if not isinstance(embedding, torch.nn.Embedding):
         raise ArgumentTypeError(f"embedding: expected a torch.nn.Embedding, got {type(embedding).__name__}")
-    for option in ("padding_idx", "max_norm"):
-        if getattr(embedding, option) is not None:
+    for option, value in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
+        if getattr(embedding, option) != value:
             raise ArgumentError(
-                f"embedding: {option} is {getattr(embedding, option)}, expected None: it is not supported"
+                f"embedding: {option} is {getattr(embedding, option)}, expected {value}: it is not supported"
             )

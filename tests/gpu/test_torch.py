@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's layers on GPUs: the cases of tests/mpi on cuBLASMp, started by either launcher.
+"""PyTorch's layers on GPUs: the cases of tests/mpi/torch on cuBLASMp, started by either launcher.
 
 mpirun -n 4 python -m pytest tests/gpu/test_torch.py
 torchrun --nproc-per-node 4 -m pytest tests/gpu/test_torch.py
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import pblasmp as pb
-from tests.helpers import torch_cases as cases
-from tests.helpers import torch_scaled_cases as scaled
+import pblasmp.torch as pt
+from tests.helpers import torch_ranks as ranks
 from tests.helpers.gpu.products import everywhere
+from tests.mpi.torch import test_float8 as scaled
+from tests.mpi.torch import test_layers as cases
+from tests.mpi.torch import test_models as models
 
 
 @pytest.fixture(scope="module")
@@ -34,31 +38,31 @@ def ctx() -> Iterator[pb.Context]:
         dist.destroy_process_group()
 
 
-def check(ctx: pb.Context, results: Iterable[cases.Case]) -> None:
+def check(ctx: pb.Context, results: Iterable[ranks.Case]) -> None:
     faults = [f"{case}: {fault}" for case, fault in results if fault]
     fault = everywhere(ctx, "\n".join(faults))
     assert not fault, fault
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("sizes", [(8, 12, 16), (64, 128, 256), *cases.UNEVEN], ids=str)
+@pytest.mark.parametrize("sizes", [(8, 12, 16), (64, 128, 256), *ranks.UNEVEN], ids=str)
 def test_functions(ctx, sizes, dtype):
     tolerance = (
-        0 if dtype.startswith("float") and dtype != "float16" else cases.TOLERANCE[getattr(torch, dtype)]
+        0 if dtype.startswith("float") and dtype != "float16" else ranks.TOLERANCE[getattr(torch, dtype)]
     )
     check(ctx, cases.functions(ctx, sizes, getattr(torch, dtype), tolerance))
 
 
 @pytest.mark.parametrize("case", cases.LAYERS, ids=lambda case: case.__name__)
 def test_layers(ctx, case):
-    check(ctx, [(case.__name__, cases.failure(case, ctx))])
+    check(ctx, [(case.__name__, ranks.failure(case, ctx))])
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("sizes", [(8, 12, 16), (256, 128, 512), *cases.UNEVEN], ids=str)
+@pytest.mark.parametrize("sizes", [(8, 12, 16), (256, 128, 512), *ranks.UNEVEN], ids=str)
 def test_mlp(ctx, sizes, dtype, sequence_parallel):
-    check(ctx, cases.trained(ctx, cases.Mlp, sizes, sequence_parallel, dtype))
+    check(ctx, cases.trained(ctx, ranks.Mlp, sizes, sequence_parallel, dtype))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -67,14 +71,28 @@ def test_attention(ctx, dtype, sequence_parallel):
     check(ctx, cases.trained(ctx, cases.Attention, (64, 128, 256), sequence_parallel, dtype))
 
 
-@pytest.mark.parametrize("sizes", [(8, 12, 16), (256, 128, 512), *cases.UNEVEN], ids=str)
+@pytest.mark.parametrize("sizes", [(8, 12, 16), (256, 128, 512), *ranks.UNEVEN], ids=str)
 def test_scaled_products(ctx, sizes):
     check(ctx, scaled.products(ctx, (sizes,)))
 
 
 @pytest.mark.parametrize("case", scaled.CASES, ids=lambda case: case.__name__)
 def test_scaled_layers(ctx, case):
-    check(ctx, [(case.__name__, cases.failure(case, ctx))])
+    check(ctx, [(case.__name__, ranks.failure(case, ctx))])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [models.sequences, models.ties, models.loss_options, models.batch_first, models.bias_apart, models.regions,
+     models.fused],
+    ids=lambda case: case.__name__,
+)  # fmt: skip
+def test_models(ctx, case):
+    if ctx.size == 1:
+        pytest.skip("one rank has no device mesh")
+    mesh = pt.meshes.mesh_of(ctx)
+    with torch.device("cuda", ctx.engine.device.index):
+        check(ctx, [(case.__name__, ranks.failure(partial(case, mesh=mesh), ctx))])
 
 
 def test_everything_is_queued_on_pytorchs_stream(ctx):
@@ -82,7 +100,7 @@ def test_everything_is_queued_on_pytorchs_stream(ctx):
 
     def late(ctx: pb.Context) -> None:
         up, down, split_up, split_down = cases.column_and_row(ctx, True)
-        whole, tokens = cases.integers(ctx, 7, 8, 12), cases.own(8, ctx)
+        whole, tokens = ranks.integers(ctx, 7, 8, 12), ranks.own(8, ctx)
         x = torch.zeros_like(whole[tokens]).requires_grad_()
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -95,8 +113,8 @@ def test_everything_is_queued_on_pytorchs_stream(ctx):
         torch.cuda.synchronize()
         expected = down(up(whole.requires_grad_()).relu())
         expected.sum().backward()
-        cases.compare("y", y, expected[tokens])
-        cases.compare("x", x.grad, whole.grad[tokens])
+        ranks.compare("y", y, expected[tokens])
+        ranks.compare("x", x.grad, whole.grad[tokens])
         cases.compare_gradients("up", split_up, up)
 
-    check(ctx, [("late", cases.failure(late, ctx))])
+    check(ctx, [("late", ranks.failure(late, ctx))])

@@ -43,6 +43,8 @@ def test_tests_import_helpers_only(path):
         may.append("benchmarks")
     if path.parent.name == "chaos" or path.name == "test_cli_signals.py":  # they run those programs
         may.append("tests.chaos.")
+    if label(path) == "tests/gpu/test_torch.py":  # the same cases on GPUs
+        may.append("tests.mpi.torch.")
     if path.parent.name == "mutation":
         may.append("tests.mutation.")
     wrong = [name for name in imports_of(path) if not name.startswith(tuple(may))]

@@ -1,33 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for PyTorch on ranks: what is split is compared with the same in one process, which every rank computes too.
-
-``comm`` is an MPI communicator or a process group. On GPUs (tests/gpu) the same cases run on cuBLASMp.
-"""
+"""Functions and layers of PyTorch split over CPU ranks give what one process gives, with mpirun and with torchrun."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from pblasmp.tensor_parallel import shard
 from pblasmp.torch import meshes, operators, scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
+from tests.helpers.mpi import ROOT, run_mpi, run_torch, starts_ranks
+from tests.helpers.torch_ranks import (
+    TOLERANCE,
+    UNEVEN,
+    Case,
+    Mlp,
+    Split,
+    compare,
+    device,
+    failure,
+    host,
+    integers,
+    local,
+    one_function,
+    own,
+)
 
-Case = tuple[str, str | None]
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 FUNCTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
-UNEVEN = ((7, 13, 10), (5, 6, 3), (1, 9, 4))  # tokens, inputs, outputs: they leave ranks without a part
 
 
 def everything(comm: Any) -> Iterator[Case]:
@@ -54,63 +64,7 @@ def training(comm: Any) -> Iterator[Case]:
                 yield from trained(ctx, Attention, (8, 12, 16), sequence_parallel, dtype)
 
 
-@contextmanager
-def host(comm: Any) -> Iterator[pb.Context]:
-    torch.set_num_threads(1)
-    with pb.Context(comm, engine="host") as ctx:
-        yield ctx
-
-
-def failure(case: Callable[[pb.Context], None], ctx: pb.Context) -> str | None:
-    try:
-        case(ctx)
-    except AssertionError as error:
-        return str(error) or "it failed"
-    return None
-
-
-def own(n: int, ctx: pb.Context) -> slice:
-    return shard(n, ctx.size, ctx.rank)
-
-
-def device(ctx: pb.Context) -> torch.device:
-    return torch.device("cpu" if ctx.engine.name == "host" else f"cuda:{ctx.engine.device.index}")
-
-
-def integers(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The same small integers on every rank: products of them are exact."""
-    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
-    return values.to(device(ctx), dtype)
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def compare(name: str, got: Tensor | None, expected: Tensor | None, tolerance: float = 0) -> None:
-    if got is None or expected is None:
-        assert got is expected, f"{name}: {got} where {expected} was expected"
-        return
-    got = local(got)
-    assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-    assert got.dtype == expected.dtype, f"{name}: {got.dtype}, expected {expected.dtype}"
-    if got.numel():
-        scale = max(1.0, expected.abs().max().item())
-        error = (got.detach().double() - expected.detach().double()).abs().max().item() / scale
-        assert error <= tolerance, f"{name}: relative error {error}"  # NaN is not
-
-
 # -- functions
-
-
-class Split(NamedTuple):
-    """The layout of a function's operands: which part of a whole array this rank has, by name."""
-
-    function: Callable[..., Tensor]
-    x: Any
-    w: Any
-    bias: Any
-    y: Any
 
 
 def functions(
@@ -139,23 +93,6 @@ def functions(
                 f"{name} {lead}",
                 failure(lambda ctx, s=split, w=whole: one_function(ctx, s, w, tolerance), ctx),
             )
-
-
-def one_function(ctx: pb.Context, split: Split, whole: list[Tensor], tolerance: float) -> None:
-    parts = [split.x, split.w, split.bias]
-    mine = [tensor[part].clone().requires_grad_() for tensor, part in zip(whole, parts, strict=False)]
-    whole = [tensor.clone().requires_grad_() for tensor in whole]
-    expected = nn.functional.linear(*whole)
-    weights = integers(ctx, 4, *expected.shape, dtype=expected.dtype)
-    (expected * weights).sum().backward()
-    x, w, *bias = mine
-    y = split.function(x, w, ctx, *bias)
-    compare("y", y, expected[split.y], tolerance)
-    (y * weights[split.y]).sum().backward()
-    for name, tensor, full, part in zip("xwb", mine, whole, parts, strict=False):
-        compare(f"gradient of {name}", tensor.grad, full.grad[part], tolerance)
-    with torch.no_grad():
-        compare("y without gradient", split.function(x, w, ctx, *bias), expected[split.y], tolerance)
 
 
 # -- layers
@@ -394,8 +331,7 @@ def fake_streams(log: list[str]) -> Iterator[None]:
         patch.setattr(operators, "_streams", lambda _: streams)
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(Tensor, "record_stream", lambda *_: log.append("recorded"))
-        for module, name in ((operators, "_call"), (operators, "_split_by_rule"), (scaled, "run_once")):
-            logged(module, name, "collective")
+        logged(operators, "run_once", "collective")
         logged(operators, "_of_parameters", "weights")
         logged(scaled, "scaled_weight", "weights")
         yield
@@ -512,22 +448,6 @@ LAYERS = (
 # -- training
 
 
-class Mlp(nn.Module):
-    """Two layers; whole, or split after a whole one."""
-
-    def __init__(self, sizes: tuple[int, int, int], like: Mlp | None, ctx: pb.Context, **how: Any) -> None:
-        super().__init__()
-        _, k, n = sizes
-        if like is None:
-            self.up, self.down = nn.Linear(k, n, **how), nn.Linear(n, k, **how)
-        else:
-            self.up = pt.ColumnParallelLinear.from_linear(like.up, ctx, **how)
-            self.down = pt.RowParallelLinear.from_linear(like.down, ctx, **how)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(nn.functional.gelu(self.up(x)))
-
-
 class Attention(nn.Module):
     """Eight heads between split projections; x is sequence × batch × inputs."""
 
@@ -603,3 +523,51 @@ def ten_steps(
             like.bias[layer.shard] if layer._split == 0 else like.bias,
             tolerance,
         )
+
+
+# -- the tests
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_with_mpirun(nranks):
+    run_mpi(everything, nranks, timeout=300)
+
+
+@starts_ranks
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_with_torchrun(nranks):
+    run_torch(everything, nranks, timeout=300)
+
+
+def test_what_users_call_is_documented():
+    import pblasmp.torch
+
+    page = (ROOT / "docs" / "torch.md").read_text()
+    assert all(f":: pblasmp.torch.{name}" in page for name in pblasmp.torch.__all__)
+    docs = {name: getattr(pblasmp.torch, name).__doc__ for name in pblasmp.torch.__all__}
+    assert not [name for name, doc in docs.items() if "ollective over" not in doc and "Local" not in doc]
+
+
+def test_a_temporary_tensor_lasts_as_long_as_what_is_over_its_memory():
+    import torch
+
+    from pblasmp.torch.operators import borrowed
+
+    over = borrowed(torch.full((300, 300), 7.0))
+    others = [torch.full((300, 300), 3.0) for _ in range(20)]
+    assert (over == 7).all(), others
+
+
+def test_what_is_missing_is_said():
+    script = """
+import sys
+sys.modules["torch"] = None
+try:
+    import pblasmp.torch
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "pblasmp[torch]" in done.stdout

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for 8-bit products of PyTorch with delayed scaling, against the same arithmetic in one process, in NumPy."""
+"""8-bit products of PyTorch with delayed scaling, against the same arithmetic in one process, in NumPy."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,8 +30,8 @@ import pblasmp.torch as pt
 from pblasmp.torch import scaled
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
 from tests.helpers.docs import DOCS, blocks
-from tests.helpers.torch_cases import UNEVEN, Case, Split, compare, device, failure, host, local, own
-from tests.helpers.torch_combine_cases import world
+from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.torch_ranks import UNEVEN, Case, Split, compare, device, failure, host, local, own, world
 
 E4, E5 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 LARGEST = {E4: 448.0, E5: 57344.0}
@@ -801,3 +802,42 @@ CASES = (
     used_twice, checkpointed, one_scale_for_all_ranks, windows, not_finite, inference, frozen_says_nothing, static,
     saved_tensors, tensor_cores, state_dicts, refused,
 )  # fmt: skip
+
+
+# -- the tests
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_with_mpirun(nranks):
+    run_mpi(everything, nranks, timeout=300)
+
+
+def test_the_script_of_the_page():
+    run_mpi(page, 4, timeout=300)
+
+
+@starts_ranks
+def test_with_torchrun():
+    run_torch(everything, 2, timeout=300)
+
+
+@starts_ranks
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("run", [run_mpi, run_torch])
+def test_histories_are_loaded_on_other_numbers_of_ranks(tmp_path, run):
+    run(save, 4, timeout=300, directory=str(tmp_path))
+    for nranks in (2, 1):
+        run(load, nranks, timeout=300, directory=str(tmp_path))
+
+
+@starts_ranks
+def test_with_fsdp():
+    run_torch(fsdp, 4, timeout=300)
+
+
+@starts_ranks
+@pytest.mark.parametrize(("run", "backend"), [(run_mpi, "aot_eager"), (run_torch, "inductor")])
+def test_compiled(run, backend):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    run(compiled, 2, timeout=500, launch=True, backend=backend)  # PyTorch keeps meshes of before

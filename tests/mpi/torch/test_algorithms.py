@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for ``algo`` and ``backward_algo`` in PyTorch: what is named runs, and gives what "auto" gives."""
+"""``algo`` and ``backward_algo`` of PyTorch's functions, layers and styles: what is named runs, and gives the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ import pblasmp as pb
 import pblasmp.torch as pt
 from pblasmp.tensor_parallel import ParallelPlan
 from pblasmp.torch.functions import matmul_local, split_matmul_allreduce
-from tests.helpers.torch_cases import Case, Split, compare, failure, host, integers, local, one_function, own
+from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.torch_ranks import Case, Split, compare, failure, host, integers, local, one_function, own
 
 NAMES = {
     "allgather_matmul": {"shared", "gathered", "panels", "pull", "push", "mpi"},
@@ -429,3 +430,29 @@ def compiled_unknown(ctx: pb.Context, backend: str) -> None:
     y = fast(x, mine, ctx, backward_algo="nope")
     with pytest.raises(pb.UnsupportedError, match=r"algo: the host engine has 'auto', .*, got 'nope'"):
         y.sum().backward()
+
+
+# -- the tests
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_with_mpirun(nranks):
+    run_mpi(everything, nranks, timeout=300)
+
+
+@starts_ranks
+def test_with_torchrun():
+    run_torch(everything, 2, timeout=300)
+
+
+def test_algorithms_that_refuse():
+    run_mpi(refuses, 2)
+
+
+def test_measuring_in_the_first_pass(tmp_path):
+    run_mpi(measures, 2, file=str(tmp_path / "tuning.json"))
+
+
+@starts_ranks
+def test_compiled():
+    run_mpi(compiled, 2, timeout=500, launch=True, backend="aot_eager")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split layers together with what PyTorch has: FSDP2, device meshes, styles, DTensors, torch.compile, torch.func."""
+"""Split layers with FSDP2, device meshes, styles, DTensors, torch.compile and torch.func, under both launchers."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,11 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import pblasmp as pb
 import pblasmp.torch as pt
-from tests.helpers.torch_cases import Case, Mlp, compare, failure, host, integers, own
+from tests.helpers.mpi import run_mpi, run_torch, starts_ranks
+from tests.helpers.torch_ranks import Case, Mlp, compare, failure, full, host, integers, own, world
 
+RUN = {"mpirun": run_mpi, "torchrun": run_torch}
+pytestmark = starts_ranks
 VOCABULARY, WIDTH, HIDDEN = 11, 6, 8
 
 
@@ -64,10 +67,6 @@ def batch(seed: int, tokens: int, width: int = 2) -> tuple[Tensor, Tensor]:
     return words, target
 
 
-def full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def trained_alike(
     whole: Model, split: Model, ctx: pb.Context, *, clip: bool = True, run: Callable[..., Any] | None = None
 ) -> None:
@@ -95,20 +94,6 @@ def trained_alike(
 def new_model() -> Model:
     torch.manual_seed(0)
     return Model().double()
-
-
-@contextmanager
-def world(comm: Any) -> Iterator[int]:
-    """A process group of all ranks, whatever started them; yield how many there are."""
-    torch.set_num_threads(1)
-    made = not dist.is_initialized()
-    if made:
-        pt.init_process_group(comm)
-    try:
-        yield dist.get_world_size()
-    finally:
-        if made:
-            dist.destroy_process_group()
 
 
 def everything(comm: Any) -> Iterator[Case]:
@@ -226,9 +211,9 @@ def embedding(ctx: pb.Context) -> None:
         split(torch.full((2, 2), VOCABULARY))
     with pytest.raises(pb.ArgumentError, match=r"words: expected .* integers, got torch\.float32"):
         split(torch.ones(2))
-    padded = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
-    with pytest.raises(pb.ArgumentError, match="padding_idx is 0, expected None"):
-        pt.VocabParallelEmbedding.from_embedding(padded, ctx)
+    bounded = nn.Embedding(VOCABULARY, WIDTH, max_norm=1.0)
+    with pytest.raises(pb.ArgumentError, match=r"max_norm is 1\.0, expected None"):
+        pt.VocabParallelEmbedding.from_embedding(bounded, ctx)
 
 
 def functional(ctx: pb.Context) -> None:
@@ -272,10 +257,12 @@ def refused(ctx: pb.Context) -> None:
             function()
 
     mesh = ctx.made_of
-    raises(r"input_layouts is Shard\(dim=1\), expected", lambda: pt.ColwiseParallel(input_layouts=Shard(1)))
-    raises(r"output_layouts is Shard\(dim=1\), expected", lambda: pt.RowwiseParallel(output_layouts=Shard(1)))
+    raises(r"input_layouts is Shard\(dim=-2\), expected", lambda: pt.ColwiseParallel(input_layouts=Shard(-2)))
     raises(
-        "expected .* where the input is gathered",
+        r"output_layouts is Shard\(dim=-1\), expected", lambda: pt.RowwiseParallel(output_layouts=Shard(-1))
+    )
+    raises(
+        "expected .* if the input is gathered",
         lambda: pt.ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
     )
     raises("ColwiseParallel: ctx: expected", lambda: pt.ColwiseParallel(ctx=mesh))
@@ -420,3 +407,24 @@ def compiled_uneven(ctx: pb.Context, backend: str) -> None:
         fast(mine, w[own(8, ctx)].clone(), ctx)
     x, split = (distribute_tensor(each, ctx.made_of, [Shard(0)]) for each in (whole, w))
     compare("y", full(fast(x, split, ctx)), whole @ w.t())
+
+
+# -- the tests
+
+
+@pytest.mark.parametrize(("launcher", "nranks"), [("mpirun", 2), ("mpirun", 4), ("torchrun", 4)])
+def test_together_with_what_pytorch_has(launcher, nranks):
+    RUN[launcher](everything, nranks, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend", "tokens"), [("mpirun", "aot_eager", [8, 4]), ("torchrun", "inductor", [8])]
+)
+def test_compiled(launcher, backend, tokens):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    RUN[launcher](compiled, 2, timeout=500, backend=backend, tokens=tokens)
+
+
+def test_groups_of_mpi_without_a_process_group():
+    run_mpi(halves, 4, timeout=300)

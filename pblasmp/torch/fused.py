@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several column-parallel layers with one input as one product: query, key and value, or gate and up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ArgumentTypeError
+from .linear import ColumnParallelLinear
+from .meshes import local
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ..context import Context
+
+__all__ = ["FusedColumnParallelLinear"]
+
+
+class FusedColumnParallelLinear(torch.nn.Module):
+    """Column-parallel layers with one input, multiplied at once. Making one is collective over the context.
+
+    One product forward and one back in place of one for each layer: with ``sequence_parallel`` the input is gathered
+    once. The layers are ``ColumnParallelLinear`` under their own names, so checkpoints have each weight by itself, on
+    any number of ranks; a rank's outputs of each are ``pblasmp.tensor_parallel.shard``'s. The forward pass copies the
+    rank's weights together.
+
+    Args:
+        in_features: size of the input.
+        out_features: by name, the size of each whole layer.
+        bias: whether they have biases.
+        ctx: the ranks.
+        **options: as for ``ColumnParallelLinear``, without ``gather_output``, ``scales`` and ``linear``.
+
+    Raises:
+        ArgumentError: there are no layers, or an option is none of these.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: Mapping[str, int],
+        bias: bool = True,
+        *,
+        ctx: Context,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if not isinstance(out_features, Mapping) or not out_features:
+            raise ArgumentError(
+                f"out_features: expected a size for each layer, by name, got {out_features!r}"
+            )
+        _check(options)
+        for name, outputs in out_features.items():
+            self.add_module(name, ColumnParallelLinear(in_features, outputs, bias, ctx=ctx, **options))
+
+    @classmethod
+    def from_linears(cls, linears: Mapping[str, torch.nn.Linear], ctx: Context, **options: Any) -> Self:
+        """Return this rank's shards of rank 0's whole layers. Collective over the context.
+
+        Args:
+            linears: by name, of the same sizes on every rank, with one number of inputs, all with a bias or none.
+            ctx: the ranks.
+            **options: as for the class.
+
+        Raises:
+            ArgumentError: the layers do not fit together.
+        """
+        kinds = {(each.in_features, each.bias is None, each.weight.dtype) for each in linears.values()}
+        if len(kinds) != 1:
+            raise ArgumentError(
+                "linears: expected one number of inputs and one type, all with a bias or none"
+            )
+        _check(options)
+        made = cls.__new__(cls)
+        torch.nn.Module.__init__(made)
+        for name, linear in linears.items():
+            made.add_module(name, ColumnParallelLinear.from_linear(linear, ctx, **options))
+        return made
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        """Return the layers' outputs, in their order. Collective over the context.
+
+        Args:
+            x: as for ``ColumnParallelLinear``; a plain tensor.
+
+        Returns:
+            for each layer what it would return by itself.
+        """
+        layers: list[Any] = list(self.children())
+        first = layers[0]
+        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+            with first.ctx.agreement("pblasmp.torch"):
+                raise ArgumentTypeError(f"x: expected a plain tensor, got {type(x).__name__}")
+        weights = [local(layer.weight) for layer in layers]
+        biases = None if first.bias is None else torch.cat([local(layer.bias) for layer in layers])
+        whole = first._forward(x, torch.cat(weights), None if first.skip_bias_add else biases)
+        parts: tuple[Tensor, ...] = whole.split([weight.shape[0] for weight in weights], -1)
+        if not first.skip_bias_add:
+            return parts
+        bias = [None if layer.bias is None else local(layer.bias) for layer in layers]
+        return tuple(zip(parts, bias, strict=True))
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if there are options that several layers at once do not have. Local."""
+    for name in ("gather_output", "scales", "linear"):
+        if options.get(name):
+            raise ArgumentError(f"{name}: not an option of a FusedColumnParallelLinear")

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that work on this rank's part of a sequence, with parameters that are the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from ..errors import ArgumentError
+from ..tensor_parallel import shard
+from .meshes import on_mesh
+from .ties import tied
+
+__all__ = ["Sequence", "work_on_part"]
+
+
+class Sequence(NamedTuple):
+    """How a module's input is split: over which ranks, along which dimension; whether it returns its part."""
+
+    mesh: DeviceMesh
+    dim: int
+    local_output: bool
+
+
+def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module:
+    """Let a module that works on whole sequences work on this rank's part of them, in place. Local.
+
+    Raises:
+        ArgumentError: it takes statistics over tokens, or is split already.
+    """
+    if isinstance(module, _OnPart):
+        raise ArgumentError(
+            f"SequenceParallel: this {type(module).__name__} is split already: name it once in the plan"
+        )
+    for each in module.modules():
+        if isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
+            raise ArgumentError(
+                f"SequenceParallel: {type(each).__name__} takes statistics over tokens, which are on several ranks"
+            )
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is not None and not isinstance(parameter, DTensor):
+                whole = on_mesh(parameter.detach(), sequence.mesh, Replicate(), parameter.shape)
+                made = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                each._parameters[name] = tied(parameter, made, None, "SequenceParallel")
+    kind: Any = type(module)
+    module.__class__ = _on_part(kind)
+    module._sequence = sequence
+    return module
+
+
+class _OnPart(torch.nn.Module):
+    """What a module's class becomes a subclass of. Its parameters are DTensors; it computes with plain tensors.
+
+    Nothing is kept on parameters or their gradients, so that copies and conversions of the module work alike.
+    """
+
+    _sequence: Sequence
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the module, for this rank's part of a sequence. Local; its backward pass is collective."""
+        mesh, dim, local_output = self._sequence
+        x = args[0] if args else None
+        total = None
+        if isinstance(x, DTensor):
+            total, x = x.shape[dim], x.redistribute(placements=[Shard(dim)]).to_local()
+        if isinstance(x, Tensor):
+            _check_dim(self, x, dim)
+            args = x, *args[1:]
+        held = [
+            (each._parameters, name, parameter)
+            for each in self.modules()
+            for name, parameter in each._parameters.items()
+            if isinstance(parameter, DTensor)
+        ]
+        try:
+            for parameters, name, parameter in held:
+                parameters[name] = _plain(parameter)
+            if self.training and not torch.compiler.is_compiling() and _drops(self):
+                with _own_numbers(mesh.get_local_rank(), x):
+                    y = super().forward(*args, **kwargs)
+            else:
+                y = super().forward(*args, **kwargs)
+        finally:
+            for parameters, name, parameter in held:
+                parameters[name] = parameter
+        if local_output or not isinstance(y, Tensor):
+            return y
+        shape = list(y.shape)
+        shape[dim] = _total(y.shape[dim], mesh, y.device) if total is None else total
+        return on_mesh(y, mesh, Shard(dim), shape)
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return _new, (type(self).__bases__[1],), vars(self).copy()
+
+
+@cache
+def _on_part(kind: Any) -> Any:
+    """Return the subclass of a class of modules that works on a part of a sequence. Local."""
+    return type(kind.__name__, (_OnPart, kind), {"__module__": kind.__module__})
+
+
+def _new(kind: Any) -> torch.nn.Module:
+    """Return a module without any state, for copies and pickles. Local."""
+    made = _on_part(kind)
+    new: torch.nn.Module = made.__new__(made)
+    return new
+
+
+def _plain(parameter: DTensor) -> Any:
+    """Return a parameter as a plain tensor, whose gradient is summed over the ranks. Local."""
+    same = parameter.redistribute(placements=parameter.placements)  # which reduces the gradient
+    return same.to_local(grad_placements=[Partial()])
+
+
+def _check_dim(module: torch.nn.Module, x: Tensor, dim: int) -> None:
+    """Raise ArgumentError if a module normalises the dimension that is split. Local."""
+    kept = x.ndim
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
+        kept -= len(module.normalized_shape)
+    elif isinstance(module, torch.nn.GroupNorm):
+        kept = 1
+    if dim >= kept:
+        raise ArgumentError(
+            f"SequenceParallel: {type(module).__name__} with an input of shape {tuple(x.shape)}: dimension {dim} is "
+            f"split over the ranks, expected one of the first {kept}"
+        )
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    return any(isinstance(each, torch.nn.modules.dropout._DropoutNd) and each.p for each in module.modules())
+
+
+@contextmanager
+def _own_numbers(rank: int, x: Tensor | None) -> Iterator[None]:
+    """Draw other numbers than the other ranks, whose generators then are still in step if they were. Local."""
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng([x.device] if x is not None and x.is_cuda else []):
+        torch.manual_seed(seed + rank)
+        yield
+
+
+def _total(mine: int, mesh: DeviceMesh, device: torch.device) -> int:
+    """Return the length of a sequence of whose parts this rank's has this length. Collective over the mesh.
+
+    Raises:
+        ArgumentError: it is not split as ``shard`` splits; raised on every rank.
+    """
+    ranks: int = mesh.size()
+    if torch.compiler.is_compiling():  # which has to know it
+        return mine * ranks
+    counts = torch.zeros(ranks, dtype=torch.int64, device=device)
+    counts[mesh.get_local_rank()] = mine
+    dist.all_reduce(counts, group=mesh.get_group())
+    found: list[int] = counts.tolist()
+    expected = [shard(sum(found), ranks, rank) for rank in range(ranks)]
+    lengths = [part.stop - part.start for part in expected]
+    if found != lengths:
+        raise ArgumentError(f"SequenceParallel: the ranks have {found} tokens, expected {lengths}")
+    return sum(found)

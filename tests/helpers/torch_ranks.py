@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of PyTorch on ranks share: a context, whole arrays and this rank's parts of them, comparisons.
+
+What is split is compared with the same in one process, which every rank computes too. ``comm`` is an MPI communicator
+or a process group; on GPUs (tests/gpu) the same cases run on cuBLASMp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import pblasmp as pb
+import pblasmp.torch as pt
+from pblasmp.tensor_parallel import shard
+
+Case = tuple[str, str | None]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+UNEVEN = ((7, 13, 10), (5, 6, 3), (1, 9, 4))  # tokens, inputs, outputs: they leave ranks without a part
+
+
+@contextmanager
+def host(comm: Any) -> Iterator[pb.Context]:
+    torch.set_num_threads(1)
+    with pb.Context(comm, engine="host") as ctx:
+        yield ctx
+
+
+def failure(case: Callable[[pb.Context], None], ctx: pb.Context) -> str | None:
+    try:
+        case(ctx)
+    except AssertionError as error:
+        return str(error) or "it failed"
+    return None
+
+
+def own(n: int, ctx: pb.Context) -> slice:
+    return shard(n, ctx.size, ctx.rank)
+
+
+def device(ctx: pb.Context) -> torch.device:
+    return torch.device("cpu" if ctx.engine.name == "host" else f"cuda:{ctx.engine.device.index}")
+
+
+def integers(ctx: pb.Context, seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The same small integers on every rank: products of them are exact."""
+    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(device(ctx), dtype)
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def compare(name: str, got: Tensor | None, expected: Tensor | None, tolerance: float = 0) -> None:
+    if got is None or expected is None:
+        assert got is expected, f"{name}: {got} where {expected} was expected"
+        return
+    got = local(got)
+    assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    assert got.dtype == expected.dtype, f"{name}: {got.dtype}, expected {expected.dtype}"
+    if got.numel():
+        scale = max(1.0, expected.abs().max().item())
+        error = (got.detach().double() - expected.detach().double()).abs().max().item() / scale
+        assert error <= tolerance, f"{name}: relative error {error}"  # NaN is not
+
+
+class Split(NamedTuple):
+    """The layout of a function's operands: which part of a whole array this rank has, by name."""
+
+    function: Callable[..., Tensor]
+    x: Any
+    w: Any
+    bias: Any
+    y: Any
+
+
+def one_function(ctx: pb.Context, split: Split, whole: list[Tensor], tolerance: float) -> None:
+    parts = [split.x, split.w, split.bias]
+    mine = [tensor[part].clone().requires_grad_() for tensor, part in zip(whole, parts, strict=False)]
+    whole = [tensor.clone().requires_grad_() for tensor in whole]
+    expected = nn.functional.linear(*whole)
+    weights = integers(ctx, 4, *expected.shape, dtype=expected.dtype)
+    (expected * weights).sum().backward()
+    x, w, *bias = mine
+    y = split.function(x, w, ctx, *bias)
+    compare("y", y, expected[split.y], tolerance)
+    (y * weights[split.y]).sum().backward()
+    for name, tensor, full, part in zip("xwb", mine, whole, parts, strict=False):
+        compare(f"gradient of {name}", tensor.grad, full.grad[part], tolerance)
+    with torch.no_grad():
+        compare("y without gradient", split.function(x, w, ctx, *bias), expected[split.y], tolerance)
+
+
+class Mlp(nn.Module):
+    """Two layers; whole, or split after a whole one."""
+
+    def __init__(self, sizes: tuple[int, int, int], like: Mlp | None, ctx: pb.Context, **how: Any) -> None:
+        super().__init__()
+        _, k, n = sizes
+        if like is None:
+            self.up, self.down = nn.Linear(k, n, **how), nn.Linear(n, k, **how)
+        else:
+            self.up = pt.ColumnParallelLinear.from_linear(like.up, ctx, **how)
+            self.down = pt.RowParallelLinear.from_linear(like.down, ctx, **how)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def world(comm: Any) -> Iterator[int]:
+    """A process group of all ranks, whatever started them; yield how many there are."""
+    torch.set_num_threads(1)
+    made = not dist.is_initialized()
+    if made:
+        pt.init_process_group(comm)
+    try:
+        yield dist.get_world_size()
+    finally:
+        if made:
+            dist.destroy_process_group()
