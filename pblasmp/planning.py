@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from . import level3, products, tensor_parallel
 from .context import Context
 from .engines.method import Verdict, survey
-from .engines.registry import ALGORITHMS
 from .engines.request import Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, LayoutError
 from .layout import Level3Problem, MatmulProblem, ParallelProblem
@@ -212,9 +211,9 @@ def algorithms(
         problem = _nearest(problem, options, ctx)
     with ctx.agreement("algorithms: asking"):
         if options.algo != "measure":
-            return survey(ctx.engine, ALGORITHMS, problem, options)
+            return survey(ctx.engine, problem, options)
         options = replace(options, algo="auto")
-        found = survey(ctx.engine, ALGORITHMS, problem, options)
+        found = survey(ctx.engine, problem, options)
         if ctx.engine.measured.knows(problem, options):
             return found
         first = "; all that apply would be timed first, and the fastest taken"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from .engines.method import Verdict
+from .engines.method import Verdict, prepare
 from .engines.product import Bound, Product, Workspace
-from .engines.registry import prepare
 from .engines.request import CONSTANTS, Operands, Options, Problem
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, LayoutError, PblasmpError, UnsupportedError
 from .handle import Handle, Matrix

@@ -1,38 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of algorithms: which ones exist for a problem, which of them apply, and which one is taken.
+"""Which algorithms of an engine there are for a problem, which of them apply, and which one is taken.
 
-An algorithm is one row, an ``Algorithm``. Those that every engine can run are listed in ``registry.py``; an engine
-adds those of its library (``Engine.algorithms``).
+An algorithm is a ``Method``. An engine's are listed where the engine is; those of every engine in ``dense`` and
+``tensor``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import UnsupportedError
-from ..layout import Level3Problem, ParallelProblem
+from ..layout import Level3Problem, MatmulProblem, ParallelProblem
+from .composite import MovedProduct
 from .product import Product
-from .protocol import Engine
+from .protocol import Engine, Method
 from .request import Operands, Options, Problem
 
-__all__ = ["Algorithm", "Verdict", "choose", "known_for", "plain_refusal", "survey", "type_refusal"]
+if TYPE_CHECKING:
+    from ..layout.parallel import Form
+
+__all__ = [
+    "Verdict", "check_parallel", "choose", "known_for", "names", "plain_refusal", "prepare", "prepare_step", "survey",
+    "type_refusal",
+]  # fmt: skip
 
 Planned = Operands | None
 
 
-def _same(problem: Problem) -> Problem | str:
-    return problem
-
-
-def plain_refusal(engine: Engine, problem: Any, options: Options, operands: Planned) -> str:
-    """Return why a row without a ``refusal`` cannot be taken, since it computes only plain products. Local."""
-    if options.compute is not None:
-        dtype = problem.dtype if isinstance(problem, ParallelProblem) else problem.a.dtype
-        why = engine.operations.refusal(dtype, options.compute)
-        return why or f"compute: it takes only None, got {options.compute!r}"
+def plain_refusal(operands: Planned) -> str:
+    """Return why what computes only plain products cannot be taken, or an empty string. Local."""
     if operands is not None and operands.epilogue is not None:
         return f"epilogue: it takes none, got {operands.epilogue.name!r}"
     return "scales: it takes none" if operands is not None and operands.scales is not None else ""
@@ -52,53 +53,32 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm:
-    """One way to compute a kind of problem.
-
-    Attributes:
-        name: what ``algo=`` calls it.
-        prepare: ``prepare(engine, problem, options, operands)`` returns the product. Collective over the context.
-        serves: whether it is for this kind of problem at all; if not, reports do not list it. Local.
-        view: returns the problem in the form that ``prepare`` takes, or why it has no such form. Local.
-        refusal: ``refusal(engine, problem, options, operands)`` returns an empty string, or why it cannot be taken;
-            ``operands`` is None if they are not known. It depends only on what the ranks agreed on. By default
-            epilogues, scales and ``compute`` are refused. Collective over the context.
-        cost: relative time by rule; "auto" takes the lowest, or the first of equals. Local.
-    """
-
-    name: str
-    prepare: Callable[[Engine, Any, Options, Operands], Product]
-    serves: Callable[[Problem], bool]
-    view: Callable[[Problem], Any] = _same
-    refusal: Callable[[Engine, Any, Options, Planned], str] = plain_refusal
-    cost: Callable[[Engine, Any, Options], float] = field(default=lambda *_: 1.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on an algorithm for a problem; true if the algorithm applies.
+    """The verdict on an algorithm for a problem; true if the algorithm is known to apply.
 
     Attributes:
-        applies: the algorithm can be taken.
+        applies: whether the algorithm can be taken; None if that was not asked, since another one was taken first.
         why: why it was taken, or not.
         taken: it is the one that runs, chosen by "auto" or by name.
     """
 
-    applies: bool
+    applies: bool | None
     why: str
     taken: bool = False
 
     def __bool__(self) -> bool:
-        return self.applies
+        return bool(self.applies)
 
     def __str__(self) -> str:
         if self.taken:
             return f"taken: {self.why}" if self.why else "taken"
+        if self.applies is None:
+            return f"not asked: {self.why}"
         return f"applies: {self.why}" if self.applies and self.why else self.why or "applies"
 
 
 def survey(
-    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, operands: Planned = None
+    engine: Engine, problem: Problem, options: Options, operands: Planned = None
 ) -> dict[str, Verdict]:
     """Return by name the verdict on every algorithm for ``problem``, which says which one is taken.
 
@@ -107,7 +87,7 @@ def survey(
     Raises:
         UnsupportedError: there is no algorithm called ``options.algo`` for this problem.
     """
-    known = known_for(engine, rows, problem, options)
+    known = known_for(engine, problem, options)
     found = {name: _judge(engine, row, problem, options, operands) for name, row in known.items()}
     measured = _measured(engine, problem, options)
     costs = {
@@ -123,17 +103,17 @@ def survey(
 
 
 def choose(
-    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, operands: Operands
-) -> tuple[Algorithm, Any, dict[str, Verdict]]:
+    engine: Engine, problem: Problem, options: Options, operands: Operands
+) -> tuple[Method, Any, dict[str, Verdict]]:
     """Return the algorithm to take, the problem as it sees it, and the verdict on every algorithm.
 
-    Collective over the context. Algorithms that are slower by rule than the one taken are not
-    asked whether they apply.
+    Collective over the context. Algorithms that come after the one taken, by rule or by measured times, are not asked
+    whether they apply.
 
     Raises:
         UnsupportedError: there is no such algorithm, it refuses the problem, or all do.
     """
-    known = known_for(engine, rows, problem, options)
+    known = known_for(engine, problem, options)
     views = {name: row.view(problem) for name, row in known.items()}
     refused: dict[str, str] = {name: viewed for name, viewed in views.items() if isinstance(viewed, str)}
     order, measured = [options.algo], _measured(engine, problem, options)
@@ -150,6 +130,9 @@ def choose(
             verdicts = {
                 each: _verdict(each, name, options, refused.get(each, ""), measured) for each in known
             }
+            for each in known.keys() - refused.keys() - {name}:
+                why = verdicts[each].why if options.algo == "auto" else f"{name} was asked for"
+                verdicts[each] = Verdict(applies=None, why=why)
             return known[name], views[name], verdicts
         refused[name] = why
     if options.algo != "auto":
@@ -161,11 +144,11 @@ def choose(
 
 
 def known_for(
-    engine: Engine, rows: Sequence[Algorithm], problem: Problem, options: Options, argument: str = "algo"
-) -> dict[str, Algorithm]:
+    engine: Engine, problem: Problem, options: Options, argument: str = "algo"
+) -> dict[str, Method]:
     """Return by name the algorithms for this kind of problem, which must include ``options.algo``. Local."""
-    known: dict[str, Algorithm] = {}
-    for row in (*engine.algorithms, *rows):
+    known: dict[str, Method] = {}
+    for row in engine.methods:
         if row.serves(problem):
             known.setdefault(row.name, row)
     if options.algo != "auto" and options.algo not in known:
@@ -175,7 +158,7 @@ def known_for(
 
 
 def _judge(
-    engine: Engine, row: Algorithm, problem: Problem, options: Options, operands: Planned
+    engine: Engine, row: Method, problem: Problem, options: Options, operands: Planned
 ) -> tuple[Any, str]:
     """Return the problem as the algorithm sees it, and why the algorithm refuses it or an empty string."""
     viewed = row.view(problem)
@@ -210,3 +193,58 @@ def _verdict(
     if best in measured:
         return Verdict(applies=True, why=f"not measured, unlike {best}")
     return Verdict(applies=True, why=f"slower than {best} by rule")
+
+
+def names(engine: Engine, problem: Problem, options: Options) -> list[str]:
+    """Return the names of the algorithms for a kind of problem, the fastest by rule first. Local."""
+    costs: dict[str, float] = {}
+    for name, row in known_for(engine, problem, replace(options, algo="auto")).items():
+        viewed = row.view(problem)
+        costs[name] = math.inf if isinstance(viewed, str) else row.cost(engine, viewed, options)
+    return sorted(costs, key=lambda name: costs[name])
+
+
+def check_parallel(engine: Engine, form: Form, algo: str, argument: str) -> None:
+    """Raise UnsupportedError unless ``algo``, the value of ``argument``, exists for a form. Local.
+
+    It may still refuse a particular problem of that form.
+    """
+    if algo == "measure":
+        return
+    none, real = (0,), np.dtype(np.float32)
+    problem = ParallelProblem(form, none, none, none, none, real, real, real)
+    known_for(engine, problem, Options(algo=algo), argument)
+
+
+def prepare(
+    engine: Engine,
+    problem: Problem,
+    options: Options,
+    operands: Operands,
+    nearest: MatmulProblem | Level3Problem | None = None,
+) -> tuple[Product, dict[str, Verdict]]:
+    """Return the prepared product, and the verdict on every algorithm. Collective over the context.
+
+    Args:
+        engine: where it runs.
+        problem: what is computed.
+        options: how.
+        operands: the local arrays.
+        nearest: the same problem in other layouts, which operands are moved to first; None: they stay.
+
+    Raises:
+        UnsupportedError: no algorithm can compute it.
+    """
+    row, viewed, verdicts = choose(engine, nearest or problem, options, operands)
+    if nearest is None or nearest == problem:
+        return row.prepare(engine, viewed, options, operands), verdicts
+    assert isinstance(problem, (MatmulProblem, Level3Problem))
+    product = MovedProduct(
+        engine, problem, nearest, options, operands, lambda used: row.prepare(engine, viewed, options, used)
+    )
+    return product, verdicts
+
+
+def prepare_step(engine: Engine, problem: Problem, options: Options, operands: Operands) -> Product:
+    """Return a product that is a step of another. Collective over the context."""
+    return prepare(engine, problem, options, operands)[0]

@@ -120,7 +120,7 @@ class Product:
         """Compute D from the local arrays, or queue that. Collective over the context."""
         raise NotImplementedError
 
-    def misfit(self, name: str, array: LocalArray) -> str:  # noqa: ARG002 - any array of the planned layout will do
+    def misfit(self, name: str, array: LocalArray) -> str:
         """Return why ``array`` cannot replace the planned operand ``name``, or an empty string. Local."""
         return ""
 

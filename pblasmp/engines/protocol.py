@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine supplies, and what it prepares.
 
-An engine supplies *local operations* (``Operations``), a *transport* between ranks (``Transport``), and algorithms that
-only it has. Algorithms that every engine can run are written once, in terms of the first two.
+An engine supplies *local operations* (``Operations``), a *transport* between ranks (``Transport``), and its algorithms,
+each a ``Method``. Those that every engine can run are written once, in terms of the first two.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..layout import MatrixDescriptor
 from ..layout.trapezoid import Trapezoid
 from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
-from .request import LocalArray
+from .request import LocalArray, Operands, Options, Problem
 
-__all__ = ["Engine", "Operations", "Transfer", "Transport"]
+__all__ = ["Engine", "Method", "Operations", "Transfer", "Transport"]
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
@@ -224,8 +224,8 @@ class Engine(Protocol):
         """How ranks exchange data."""
 
     @property
-    def algorithms(self) -> Sequence[Any]:
-        """Algorithms that only this engine has."""
+    def methods(self) -> Sequence[Method]:
+        """Its algorithms; of several with one name that serve a problem the first counts."""
 
     def empty(
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
@@ -313,3 +313,42 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything. Collective over the context."""
+
+
+class Method:
+    """One way to compute a kind of problem: an algorithm, as a row of an engine's registry.
+
+    Attributes:
+        name: what ``algo=`` calls it.
+    """
+
+    name: str
+
+    def serves(self, problem: Problem) -> bool:
+        """Return whether it is for this kind of problem at all; if not, reports do not list it. Local."""
+        raise NotImplementedError
+
+    def view(self, problem: Problem) -> Any:
+        """Return the problem in the form that the rest takes, or as a text why it has no such form. Local."""
+        return problem
+
+    def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+        """Return why it cannot be taken, or an empty string. Collective over the context.
+
+        It depends only on what the ranks agreed on.
+
+        Args:
+            engine: where it would run.
+            problem: as ``view`` returns it.
+            options: how it is computed.
+            operands: the arrays; None if they are not known.
+        """
+        raise NotImplementedError
+
+    def cost(self, engine: Engine, problem: Any, options: Options) -> float:
+        """Return its relative time by rule; "auto" takes the lowest, or the first of equals. Local."""
+        raise NotImplementedError
+
+    def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> Product:
+        """Return the product. Collective over the context."""
+        raise NotImplementedError

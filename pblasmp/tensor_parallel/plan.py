@@ -11,7 +11,7 @@ import numpy as np
 
 from ..context import Context
 from ..dtypes import is_float8
-from ..engines.registry import check_parallel
+from ..engines.method import check_parallel
 from ..errors import ArgumentError, ArgumentTypeError
 from ..interop import as_local, fold, on_stream_of, view_like
 from ..plans import Graph, Plan

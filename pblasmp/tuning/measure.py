@@ -13,9 +13,9 @@ import numpy as np
 
 from ..comm import Agreement, Communicator, Running, is_agreed
 from ..engines.arrays import same_memory
+from ..engines.method import names, prepare
 from ..engines.product import Product
 from ..engines.protocol import Engine
-from ..engines.registry import names, prepare
 from ..engines.request import Operands, Options, Problem
 from ..errors import PblasmpError, UnsupportedError
 from ..layout import Level3Problem, MatmulProblem
@@ -81,7 +81,7 @@ def measure(
 
     Args:
         engine, comm: of a context.
-        problem, options, operands, nearest: as for ``engines.registry.prepare``. No array is written.
+        problem, options, operands, nearest: as for ``engines.method.prepare``. No array is written.
         limit: seconds after which no further algorithm is started.
         progress: called with (algorithms done, algorithms in total).
 

@@ -10,7 +10,7 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.registry import prepare
+from pblasmp.engines.method import prepare
 from pblasmp.engines.request import Operands, Options
 from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part
 from tests.helpers.layouts import random_product

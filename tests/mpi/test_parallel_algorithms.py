@@ -19,8 +19,8 @@ from ml_dtypes import bfloat16
 
 import pblasmp as pb
 from pblasmp.engines.host import collective
-from pblasmp.engines.method import Algorithm
 from pblasmp.engines.product import Product
+from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
 from tests.helpers.mpi import run_mpi
 
@@ -294,11 +294,26 @@ class Falls(Product):
             raise RuntimeError("fell")
 
 
+class FallsMethod(Method):
+    name = "falls"
+
+    def serves(self, problem):
+        return True
+
+    def refusal(self, engine, problem, options, operands):
+        return ""
+
+    def cost(self, engine, problem, options):
+        return 0.0
+
+    def prepare(self, engine, problem, options, operands):
+        return Falls(engine.transport.rank)
+
+
 def one_rank_falls(comm, file):
-    row = Algorithm("falls", lambda *_: Falls(comm.rank), lambda problem: True, cost=lambda *_: 0.0)
     with kept_in(file):
         ctx = pb.Context(comm, engine="host")
-        ctx.engine.algorithms = (row,)
+        ctx.engine.methods = (FallsMethod(),)
         expected = (RuntimeError, "fell") if comm.rank == 1 else (pb.ClosedError, "rank 1 left tune")
         with pytest.raises(expected[0], match=expected[1]):
             pb.tune(pb.matmul_allreduce, np.ones((16, 8)), np.ones((8, 8)), ctx)

@@ -222,7 +222,7 @@ def unread_c(comm):
         with pb.plan(pb.matmul, a, b, c, **how) as plan:
             assert plan.report().algorithms == expected
             assert (plan(c=c).local == 8 * comm.size).all()
-        for name, verdict in expected.items():
+        for name, verdict in pb.algorithms(p, ctx).items():
             if verdict:
                 assert (pb.matmul(a, b, c, algo=name, **how).local == 8 * comm.size).all()
         wrong = ctx.zeros(p.a)

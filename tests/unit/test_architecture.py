@@ -101,7 +101,7 @@ ENGINE_LAYERS: dict[str, set[str]] = {
     "gpu": {"protocol", "moving", "local", "dense", "tensor"},
     "registry": {"protocol", "moving", "local", "dense", "tensor", "host", "gpu"},
 }
-REGISTRY = {"registry", "choice"}
+REGISTRY = {"choice"}
 
 # The only circle: a class, and a function of it that returns an object of a class below.
 CIRCLE = {

@@ -17,11 +17,11 @@ from ...comm.shared import aligned, carve
 from ...layout import Level3Problem
 from ..composite import QueuedProduct
 from ..local_part import LocalPart
-from ..method import Algorithm, type_refusal
-from ..protocol import Engine
+from ..method import type_refusal
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
 
-__all__ = ["ALGORITHMS", "SumProduct"]
+__all__ = ["METHODS", "SumProduct"]
 
 # Bytes: the smallest part of D on a rank that is moved in stripes, and the largest stripe.
 _LEAST, _MOST = 32 << 20, 128 << 20
@@ -209,12 +209,26 @@ class SumProduct(QueuedProduct):
         return cycle(memory[i * self._room : (i + 1) * self._room] for i in range(self._ahead))
 
 
-def _serves(problem: Problem) -> bool:
-    return isinstance(problem, Level3Problem) and problem.traits.shape == "added"
+class AddMethod(Method):
+    """Sums of matrices: op(A) moves to where D is."""
+
+    name = "moved"
+
+    def serves(self, problem: Problem) -> bool:
+        return isinstance(problem, Level3Problem) and problem.traits.shape == "added"
+
+    def refusal(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
+    ) -> str:
+        return type_refusal(engine, problem, options, operands)
+
+    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
+        return 2.0
+
+    def prepare(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
+    ) -> SumProduct:
+        return SumProduct(engine, problem, options)
 
 
-def _prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SumProduct:  # noqa: ARG001
-    return SumProduct(engine, p, options)
-
-
-ALGORITHMS = (Algorithm("moved", _prepare, _serves, refusal=type_refusal, cost=lambda *_: 2.0),)
+METHODS = (AddMethod(),)

@@ -13,13 +13,13 @@ from typing import Literal
 
 from ...layout import Level3Problem, MatmulProblem, Trapezoid
 from ...layout.product import Op
-from ..composite import ALL, Prepare, SteppedProduct, Window
 from ..local_part import LocalPart
-from ..method import Algorithm, type_refusal
-from ..protocol import Engine
+from ..method import type_refusal
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
+from .steps import ALL, SteppedProduct, Window
 
-__all__ = ["algorithms"]
+__all__ = ["METHODS", "FullProduct"]
 
 _STRIPES = 4  # in which a triangle is computed: together 10/16 of its square
 _FAST, _SLOW = 2.5, 8.0  # gathering costs 3
@@ -104,34 +104,41 @@ class FullProduct(SteppedProduct):
         self._engine.operations.add(given.d, 1, total, self._options.beta, c, self._triangle, conjugate=False)
 
 
-def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
-    """Return the rows of the registry; ``prepare`` prepares their steps. Local."""
+class FullMethod(Method):
+    """Level 3 by products of whole matrices."""
 
-    def serves(problem: Problem) -> bool:
+    name = "full"
+
+    def serves(self, problem: Problem) -> bool:
         if not isinstance(problem, Level3Problem):
             return False
         return problem.traits.shape == "updated" or (
             problem.traits.shape == "sided" and not problem.traits.triangular
         )
 
-    def prepared(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> FullProduct:
-        return FullProduct(engine, prepare, p, options, operands)
-
-    def cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
-        """Return less than other algorithms cost on GPUs, if no operation is wasted and B is not just a few vectors."""
-        wasteless = p.traits.swept_twice
-        if p.traits.shape == "sided":
-            wasteless = min(p.d.shape) * _THIN >= p.a.shape[0]
-        return _FAST if wasteless and engine.device is not None else _SLOW
-
-    def refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:
-        why = type_refusal(engine, p, options, operands)
+    def refusal(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
+    ) -> str:
+        why = type_refusal(engine, problem, options, operands)
         if why or options.algo != "auto":
             return why
-        like = p.a if p.traits.shape == "sided" else p.d
+        like = problem.a if problem.traits.shape == "sided" else problem.d
         largest = max(rows * cols for rows, cols in map(like.local_shape, range(like.grid.size)))
-        nbytes = (1 + p.traits.swept_twice) * largest * like.dtype.itemsize
+        nbytes = (1 + problem.traits.swept_twice) * largest * like.dtype.itemsize
         enough, limit = engine.transport.fits(nbytes)
         return "" if enough else f"whole matrices would need {nbytes} bytes per rank, only {limit} available"
 
-    return (Algorithm("full", prepared, serves, refusal=refusal, cost=cost),)
+    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
+        """Return less than other algorithms cost on GPUs, if no operation is wasted and B is not just a few vectors."""
+        wasteless = problem.traits.swept_twice
+        if problem.traits.shape == "sided":
+            wasteless = min(problem.d.shape) * _THIN >= problem.a.shape[0]
+        return _FAST if wasteless and engine.device is not None else _SLOW
+
+    def prepare(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
+    ) -> FullProduct:
+        return FullProduct(engine, problem, options, operands)
+
+
+METHODS = (FullMethod(),)

@@ -13,7 +13,7 @@ An operand that is already where it is needed stays there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...dtypes import accumulation_dtype
@@ -22,13 +22,13 @@ from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.epilogue import Finish, number
 from ..local.slab_terms import Slabs, matmul_slabs, routine_slabs
-from ..method import Algorithm, type_refusal
+from ..method import type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import FOLLOWS, Panels, memory_refusal
-from ..protocol import Engine
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
 
-__all__ = ["ALGORITHMS", "SlabProduct"]
+__all__ = ["METHODS", "SlabProduct"]
 
 Array = Any
 
@@ -148,17 +148,61 @@ class SlabProduct(QueuedProduct):
 # -- the rows of the registry
 
 
-def _view(problem: Problem) -> Problem | str:
-    """Return a problem that slabs can compute, or why it is not one."""
-    return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
+class SlabMethod(Method):
+    """Products of slabs of the operands.
+
+    Args:
+        name: which ranks share slabs: "shared" or "gathered".
+        cost: each way is slower than the one before by about a copy of the operands.
+    """
+
+    def __init__(self, name: str, cost: float) -> None:
+        self.name, self._cost = name, cost
+
+    def serves(self, problem: Problem) -> bool:
+        if isinstance(problem, Level3Problem):
+            return problem.traits.shape != "added" and not problem.traits.solves
+        if isinstance(problem, MatmulProblem):
+            return problem.scheme != "ar"  # in that scheme every rank gets all of the result
+        return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+
+    def view(self, problem: Problem) -> Problem | str:
+        return problem.as_gemm() if isinstance(problem, ParallelProblem) else problem
+
+    def refusal(self, engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
+        why = type_refusal(engine, problem, options, operands)
+        if why:
+            return why
+
+        def needs() -> tuple[Sequence[Operand], int]:
+            slabs = _slabs(engine, problem, options)
+            return slabs.operands, slabs.k
+
+        return memory_refusal(engine, self.name, needs, options)
+
+    def cost(self, engine: Engine, problem: Any, options: Options) -> float:
+        return self._cost
+
+    def prepare(self, engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
+        finish = None
+        if isinstance(problem, MatmulProblem) and Finish.needed(problem, operands):
+            finish = Finish(engine, problem)
+        return SlabProduct(engine, _slabs(engine, problem, options), options, self.name, operands, finish)
 
 
-def _serves(problem: Problem) -> bool:
-    if isinstance(problem, Level3Problem):
-        return problem.traits.shape != "added" and not problem.traits.solves
-    if isinstance(problem, MatmulProblem):
-        return problem.scheme != "ar"  # in that scheme every rank gets all of the result
-    return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
+class PanelMethod(SlabMethod):
+    """Products of slabs of panels of k."""
+
+    def __init__(self) -> None:
+        super().__init__("panels", 4.0)
+
+    def cost(self, engine: Engine, problem: Any, options: Options) -> float:
+        """Return more than gathering costs, or a little less if most of a long k arrives after a first panel."""
+        if isinstance(problem, Level3Problem) and (
+            problem.traits.shape == "updated" or problem.traits.triangular
+        ):
+            return 2.9 if 0 < FOLLOWS * engine.operations.lead <= problem.k else 4.0
+        return 4.0
 
 
 def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
@@ -168,37 +212,4 @@ def _slabs(engine: Engine, problem: Problem, options: Options) -> Slabs:
     return routine_slabs(problem, options.alpha, engine)
 
 
-def _panels_cost(engine: Engine, p: Problem, options: Options) -> float:  # noqa: ARG001
-    """Return more than the cost of gathering, or a little less if most of a long k arrives after a first panel."""
-    if isinstance(p, Level3Problem) and (p.traits.shape == "updated" or p.traits.triangular):
-        return 2.9 if 0 < FOLLOWS * engine.operations.lead <= p.k else 4.0
-    return 4.0
-
-
-def _row(way: str, cost: Callable[[Engine, Any, Options], float]) -> Algorithm:
-    def refusal(engine: Engine, problem: Any, options: Options, operands: Operands | None) -> str:
-        why = type_refusal(engine, problem, options, operands)
-        if why:
-            return why
-
-        def needs() -> tuple[Sequence[Operand], int]:
-            slabs = _slabs(engine, problem, options)
-            return slabs.operands, slabs.k
-
-        return memory_refusal(engine, way, needs, options)
-
-    def prepare(engine: Engine, problem: Any, options: Options, operands: Operands) -> SlabProduct:
-        finish = None
-        if isinstance(problem, MatmulProblem) and Finish.needed(problem, operands):
-            finish = Finish(engine, problem)
-        return SlabProduct(engine, _slabs(engine, problem, options), options, way, operands, finish)
-
-    return Algorithm(way, prepare, _serves, _view, refusal, cost)
-
-
-ALGORITHMS = (
-    _row("shared", lambda *_: 2.0),
-    _row("gathered", lambda *_: 3.0),
-    _row("panels", _panels_cost),
-)
-"""Relative costs: each is slower than the one before by about a copy of the operands."""
+METHODS = (SlabMethod("shared", 2.0), SlabMethod("gathered", 3.0), PanelMethod())

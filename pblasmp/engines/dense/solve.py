@@ -17,13 +17,13 @@ from ...layout.axis import Axis
 from ..arrays import same_memory
 from ..composite import QueuedProduct
 from ..local.slab_terms import triangle_of
-from ..method import Algorithm, type_refusal
+from ..method import type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels, domains, memory_refusal
-from ..protocol import Engine
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
 
-__all__ = ["ALGORITHMS", "SolveProduct"]
+__all__ = ["METHODS", "SolveProduct"]
 
 _EVEN = 1.25  # most columns of a rank, relative to the average, that D's own layout may have
 
@@ -150,22 +150,37 @@ def _slab_bytes(p: Level3Problem, size: int) -> int:
     return aligned(order * max(Axis.even(free, size).counts()) * p.d.dtype.itemsize)
 
 
-def _serves(problem: Problem) -> bool:
-    return isinstance(problem, Level3Problem) and problem.traits.solves
+class SolveMethod(Method):
+    """Solves by slabs of A.
 
+    Args:
+        name: which ranks share slabs, or "panels".
+        cost: relative.
+    """
 
-def _row(way: str, cost: float) -> Algorithm:
-    def refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:
-        why = type_refusal(engine, p, options, operands)
+    def __init__(self, name: str, cost: float) -> None:
+        self.name, self._cost = name, cost
+
+    def serves(self, problem: Problem) -> bool:
+        return isinstance(problem, Level3Problem) and problem.traits.solves
+
+    def refusal(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
+    ) -> str:
+        why = type_refusal(engine, problem, options, operands)
         if why:
             return why
-        extra = _slab_bytes(p, engine.transport.size)
-        return memory_refusal(engine, way, lambda: ([_triangle(p, engine)], p.k), options, extra)
+        extra = _slab_bytes(problem, engine.transport.size)
+        needs = lambda: ([_triangle(problem, engine)], problem.k)  # noqa: E731
+        return memory_refusal(engine, self.name, needs, options, extra)
 
-    def prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SolveProduct:  # noqa: ARG001
-        return SolveProduct(engine, p, options, way)
+    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
+        return self._cost
 
-    return Algorithm(way, prepare, _serves, refusal=refusal, cost=lambda *_: cost)
+    def prepare(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
+    ) -> SolveProduct:
+        return SolveProduct(engine, problem, options, self.name)
 
 
-ALGORITHMS = (_row("shared", 2.0), _row("gathered", 3.0), _row("panels", 4.0))
+METHODS = (SolveMethod("shared", 2.0), SolveMethod("gathered", 3.0), SolveMethod("panels", 4.0))

@@ -13,12 +13,12 @@ from ...comm.exchange import SLOTS
 from ...layout import Level3Problem, MatrixDescriptor
 from ...layout.axis import Axis
 from ..local.triangles import ResultPart
-from ..method import Algorithm, type_refusal
+from ..method import type_refusal
 from ..product import Product
-from ..protocol import Engine
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
 
-__all__ = ["ALGORITHMS", "SummedUpdate"]
+__all__ = ["METHODS", "SummedUpdate"]
 
 _LONG = 8  # k is so many times as long as the result has rows: then summing the results costs little
 
@@ -129,23 +129,35 @@ def _dealt(engine: Engine, side: Side, target: Side, matrix: MatrixDescriptor) -
 # -- the row of the registry
 
 
-def _serves(problem: Problem) -> bool:
-    return isinstance(problem, Level3Problem) and problem.traits.shape == "updated"
+class SplitKMethod(Method):
+    """Rank-k updates whose k is split over the ranks."""
+
+    name = "summed"
+
+    def serves(self, problem: Problem) -> bool:
+        return isinstance(problem, Level3Problem) and problem.traits.shape == "updated"
+
+    def refusal(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
+    ) -> str:
+        return type_refusal(engine, problem, options, operands)
+
+    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
+        """Return less than slabs cost if k is long and already split, or if one rank has most of the result."""
+        p, size = problem, engine.transport.size
+        if size == 1 or p.k < _LONG * p.n:
+            return 10.0
+        sides = _sides(p)
+        still = (
+            sides[0].rows.nprocs == 1 and len(sides[0].cells) == size and all(x == sides[0] for x in sides)
+        )
+        largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
+        return 1.0 if still or 2 * largest > p.n * p.n else 10.0
+
+    def prepare(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
+    ) -> SummedUpdate:
+        return SummedUpdate(engine, problem, options)
 
 
-def _cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
-    """Return less than the cost of slabs if k is long and already dealt out, or if one rank has most of the result."""
-    size = engine.transport.size
-    if size == 1 or p.k < _LONG * p.n:
-        return 10.0
-    sides = _sides(p)
-    still = sides[0].rows.nprocs == 1 and len(sides[0].cells) == size and all(x == sides[0] for x in sides)
-    largest = max(rows * cols for rows, cols in map(p.d.local_shape, range(p.d.grid.size)))
-    return 1.0 if still or 2 * largest > p.n * p.n else 10.0
-
-
-def _prepare(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> SummedUpdate:  # noqa: ARG001
-    return SummedUpdate(engine, p, options)
-
-
-ALGORITHMS = (Algorithm("summed", _prepare, _serves, refusal=type_refusal, cost=_cost),)
+METHODS = (SplitKMethod(),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...comm import Cell, Exchange, Side
@@ -22,13 +22,13 @@ from ...layout.axis import Axis
 from ..composite import QueuedProduct
 from ..local.slab_terms import SidedPart, matmul_slabs, routine_slabs, sided_parts
 from ..local.triangles import Diagonal, Kernel, LeftPart, whole
-from ..method import Algorithm, plain_refusal, type_refusal
+from ..method import plain_refusal, type_refusal
 from ..moving.operand import Operand
 from ..moving.panels import Panels
-from ..protocol import Engine
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
 
-__all__ = ["ALGORITHMS", "StationaryProduct"]
+__all__ = ["METHODS", "StationaryProduct"]
 
 _LARGER = 2  # so many times as many elements must otherwise be moved; with fewer, both ways take as long
 _LEAST = 1 << 17  # elements that must otherwise be moved; with fewer, an extra meeting costs more
@@ -231,33 +231,38 @@ def _needs(large: Side, rank: int) -> tuple[int, ...]:
     return (part,) if large.rows.count(row) else ()
 
 
-def _serves(problem: Problem) -> bool:
-    if isinstance(problem, Level3Problem):
-        return problem.traits.shape == "sided" and not problem.traits.solves
-    return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
+class StationaryMethod(Method):
+    """Products that move only vectors, or what is small."""
+
+    name = "stationary"
+
+    def serves(self, problem: Problem) -> bool:
+        if isinstance(problem, Level3Problem):
+            return problem.traits.shape == "sided" and not problem.traits.solves
+        return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
+
+    def refusal(self, engine: Engine, problem: Sided, options: Options, operands: Operands | None) -> str:
+        why = type_refusal(engine, problem, options, operands)
+        if not why and is_float8(problem.a.dtype):
+            why = "it takes no 8-bit floats"
+        return why or plain_refusal(operands)
+
+    def cost(self, engine: Engine, problem: Sided, options: Options) -> float:
+        """Return less than the cost of slabs if these would move much more."""
+        p = problem
+        if not engine.agrees:  # not measured
+            return 9.0
+        terms = _see(engine, p).terms
+        here = sum(math.prod(p.d.shape) * x.large.cols.nprocs for x in terms)
+        here += sum(math.prod(x.small.matrix.shape) for x in terms if not x.small.in_place)
+        slabs = matmul_slabs(p, 1, engine) if isinstance(p, MatmulProblem) else routine_slabs(p, 1, engine)
+        there = sum(math.prod(x.matrix.shape) for x in slabs.operands if not x.in_place)
+        return 1.5 if there >= max(_LARGER * here, _LEAST) else 9.0
+
+    def prepare(
+        self, engine: Engine, problem: Sided, options: Options, operands: Operands
+    ) -> StationaryProduct:
+        return StationaryProduct(engine, problem, options)
 
 
-def _refusal(engine: Engine, p: Sided, options: Options, operands: Operands | None) -> str:
-    why = type_refusal(engine, p, options, operands)
-    if not why and is_float8(p.a.dtype):
-        why = "it takes no 8-bit floats"
-    return why or plain_refusal(engine, p, replace(options, compute=None), operands)
-
-
-def _prepare(engine: Engine, p: Sided, options: Options, operands: Operands) -> StationaryProduct:  # noqa: ARG001
-    return StationaryProduct(engine, p, options)
-
-
-def _cost(engine: Engine, p: Sided, options: Options) -> float:  # noqa: ARG001
-    """Return less than the cost of slabs if these would move much more."""
-    if not engine.agrees:  # not measured
-        return 9.0
-    terms = _see(engine, p).terms
-    here = sum(math.prod(p.d.shape) * x.large.cols.nprocs for x in terms)
-    here += sum(math.prod(x.small.matrix.shape) for x in terms if not x.small.in_place)
-    slabs = matmul_slabs(p, 1, engine) if isinstance(p, MatmulProblem) else routine_slabs(p, 1, engine)
-    there = sum(math.prod(x.matrix.shape) for x in slabs.operands if not x.in_place)
-    return 1.5 if there >= max(_LARGER * here, _LEAST) else 9.0
-
-
-ALGORITHMS = (Algorithm("stationary", _prepare, _serves, refusal=_refusal, cost=_cost),)
+METHODS = (StationaryMethod(),)

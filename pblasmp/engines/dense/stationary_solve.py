@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from ...layout import Level3Problem, MatmulProblem
 from ..arrays import same_memory, scale
-from ..composite import Prepare, SteppedProduct, Window
 from ..local.slab_terms import triangle_of
-from ..method import Algorithm, plain_refusal, type_refusal
-from ..protocol import Engine
+from ..method import plain_refusal, type_refusal
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
+from .steps import SteppedProduct, Window
 
-__all__ = ["algorithms"]
+__all__ = ["METHODS", "StationarySolve"]
 
 _PANEL = (
     1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
@@ -85,24 +85,30 @@ class StationarySolve(SteppedProduct):
             self._engine.operations.xp.multiply(given.b, self._options.alpha, out=given.d)
 
 
-def algorithms(prepare: Prepare) -> tuple[Algorithm, ...]:
-    """Return the row of the registry; ``prepare`` prepares its steps. Local."""
+class StationarySolveMethod(Method):
+    """Solves with few right-hand sides, which alone are moved."""
 
-    def serves(problem: Problem) -> bool:
+    name = "stationary"
+
+    def serves(self, problem: Problem) -> bool:
         return isinstance(problem, Level3Problem) and problem.traits.solves
 
-    def prepared(engine: Engine, p: Level3Problem, options: Options, operands: Operands) -> StationarySolve:
-        return StationarySolve(engine, prepare, p, options, operands)
+    def refusal(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands | None
+    ) -> str:
+        return type_refusal(engine, problem, options, operands) or plain_refusal(operands)
 
-    def refusal(engine: Engine, p: Level3Problem, options: Options, operands: Operands | None) -> str:
-        why = type_refusal(engine, p, options, operands)
-        return why or plain_refusal(engine, p, replace(options, compute=None), operands)
-
-    def cost(engine: Engine, p: Level3Problem, options: Options) -> float:  # noqa: ARG001
+    def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
         """Return less than the cost of shared slabs if there are few right-hand sides."""
-        order = p.a.shape[0]
-        columns = p.d.shape[1 if p.side == "L" else 0]
-        few = order >= max(_LEAST, _THIN * columns) and p.a.grid.size > 1
+        order = problem.a.shape[0]
+        columns = problem.d.shape[1 if problem.side == "L" else 0]
+        few = order >= max(_LEAST, _THIN * columns) and problem.a.grid.size > 1
         return 1.5 if few and engine.agrees else 9.0  # GPUs: not measured
 
-    return (Algorithm("stationary", prepared, serves, refusal=refusal, cost=cost),)
+    def prepare(
+        self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands
+    ) -> StationarySolve:
+        return StationarySolve(engine, problem, options, operands)
+
+
+METHODS = (StationarySolveMethod(),)

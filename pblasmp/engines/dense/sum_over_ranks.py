@@ -8,12 +8,12 @@ from typing import Any
 from ...dtypes import accumulation_dtype
 from ...layout import MatmulProblem, ParallelProblem
 from ..local.epilogue import Finish, number
-from ..method import Algorithm, type_refusal
+from ..method import type_refusal
 from ..product import Product
-from ..protocol import Engine
+from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
 
-__all__ = ["ALGORITHMS", "ReducedProduct"]
+__all__ = ["METHODS", "ReducedProduct"]
 
 Array = Any
 
@@ -72,18 +72,32 @@ def _op(array: Array, op: str) -> Array:
     return out.conj() if op == "C" and out.dtype.kind == "c" else out
 
 
-def _view(problem: Problem) -> Problem | str:
-    return problem.as_allreduce() if isinstance(problem, ParallelProblem) else problem
+class SumMethod(Method):
+    """GEMM + AllReduce as one product and one sum over the ranks."""
+
+    name = "sum"
+
+    def serves(self, problem: Problem) -> bool:
+        if isinstance(problem, ParallelProblem):
+            return problem.form == "matmul_allreduce"
+        return isinstance(problem, MatmulProblem) and problem.scheme == "ar"
+
+    def view(self, problem: Problem) -> Problem | str:
+        return problem.as_allreduce() if isinstance(problem, ParallelProblem) else problem
+
+    def refusal(
+        self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands | None
+    ) -> str:
+        return type_refusal(engine, problem, options, operands)
+
+    def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
+        return 3.0
+
+    def prepare(
+        self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands
+    ) -> ReducedProduct:
+        finish = Finish(engine, problem) if Finish.needed(problem, operands) else None
+        return ReducedProduct(engine, problem, options, finish)
 
 
-def _serves(problem: Problem) -> bool:
-    if isinstance(problem, ParallelProblem):
-        return problem.form == "matmul_allreduce"
-    return isinstance(problem, MatmulProblem) and problem.scheme == "ar"
-
-
-def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> ReducedProduct:
-    return ReducedProduct(engine, p, options, Finish(engine, p) if Finish.needed(p, operands) else None)
-
-
-ALGORITHMS = (Algorithm("sum", _prepare, _serves, _view, type_refusal, lambda *_: 3.0),)
+METHODS = (SumMethod(),)

@@ -19,8 +19,10 @@ from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..product import Product
-from . import algorithms, host_exchange
+from ..protocol import Method
+from . import host_exchange
 from .cublasmp.move import prepare_move
+from .methods import METHODS
 from .operations import CublasmpOperations
 from .runtime import streams
 from .runtime.device import Device
@@ -50,7 +52,7 @@ class CublasmpEngine:
     name = "cublasmp"
     agrees = False
     measured: Any = None
-    algorithms = algorithms.ALGORITHMS
+    methods: Sequence[Method] = METHODS
 
     def __init__(
         self, comm: Communicator, device: Device, library: Library, why: str, nccl: Any = None
@@ -100,7 +102,7 @@ class CublasmpEngine:
         self.synchronize()
         self.session.recycle(array)
 
-    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:  # noqa: ARG002 - bytes stay bytes
+    def adopt(self, array: Any, dtype: np.dtype | None = None) -> Any:
         """Return a CuPy array over the memory of ``array``: CuPy's, or anything that shares GPU memory. Local."""
         cupy = self.xp
         try:

@@ -91,7 +91,7 @@ class CublasmpTransport(Room):
         dst: Sequence[Array | None],
         *,
         conjugate: bool = False,
-        slots: int | None = None,  # noqa: ARG002 - the GPU's queue is the only one
+        slots: int | None = None,
     ) -> Transfer:
         """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Local."""
         self._session.follow_stream()  # all exchanges share boxes and flags
@@ -136,7 +136,7 @@ class CublasmpTransport(Room):
     def fence(self) -> None:
         """Do nothing: GPUs share no buffers. Local."""
 
-    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:  # noqa: ARG002 - nothing is shared
+    def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:
         """Return at least ``nbytes`` of the buffer ``name``. Local."""
         return self._operations.bytes(f"slab {name}", nbytes)
 

@@ -9,11 +9,11 @@ from ...bindings import ComputeType, DataType, MatmulAlgoType
 from ...dtypes import ELEMENT_TYPES
 from ...errors import UnsupportedError
 
-__all__ = ["ALGORITHMS", "DATA_TYPES", "MULTICAST", "compute_type"]
+__all__ = ["ALGO_TYPES", "DATA_TYPES", "MULTICAST", "compute_type"]
 
 DATA_TYPES = {name: DataType[row.cuda] for name, row in ELEMENT_TYPES.items()}
 
-ALGORITHMS = {algo.name.lower(): algo for algo in MatmulAlgoType}
+ALGO_TYPES = {algo.name.lower(): algo for algo in MatmulAlgoType}
 """cuBLASMp's algorithms by the names that ``algo=`` takes."""
 
 MULTICAST = frozenset(("split_multicast", "atomic_multicast", "fused"))

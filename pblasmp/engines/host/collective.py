@@ -9,14 +9,12 @@ from typing import Any
 from ...comm.communicator import MpiCollectives
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
-from ..method import Algorithm
-from ..product import Product
 from ..protocol import Engine
 from ..request import Operands, Options
-from ..tensor import messages
-from ..tensor.messages import ParallelProduct
+from ..tensor.base import ParallelProduct, TensorMethod
+from ..tensor.messages import MESSAGES
 
-__all__ = ["ALGORITHMS"]
+__all__ = ["METHODS"]
 
 Array = Any
 
@@ -35,7 +33,7 @@ class _Collective(ParallelProduct):
         self._mpi: MpiCollectives = engine.transport.collectives  # type: ignore[attr-defined]  # the host's has them
 
 
-class GatheredInput(_Collective):
+class CollectiveGather(_Collective):
     """AllGather + GEMM: one product of all tokens."""
 
     path = "MPI_Allgatherv, then one product"
@@ -58,7 +56,7 @@ class GatheredInput(_Collective):
         self._multiply(self._tokens(total), self._weights(w), c, d, slice(0, d.shape[1]))
 
 
-class SummedOutput(_Collective):
+class CollectiveSum(_Collective):
     """GEMM + ReduceScatter, or + AllReduce: one product, whose sum over the ranks goes to the owners of the rows."""
 
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
@@ -71,7 +69,7 @@ class SummedOutput(_Collective):
         self.sent_bytes = p.tokens[0] * row
         self.workspace = self._operations.workspace(rows * row)
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
         p, scratch = self._p, self._operations.scratch
         part = total = scratch("outgoing", (p.tokens[0], d.shape[1]), self._exact)
         self._sum(self._tokens(x), self._weights(w), None, part)
@@ -86,7 +84,7 @@ class SummedOutput(_Collective):
         d[...] = total
 
 
-class GatheredOutput(_Collective):
+class CollectiveOutput(_Collective):
     """GEMM + AllGather of the output: one product of this rank's columns."""
 
     path = "one product, then MPI_Allgatherv"
@@ -99,7 +97,7 @@ class GatheredOutput(_Collective):
         self.sent_bytes = mine * column * (p.size - 1)
         self.workspace = self._operations.workspace((sum(p.outputs) + mine) * column)
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
         tokens, outputs, scratch = x.shape[0], self._p.outputs, self._operations.scratch
         mine = self._columns[self._transport.rank]
         part = scratch("outgoing", (tokens, mine.stop - mine.start), d.dtype)
@@ -113,27 +111,34 @@ class GatheredOutput(_Collective):
         self._share_amax()
 
 
-# -- the rows of the registry
+# -- the row of the registry
 
 
-def _refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
-    """Return why MPI's collectives cannot be used, or an empty string. Local."""
-    if engine.transport.collectives is None:  # type: ignore[attr-defined]
-        return "the ranks do not communicate by MPI"
-    widest = max(sum(p.tokens) * p.inputs[0], max(p.tokens) * sum(p.outputs))
-    if widest * max(p.dtype.itemsize, accumulation_dtype(p.out_dtype).itemsize) > _LONGEST:
-        return f"MPI's collectives count no more than {_LONGEST} bytes"
-    return messages.refusal(engine, p, options, operands)
+class CollectiveMethod(TensorMethod):
+    """By MPI's collectives."""
+
+    name = "mpi"
+
+    def refusal(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
+    ) -> str:
+        """Return why MPI's collectives cannot be used, or an empty string. Local."""
+        p = problem
+        if engine.transport.collectives is None:  # type: ignore[attr-defined]
+            return "the ranks do not communicate by MPI"
+        widest = max(sum(p.tokens) * p.inputs[0], max(p.tokens) * sum(p.outputs))
+        if widest * max(p.dtype.itemsize, accumulation_dtype(p.out_dtype).itemsize) > _LONGEST:
+            return f"MPI's collectives count no more than {_LONGEST} bytes"
+        return MESSAGES.refusal(engine, p, options, operands)
+
+    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        return 5.5  # shared memory or overlap is faster
+
+    def prepare(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> ParallelProduct:
+        kinds = {"allgather_matmul": CollectiveGather, "matmul_allgather": CollectiveOutput}
+        return kinds.get(problem.form, CollectiveSum)(engine, problem, options)
 
 
-def _prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
-    kinds = {"allgather_matmul": GatheredInput, "matmul_allgather": GatheredOutput}
-    return kinds.get(p.form, SummedOutput)(engine, p, options)
-
-
-def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    return 5.5  # shared memory or overlap is faster
-
-
-_FORMS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather")
-ALGORITHMS = (Algorithm("mpi", _prepare, messages.serves(*_FORMS), messages.view, _refusal, _cost),)
+METHODS = (CollectiveMethod(),)

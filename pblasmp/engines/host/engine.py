@@ -22,11 +22,11 @@ from ...errors import ArgumentTypeError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..arrays import overlap
-from ..method import Algorithm
 from ..moving.exchange_move import ExchangeMove
-from ..protocol import Operations, Transport
-from . import blas, collective
+from ..protocol import Method, Operations, Transport
+from . import blas
 from .buffers import Buffers
+from .methods import METHODS
 from .operations import HostOperations
 from .transport import HostTransport
 
@@ -45,7 +45,7 @@ class HostEngine:
     measured: Any = None
     xp: Any = np
     device: Any = None
-    algorithms: tuple[Algorithm, ...] = collective.ALGORITHMS
+    methods: Sequence[Method] = METHODS
 
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
@@ -86,7 +86,7 @@ class HostEngine:
         order: str,
         ld: int,
         *,
-        symmetric: bool = False,  # noqa: ARG002 - every rank of a node reads the shared copy anyway
+        symmetric: bool = False,
     ) -> NDArray[Any]:
         """Return an uninitialised local array with leading dimension ``ld``. Local."""
         rows, cols = shape
@@ -161,7 +161,7 @@ class HostEngine:
         """Return whether two local arrays have an element in common. Local."""
         return overlap(a, b)
 
-    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def on_stream(self, handle: int, device: int) -> AbstractContextManager[Any]:
         """Return a context that does nothing: the host has no streams. Local."""
         return nullcontext()
 
@@ -175,7 +175,7 @@ class HostEngine:
         self,
         source: MatrixDescriptor,
         target: MatrixDescriptor,
-        arrays: tuple[NDArray[Any], NDArray[Any]],  # noqa: ARG002 - any will do
+        arrays: tuple[NDArray[Any], NDArray[Any]],
         part: Trapezoid | None = None,
     ) -> ExchangeMove:
         """Prepare a move by MPI. Local."""

@@ -63,7 +63,7 @@ class HostOperations:
 
     multiplies = slab_dtype
 
-    def store(self, d: Array, x: Array, dtype: np.dtype) -> None:  # noqa: ARG002 - NumPy knows it
+    def store(self, d: Array, x: Array, dtype: np.dtype) -> None:
         """Write ``x`` into ``d``. Local."""
         d[...] = x
 
@@ -71,11 +71,11 @@ class HostOperations:
         """Return whether BLAS has the type. Local."""
         return accumulation_dtype(dtype) == dtype
 
-    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:  # noqa: ARG002 - a new array
+    def operand(self, array: Array, dtype: np.dtype, name: str = "") -> Array:
         """Return ``array`` in the type that BLAS multiplies. Local."""
         return array.astype(self.multiplies(dtype), copy=False)
 
-    def refusal(self, dtype: np.dtype, compute: str | None) -> str:  # noqa: ARG002
+    def refusal(self, dtype: np.dtype, compute: str | None) -> str:
         """Return why ``compute`` is refused, or an empty string if it is None. Local."""
         return "" if compute is None else f"compute: the host engine takes only None, got {compute!r}"
 
@@ -86,7 +86,7 @@ class HostOperations:
         b: Array,
         beta: complex,
         d: Array,
-        compute: str | None = None,  # noqa: ARG002
+        compute: str | None = None,
         c: Array | None = None,
     ) -> None:
         """Compute ``d = alpha a b + beta c``. Local."""

@@ -53,7 +53,7 @@ class HostTransport(Room):
         """Return the exchange plan between two layouts. Local."""
         return self._exchanges(src, dst, dtype)
 
-    def message_bytes(self, exchange: Exchange) -> int:  # noqa: ARG002 - a few MiB each
+    def message_bytes(self, exchange: Exchange) -> int:
         """Return 0: messages are cut into small ones. Local."""
         return 0
 
@@ -93,7 +93,7 @@ class HostTransport(Room):
     def _free(self) -> int:
         return available_bytes()
 
-    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:  # noqa: ARG002
+    def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type that products are summed in: here sums never travel in less precision. Local."""
         return accumulation_dtype(dtype)
 

@@ -192,7 +192,7 @@ class ResultPart:
         right: Array,
         beta: complex,
         target: Array,
-        start: int,  # noqa: ARG002
+        start: int,
         compute: str | None = None,
         c: Array | None = None,
     ) -> None:

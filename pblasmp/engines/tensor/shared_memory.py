@@ -8,23 +8,20 @@ have agreed since the previous run, so that no rank still reads what is overwrit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
 from ...layout.axis import Axis
-from ..method import Algorithm
-from ..product import Product
 from ..protocol import Engine
 from ..request import Operands, Options
-from . import messages
-from .messages import ParallelProduct, parts_of
+from .base import ParallelProduct, TensorMethod, parts_of
+from .messages import MESSAGES
 
-__all__ = ["ALGORITHMS"]
+__all__ = ["METHODS"]
 
 Array = Any
 
@@ -63,14 +60,12 @@ class SharedInput(_Shared):
 class SharedSums(_Shared):
     """GEMM + ReduceScatter or AllReduce: every rank adds its rows of all partial products, in the order of the ranks.
 
-    Args:
-        engine, p, options: as for ``ParallelProduct``.
-        everything: every rank adds all rows for itself; otherwise only its own rows, which AllReduce then copies.
+    With AllReduce these rows are then copied by the others.
     """
 
-    def __init__(
-        self, engine: Engine, p: ParallelProblem, options: Options, *, everything: bool = False
-    ) -> None:
+    _everything = False  # every rank adds all rows for itself
+
+    def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         super().__init__(engine, p, options)
         self._exact = accumulation_dtype(p.out_dtype)
         self._everywhere = p.form == "matmul_allreduce"
@@ -78,14 +73,14 @@ class SharedSums(_Shared):
         counts = Axis.even(tokens, p.size).counts() if self._everywhere else p.rows
         stops = np.cumsum(counts)
         self._bounds = [(int(stop - count), int(stop)) for stop, count in zip(stops, counts, strict=True)]
-        self._mine = (0, tokens) if everything else self._bounds[self._transport.rank]
-        self._copies = self._everywhere and not everything
+        self._mine = (0, tokens) if self._everything else self._bounds[self._transport.rank]
+        self._copies = self._everywhere and not self._everything
         self.path = "partial products in memory that the ranks share, added by the rank that owns their rows"
-        if everything:
+        if self._everything:
             self.path = "partial products in memory that the ranks share, all added by every rank"
         self.copied_bytes = (self._mine[1] - self._mine[0]) * outputs * self._exact.itemsize * (p.size - 1)
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
         x, w = self._tokens(x), self._weights(w)
         transport, (start, stop) = self._transport, self._mine
         parts = self._matrices("parts", (x.shape[0], d.shape[1]), self._exact, self._p.size)
@@ -128,6 +123,12 @@ class SharedSums(_Shared):
             d[...] = total
 
 
+class WholeSums(SharedSums):
+    """GEMM + AllReduce: every rank adds all rows of all partial products."""
+
+    _everything = True
+
+
 class RingSums(_Shared):
     """GEMM + ReduceScatter or AllReduce: every rank's GEMM adds in turn to a sum that the ranks share.
 
@@ -145,7 +146,7 @@ class RingSums(_Shared):
         nbytes = p.tokens[0] * p.outputs[0] * self._exact.itemsize
         self.copied_bytes = nbytes if self._everywhere else nbytes // p.size
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
         x, w = self._tokens(x), self._weights(w)
         transport, beta = self._transport, self._options.beta
         rank, size = transport.rank, self._p.size
@@ -190,7 +191,7 @@ class SharedOutput(_Shared):
         self._columns = p.slices("outputs")
         self.copied_bytes = p.tokens[0] * sum(p.outputs) * p.out_dtype.itemsize
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:  # noqa: ARG002
+    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
         x, w = self._tokens(x), self._weights(w)
         transport, tokens = self._transport, x.shape[0]
         flat = self._matrices("parts", (1, tokens * d.shape[1]), d.dtype)[0, 0]
@@ -210,74 +211,105 @@ class SharedOutput(_Shared):
 # -- the rows of the registry
 
 
-def _shared_bytes(name: str, p: ParallelProblem) -> int:
-    """Return how many bytes the ranks share in an algorithm. Local."""
-    tokens, outputs, inputs = p.sizes
-    if p.gathers:
-        return tokens * inputs * accumulation_dtype(p.dtype).itemsize
-    result = tokens * outputs * p.out_dtype.itemsize
-    if not p.sums:
-        return result
-    partial_sum = tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
-    return {"ring": partial_sum, "two_shot": p.size * partial_sum + result}.get(name, p.size * partial_sum)
-
-
-def _refusal(
-    name: str, engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
-) -> str:
-    """Return why shared memory cannot be used, or an empty string. Collective over the ranks."""
-    transport = engine.transport
-    if transport.why_not_shared:
-        return transport.why_not_shared
-    if len(transport.nodes) > 1:
-        return f"the ranks are on {len(transport.nodes)} nodes, which share no memory"
-    why = messages.refusal(engine, p, options, operands)
-    if why:
-        return why
-    needed = _shared_bytes(name, p)
-    fits, limit = transport.fits(needed)
-    return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
-
-
-_KINDS: dict[tuple[str, str], Callable[..., Product]] = {
-    ("pull", "allgather_matmul"): SharedInput,
-    ("pull", "matmul_reduce_scatter"): SharedSums,
-    ("ring", "matmul_reduce_scatter"): RingSums,
-    ("one_shot", "matmul_allreduce"): partial(SharedSums, everything=True),
-    ("two_shot", "matmul_allreduce"): SharedSums,
-    ("ring", "matmul_allreduce"): RingSums,
-    ("pull", "matmul_allgather"): SharedOutput,
-}
-
-
-def _row(name: str, form: str, cost: Any) -> Algorithm:
-    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:  # noqa: ARG001
-        product = _KINDS[name, form](engine, p, options)
-        product.workspace = engine.operations.workspace(_shared_bytes(name, p))
-        return product
-
-    return Algorithm(name, prepare, messages.serves(form), messages.view, partial(_refusal, name), cost)
-
-
 _ALONE = 9.0  # one rank has nothing to share
 _WORTH_A_TURN = 1 << 20  # bytes of a rank's rows of the sum from which on "ring" is the fastest
 
 
-def _cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    return 1.5 if p.size > 1 else _ALONE
+class SharedMemoryMethod(TensorMethod):
+    """A tensor-parallel product on the ranks of one node.
+
+    Attributes:
+        kinds: its products by form.
+    """
+
+    kinds: ClassVar[Mapping[str, type[ParallelProduct]]]
+
+    def __init__(self) -> None:
+        self.forms = tuple(self.kinds)
+
+    def shared_bytes(self, p: ParallelProblem) -> int:
+        """Return how many bytes the ranks share. Local."""
+        tokens, outputs, inputs = p.sizes
+        if p.gathers:
+            return tokens * inputs * accumulation_dtype(p.dtype).itemsize
+        if not p.sums:
+            return tokens * outputs * p.out_dtype.itemsize
+        return p.size * _sum_bytes(p)
+
+    def refusal(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
+    ) -> str:
+        """Return why shared memory cannot be used, or an empty string. Collective over the ranks."""
+        transport = engine.transport
+        if transport.why_not_shared:
+            return transport.why_not_shared
+        if len(transport.nodes) > 1:
+            return f"the ranks are on {len(transport.nodes)} nodes, which share no memory"
+        why = MESSAGES.refusal(engine, problem, options, operands)
+        if why:
+            return why
+        needed = self.shared_bytes(problem)
+        fits, limit = transport.fits(needed)
+        return "" if fits else f"{needed} bytes of shared memory are needed, {limit} are available"
+
+    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        return 1.5 if problem.size > 1 else _ALONE
+
+    def prepare(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> ParallelProduct:
+        product = self.kinds[problem.form](engine, problem, options)
+        product.workspace = engine.operations.workspace(self.shared_bytes(problem))
+        return product
 
 
-def _one_shot_cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
-    return 1.6 if p.size > 1 else _ALONE
+class PullMethod(SharedMemoryMethod):
+    """Every rank reads what it needs from the memory of the others."""
+
+    name = "pull"
+    kinds: ClassVar = {
+        "allgather_matmul": SharedInput, "matmul_reduce_scatter": SharedSums, "matmul_allgather": SharedOutput,
+    }  # fmt: skip
 
 
-def _ring_cost(engine: Engine, p: ParallelProblem, options: Options) -> float:  # noqa: ARG001
+class OneShotMethod(SharedMemoryMethod):
+    """Every rank adds up all of the result."""
+
+    name = "one_shot"
+    kinds: ClassVar = {"matmul_allreduce": WholeSums}
+
+    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        return 1.6 if problem.size > 1 else _ALONE
+
+
+class TwoShotMethod(SharedMemoryMethod):
+    """Every rank adds up its rows of the result, and reads the others'."""
+
+    name = "two_shot"
+    kinds: ClassVar = {"matmul_allreduce": SharedSums}
+
+    def shared_bytes(self, p: ParallelProblem) -> int:
+        return super().shared_bytes(p) + p.sizes[0] * p.sizes[1] * p.out_dtype.itemsize
+
+
+class RingMethod(SharedMemoryMethod):
+    """Every rank adds its contribution to one sum after the other."""
+
+    name = "ring"
+    kinds: ClassVar = {"matmul_reduce_scatter": RingSums, "matmul_allreduce": RingSums}
+
+    def shared_bytes(self, p: ParallelProblem) -> int:
+        return _sum_bytes(p)
+
+    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        if problem.size == 1:
+            return _ALONE
+        return 1.4 if _sum_bytes(problem) // problem.size >= _WORTH_A_TURN else 1.7
+
+
+def _sum_bytes(p: ParallelProblem) -> int:
     tokens, outputs, _ = p.sizes
-    turn = tokens * outputs * accumulation_dtype(p.out_dtype).itemsize // p.size
-    if p.size == 1:
-        return _ALONE
-    return 1.4 if turn >= _WORTH_A_TURN else 1.7
+    return tokens * outputs * accumulation_dtype(p.out_dtype).itemsize
 
 
-_COSTS = {"ring": _ring_cost, "one_shot": _one_shot_cost}
-ALGORITHMS = tuple(_row(name, form, _COSTS.get(name, _cost)) for name, form in _KINDS)
+METHODS = (PullMethod(), OneShotMethod(), TwoShotMethod(), RingMethod())

@@ -13,12 +13,12 @@ import pblasmp as pb
 from pblasmp.comm.communicator import _Serial
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.dense import stationary
+from pblasmp.engines.host.methods import METHODS
 from pblasmp.engines.local.slab_terms import matmul_slabs, routine_slabs
-from pblasmp.engines.method import Algorithm, Verdict, choose, survey
-from pblasmp.engines.registry import ALGORITHMS
+from pblasmp.engines.method import Verdict, choose, plain_refusal, survey
+from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Operands, Options
 from pblasmp.errors import UnsupportedError
-from pblasmp.layout import ParallelProblem
 
 GRID = pb.Grid(2, 2)
 SQUARE = pb.MatmulProblem.gemm(80, 120, 40, GRID, 10)
@@ -43,7 +43,7 @@ class Memory:
         return nbytes <= self.nbytes, self.nbytes
 
 
-def engine(nodes=NODES, fits=None, why_not_shared="", rows=(), agrees=True):
+def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, agrees=True):
     """What algorithms ask of an engine before they prepare anything."""
     transport = SimpleNamespace(
         nodes=nodes, rank=0, size=sum(map(len, nodes)), fits=fits, why_not_shared=why_not_shared
@@ -52,7 +52,7 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=(), agrees=True):
         lead=0, update_order="C", slab_dtype=accumulation_dtype, refusal=lambda dtype, compute: ""
     )
     return SimpleNamespace(
-        name="host", transport=transport, operations=operations, algorithms=rows, measured=None, agrees=agrees,
+        name="host", transport=transport, operations=operations, methods=rows, measured=None, agrees=agrees,
         device=None,
     )  # fmt: skip
 
@@ -60,9 +60,9 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=(), agrees=True):
 def taken(problem, nodes, fits, why_not_shared, algo="auto"):
     """Return the algorithm that is taken, and by name why others are not."""
     on = engine(nodes, fits, why_not_shared)
-    row, _, verdicts = choose(on, ALGORITHMS, problem, Options(algo=algo), None)
+    row, _, verdicts = choose(on, problem, Options(algo=algo), None)
     assert [name for name, verdict in verdicts.items() if verdict.taken] == [row.name]
-    return row.name, {name: verdict.why for name, verdict in verdicts.items() if not verdict.applies}
+    return row.name, {name: verdict.why for name, verdict in verdicts.items() if verdict.applies is False}
 
 
 def test_what_is_asked_for_is_taken():
@@ -132,7 +132,7 @@ def test_a_much_larger_operand_stays(problem, stays):
     nodes = (tuple(range(problem.d.grid.size)),)
     assert (taken(problem, nodes, Memory(1 << 40), "")[0] == "stationary") == stays
     on = engine(nodes, Memory(1 << 40), agrees=False)
-    assert choose(on, ALGORITHMS, problem, Options(), None)[0].name != "stationary"  # GPUs: not measured
+    assert choose(on, problem, Options(), None)[0].name != "stationary"  # GPUs: not measured
 
 
 def test_what_a_process_column_has_alone_is_in_place():
@@ -202,20 +202,28 @@ def test_engines_by_name_without_cupy(monkeypatch):
 # -- what is said of algorithms
 
 
-def row(name, cost, why="", view=None):
+class Row(Method):
     """An algorithm for products, which is never prepared."""
-    return Algorithm(
-        name, lambda *_: None, lambda problem: isinstance(problem, pb.MatmulProblem),
-        view=view or (lambda problem: problem), refusal=lambda *_: why, cost=lambda *_: cost,
-    )  # fmt: skip
+
+    def __init__(self, name, cost, why="", form=""):
+        self.name, self._cost, self._why, self._form, self.asked = name, cost, why, form, 0
+
+    def serves(self, problem):
+        return isinstance(problem, pb.MatmulProblem)
+
+    def view(self, problem):
+        return self._form or problem
+
+    def refusal(self, engine, problem, options, operands):
+        self.asked += 1
+        return self._why
+
+    def cost(self, engine, problem, options):
+        return self._cost
 
 
-ROWS_OF_THREE = (
-    row("slow", 9.0),
-    row("quick", 1.0, "it is out of order"),
-    row("good", 2.0),
-    row("equal", 2.0),
-)
+def rows_of_four():
+    return Row("slow", 9.0), Row("quick", 1.0, "it is out of order"), Row("good", 2.0), Row("equal", 2.0)
 
 
 def said(verdicts):
@@ -223,48 +231,63 @@ def said(verdicts):
 
 
 def test_the_cheapest_that_applies_is_taken():
-    found, viewed, verdicts = choose(engine(), ROWS_OF_THREE, SQUARE, Options(), None)
+    rows = rows_of_four()
+    found, viewed, verdicts = choose(engine(rows=rows), SQUARE, Options(), None)
     assert (found.name, viewed) == ("good", SQUARE)
     assert said(verdicts) == {
+        "slow": "not asked: slower than good by rule",
+        "quick": "it is out of order",
+        "good": "taken: the fastest by rule",
+        "equal": "not asked: slower than good by rule",
+    }
+    assert [name for name, verdict in verdicts.items() if verdict] == ["good"]
+    surveyed = survey(engine(rows=rows), SQUARE, Options())
+    assert said(surveyed) == {
         "slow": "applies: slower than good by rule",
         "quick": "it is out of order",
         "good": "taken: the fastest by rule",
         "equal": "applies: slower than good by rule",
     }
-    assert said(survey(engine(), ROWS_OF_THREE, SQUARE, Options())) == said(verdicts)
-    assert [name for name, verdict in verdicts.items() if verdict] == ["slow", "good", "equal"]
+    assert [name for name, verdict in surveyed.items() if verdict] == ["slow", "good", "equal"]
+
+
+def test_nothing_is_said_to_apply_that_was_never_asked():
+    """Whatever it would have answered; that of an algorithm which was taken by name, too."""
+    rows = (
+        Row("taken", 1.0),
+        Row("refuses", 2.0, "it is out of order"),
+        Row("not it", 3.0, form="no such form"),
+    )
+    for algo in ("auto", "taken"):
+        _, _, verdicts = choose(engine(rows=rows), SQUARE, Options(algo=algo), None)
+        assert [verdict.applies for verdict in verdicts.values()] == [True, None, False]
+        assert [row.asked for row in rows] == [1, 0, 0]
+        assert str(verdicts["refuses"]).startswith("not asked: ")
+        assert not verdicts["refuses"]
+        rows[0].asked = 0
+    assert survey(engine(rows=rows), SQUARE, Options())["refuses"] == Verdict(False, "it is out of order")
 
 
 @pytest.mark.parametrize(
-    ("options", "given", "why"),
+    ("given", "why"),
     [
-        (Options(), {}, ""),
-        (Options(compute="tf32"), {}, "compute: it takes only None, got 'tf32'"),
-        (Options(), {"epilogue": pb.Epilogue(activation="relu")}, "epilogue: it takes none, got 'relu'"),
-        (Options(), {"scales": pb.Scales(a=2.0)}, "scales: it takes none"),
+        ({}, ""),
+        ({"epilogue": pb.Epilogue(activation="relu")}, "epilogue: it takes none, got 'relu'"),
+        ({"scales": pb.Scales(a=2.0)}, "scales: it takes none"),
     ],
 )
-def test_a_row_without_a_refusal_computes_plain_products(options, given, why):
-    plain = Algorithm("plain", lambda *_: None, lambda _problem: True)
-    assert plain.refusal(engine(), SQUARE, options, Operands(None, None, None, None, **given)) == why
-    assert plain.refusal(engine(), SQUARE, options, None) == (why if options.compute else "")
-
-
-def test_a_row_without_a_refusal_gives_the_engines_reason_first():
-    """So that all algorithms of the host refuse a ``compute`` with one text."""
-    plain, on = Algorithm("plain", lambda *_: None, lambda _problem: True), engine()
-    on.operations.refusal = lambda dtype, compute: f"compute: no {compute} for {dtype}"
-    split = ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 4, 1))
-    for problem, dtype in ((SQUARE, "float64"), (split, "float32")):
-        assert plain.refusal(on, problem, Options(compute="tf32"), None) == f"compute: no tf32 for {dtype}"
+def test_what_computes_plain_products_refuses_others(given, why):
+    assert plain_refusal(Operands(None, None, None, None, **given)) == why
+    assert not plain_refusal(None)
 
 
 def test_an_algorithm_is_taken_by_name():
     options = Options(algo="slow")
-    found, _, verdicts = choose(engine(), ROWS_OF_THREE, SQUARE, options, None)
+    rows = rows_of_four()
+    found, _, verdicts = choose(engine(rows=rows), SQUARE, options, None)
     assert found.name == "slow"
     assert str(verdicts["slow"]) == "taken: asked for"
-    assert survey(engine(), ROWS_OF_THREE, SQUARE, options) == {
+    assert survey(engine(rows=rows), SQUARE, options) == {
         "slow": Verdict(True, "asked for", taken=True),
         "quick": Verdict(False, "it is out of order"),
         "good": Verdict(True, "not asked for"),
@@ -273,7 +296,7 @@ def test_an_algorithm_is_taken_by_name():
 
 
 def test_refusals_name_the_algorithm_and_why():
-    rows = (*ROWS_OF_THREE, row("other", 1.0, view=lambda problem: "it has no such form"))
+    rows = (*rows_of_four(), Row("other", 1.0, form="it has no such form"))
     for algo, words in (
         ("quick", "algo 'quick': it is out of order"),
         ("other", "algo 'other': it has no such form"),
@@ -283,25 +306,25 @@ def test_refusals_name_the_algorithm_and_why():
         ),
     ):
         with pytest.raises(UnsupportedError) as caught:
-            choose(engine(), rows, SQUARE, Options(algo=algo), None)
+            choose(engine(rows=rows), SQUARE, Options(algo=algo), None)
         assert str(caught.value) == words
-    refusing = tuple(row(name, 1.0, f"{name} will not") for name in ("one", "two"))
+    refusing = tuple(Row(name, 1.0, f"{name} will not") for name in ("one", "two"))
     with pytest.raises(
         UnsupportedError, match="takes this problem:\n  one: one will not\n  two: two will not"
     ):
-        choose(engine(), refusing, SQUARE, Options(), None)
-    alike = tuple(row(name, 1.0, "it is Sunday") for name in ("one", "two"))
+        choose(engine(rows=refusing), SQUARE, Options(), None)
+    alike = tuple(Row(name, 1.0, "it is Sunday") for name in ("one", "two"))
     with pytest.raises(UnsupportedError, match=r"takes this problem: it is Sunday$"):
-        choose(engine(), alike, SQUARE, Options(), None)
-    assert not any(survey(engine(), refusing, SQUARE, Options()).values())
+        choose(engine(rows=alike), SQUARE, Options(), None)
+    assert not any(survey(engine(rows=refusing), SQUARE, Options()).values())
     with pytest.raises(UnsupportedError, match="got 'summa'"):
-        survey(engine(), rows, SQUARE, Options(algo="summa"))
+        survey(engine(rows=rows), SQUARE, Options(algo="summa"))
 
 
 def test_an_engine_puts_its_own_algorithms_first():
-    """Of two with one name, the engine's is taken."""
-    own = row("good", 1.0)
-    found, _, verdicts = choose(engine(rows=(own,)), ROWS_OF_THREE, SQUARE, Options(), None)
+    """Of two with one name, the first is taken."""
+    own = Row("good", 1.0)
+    found, _, verdicts = choose(engine(rows=(own, *rows_of_four())), SQUARE, Options(), None)
     assert found is own
     assert list(verdicts) == ["good", "slow", "quick", "equal"]
 

@@ -17,8 +17,8 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import FUNCTIONS, ComputeType, Status
-from pblasmp.engines.gpu.algorithms import ALGORITHMS
 from pblasmp.engines.gpu.cublasmp.contracts import nearest_level3
+from pblasmp.engines.gpu.methods import METHODS
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import level3 as reference
@@ -35,7 +35,7 @@ def test_a_routine_that_cublasmp_lacks_is_left_to_our_algorithms(monkeypatch):
     """A new row of the table of routines needs nothing of the GPU engine."""
     monkeypatch.setitem(ROUTINES, "syrky", ROUTINES["syrkx"])
     d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1))
-    row = next(row for row in ALGORITHMS if row.name == "cublasmp")
+    row = next(row for row in METHODS if row.name == "cublasmp")
     served = [row.serves(Level3Problem(name, d, d, d)) for name in ("syrkx", "syrky")]
     assert served == [True, False]
 

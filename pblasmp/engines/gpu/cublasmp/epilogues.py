@@ -138,7 +138,7 @@ class FinishedProduct(Composite):
         super().__init__(engine, operands)
         self.holds_memory = product.holds_memory
 
-    def _add_steps(self, operands: Operands) -> None:  # noqa: ARG002
+    def _add_steps(self, operands: Operands) -> None:
         self._add(self._product, lambda given: replace(given, epilogue=None) if self._activates else given)
         self._then(self._follow)
 

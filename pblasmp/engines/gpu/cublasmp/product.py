@@ -19,7 +19,7 @@ from ...product import Product
 from ...request import Operands, Options
 from ..kernels.lt import SCALE_ALIGNED
 from ..runtime.session import Session
-from ..types import ALGORITHMS, DATA_TYPES, compute_type
+from ..types import ALGO_TYPES, DATA_TYPES, compute_type
 from . import epilogues, faults, scales
 from .call import PreparedCall, columns
 
@@ -127,8 +127,8 @@ class CublasmpProduct(PreparedCall):
             MatmulAttribute.TRANSA: Operation[form.op_a],
             MatmulAttribute.TRANSB: Operation[form.op_b],
         }
-        if ALGORITHMS[self._algo] is not MatmulAlgoType.DEFAULT:
-            attributes[MatmulAttribute.ALGO_TYPE] = ALGORITHMS[self._algo]
+        if ALGO_TYPES[self._algo] is not MatmulAlgoType.DEFAULT:
+            attributes[MatmulAttribute.ALGO_TYPE] = ALGO_TYPES[self._algo]
         if options.comm_sms is not None:
             attributes[MatmulAttribute.COMMUNICATION_SM_COUNT] = options.comm_sms
         if self._problem.scheme == "ar":

@@ -20,9 +20,9 @@ from ....dtypes import accumulation_dtype, is_float8
 from ....layout import MatmulProblem
 from ....layout.intersection import Stretches, packed, unpacked
 from ...local.epilogue import Finish, number
-from ...method import Algorithm, type_refusal
+from ...method import type_refusal
 from ...product import Graphs, Product, Workspace
-from ...protocol import Engine
+from ...protocol import Engine, Method
 from ...request import Operands, Options, Problem
 from ..kernels.lt import Batch, Op
 from ..kernels.views import View, contiguous, moves
@@ -30,7 +30,7 @@ from ..runtime.gpu import Gpu
 from ..runtime.session import Session, session_of
 from .plan import Part, PushPlan, Slab, push_plan
 
-__all__ = ["ALGORITHMS", "Pushed", "PushedProduct"]
+__all__ = ["METHODS", "Pushed", "PushedProduct"]
 
 _BUFFER = "slabs"
 _STREAM = "copy"  # copies on two streams would share the copy engines in an unknown order
@@ -350,7 +350,7 @@ class PushedProduct(Product):
         self.first = partial(session.queueing, "push: the first run")
         self._copies: dict[str, Array] = {}  # kept, since graphs hold their addresses
 
-    def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:  # noqa: ARG002
+    def _multiply(self, stream: str, x: View, w: View, d: View, *, c: View | None, **how: Any) -> None:
         self._engine.operations.multiply(x, w, d, c, **how)  # type: ignore[attr-defined]
 
     def _own_bytes(self, operands: Operands) -> int:
@@ -506,32 +506,46 @@ def _oriented(array: Array, turned: bool) -> View:
 # -- the row of the registry
 
 
-def _serves(problem: Problem) -> bool:
-    return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
+class PushMethod(Method):
+    """Products whose operands copy engines push."""
 
+    name = "push"
 
-def _refusal(engine: Engine, p: MatmulProblem, options: Options, operands: Operands | None) -> str:
-    session = session_of(engine)
-    why = type_refusal(engine, p, options, operands)
-    if why:
-        return why
-    if session.gpu is None:
-        return session.why_no_gpu
-    if session.size > 1 and session.gpu.why_no_windows:
-        return session.gpu.why_no_windows
-    if session.nodes > 1:
-        return f"the ranks are on {session.nodes} nodes: only GPUs of one node reach each other"
-    if 0 in (p.m, p.n, p.k) or options.alpha == 0:
-        return "there is nothing to multiply"
-    plan = push_plan(p, session.size)
-    if is_float8(p.a.dtype) and (why := _why_not_float8(p, plan)):
-        return why
-    if options.algo != "auto":
-        return ""
-    enough, limit = session.room(plan.nbytes)
-    return (
-        "" if enough else f"gathered operands would need {plan.nbytes} bytes per GPU, only {limit} available"
-    )
+    def serves(self, problem: Problem) -> bool:
+        return isinstance(problem, MatmulProblem) and problem.scheme == "gemm"
+
+    def refusal(
+        self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands | None
+    ) -> str:
+        session, p = session_of(engine), problem
+        why = type_refusal(engine, p, options, operands)
+        if why:
+            return why
+        if session.gpu is None:
+            return session.why_no_gpu
+        if session.size > 1 and session.gpu.why_no_windows:
+            return session.gpu.why_no_windows
+        if session.nodes > 1:
+            return f"the ranks are on {session.nodes} nodes: only GPUs of one node reach each other"
+        if 0 in (p.m, p.n, p.k) or options.alpha == 0:
+            return "there is nothing to multiply"
+        plan = push_plan(p, session.size)
+        if is_float8(p.a.dtype) and (why := _why_not_float8(p, plan)):
+            return why
+        if options.algo != "auto":
+            return ""
+        enough, limit = session.room(plan.nbytes)
+        needs = f"gathered operands would need {plan.nbytes} bytes per GPU, only {limit} available"
+        return "" if enough else needs
+
+    def cost(self, engine: Engine, problem: MatmulProblem, options: Options) -> float:
+        """Return less than cuBLASMp costs if anything is sent. Local."""
+        return 0.9 if engine.transport.size > 1 else 5.0
+
+    def prepare(
+        self, engine: Engine, problem: MatmulProblem, options: Options, operands: Operands
+    ) -> PushedProduct:
+        return PushedProduct(engine, session_of(engine), problem, options, operands)
 
 
 def _why_not_float8(p: MatmulProblem, plan: PushPlan) -> str:
@@ -547,13 +561,4 @@ def _why_not_float8(p: MatmulProblem, plan: PushPlan) -> str:
     return f"8-bit products need multiples of {_FLOAT8}, got {odd[0]} rows or columns" if odd else ""
 
 
-def _cost(engine: Engine, p: MatmulProblem, options: Options) -> float:  # noqa: ARG001
-    """Return less than cuBLASMp costs if anything is sent. Local."""
-    return 0.9 if engine.transport.size > 1 else 5.0
-
-
-def _prepare(engine: Engine, p: MatmulProblem, options: Options, operands: Operands) -> PushedProduct:
-    return PushedProduct(engine, session_of(engine), p, options, operands)
-
-
-ALGORITHMS = (Algorithm("push", _prepare, _serves, refusal=_refusal, cost=_cost),)
+METHODS = (PushMethod(),)

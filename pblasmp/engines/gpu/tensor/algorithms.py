@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import PblasmpError
 from ....layout import MatmulProblem, ParallelProblem
-from ...method import Algorithm
 from ...product import Graphs, Product, Workspace
 from ...protocol import Engine
 from ...request import Operands, Options, Problem
-from ...tensor import messages
+from ...tensor.base import TensorMethod, row_major
+from ...tensor.messages import MESSAGES
 from ..kernels.lt import fuses
 from ..runtime.session import session_of
 from ..types import compute_type
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..runtime.session import Session
     from . import Algorithm as Kind
 
-__all__ = ["ALGORITHMS", "OverlappedProduct"]
+__all__ = ["METHODS", "OverlappedProduct"]
 
 Array = Any
 
@@ -110,7 +110,7 @@ class OverlappedProduct(Product):
         return conjugated if self._p.conjugated else ""
 
     def _queue(self, operands: Operands) -> None:
-        x, w, c, d = messages.row_major(self._p, operands)
+        x, w, c, d = row_major(self._p, operands)
         e, scales = operands.epilogue, operands.scales
         how: dict[str, Any] = {} if operands.gathered is None else {"gathered": operands.gathered}
         self._kind.run(x, w, c, d, None if e is None else e.bias, scales, **how)
@@ -126,13 +126,66 @@ def _first_sentence(kind: type) -> str:
 # -- the rows of the registry
 
 
-def _view(problem: Problem) -> Problem | str:
-    """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
-    if isinstance(problem, MatmulProblem) and problem.scheme != "gemm":
-        q = problem.T if problem.d.order == "F" else problem
-        if (q.op_a == "N") != (q.a.order == "C"):
-            return "the rows of X are not contiguous in memory"
-    return messages.view(problem)
+class CopyMethod(TensorMethod):
+    """A tensor-parallel product from local GEMMs and copies between GPUs.
+
+    Args:
+        form: what it computes.
+        name: the algorithm.
+    """
+
+    def __init__(self, form: str, name: str) -> None:
+        self.name, self.forms, self._kind = name, (form,), KINDS[form][name]
+
+    def view(self, problem: Problem) -> Problem | str:
+        """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
+        if isinstance(problem, MatmulProblem) and problem.scheme != "gemm":
+            q = problem.T if problem.d.order == "F" else problem
+            if (q.op_a == "N") != (q.a.order == "C"):
+                return "the rows of X are not contiguous in memory"
+        return super().view(problem)
+
+    def refusal(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
+    ) -> str:
+        return _why_not(self._kind, engine, problem, options, operands)
+
+    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        return _cost(self.name, problem, options, session_of(engine))
+
+    def prepare(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> Product:
+        return OverlappedProduct(engine, problem, options, operands, self._kind)
+
+
+class PushTensorMethod(CopyMethod):
+    """By copies, or by messages if GPUs do not reach each other's memory."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(form, "push")
+
+    def refusal(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands | None
+    ) -> str:
+        why = super().refusal(engine, problem, options, operands)
+        unsent = why and MESSAGES.refusal(engine, problem, options, operands)
+        return f"{why}; by messages: {unsent}" if unsent else ""
+
+    def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
+        if _why_not(self._kind, engine, problem, options, None):
+            return MESSAGES.cost(engine, problem, options)
+        return super().cost(engine, problem, options)
+
+    def prepare(
+        self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
+    ) -> Product:
+        why = _why_not(self._kind, engine, problem, options, operands)
+        if not why:
+            return super().prepare(engine, problem, options, operands)
+        product = MESSAGES.prepare(engine, problem, options, operands)
+        product.notes += (f"by messages: {why}",)
+        return product
 
 
 def _why_not(
@@ -166,33 +219,6 @@ def _why_not(
         return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, spec)
     except PblasmpError as error:
         return str(error)
-
-
-def _row(form: str, name: str) -> Algorithm:
-    kind = KINDS[form][name]
-    fallback = name == "push"  # by messages, if GPUs do not reach each other's memory
-
-    def refusal(engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None) -> str:
-        why = _why_not(kind, engine, p, options, operands)
-        if not why or not fallback:
-            return why
-        unsent = messages.refusal(engine, p, options, operands)
-        return f"{why}; by messages: {unsent}" if unsent else ""
-
-    def prepare(engine: Engine, p: ParallelProblem, options: Options, operands: Operands) -> Product:
-        why = _why_not(kind, engine, p, options, operands)
-        if not why:
-            return OverlappedProduct(engine, p, options, operands, kind)
-        product = messages.prepare(engine, p, options)
-        product.notes += (f"by messages: {why}",)
-        return product
-
-    def cost(engine: Engine, p: ParallelProblem, options: Options) -> float:
-        if fallback and _why_not(kind, engine, p, options, None):
-            return messages.cost(engine, p, options)
-        return _cost(name, p, options, session_of(engine))
-
-    return Algorithm(name, prepare, messages.serves(form), _view, refusal, cost)
 
 
 # -- rules, from measurements on two and four H200, if nothing was measured on this machine: benchmarks/README.md
@@ -260,4 +286,7 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
     return "push" if graphs or flops >= _HIDES_PIECES else single
 
 
-ALGORITHMS = tuple(_row(form, name) for form, kinds in KINDS.items() for name in kinds)
+METHODS = tuple(
+    PushTensorMethod(form) if name == "push" else CopyMethod(form, name)
+    for form, kinds in KINDS.items() for name in kinds
+)  # fmt: skip

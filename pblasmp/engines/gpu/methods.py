@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The algorithms of the GPU engine. A new one that needs GPUs takes a row here."""
+
+from __future__ import annotations
+
+from .. import dense
+from ..protocol import Method
+from ..tensor import messages
+from .cublasmp import methods as cublasmp
+from .push import product as push
+from .tensor import algorithms as tensor
+
+__all__ = ["METHODS"]
+
+METHODS: tuple[Method, ...] = (
+    *cublasmp.METHODS,
+    *tensor.METHODS,
+    *push.METHODS,
+    *dense.METHODS,
+    *messages.METHODS,
+)
