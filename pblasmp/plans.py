@@ -107,7 +107,7 @@ class Plan(Generic[Result]):
         only to raise an error.
         """
         ctx, what = self._ctx, f"{self._call}: preparing"
-        if not ctx.engine.agrees:
+        if ctx.engine.traits.queues:
             with ctx.agreement(what):
                 return prepare(ctx.engine, problem, self._options, operands, nearest)
         with ctx.running(what):
@@ -140,7 +140,7 @@ class Plan(Generic[Result]):
 
     def _check_graphs(self) -> None:
         """Raise UnsupportedError if there are no CUDA graphs. Local."""
-        if self._ctx.engine.device is None:
+        if not self._ctx.engine.traits.records:
             name = self._ctx.engine.name
             raise UnsupportedError(
                 f"a CUDA graph: the {name} engine has none, expected a GPU: call the plan itself"

@@ -323,4 +323,4 @@ def _measured(comm: Communicator, engine: Engine) -> Measured:
     entries = None
     if comm.rank == 0:
         entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
-    return Measured(machine, not engine.agrees, {entry.bucket: entry for entry in comm.bcast(entries)})
+    return Measured(machine, engine.traits.records, {entry.bucket: entry for entry in comm.bcast(entries)})

@@ -37,7 +37,7 @@ class QueuedProduct(Product):
     @property
     def queues(self) -> bool:
         """Whether a run only queues work: on GPUs, if it reads nothing on the host."""
-        return self.replays and not self._engine.agrees
+        return self.replays and self._engine.traits.queues
 
     @cached_property
     def graphs(self) -> Graphs | None:
@@ -70,10 +70,10 @@ class Composite(QueuedProduct):
             self._closing.close()
             raise
         needs = [each.workspace for each in self._products]
-        own, on_device = sum(array.nbytes for array in self._own.values()), engine.device is not None
+        own = engine.operations.workspace(sum(array.nbytes for array in self._own.values()))
         self.workspace = Workspace(
-            max((each.device_bytes for each in needs), default=0) + own * on_device,
-            max((each.host_bytes for each in needs), default=0) + own * (not on_device),
+            max((each.device_bytes for each in needs), default=0) + own.device_bytes,
+            max((each.host_bytes for each in needs), default=0) + own.host_bytes,
         )
         self.sent_bytes = sum(each.sent_bytes for each in self._products)
         self.copied_bytes = sum(each.copied_bytes for each in self._products)
@@ -95,7 +95,7 @@ class Composite(QueuedProduct):
     @property
     def queues(self) -> bool:
         """Whether a run only queues work: if every step does."""
-        return not self._engine.agrees and all(each.queues for each in self._products)
+        return self._engine.traits.queues and all(each.queues for each in self._products)
 
     def why_no_graph(self) -> str:
         """Return why it, or a step, cannot be recorded as a CUDA graph, or an empty string. Local."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
 from .request import LocalArray, Operands, Options, Problem
 
-__all__ = ["Engine", "Method", "Operations", "Transfer", "Transport"]
+__all__ = ["Engine", "Method", "Operations", "Traits", "Transfer", "Transport"]
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
@@ -188,13 +189,30 @@ class Transport(Protocol):
         """Return the type in which partial sums of a result of ``dtype`` travel. Local."""
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What distinguishes one kind of engine from another.
+
+    Attributes:
+        queues: a run returns when its work is queued: the ranks agree while a product is prepared, but not in its runs.
+        records: queued work can be recorded as a CUDA graph.
+        overlaps_messages: messages travel on their own while a product is computed.
+        fast_products: products are so fast, compared with other work, that a triangle is better filled up for one.
+    """
+
+    queues: bool
+    records: bool
+    overlaps_messages: bool
+    fast_products: bool
+
+
 class Engine(Protocol):
     """Arrays, operations and transport of one kind of machine. Local unless said otherwise.
 
     Attributes:
         name: "host" or "cublasmp", for reports.
         why: why this engine was chosen.
-        agrees: whether the ranks agree before every run of a plan; an engine that only queues work does not.
+        traits: what its algorithms and plans need to know of its kind.
         xp: numpy or cupy.
         device: this rank's GPU, with its ``index``; None on the host.
         measured: times of algorithms on this machine; None until the context has read them.
@@ -203,7 +221,7 @@ class Engine(Protocol):
     measured: Any
     name: str
     why: str
-    agrees: bool
+    traits: Traits
     xp: Any
     device: Any
 

@@ -20,7 +20,9 @@ def test_ranks_that_share_a_core_take_as_long_as_all_of_them(nodes, counted):
     def allgather(mine):
         return [mine, [(start + LATER, end + LATER) for start, end in mine]]
 
-    engine = SimpleNamespace(device=None, transport=SimpleNamespace(nodes=nodes), synchronize=lambda: None)
+    engine = SimpleNamespace(
+        traits=SimpleNamespace(queues=False), transport=SimpleNamespace(nodes=nodes), synchronize=lambda: None
+    )
     comm = SimpleNamespace(barrier=lambda: None, allgather=allgather)
     before = []
     found = timing.samples(engine, comm, lambda: time.sleep(0.01), 3, lambda: before.append(0))

@@ -133,7 +133,7 @@ class FullMethod(Method):
         wasteless = problem.traits.swept_twice
         if problem.traits.shape == "sided":
             wasteless = min(problem.d.shape) * _THIN >= problem.a.shape[0]
-        return _FAST if wasteless and engine.device is not None else _SLOW
+        return _FAST if wasteless and engine.traits.fast_products else _SLOW
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

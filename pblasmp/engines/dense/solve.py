@@ -72,7 +72,7 @@ class SolveProduct(QueuedProduct):
             self.sent_bytes = sum(move.sent_bytes for move in moves)
             self.copied_bytes = sum(move.copied_bytes for move in moves)
             nbytes = self._panels.nbytes + self._bytes
-            if not (self._in_d or engine.agrees):
+            if engine.traits.queues and not self._in_d:
                 self._carved()  # the ranks agree now, but not in a run
         self.workspace = engine.operations.workspace(nbytes)
 

@@ -117,7 +117,7 @@ class StationaryProduct(QueuedProduct):
         messages = max(map(transport.message_bytes, exchanges), default=0)
         parts = rows * cols * self._dtype.itemsize * self._count
         self.workspace = operations.workspace(self._panels.nbytes + partials + parts + messages)
-        if not engine.agrees:  # the ranks agree now, but not in a run
+        if engine.traits.queues:  # the ranks agree now, but not in a run
             self._parts()
             for i in range(len(self._moves)):
                 self._partials(i)
@@ -250,7 +250,7 @@ class StationaryMethod(Method):
     def cost(self, engine: Engine, problem: Sided, options: Options) -> float:
         """Return less than the cost of slabs if these would move much more."""
         p = problem
-        if not engine.agrees:  # not measured
+        if engine.traits.queues:  # not measured
             return 9.0
         terms = _see(engine, p).terms
         here = sum(math.prod(p.d.shape) * x.large.cols.nprocs for x in terms)

@@ -103,7 +103,7 @@ class StationarySolveMethod(Method):
         order = problem.a.shape[0]
         columns = problem.d.shape[1 if problem.side == "L" else 0]
         few = order >= max(_LEAST, _THIN * columns) and problem.a.grid.size > 1
-        return 1.5 if few and engine.agrees else 9.0  # GPUs: not measured
+        return 1.5 if few and not engine.traits.queues else 9.0  # queued: not measured
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

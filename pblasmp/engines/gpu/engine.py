@@ -19,7 +19,7 @@ from ...errors import ArgumentError
 from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..product import Product
-from ..protocol import Method
+from ..protocol import Method, Traits
 from . import host_exchange
 from .cublasmp.move import prepare_move
 from .methods import METHODS
@@ -50,7 +50,7 @@ class CublasmpEngine:
     """
 
     name = "cublasmp"
-    agrees = False
+    traits = Traits(queues=True, records=True, overlaps_messages=True, fast_products=True)
     measured: Any = None
     methods: Sequence[Method] = METHODS
 

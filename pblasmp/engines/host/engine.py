@@ -23,7 +23,7 @@ from ...layout import MatrixDescriptor
 from ...layout.trapezoid import Trapezoid
 from ..arrays import overlap
 from ..moving.exchange_move import ExchangeMove
-from ..protocol import Method, Operations, Transport
+from ..protocol import Method, Operations, Traits, Transport
 from . import blas
 from .buffers import Buffers
 from .methods import METHODS
@@ -41,7 +41,7 @@ class HostEngine:
     """
 
     name = "host"
-    agrees = True
+    traits = Traits(queues=False, records=False, overlaps_messages=False, fast_products=False)
     measured: Any = None
     xp: Any = np
     device: Any = None

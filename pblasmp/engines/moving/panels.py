@@ -131,7 +131,7 @@ class Panels:
             sum(sorted(s.message_bytes for s in stagings if s is not None)[-2:])
             for stagings in self._stagings
         )
-        if not engine.agrees:  # the ranks agree now, but not in a run
+        if engine.traits.queues:  # the ranks agree now, but not in a run
             for i in range(min(2, len(self.panels))):
                 for which, stagings in enumerate(self._stagings):
                     if stagings[i] is not None:

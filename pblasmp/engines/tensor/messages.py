@@ -209,7 +209,7 @@ class MessageMethod(TensorMethod):
 
     def cost(self, engine: Engine, problem: ParallelProblem, options: Options) -> float:
         """Return less than the cost of gathering if messages travel on their own while a queued product runs."""
-        return 5.0 if engine.agrees else 2.5
+        return 2.5 if engine.traits.overlaps_messages else 5.0
 
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands

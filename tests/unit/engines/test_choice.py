@@ -16,7 +16,7 @@ from pblasmp.engines.dense import stationary
 from pblasmp.engines.host.methods import METHODS
 from pblasmp.engines.local.slab_terms import matmul_slabs, routine_slabs
 from pblasmp.engines.method import Verdict, choose, plain_refusal, survey
-from pblasmp.engines.protocol import Method
+from pblasmp.engines.protocol import Method, Traits
 from pblasmp.engines.request import Operands, Options
 from pblasmp.errors import UnsupportedError
 
@@ -43,7 +43,7 @@ class Memory:
         return nbytes <= self.nbytes, self.nbytes
 
 
-def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, agrees=True):
+def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, queues=False):
     """What algorithms ask of an engine before they prepare anything."""
     transport = SimpleNamespace(
         nodes=nodes, rank=0, size=sum(map(len, nodes)), fits=fits, why_not_shared=why_not_shared
@@ -52,8 +52,8 @@ def engine(nodes=NODES, fits=None, why_not_shared="", rows=METHODS, agrees=True)
         lead=0, update_order="C", slab_dtype=accumulation_dtype, refusal=lambda dtype, compute: ""
     )
     return SimpleNamespace(
-        name="host", transport=transport, operations=operations, methods=rows, measured=None, agrees=agrees,
-        device=None,
+        name="host", transport=transport, operations=operations, methods=rows, measured=None,
+        traits=Traits(queues=queues, records=queues, overlaps_messages=queues, fast_products=queues),
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def triangle_and_columns(routine, width, grid=GRID, side="L", order=2048):
 def test_a_much_larger_operand_stays(problem, stays):
     nodes = (tuple(range(problem.d.grid.size)),)
     assert (taken(problem, nodes, Memory(1 << 40), "")[0] == "stationary") == stays
-    on = engine(nodes, Memory(1 << 40), agrees=False)
+    on = engine(nodes, Memory(1 << 40), queues=True)
     assert choose(on, problem, Options(), None)[0].name != "stationary"  # GPUs: not measured
 
 
