@@ -37,7 +37,6 @@ class Host:
     Attributes:
         engine: its name.
         graphs: whether there are CUDA graphs.
-        epilogues: whether every epilogue can follow a product.
         excess: bytes that no machine has, whatever it promises.
         large: bytes of the smallest large matrix: such matrices are copied and sent in several parts.
         flops: of the largest product.
@@ -45,7 +44,6 @@ class Host:
 
     engine: ClassVar[str] = "host"
     graphs = False
-    epilogues = True
     excess = 1 << 53
     large = 1 << 20
     flops = 2e8

@@ -15,7 +15,8 @@ __all__ = ["CALLS", "SLOTS", "TYPES", "Draw", "Step", "call", "descriptor", "dra
 
 SLOTS = 6  # places for matrices, for plans, for files
 TYPES = ("float64", "float64", "float32", "complex128", "complex64", "float16", "bfloat16")
-BEGIN = "scatter", "from_function", "from_local", "create", "random_numbers", "prepare", "followed"
+MATRICES = "scatter", "from_function", "from_local", "create"  # they make matrices
+BEGIN = (*MATRICES, "random_numbers", "prepare", "followed", "scaled")  # they need nothing that is there
 EXTENTS = (1, 7, 24, 24, 40, 40, 96)  # those of many matrices, so that some fit each other
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -174,8 +175,12 @@ def drawn(rng: random.Random, ranks: int, length: int, large: int, only: Iterabl
         large: bytes of the smallest large matrix.
         only: names of the calls; by default all.
     """
-    share = rng.choice([0.3, 0.6, 1])
-    names = [name for name in only or CALLS if rng.random() < share] or list(only or CALLS)
+    share, able = rng.choice([0.3, 0.6, 1]), list(only or CALLS)
+    names = [name for name in able if rng.random() < share]
+    for makers in (MATRICES, ("prepare",)):  # without which others have nothing to do
+        if not set(makers) & set(names):
+            names += [rng.choice(found)] if (found := [name for name in makers if name in able]) else []
+    names = names or able
     draw = Draw(rng, ranks, large, rng.choice([0.05, 0.2, 0.5]))
     begins = [name for name in BEGIN if name in names] or names
     taken = [rng.choice(begins)]
