@@ -165,7 +165,7 @@ class Level3Method(Method):
         return ""
 
     def cost(self, engine: Engine, problem: Level3Problem, options: Options) -> float:
-        return 9.0  # 3 to 11 times as slow as the others on four H200, in blocks of 256: benchmarks/README.md
+        return 9.0  # 3 to 11 times as slow as the others on four H200, in blocks of 256: benchmarks/results
 
     def prepare(
         self, engine: Engine, problem: Level3Problem, options: Options, operands: Operands

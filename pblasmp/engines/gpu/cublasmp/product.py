@@ -34,7 +34,7 @@ def automatic(problem: MatmulProblem, version: int) -> str:
     """Return the algorithm that ``algo="auto"`` means. Local.
 
     Small products are fastest without overlap, and so is AllReduce of every size without multicast.
-    Source: benchmarks/README.md.
+    Source: benchmarks/results.
     """
     if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm":
         return "default"

@@ -221,7 +221,7 @@ def _why_not(
         return str(error)
 
 
-# -- rules, from measurements on two and four H200, if nothing was measured on this machine: benchmarks/README.md
+# -- rules, from measurements on two and four H200, if nothing was measured on this machine: benchmarks/results
 
 _PAIR = 2
 _HIDES = 1e11  # operations of all ranks that hide the host's time to queue a product without a graph
