@@ -36,7 +36,7 @@ NUMBERS = [
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {} |"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),
-    ("errors", "context._MANY", {1000: "a thousand"}.get, "when {} plans are open"),
+    ("errors", "runtime._MANY", {1000: "a thousand"}.get, "when {} plans are open"),
     ("errors", "comm.agreement._BLOCKED_SECONDS", "{:.0f}".format, "still in theirs {} seconds later"),
     ("errors", "comm.side_channel._DRAIN_SECONDS", {0.1: "a tenth of a second"}.get, "cancelled within {}"),
     ("errors", "comm.process_group._LOOK_SECONDS", lambda x: f"{x * 1000:.0f} ms", "ranks poll every {}"),
