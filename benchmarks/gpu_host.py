@@ -25,9 +25,9 @@ def small_problem(scheme: str, n: int, ranks: int) -> Any:
         grid = pb.Grid.squarest(ranks)
         return pb.MatmulProblem.gemm(n, n, n, grid, n // grid.npcol, dtype="bfloat16", order="C")
     make = {
-        "ag": pb.MatmulProblem.allgather,
-        "rs": pb.MatmulProblem.reduce_scatter,
-        "ar": pb.MatmulProblem.allreduce,
+        "allgather_matmul": pb.MatmulProblem.allgather_matmul,
+        "matmul_reduce_scatter": pb.MatmulProblem.matmul_reduce_scatter,
+        "matmul_allreduce": pb.MatmulProblem.matmul_allreduce,
     }[scheme]
     return make(n, n, n, ranks, "N", "T", dtype="bfloat16", order="C")
 
@@ -43,7 +43,7 @@ def nvmath_maker(bench: Bench, scheme: str, problem: Any, a: Any, b: Any) -> Mak
 def time_calls(bench: Bench, scheme: str, n: int) -> None:
     """Time the calls themselves, of one small product. Collective."""
     problem = small_problem(scheme, n, bench.comm.size)
-    a = bench.matrix(problem.a, 1, symmetric=scheme == "ag")
+    a = bench.matrix(problem.a, 1, symmetric=scheme == "allgather_matmul")
     b, d = bench.matrix(problem.b, 2), bench.ctx.empty(problem.d)
     entries: dict[str, Any] = {}
     contenders: dict[str, Contender] = {}

@@ -30,7 +30,7 @@ from benchmarks.gpu_report import AUTO, GEMM, NCCL, NVMATH, SHAPES, plot, report
 from benchmarks.ranks import on_ranks
 from reference.gpu import Contender
 
-SECTIONS = ("ag", "rs", "ar", "2d", "layouts", "host")
+SECTIONS = ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "2d", "layouts", "host")
 ALGORITHMS = ("default", "no_overlap", "split_p2p")
 MULTICAST_OFF = {
     "NCCL_NVLS_ENABLE": "0",
@@ -49,15 +49,15 @@ def time_scheme(bench: Bench, scheme: str, shape: Sequence[int]) -> None:
 
     ranks, (tokens, outputs, inputs) = bench.comm.size, shape
     maker = {
-        "ag": pb.MatmulProblem.allgather,
-        "rs": pb.MatmulProblem.reduce_scatter,
-        "ar": pb.MatmulProblem.allreduce,
+        "allgather_matmul": pb.MatmulProblem.allgather_matmul,
+        "matmul_reduce_scatter": pb.MatmulProblem.matmul_reduce_scatter,
+        "matmul_allreduce": pb.MatmulProblem.matmul_allreduce,
     }[scheme]
-    n = outputs * ranks if scheme == "ag" else outputs
+    n = outputs * ranks if scheme == "allgather_matmul" else outputs
     problem = maker(tokens, n, inputs, ranks, "N", "T", dtype="bfloat16", order="C")
     x, w, y = bench.matrix(problem.a, 1), bench.matrix(problem.b, 2), bench.ctx.empty(problem.d)
     places = {"": x}
-    if scheme == "ag":
+    if scheme == "allgather_matmul":
         places[", symmetric"] = bench.matrix(problem.a, 1, symmetric=True)
     makers: Makers = {}
     if bench.torch is not None:
@@ -65,14 +65,14 @@ def time_scheme(bench: Bench, scheme: str, shape: Sequence[int]) -> None:
         makers[NCCL] = partial(getattr(bench.torch, scheme), tx, tw, ranks)
         alone = (
             partial(bench.torch.ag_gemm, tx, tw, ranks)
-            if scheme == "ag"
+            if scheme == "allgather_matmul"
             else partial(bench.torch.gemm, tx, tw)
         )
         makers[GEMM] = alone
     for where, a in places.items():
         for algo in ("auto", *bench.arguments.algo):
             makers[f"{algo}{where}"] = partial(bench.planned, problem, a, w, y, algo=algo)
-    if scheme in ("rs", "ar"):
+    if scheme in ("matmul_reduce_scatter", "matmul_allreduce"):
         makers["auto, sums in float32"] = partial(bench.planned, problem, x, w, y, comm_dtype="float32")
     if bench.nvmath is not None:
         best = bench.torch.view(places.get(", symmetric", x).local)
@@ -127,7 +127,10 @@ def planned(arguments: argparse.Namespace, ranks: int) -> list[tuple[str, Callab
                 for block in arguments.block or (size // 64,)
             ]
         elif section == "host":
-            work += [(section, partial(time_calls, scheme=s, n=small)) for s in ("ag", "rs", "ar", "2d")]
+            work += [
+                (section, partial(time_calls, scheme=s, n=small))
+                for s in ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "2d")
+            ]
         else:
             work += [(section, partial(time_scheme, scheme=section, shape=shape)) for shape in shapes]
     return work

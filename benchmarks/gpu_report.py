@@ -28,9 +28,9 @@ SHAPES = (
     (1024, 1024, 1024),
 )
 TITLES = {
-    "ag": "AllGather + GEMM",
-    "rs": "GEMM + ReduceScatter",
-    "ar": "GEMM + AllReduce",
+    "allgather_matmul": "AllGather + GEMM",
+    "matmul_reduce_scatter": "GEMM + ReduceScatter",
+    "matmul_allreduce": "GEMM + AllReduce",
     "2d": "2D block-cyclic GEMM",
     "layouts": "2D block-cyclic GEMM by op and layout",
     "host": "Host time per call",

@@ -19,11 +19,10 @@ import pblasmp as pb
 import pblasmp.pblas as names
 from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
-from pblasmp.drawing import draw
 from pblasmp.engines.product import Workspace
-from pblasmp.layout.files import load_problem_file
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.plans import MatrixPlan, Plan
+from pblasmp.problems.files import load_problem_file
 from pblasmp.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -233,6 +232,8 @@ def write_all(directory: Path) -> None:
         (directory / f"{table.__name__}.md").write_text(table(), encoding="utf-8")
     measured.charts(directory)
     for file in (*DRAWN, *GALLERY):
-        draw(load_problem_file(ROOT / file if "/" in file else file), directory / f"{Path(file).stem}.svg")
+        pb.draw(load_problem_file(ROOT / file if "/" in file else file)).save(
+            directory / f"{Path(file).stem}.svg"
+        )
     for name, problem in parts_drawn().items():
         pb.draw(problem).save(directory / f"{name}.svg")

@@ -42,9 +42,9 @@ TITLES = {
     "transformer": "Transformer blocks in training",
     "gpu_matmul-2d": "2D block-cyclic products",
     "gpu_matmul-layouts": "2D block-cyclic products by op and layout",
-    "gpu_matmul-ag": "AllGather + GEMM in the layout of the scheme",
-    "gpu_matmul-rs": "GEMM + ReduceScatter in the layout of the scheme",
-    "gpu_matmul-ar": "GEMM + AllReduce in the layout of the scheme",
+    "gpu_matmul-allgather_matmul": "AllGather + GEMM in the layout of the scheme",
+    "gpu_matmul-matmul_reduce_scatter": "GEMM + ReduceScatter in the layout of the scheme",
+    "gpu_matmul-matmul_allreduce": "GEMM + AllReduce in the layout of the scheme",
     "gpu_matmul-host": "Host time per call",
     "gpu_matmul-nvmath": "Beside nvmath-python: ",
 }
@@ -153,11 +153,10 @@ def charts(directory: Path) -> None:
 
 def tensor_parallel(runs: Mapping[str, Run]) -> dict[int, list[tuple[str, Run]]]:
     """Return the newest runs of the four products by number of GPUs: as users call them, else of the schemes."""
-    schemes = {"allgather_matmul": "ag", "matmul_reduce_scatter": "rs", "matmul_allreduce": "ar"}
     found: dict[int, list[tuple[str, Run]]] = {}
     for gpus in sorted({run.gpus for run in runs.values()} - {0}):
         for form, title in FORMS.items():
-            names = f"tensor_parallel-{form}-{gpus}-gpus", f"gpu_matmul-{schemes.get(form)}-{gpus}-gpus"
+            names = f"tensor_parallel-{form}-{gpus}-gpus", f"gpu_matmul-{form}-{gpus}-gpus"
             if run := next((runs[name] for name in names if name in runs), None):
                 found.setdefault(gpus, []).append((title, run))
     return found

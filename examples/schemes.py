@@ -3,9 +3,9 @@
 """The 1D layouts of tensor parallelism, with the sizes of the worked examples in NVIDIA's cuBLASMp documentation.
 
 Prints:
-    ag: A 2x8 and B 2x4 give D 8x4; a rank holds 2x2 of A, 2x1 of B, 2x4 of D
-    rs: A 8x2 and B 8x4 give D 2x4; a rank holds 2x2 of A, 2x4 of B, 2x1 of D
-    ar: A 8x2 and B 8x4 give D 2x4; a rank holds 2x2 of A, 2x4 of B, 2x4 of D
+    allgather_matmul: A 2x8 and B 2x4 give D 8x4; a rank holds 2x2 of A, 2x1 of B, 2x4 of D
+    matmul_reduce_scatter: A 8x2 and B 8x4 give D 2x4; a rank holds 2x2 of A, 2x4 of B, 2x1 of D
+    matmul_allreduce: A 8x2 and B 8x4 give D 2x4; a rank holds 2x2 of A, 2x4 of B, 2x4 of D
     Y = X W^T: a rank holds 2x16 of X, 3x16 of W, 8x3 of Y
 """
 
@@ -39,15 +39,15 @@ def multiply(ctx, problem):
 
 with pb.Context() as ctx:
     for problem in (
-        pb.MatmulProblem.allgather(m=8, n=4, k=2, nranks=ctx.size),
-        pb.MatmulProblem.reduce_scatter(m=2, n=4, k=8, nranks=ctx.size),
-        pb.MatmulProblem.allreduce(m=2, n=4, k=8, nranks=ctx.size),
+        pb.MatmulProblem.allgather_matmul(m=8, n=4, k=2, nranks=ctx.size, order="F"),
+        pb.MatmulProblem.matmul_reduce_scatter(m=2, n=4, k=8, nranks=ctx.size, order="F"),
+        pb.MatmulProblem.matmul_allreduce(m=2, n=4, k=8, nranks=ctx.size, order="F"),
     ):
         whole = multiply(ctx, problem)
         if ctx.rank == 0:
             a, b = np.fromfunction(f, problem.a.shape), np.fromfunction(g, problem.b.shape)
             # After AllReduce every rank has all of D: gather() returns these copies side by side.
-            copies = ctx.size if problem.scheme == "ar" else 1
+            copies = ctx.size if problem.scheme == "matmul_allreduce" else 1
             assert np.array_equal(whole, np.tile(a.T @ b, (1, copies)))
             local = [size(x.local_shape(0)) for x in (problem.a, problem.b, problem.d)]
             print(
@@ -56,7 +56,7 @@ with pb.Context() as ctx:
             )
 
     # In C order, as in torch.nn: 8 tokens, 12 outputs and 16 inputs; X and W are split by rows, and X is gathered.
-    layer = pb.MatmulProblem.allgather(m=8, n=12, k=16, nranks=ctx.size, op_a="N", op_b="T", order="C")
+    layer = pb.MatmulProblem.allgather_matmul(m=8, n=12, k=16, nranks=ctx.size)
     y = multiply(ctx, layer)
     if ctx.rank == 0:
         assert np.array_equal(y, np.fromfunction(f, (8, 16)) @ np.fromfunction(g, (12, 16)).T)

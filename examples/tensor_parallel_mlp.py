@@ -39,8 +39,8 @@ class Split(Whole):
 
     def __init__(self, whole, ctx):
         torch.nn.Module.__init__(self)
-        self.up = pt.ColumnParallelLinear.from_linear(whole.up, ctx, sequence_parallel=True)
-        self.down = pt.RowParallelLinear.from_linear(whole.down, ctx, sequence_parallel=True)
+        self.up = pt.ColumnParallelLinear.from_linear(whole.up, ctx=ctx, sequence_parallel=True)
+        self.down = pt.RowParallelLinear.from_linear(whole.down, ctx=ctx, sequence_parallel=True)
 
 
 def train(model, x, target):

@@ -19,6 +19,7 @@ import importlib
 TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of this module
 if TYPE_CHECKING:
     from .context import Context as Context
+    from .drawing import draw as draw
     from .epilogue import Epilogue as Epilogue
     from .errors import ArgumentError as ArgumentError
     from .errors import ArgumentTypeError as ArgumentTypeError
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from .layout import MatmulProblem as MatmulProblem
     from .layout import MatrixDescriptor as MatrixDescriptor
     from .layout import numroc as numroc
-    from .layout.files import load_problem as load_problem
-    from .layout.svg import draw as draw
     from .level3 import geadd as geadd
     from .level3 import hemm as hemm
     from .level3 import her2k as her2k
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from .planning import algorithms as algorithms
     from .planning import plan as plan
     from .planning import tune as tune
+    from .problems.files import load_problem as load_problem
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
     from .scales import Scales as Scales
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
     from .tensor_parallel import matmul_reduce_scatter as matmul_reduce_scatter
+    from .verification import Verification as Verification
+    from .verification import verify as verify
 
 __version__ = "0.1.0.dev0"
 
@@ -80,15 +82,16 @@ _HOME = {
     "Scales": "scales",
     "StatusError": "errors",
     "UnsupportedError": "errors",
+    "Verification": "verification",
     "algorithms": "planning",
     "allgather_matmul": "tensor_parallel",
-    "draw": "layout.svg",
+    "draw": "drawing",
     "geadd": "level3",
     "hemm": "level3",
     "her2k": "level3",
     "herk": "level3",
     "herkx": "level3",
-    "load_problem": "layout.files",
+    "load_problem": "problems.files",
     "matmul": "products",
     "matmul_allgather": "tensor_parallel",
     "matmul_allreduce": "tensor_parallel",
@@ -104,6 +107,7 @@ _HOME = {
     "trmm": "level3",
     "trsm": "level3",
     "tune": "planning",
+    "verify": "verification",
 }
 
 _MODULES = {

@@ -62,7 +62,7 @@ class Context(Runtime[DistributedMatrix]):
 
     def empty(
         self,
-        layout: MatrixDescriptor | Sequence[int],
+        descriptor: MatrixDescriptor | Sequence[int],
         *,
         symmetric: bool = False,
         **how: Unpack[LayoutKeywords],
@@ -70,7 +70,7 @@ class Context(Runtime[DistributedMatrix]):
         """Return an uninitialised matrix. Collective over the context.
 
         Args:
-            layout: a descriptor, or the shape ``(rows, columns)``; with a shape, the arguments below say how.
+            descriptor: a descriptor, or the shape ``(rows, columns)``; with a shape, the arguments below say how.
             block: one block size or ``(mb, nb)``, by default 256.
             grid: a ``Grid``, ``(2, 3)`` or ``"2x3"``; by default the squarest one of all ranks.
             source: process that owns the first block, by default (0, 0).
@@ -83,7 +83,7 @@ class Context(Runtime[DistributedMatrix]):
             ArgumentError: the layout is not legal, or its grid has more ranks than the context.
             MemoryError: a GPU has no room for it; raised on every rank.
         """
-        wanted = Layout(layout, how)
+        wanted = Layout(descriptor, how)
         with self.agreement("empty") as facts:
             descriptor = wanted.descriptor(self.size)
             facts.update(descriptor=descriptor, symmetric=symmetric)
@@ -93,52 +93,52 @@ class Context(Runtime[DistributedMatrix]):
 
     def zeros(
         self,
-        layout: MatrixDescriptor | Sequence[int],
+        descriptor: MatrixDescriptor | Sequence[int],
         **how: Unpack[LayoutKeywords],
     ) -> DistributedMatrix:
         """Return a matrix of zeros; arguments as for :meth:`empty`. Collective over the context."""
-        wanted = Layout(layout, how)
+        wanted = Layout(descriptor, how)
         out = creation.new(self, "zeros", wanted)
         out.local[...] = 0
         return out
 
     def full(
         self,
-        layout: MatrixDescriptor | Sequence[int],
+        descriptor: MatrixDescriptor | Sequence[int],
         value: complex,
         **how: Unpack[LayoutKeywords],
     ) -> DistributedMatrix:
         """Return a matrix whose elements are all ``value``. Collective over the context.
 
         Args:
-            layout, block, grid, source, order: as for :meth:`empty`.
+            descriptor, block, grid, source, order: as for :meth:`empty`.
             value: a number.
             dtype: element type; by default float64, or complex128 if ``value`` is complex.
 
         Raises:
             ArgumentError: the layout is not legal, or ``value`` is complex and the matrix real.
         """
-        wanted = Layout(layout, how)
+        wanted = Layout(descriptor, how)
         return creation.full(self, wanted, value)
 
     def eye(
         self,
-        layout: MatrixDescriptor | Sequence[int] | int,
+        descriptor: MatrixDescriptor | Sequence[int] | int,
         **how: Unpack[LayoutKeywords],
     ) -> DistributedMatrix:
         """Return a matrix with ones on the diagonal and zeros elsewhere. Collective over the context.
 
         Args:
-            layout: a descriptor, the shape, or the number of rows and columns of a square matrix.
+            descriptor: a descriptor, the shape, or the number of rows and columns of a square matrix.
             block, grid, source, dtype, order: as for :meth:`empty`.
         """
-        shape = (layout, layout) if isinstance(layout, (int, np.integer)) else layout
+        shape = (descriptor, descriptor) if isinstance(descriptor, (int, np.integer)) else descriptor
         wanted = Layout(shape, how)
         return creation.eye(self, wanted)
 
     def random(
         self,
-        layout: MatrixDescriptor | Sequence[int],
+        descriptor: MatrixDescriptor | Sequence[int],
         *,
         seed: int | None = None,
         distribution: Literal["uniform", "normal"] = "uniform",
@@ -150,7 +150,7 @@ class Context(Runtime[DistributedMatrix]):
         give the same matrix, and a larger matrix has a smaller one in its upper left corner.
 
         Args:
-            layout, block, grid, source, dtype, order: as for :meth:`empty`.
+            descriptor, block, grid, source, dtype, order: as for :meth:`empty`.
             seed: 0 to 2**64 - 1; by default a new one each time.
             distribution: "uniform" in [0, 1), or "normal" with mean 0 and variance 1. In complex matrices this
                 holds for the real and the imaginary parts.
@@ -158,7 +158,7 @@ class Context(Runtime[DistributedMatrix]):
         Raises:
             ArgumentError: the layout, the seed or the distribution is not legal.
         """
-        wanted = Layout(layout, how)
+        wanted = Layout(descriptor, how)
         with self.running("random"):
             return creation.random(self, wanted, seed, distribution)
 
@@ -208,7 +208,7 @@ class Context(Runtime[DistributedMatrix]):
     def from_function(
         self,
         function: Callable[[NDArray[np.int64], NDArray[np.int64]], Any],
-        layout: MatrixDescriptor | Sequence[int],
+        descriptor: MatrixDescriptor | Sequence[int],
         **how: Unpack[LayoutKeywords],
     ) -> DistributedMatrix:
         """Return the matrix whose element (i, j) is ``function(i, j)``. Collective over the context; 0-based.
@@ -217,13 +217,13 @@ class Context(Runtime[DistributedMatrix]):
             function: called once on every rank with the row indices of its part as a column and the column indices as a
                 row (int64); returns the values, or anything that broadcasts to them. ``numpy.vectorize(f)`` makes one
                 of a function of two numbers.
-            layout, block, grid, source, dtype, order: as for :meth:`empty`.
+            descriptor, block, grid, source, dtype, order: as for :meth:`empty`.
 
         Raises:
             ArgumentError: the values do not fit, or ``function`` takes numbers but no arrays; raised on every rank.
             Exception: what ``function`` raises on any rank; raised on every rank.
         """
-        wanted = Layout(layout, how)
+        wanted = Layout(descriptor, how)
         return creation.from_function(self, function, wanted)
 
     def from_local(self, local: Any, descriptor: MatrixDescriptor) -> DistributedMatrix:

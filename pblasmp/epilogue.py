@@ -168,10 +168,10 @@ def vector_axis(name: str, d: MatrixDescriptor) -> int:
 def vector_length(name: str, p: MatmulProblem, rank: int) -> int:
     """Return the length of the vector ``name`` of an epilogue on a rank of D's grid. Local.
 
-    It is that of the rank's part of D; if scheme "rs" scatters the axis of the vector, every rank has all of it.
+    It is that of the rank's part of D; every rank has all of a vector whose axis "matmul_reduce_scatter" scatters.
     """
     axis = vector_axis(name, p.d)
-    if p.scheme == "rs" and axis != along(p.d):
+    if p.scheme == "matmul_reduce_scatter" and axis != along(p.d):
         return p.d.shape[axis]
     return p.d.local_shape(rank)[axis]
 

@@ -50,7 +50,6 @@ def trsm(
     diag: Diag = "N",
     alpha: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return X with ``op(A) X = alpha B``, or ``X op(A) = alpha B``. Collective over the context.
@@ -64,7 +63,6 @@ def trsm(
         diag: "U": A has ones on its diagonal, which is not read.
         alpha: a number; with 0 neither A nor B is read, and the result is 0.
         out: where to write the result, which may be ``b``; by default a new matrix in the layout of B.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -74,7 +72,7 @@ def trsm(
     """
     return _run(
         "trsm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
-        redistribute=redistribute, algo=algo,
+        algo=algo,
     )  # fmt: skip
 
 
@@ -88,7 +86,6 @@ def trmm(
     diag: Diag = "N",
     alpha: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) B`` or ``alpha B op(A)`` for a triangular A. Collective over the context.
@@ -102,7 +99,6 @@ def trmm(
         diag: "U": A has ones on its diagonal, which is not read.
         alpha: a number; with 0 neither A nor B is read, and the result is 0.
         out: where to write the result, which may be ``b``; by default a new matrix in the layout of B.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -112,7 +108,7 @@ def trmm(
     """
     return _run(
         "trmm", a, b, side=side, uplo=uplo, op_a=op_a, diag=diag, alpha=alpha, out=out,
-        redistribute=redistribute, algo=algo,
+        algo=algo,
     )  # fmt: skip
 
 
@@ -126,7 +122,6 @@ def symm(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a symmetric A. Collective over the context.
@@ -139,7 +134,6 @@ def symm(
         uplo: "L" or "U": which triangle of A is stored.
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -148,7 +142,7 @@ def symm(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "symm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "symm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -162,7 +156,6 @@ def hemm(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha A B + beta C`` or ``alpha B A + beta C`` for a Hermitian A. Collective over the context.
@@ -176,7 +169,6 @@ def hemm(
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
             The imaginary parts of A's diagonal are taken as 0 and not read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else of B.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -185,7 +177,7 @@ def hemm(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "hemm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "hemm", a, b, c, side=side, uplo=uplo, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -198,7 +190,6 @@ def syrk(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^T + beta C``. Collective over the context.
@@ -214,7 +205,6 @@ def syrk(
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -223,7 +213,7 @@ def syrk(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "syrk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "syrk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -236,7 +226,6 @@ def herk(
     alpha: float = 1,
     beta: float = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(A)^H + beta C``. Collective over the context.
@@ -254,7 +243,6 @@ def herk(
         alpha, beta: real numbers; with ``alpha == 0`` A is not read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -263,7 +251,7 @@ def herk(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "herk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "herk", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -277,7 +265,6 @@ def syr2k(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C``. Collective over the context.
@@ -293,7 +280,6 @@ def syr2k(
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -302,7 +288,7 @@ def syr2k(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "syr2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "syr2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -316,7 +302,6 @@ def her2k(
     alpha: complex = 1,
     beta: float = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C``. Collective over the context.
@@ -334,7 +319,6 @@ def her2k(
         alpha, beta: numbers, of which beta is real; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -343,7 +327,7 @@ def her2k(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "her2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "her2k", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -357,7 +341,6 @@ def syrkx(
     alpha: complex = 1,
     beta: complex = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^T + beta C``, taken to be symmetric. Collective over the context.
@@ -373,7 +356,6 @@ def syrkx(
         alpha, beta: numbers; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -382,7 +364,7 @@ def syrkx(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "syrkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "syrkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -396,7 +378,6 @@ def herkx(
     alpha: complex = 1,
     beta: float = 0,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return a triangle of ``alpha op(A) op(B)^H + beta C``, taken to be Hermitian. Collective over the context.
@@ -414,7 +395,6 @@ def herkx(
         alpha, beta: numbers, of which beta is real; with ``alpha == 0`` neither A nor B is read.
         out: where to write the result, which may be ``c``; by default a new one in the layout of C, else in
             A's blocks on A's grid.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -423,7 +403,7 @@ def herkx(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "herkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "herkx", a, b, c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -435,7 +415,6 @@ def geadd(
     alpha: complex = 1,
     beta: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return ``alpha op(A) + beta C``. Collective over the context.
@@ -446,7 +425,6 @@ def geadd(
         op_a: "N", "T" or "C" (conjugate transpose).
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
         out: where to write the result, which may be ``c``; by default a new matrix in the layout of C.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -455,7 +433,7 @@ def geadd(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "geadd", a, c=c, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "geadd", a, c=c, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 
@@ -468,7 +446,6 @@ def tradd(
     alpha: complex = 1,
     beta: complex = 1,
     out: Matrix | None = None,
-    redistribute: bool = False,
     algo: str = "auto",
 ) -> Matrix:
     """Return the triangle or trapezoid ``uplo`` of ``alpha op(A) + beta C``. Collective over the context.
@@ -483,7 +460,6 @@ def tradd(
         op_a: "N", "T" or "C" (conjugate transpose).
         alpha, beta: numbers; with ``alpha == 0`` A is not read.
         out: where to write the result, which may be ``c``; by default a new matrix in the layout of C.
-        redistribute: operands may be moved to other layouts first, which some algorithms need.
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
 
     Raises:
@@ -492,7 +468,7 @@ def tradd(
         UnsupportedError: the engine does not offer it.
     """
     return _run(
-        "tradd", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, redistribute=redistribute, algo=algo,
+        "tradd", a, c=c, uplo=uplo, op_a=op_a, alpha=alpha, beta=beta, out=out, algo=algo,
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class DistributedMatrix(Handle):
         else:
             arithmetic.fill(part, value)
 
-    def to_scalapack(self, context: int = 0) -> ScalapackMatrix:
+    def to_scalapack(self, *, context: int = 0) -> ScalapackMatrix:
         """Return ``(local, ia, ja, desc)``: this matrix as PBLAS and ScaLAPACK take it, without a copy. Local.
 
         ``local`` is the local array of the whole matrix that this one is a part of, ``ia`` and ``ja`` count from 1, and
@@ -106,7 +106,7 @@ class DistributedMatrix(Handle):
         if d.dtype.itemsize == 2:
             raise ArgumentError(f"ScaLAPACK has no matrices of {d.dtype.name}")
         inside = rank < d.grid.size
-        desc = d.to_scalapack(rank if inside else 0, context)
+        desc = d.to_scalapack(rank if inside else 0, context=context)
         desc[8] = leading_dimension(whole.local)
         return ScalapackMatrix(whole.local, i + 1, j + 1, desc)
 

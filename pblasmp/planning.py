@@ -176,7 +176,6 @@ def algorithms(
     compute: str | None = None,
     alpha: complex = 1,
     beta: complex = 0,
-    redistribute: bool = False,
 ) -> dict[str, Verdict]:
     """Return by name whether each algorithm can compute a problem, without a plan. Collective over the context.
 
@@ -185,7 +184,7 @@ def algorithms(
         ctx: the context in which it would be computed.
         algo: what would be asked for. "measure" has the verdicts of "auto"; if algorithms are yet to be timed,
             ``why`` says so.
-        compute, alpha, beta, redistribute: as for ``pb.matmul``.
+        compute, alpha, beta: as for ``pb.matmul``.
 
     Returns:
         By name: ``applies`` says whether the algorithm can be taken, ``taken`` whether it would be, and ``why`` gives
@@ -203,9 +202,7 @@ def algorithms(
             raise ArgumentTypeError(f"problem: expected {expected}, got {type(problem).__name__}")
         facts.update(problem.facts())
         dtype = problem.out_dtype if isinstance(problem, ParallelProblem) else problem.d.dtype
-        options = Options.of(
-            dtype, alpha=alpha, beta=beta, algo=algo, compute=compute, redistribute=redistribute
-        )
+        options = Options.of(dtype, alpha=alpha, beta=beta, algo=algo, compute=compute)
         facts.update(options.facts())
         check_c(problem, beta)
         problem = _nearest(problem, options, ctx)
@@ -234,7 +231,7 @@ def _nearest(problem: Problem, options: Options, ctx: Runtime[Any]) -> Problem:
         problem.validate()
         nearest = with_c_like_d(problem if options.beta != 0 else replace(problem, c=None))
     else:
-        products.check(problem, redistribute=options.redistribute)
+        products.check(problem)
         nearest = with_c_like_d(products.as_read(problem, options.beta))
     for x in (problem.a, problem.b, problem.c, problem.d):
         if x is not None:

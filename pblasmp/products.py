@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .dtypes import is_float8, result_dtype
 from .engines.request import Options
 from .epilogue import Epilogue
-from .errors import ArgumentError, ArgumentTypeError, LayoutError
+from .errors import ArgumentError, ArgumentTypeError
 from .handle import Handle, Matrix
 from .interop import as_local
 from .layout import MatmulProblem, MatrixDescriptor
@@ -44,7 +44,6 @@ def matmul(
     scales: Scales | None = None,
     algo: str = "auto",
     scheme: Scheme = "gemm",
-    redistribute: bool = False,
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
@@ -52,7 +51,7 @@ def matmul(
     """Return ``alpha op(A) op(B) + beta C``. Collective over the context.
 
     Args:
-        a, b: matrices of one context and one type. Products of float16 and bfloat16 are summed in float32.
+        a, b: matrices of one context and one type, in any layouts; 16-bit types are summed in float32.
         c: laid out like the result; None means zeros. With ``beta == 0`` it is never read.
         out: where to write the result, which may be ``c``; by default a new matrix: blocks of op(A)'s rows and op(B)'s
             columns, on A's grid, in A's memory order.
@@ -61,16 +60,15 @@ def matmul(
         epilogue: a bias, an activation or their gradients, applied to the product (``Epilogue``).
         scales: of 8-bit operands and results (``Scales``).
         algo: "auto", or the name of an algorithm: ``pb.algorithms`` lists them.
-        scheme: "gemm", or "ag", "rs", "ar" for the 1D layouts of ``MatmulProblem.allgather`` and its siblings.
-        redistribute: also accept blocks and grids that do not match. Most algorithms compute with them as they are;
-            cuBLASMp's move them to other layouts first.
+        scheme: "gemm", or the tensor-parallel product in whose layouts A, B and D are: "allgather_matmul",
+            "matmul_reduce_scatter" or "matmul_allreduce", as ``MatmulProblem`` makes them.
         compute: what products are summed in; None is the type itself, float32 for 16-bit types. cublasmp also has
             "tf32" and "bf16x9" (float32) and "fixedpoint" (float64).
-        comm_dtype: type in which partial sums are sent (cublasmp, schemes "rs" and "ar"); None is D's type.
+        comm_dtype: type in which partial sums travel (cublasmp, schemes that sum); None is D's type.
         comm_sms: streaming multiprocessors that communicate (cublasmp); None leaves it to the library.
 
     Raises:
-        LayoutError: the layouts break a rule; the message names every fault.
+        LayoutError: sizes or types do not fit, or the layouts are not the scheme's; the message names every fault.
         RankMismatchError: the ranks gave different arguments.
         UnsupportedError: the engine does not offer it.
         ClosedError: the context is closed.
@@ -79,7 +77,7 @@ def matmul(
     b, op_b = _untransposed(b, op_b)
     how = {
         "alpha": alpha, "beta": beta, "op_a": op_a, "op_b": op_b, "epilogue": epilogue, "scales": scales, "algo": algo,
-        "scheme": scheme, "redistribute": redistribute, "compute": compute, "comm_dtype": comm_dtype,
+        "scheme": scheme, "compute": compute, "comm_dtype": comm_dtype,
         "comm_sms": comm_sms,
     }  # fmt: skip
     product: Matrix = run_once("matmul", (a, b, c, out), how, _read)
@@ -100,7 +98,6 @@ def plan_matmul(
     scales: Scales | None = None,
     algo: str = "auto",
     scheme: Scheme = "gemm",
-    redistribute: bool = False,
     compute: str | None = None,
     comm_dtype: DTypeLike | None = None,
     comm_sms: int | None = None,
@@ -119,8 +116,8 @@ def plan_matmul(
     with ctx.agreement("matmul") as facts:
         recipe, matrices, e, s = _read(
             ctx, facts, a, b, c, out, alpha=alpha, beta=beta, op_a=op_a, op_b=op_b,
-            epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, redistribute=redistribute,
-            compute=compute, comm_dtype=comm_dtype, comm_sms=comm_sms,
+            epilogue=epilogue, scales=scales, algo=algo, scheme=scheme, compute=compute, comm_dtype=comm_dtype,
+            comm_sms=comm_sms,
         )  # fmt: skip
     return MatrixPlan(ctx, recipe, matrices, out=out is not None, epilogue=e, scales=s)
 
@@ -139,7 +136,6 @@ def _read(
     op_b: Op,
     epilogue: Epilogue | None,
     scales: Scales | None,
-    redistribute: bool,
     scheme: Scheme,
     **how: Any,
 ) -> Reading:
@@ -153,7 +149,7 @@ def _read(
     asked = MatmulProblem(
         a.descriptor, b.descriptor, d, op_a, op_b, None if c is None else c.descriptor, scheme
     )
-    options = Options.of(d.dtype, alpha=alpha, beta=beta, redistribute=redistribute, **how)
+    options = Options.of(d.dtype, alpha=alpha, beta=beta, **how)
     facts.update(asked.facts() | options.facts(), out="given" if out is not None else "new")
     if not isinstance(epilogue, (Epilogue, type(None))):
         raise ArgumentTypeError(f"epilogue: expected an Epilogue, got {type(epilogue).__name__}")
@@ -161,7 +157,7 @@ def _read(
         raise ArgumentTypeError(f"scales: expected Scales, got {type(scales).__name__}")
     facts.update(epilogue=epilogue and epilogue.facts(), scales=scales and scales.facts())
     named = "out" if out is not None else "c" if c is not None else "the result"
-    check(asked, named, redistribute=redistribute)
+    check(asked, named)
     check_c(asked, beta)
     with_c = as_read(asked, options.beta)
     nearest = with_c_like_d(with_c)
@@ -205,26 +201,14 @@ def _default_result(
     return MatrixDescriptor((m, n), block, a.grid, source, result_dtype(a.dtype), a.order)
 
 
-def check(problem: MatmulProblem, result: str = "d", *, redistribute: bool) -> None:
-    """Raise LayoutError if a product is not legal. Local.
+def check(problem: MatmulProblem, result: str = "d") -> None:
+    """Raise LayoutError if a product cannot be computed: by scheme "gemm" in any layouts, else in the scheme's. Local.
 
     Args:
         problem: the product.
         result: what messages call D.
-        redistribute: any layouts will do for scheme "gemm": only what no move can fix is a fault.
     """
-    movable = problem.scheme == "gemm"
-    if redistribute and movable:
-        nearest_legal(problem).validate(result)
-        return
-    try:
-        problem.validate(result)
-    except LayoutError as error:
-        if movable and not nearest_legal(problem).faults():
-            raise LayoutError(
-                f"{error}\n  redistribute=True accepts such layouts; some algorithms then move operands first"
-            ) from None
-        raise
+    (nearest_legal(problem) if problem.scheme == "gemm" else problem).validate(result)
 
 
 def as_read(problem: MatmulProblem, beta: complex) -> MatmulProblem:

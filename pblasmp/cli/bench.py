@@ -12,7 +12,6 @@ from typing import Any
 import click
 import numpy as np
 
-from .. import tensor_parallel
 from ..comm import is_agreed
 from ..context import Context
 from ..drawing.charts import Bars, Lines, bar_chart, line_chart, size_text
@@ -21,31 +20,35 @@ from ..engines.choice import EngineName
 from ..errors import ArgumentError, PblasmpError, UnsupportedError
 from ..launchers import surroundings
 from ..layout.axis import Axis
+from ..layout.forms import FORMS, Form
+from ..planning import plan as plan_of_product
 from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
-from .rivals import Separate, by_pytorch
+from .separate import Separate
 
 __all__ = [
-    "COLLECTIVES",
     "BenchOptions",
     "bench",
     "default_shapes",
     "draw_bench",
+    "measure",
     "print_bench",
     "require_even",
 ]
 
-COLLECTIVES = {
-    "all_gather": ("AllGather + GEMM", tensor_parallel.plan_allgather_matmul),
-    "reduce_scatter": ("GEMM + ReduceScatter", tensor_parallel.plan_matmul_reduce_scatter),
-    "all_reduce": ("GEMM + AllReduce", tensor_parallel.plan_matmul_allreduce),
-    "all_scatter": ("GEMM + AllGather of the output", tensor_parallel.plan_matmul_allgather),
+_SPLIT = {
+    "allgather_matmul": "T",
+    "matmul_reduce_scatter": "TK",
+    "matmul_allreduce": "K",
+    "matmul_allgather": "",
 }
-_SPLIT = {"all_gather": "T", "reduce_scatter": "TK", "all_reduce": "K", "all_scatter": ""}
 _ON_CPUS = ((512, 256, 512), (1024, 512, 1024), (2048, 512, 1024))
 _ON_GPUS = ((1024, 1024, 1024), (4096, 1792, 4096), (8192, 3584, 8192), (4096, 6656, 16384))
-OURS, SYMMETRIC, ALONE = "ours", "ours, symmetric", "GEMM alone"
+Others = Callable[[Context, Form, Any, Any], "tuple[dict[str, Callable[[], Any]], str]"]
+"""What returns more contenders by name, and why some are left out."""
+
+OWN, SYMMETRIC, ALONE = "pblasmp", "pblasmp, symmetric", "GEMM alone"
 _WARM_UP, _TURNS = 3, 5
 _DEPTH = 128  # inputs per rank in a sweep of sizes: few, so that the collective is most of the work
 
@@ -55,17 +58,17 @@ class BenchOptions:
     """What the user asks for.
 
     Attributes:
-        collectives: which of ``COLLECTIVES``, in this order.
+        products: which of ``FORMS``, in this order.
         shapes: T, N, K each; empty: defaults of the engine.
         dtype: of all arrays; None: bfloat16 on GPUs, float32 on the host.
         samples: runs that are timed.
         engine: as in Context.
         output: a picture to draw.
-        algo: how our products are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
+        algo: how the products are computed: "auto", the name of an algorithm, or "all" that apply, side by side.
         sizes: bytes that the collective moves, instead of shapes.
     """
 
-    collectives: tuple[str, ...]
+    products: tuple[Form, ...]
     shapes: tuple[tuple[int, int, int], ...]
     dtype: str | None
     samples: int
@@ -99,29 +102,46 @@ def _validate(options: BenchOptions) -> None:
 def _work(options: BenchOptions, reporter: Reporter) -> dict[str, Any]:
     """What every rank does. Collective over all ranks."""
     with Context(engine=options.engine) as ctx, reporter.errors():
-        shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
-        with ctx.agreement("pblasmp bench"):
-            _validate(options)
-            for name in options.collectives:
-                for shape in shapes:
-                    require_even(name, shape, ctx.size)
-        dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
-        itemsize = as_dtype(dtype).itemsize
-        sections = {}
-        for name in options.collectives:
-            swept = [_shape_of(name, size // itemsize, ctx.size) for size in options.sizes]
-            sections[name] = [_case(ctx, reporter, name, shape, dtype, options) for shape in swept or shapes]
-            for row, size in zip(sections[name], options.sizes, strict=False):
-                row["bytes"] = size
-        return {
-            "ranks": ctx.size,
-            "engine": ctx.engine.name,
-            "why": ctx.engine.why,
-            "dtype": dtype,
-            "rival": Separate.name(ctx),
-            "samples": options.samples,
-            "sections": sections,
-        }
+        return measure(ctx, options, reporter)
+
+
+def measure(
+    ctx: Context, options: BenchOptions, reporter: Reporter, others: Others | None = None
+) -> dict[str, Any]:
+    """Time what the options say. Collective over the context.
+
+    Args:
+        ctx: the context.
+        options: what to time.
+        reporter: is told the steps.
+        others: returns more contenders for a product and its operands x and w, by name, and why some are left out. With
+            ``algo="all"`` they are timed, too.
+    """
+    shapes = options.shapes or default_shapes(ctx.size, on_gpus=ctx.engine.device is not None)
+    with ctx.agreement("pblasmp bench"):
+        _validate(options)
+        for name in options.products:
+            for shape in shapes:
+                require_even(name, shape, ctx.size)
+    dtype = options.dtype or ("float32" if ctx.engine.device is None else "bfloat16")
+    itemsize = as_dtype(dtype).itemsize
+    sections = {}
+    for name in options.products:
+        swept = [_shape_of(name, size // itemsize, ctx.size) for size in options.sizes]
+        sections[name] = [
+            _case(ctx, reporter, name, shape, dtype, options, others) for shape in swept or shapes
+        ]
+        for row, size in zip(sections[name], options.sizes, strict=False):
+            row["bytes"] = size
+    return {
+        "ranks": ctx.size,
+        "engine": ctx.engine.name,
+        "why": ctx.engine.why,
+        "dtype": dtype,
+        "separate": Separate.name(ctx),
+        "samples": options.samples,
+        "sections": sections,
+    }
 
 
 def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
@@ -130,10 +150,10 @@ def default_shapes(ranks: int, *, on_gpus: bool) -> list[tuple[int, int, int]]:
     return [(round_up(t, ranks), n, round_up(k, ranks)) for t, n, k in shapes]
 
 
-def require_even(name: str, shape: tuple[int, int, int], ranks: int) -> None:
-    """Raise ArgumentError unless what a collective splits over the ranks makes equal shares. Local.
+def require_even(name: Form, shape: tuple[int, int, int], ranks: int) -> None:
+    """Raise ArgumentError unless what a product splits over the ranks makes equal shares. Local.
 
-    The products take unequal shares, but the plain collectives that they are compared with do not.
+    pblasmp takes unequal shares, but the plain collectives that they are compared with do not.
     """
     sizes = dict(zip("TNK", shape, strict=True))
     uneven = [letter for letter in _SPLIT[name] if sizes[letter] % ranks]
@@ -149,13 +169,13 @@ def round_up(n: int, ranks: int) -> int:
     return -(-n // ranks) * ranks
 
 
-def _shape_of(name: str, elements: int, ranks: int) -> tuple[int, int, int]:
+def _shape_of(name: Form, elements: int, ranks: int) -> tuple[int, int, int]:
     """Return T, N and K of a product with few inputs whose collective moves about so many elements. Local."""
     width = 1 << (max(1, elements).bit_length() - 1) // 2
     t = round_up(max(1, elements // width), ranks)
-    if name == "all_gather":  # of x
+    if name == "allgather_matmul":  # of x
         return t, _DEPTH, round_up(width, ranks)
-    if name == "all_scatter":  # of y
+    if name == "matmul_allgather":  # of y
         return t, max(1, width // ranks), round_up(_DEPTH, ranks)
     return t, width, round_up(_DEPTH * ranks, ranks)
 
@@ -163,21 +183,21 @@ def _shape_of(name: str, elements: int, ranks: int) -> tuple[int, int, int]:
 def _case(
     ctx: Context,
     reporter: Reporter,
-    name: str,
+    name: Form,
     shape: tuple[int, int, int],
     dtype: str,
     options: BenchOptions,
+    others: Others | None,
 ) -> dict[str, Any]:
     """Time one product of one shape. Collective over the context."""
     t, n, k = shape
     reporter.step(f"{name} {t}, {n}, {k}")
-    plan_product = COLLECTIVES[name][1]
     with ctx.agreement("pblasmp bench: arrays"):
         separate = Separate(ctx, name, shape, as_dtype(dtype))
     with ExitStack() as stack:
 
         def plan_of(algo: str, out: Any = None) -> Any:
-            return stack.enter_context(plan_product(separate.x, separate.w, ctx, algo=algo, out=out))
+            return stack.enter_context(plan_of_product(name, separate.x, separate.w, ctx, algo=algo, out=out))
 
         def plan_if_it_applies(algo: str) -> Any:
             try:
@@ -189,19 +209,19 @@ def _case(
                 return None
             return plan
 
-        asked, rivals = ("auto", True) if options.algo == "all" else (options.algo, False)
-        plans = {OURS: plan_of(asked)}
-        report, result = plans[OURS].report(), plans[OURS]()
-        if name == "all_gather" and ctx.engine.device is not None:
+        asked, all_of_them = ("auto", True) if options.algo == "all" else (options.algo, False)
+        plans = {OWN: plan_of(asked)}
+        report, result = plans[OWN].report(), plans[OWN]()
+        if name == "allgather_matmul" and ctx.engine.device is not None:
             plans[SYMMETRIC] = plan_of(asked, result)
             plans[SYMMETRIC].input_buffer()[...] = separate.x
-        found = {algo: plan_if_it_applies(algo) for algo in report.algorithms if rivals}
+        found = {algo: plan_if_it_applies(algo) for algo in report.algorithms if all_of_them}
         plans.update({algo: plan for algo, plan in found.items() if plan is not None})
         checked: dict[str, Callable[[], Any]] = {**plans}
         left_out = ""
-        if rivals:
-            others, left_out = by_pytorch(ctx, name, separate.x, separate.w)
-            checked.update(others)
+        if all_of_them and others is not None:
+            more, left_out = others(ctx, name, separate.x, separate.w)
+            checked.update(more)
         contenders = {**checked, Separate.name(ctx): separate.run, ALONE: separate.gemm}
         times = _in_turn(ctx, contenders, options.samples)
         error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))
@@ -249,13 +269,13 @@ def draw_bench(options: BenchOptions, result: dict[str, Any]) -> None:
     charts = [
         Bars(_title(name, result), [(row["case"], row["us"]) for row in rows]) for name, rows in sections
     ]
-    chart = bar_chart(charts, reference=ALONE, order=(OURS, SYMMETRIC, result["rival"]))
+    chart = bar_chart(charts, reference=ALONE, order=(OWN, SYMMETRIC, result["separate"]))
     if chart is not None:
         chart.save(options.output)
 
 
-def _title(name: str, result: dict[str, Any]) -> str:
-    return f"{COLLECTIVES[name][0]}, {result['ranks']} ranks"
+def _title(name: Form, result: dict[str, Any]) -> str:
+    return f"{FORMS[name].title}, {result['ranks']} ranks"
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
@@ -265,7 +285,7 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(column for row in rows for column in row["us"]))
         yield ""
-        yield click.style(f"{COLLECTIVES[name][0]} (-c {name})", bold=True)
+        yield click.style(f"{FORMS[name].title} (-p {name})", bold=True)
         yield f"{'T, N, K':>20}" + "".join(f"{column:>18}" for column in columns)
         for row in rows:
             cells = "".join(
@@ -274,6 +294,6 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
             size = f"  {size_text(row['bytes'])}" if "bytes" in row else ""
             yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
         for path in dict.fromkeys(row["path"] for row in rows):
-            yield f"  ours: {path}"
+            yield f"  pblasmp: {path}"
         for reason in dict.fromkeys(row["left_out"] for row in rows if row["left_out"]):
             yield f"  {reason}"

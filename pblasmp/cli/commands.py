@@ -15,6 +15,8 @@ from .. import __version__
 from ..dtypes import DTYPES
 from ..errors import LayoutError
 from ..launchers import surroundings
+from ..layout import Level3Problem
+from ..layout.forms import FORMS, Form
 from . import options
 from .options import FILE, DescriptorFile, algo, as_json, common, engine, examples
 from .progress import describe, is_bad_input, warnings_to
@@ -170,7 +172,7 @@ def matmul(
     result = multiply(options, ranks)
     if leading():
         print_json(result) if as_json else print_result(options, result)
-    if not result.get("good", True):
+    if not result.get("ok", True):
         raise FailureError("the product is wrong" + (", and not written" if options.output else ""))
 
 
@@ -249,40 +251,33 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
 @cli.command(
     epilog=examples(
         "pblasmp show problem.toml                      in the terminal",
-        "pblasmp show problem.toml --output layout.svg  as a picture (PNG, SVG or PDF)",
+        "pblasmp show problem.toml --output layout.svg  as a picture",
         "pblasmp show nvidia-allgather                  a problem that comes with pblasmp",
     )
 )
 @click.argument("file", metavar="FILE.toml", type=DescriptorFile())
-@click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Write a picture; needs pblasmp[plot].")
+@click.option("-o", "--output", metavar="PICTURE.svg", type=FILE, help="Write a picture.")
 @as_json
 @common
 @click.pass_context
 def show(ctx: click.Context, file: str, output: Path | None, as_json: bool) -> None:
-    """Show who owns which block of the matrices of a descriptor file, and every local array.
-
-    Files of level-3 routines are drawn as .svg pictures only.
-    """
+    """Show who owns which block of the matrices of a descriptor file, and every local array."""
     from ..drawing import draw
-    from ..drawing import show as show_in_terminal
-    from ..layout.files import ProblemFile
-    from .descriptor_files import describe_problem, draw_routine, parse, read_text
+    from ..drawing.terminal import show as show_in_terminal
+    from .descriptor_files import describe_problem, parse, read_text
 
     found = parse(file, read_text(file))
     faults = found.problem.faults()
-    if not isinstance(found, ProblemFile):
-        if output is not None or not as_json:
-            draw_routine(found, output)
-    elif output is not None:
-        draw(found, output)
+    if output is not None:
+        draw(found).save(output)
     if as_json:
         print_json(
             {"file": str(found.path), "legal": not faults, "faults": faults, **describe_problem(found)}
         )
-    elif output is None and isinstance(found, ProblemFile):
+    elif output is None:
         show_in_terminal(found, console(colour=bool(ctx.color)))
     if faults:
-        what = "product" if isinstance(found, ProblemFile) else found.problem.routine
+        what = found.problem.routine if isinstance(found.problem, Level3Problem) else "product"
         raise LayoutError(f"{plain(found.path)}: this {what} is not legal")
 
 
@@ -299,22 +294,22 @@ def list_problems(as_json: bool) -> None:
 
 @cli.command(
     epilog=examples(
-        "pblasmp bench -n 4                               all four, at a few shapes",
-        "pblasmp bench -n 4 -c all_gather -c reduce_scatter --output chart.svg",
-        "pblasmp bench -n 2 -c all_reduce --shape 1024,512,2048 --dtype float64 --engine host",
-        "pblasmp bench -n 4 -c all_reduce --algo all      every algorithm, side by side",
-        "pblasmp bench -n 4 -c all_reduce --algo all --sizes 1KiB-64MiB -o chart.svg",
-        "mpirun -n 8 pblasmp bench -c all_gather          on ranks already running",
+        "pblasmp bench -n 4                                 all four, at a few shapes",
+        "pblasmp bench -n 4 -p allgather_matmul -p matmul_reduce_scatter --output chart.svg",
+        "pblasmp bench -n 2 -p matmul_allreduce --shape 1024,512,2048 --dtype float64 --engine host",
+        "pblasmp bench -n 4 -p matmul_allreduce --algo all  every algorithm, side by side",
+        "pblasmp bench -n 4 -p matmul_allreduce --algo all --sizes 1KiB-64MiB -o chart.svg",
+        "mpirun -n 8 pblasmp bench -p allgather_matmul      on ranks already running",
     )
 )
 @options.ranks()
 @click.option(
-    "-c",
-    "--collective",
-    "collectives",
+    "-p",
+    "--product",
+    "products",
     multiple=True,
-    type=click.Choice(["all_gather", "reduce_scatter", "all_reduce", "all_scatter"]),
-    help="Collective that goes with the GEMM; all_scatter gathers its output.  [default: each of them]",
+    type=click.Choice(list(FORMS)),
+    help="The product, by its name in Python.  [default: each of them]",
 )
 @click.option(
     "--shape",
@@ -322,7 +317,7 @@ def list_problems(as_json: bool) -> None:
     metavar="T,N,K",
     multiple=True,
     callback=options.shapes,
-    help="Tokens, outputs (of each rank for all_gather and all_scatter), inputs (summed over ranks for the others).",
+    help="Tokens, outputs (of each rank for the two that gather), inputs (summed over ranks for the others).",
 )
 @click.option(
     "--sizes",
@@ -350,14 +345,14 @@ def list_problems(as_json: bool) -> None:
 @click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart, an SVG file.")
 @as_json
 @common
-def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def bench(ranks: int | None, products: tuple[Form, ...], as_json: bool, **given: Any) -> None:
     """Compare tensor-parallel products with GEMM plus a separate collective, and with GEMM alone."""
-    from .bench import COLLECTIVES, BenchOptions, draw_bench, print_bench
+    from .bench import BenchOptions, draw_bench, print_bench
     from .bench import bench as run_bench
 
     if given["shapes"] and given["sizes"]:
         raise click.UsageError("--sizes determines the shapes: leave --shape out")
-    options = BenchOptions(collectives=tuple(dict.fromkeys(collectives)) or tuple(COLLECTIVES), **given)
+    options = BenchOptions(products=tuple(dict.fromkeys(products)) or tuple(FORMS), **given)
     result = run_bench(options, ranks)
     if leading():
         print_json(result) if as_json else print_bench(result)
@@ -368,19 +363,19 @@ def bench(ranks: int | None, collectives: tuple[str, ...], as_json: bool, **give
 
 @cli.command(
     epilog=examples(
-        "pblasmp tune -n 4 -c all_reduce --shape 4096,1792,4096",
+        "pblasmp tune -n 4 -p matmul_allreduce --shape 4096,1792,4096",
         "mpirun -n 8 pblasmp tune --model llama-70b --tokens 1024,4096",
         "pblasmp tune -n 4 --json",
     )
 )
 @options.ranks()
 @click.option(
-    "-c",
-    "--collective",
-    "collectives",
+    "-p",
+    "--product",
+    "products",
     multiple=True,
-    type=click.Choice(["all_gather", "reduce_scatter", "all_reduce", "all_scatter"]),
-    help="Collective that goes with the GEMM, as for bench.  [default: the model's, or each of them]",
+    type=click.Choice(list(FORMS)),
+    help="The product, by its name in Python.  [default: the model's, or each of them]",
 )
 @click.option(
     "--shape",

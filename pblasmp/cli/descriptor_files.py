@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from ..errors import LayoutError, UnsupportedError
+from ..errors import LayoutError
 from ..layout import MatrixDescriptor
-from ..layout.files import (
+from ..problems.files import (
     ProblemFile,
     RoutineFile,
     check,
@@ -26,13 +26,11 @@ from ..layout.files import (
     path_of,
     unreadable,
 )
-from ..layout.svg import draw
 from .terminal import plain
 
 __all__ = [
     "check_files",
     "describe_problem",
-    "draw_routine",
     "legal",
     "parse",
     "print_checked",
@@ -76,11 +74,9 @@ def parse(file: str, text: bytes) -> ProblemFile | RoutineFile:
     Raises:
         LayoutError: the text does not describe a problem; the message names the file and every fault.
     """
-    with _as_path(file, text) as path:
-        found = load_any_file(path)
-    return replace(
-        found, path=Path(_name(file)), title=plain(found.title), description=plain(found.description)
-    )
+    with _reading(file):
+        found = load_any_file(_stream(file, text))
+    return replace(found, title=plain(found.title), description=plain(found.description))
 
 
 def legal(file: str, text: bytes) -> ProblemFile | RoutineFile:
@@ -99,18 +95,22 @@ def _name(file: str) -> str:
     return _NAME_OF_STDIN if file == STDIN else file
 
 
+def _stream(file: str, text: bytes) -> io.BytesIO:
+    """Return an open file that holds the text, under the name of the file that it came from."""
+    stream = io.BytesIO(text)
+    setattr(stream, "name", _name(file))  # noqa: B010 - typed as if it had none
+    return stream
+
+
 @contextlib.contextmanager
-def _as_path(file: str, text: bytes) -> Iterator[Path]:
-    """Yield the path of a file that holds the text; errors about that path name the file that the text came from."""
-    with tempfile.TemporaryDirectory(prefix="pblasmp-") as directory:
-        path = Path(directory, "problem.toml")
-        path.write_bytes(text)
-        try:
-            yield path
-        except LayoutError as error:
-            raise LayoutError(str(error).replace(str(path), _name(file))) from None
-        except _reading_failed as error:
-            raise file_error(Path(_name(file)), [_too_much(error)]) from None
+def _reading(file: str) -> Iterator[None]:
+    """Turn the errors of values that nothing can hold into faults of the file."""
+    try:
+        yield
+    except LayoutError:
+        raise
+    except _reading_failed as error:
+        raise file_error(Path(_name(file)), [_too_much(error)]) from None
 
 
 @contextlib.contextmanager
@@ -132,8 +132,8 @@ def _too_much(error: Exception) -> str:
 def _faults(file: str, text: bytes) -> list[str]:
     """Return everything that is wrong with a problem or a grid. Local."""
     try:
-        with _as_path(file, text) as path:
-            return check(path)
+        with _reading(file):
+            return check(_stream(file, text))
     except LayoutError as error:
         return [str(error).partition("\n  - ")[2]]
 
@@ -232,20 +232,6 @@ def _print_problem(one: dict[str, Any]) -> None:
         )
     for name, operand in one["operands"].items():
         click.echo(f"  {name.upper()}: {operand['text']}")
-
-
-def draw_routine(file: RoutineFile, output: Path | None) -> None:
-    """Draw a level-3 routine into an .svg file; there are no other pictures of routines. Local.
-
-    Raises:
-        UnsupportedError: anything else was asked for.
-    """
-    if output is None or output.suffix.lower() != ".svg":
-        raise UnsupportedError(
-            f"{file.path} describes the routine {file.problem.routine}, which show draws only as .svg: give -o "
-            "layout.svg, or let pblasmp check list its matrices"
-        )
-    draw(file.problem).save(output)
 
 
 def shipped() -> list[dict[str, Any]]:

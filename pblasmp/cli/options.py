@@ -50,7 +50,7 @@ class DescriptorFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         self, _ctx: click.Context, _param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Complete the names of problems that come with pblasmp, and files."""
-        from ..layout.files import find
+        from ..problems.files import find
 
         names = [path.stem for path in find("problems") if path.stem.startswith(incomplete)]
         if names:  # bash shows either these or all files, and drops what comes before those

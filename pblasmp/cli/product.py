@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from ..timing import samples
 from .progress import Reporter
 from .ranks import on_ranks
 from .terminal import plain
-from .verify import verify_product
 
 __all__ = ["ProductOptions", "multiply", "print_result"]
 
@@ -203,9 +202,9 @@ def _work(options: ProductOptions, reporter: Reporter) -> dict[str, Any]:
         result["repeated_seconds"] = _repeated(ctx, plan, options.repeat, clock.seconds["multiplying"])
         if options.check:
             with clock.step("checking"):
-                verdict = verify_product(a, b, c, d, **scalars)
-            result |= {**verdict._asdict(), "good": verdict.good}
-        if options.output is not None and result.get("good", True):
+                found = pb.verify(a, b, c, d, **scalars)
+            result |= {**asdict(found), "ok": found.ok}
+        if options.output is not None and result.get("ok", True):
             if ctx.rank == 0:
                 reporter.temporary(options.output)
             with clock.step("writing"):
@@ -305,13 +304,13 @@ def _lines(options: ProductOptions, result: dict[str, Any]) -> Iterator[tuple[st
 
 
 def _verdict(result: dict[str, Any]) -> str:
-    text = "right" if result["good"] else "WRONG"
-    text += f": relative error {result['error']:.1e}, rounding explains {result['allowed']:.1e}"
+    text = "right" if result["ok"] else "WRONG"
+    text += f": relative error {result['error']:.1e}, rounding explains {result['bound']:.1e}"
     if result["nans"] or result["infinities"]:
         text += f"; D holds {result['nans']} NaN and {result['infinities']} infinite numbers"
-        text += ", as NumPy's does" if not result["misplaced"] else ""
-    if result["misplaced"]:
-        text += f"; {result['misplaced']} elements are NaN, infinite or finite where NumPy's are not"
+        text += ", as NumPy's does" if not result["wrong"] else ""
+    if result["wrong"]:
+        text += f"; {result['wrong']} elements are NaN, infinite or finite where NumPy's are not"
     return text
 
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 import pblasmp as pb
 
 from ..context import Context
-from ..layout import Level3Problem, MatrixDescriptor
-from ..layout.files import RoutineFile
+from ..layout import MatrixDescriptor
+from ..problems.files import RoutineFile
+from ..testing.level3 import dense, touched
 from .progress import Reporter
 
 __all__ = ["run_routine"]
@@ -52,15 +53,15 @@ def _values(found: RoutineFile) -> tuple[dict[str, Array], Array]:
     p = found.problem
     wholes = {name: _integers(seed, parent) for seed, (name, parent) in enumerate(found.parents.items())}
     parts = {name: whole[found.windows[name]] for name, whole in wholes.items()}
+    flags = {name: getattr(p, name) for name in p.traits.options}
     if p.traits.solves:
         _make_solvable(parts["a"])
         result = parts["b"].copy()
-        parts["b"][...] = _result(p, parts)  # the solution is the B from before
+        parts["b"][...] = dense("trmm", parts, flags, 1, 0)  # the solution is the B from before
     else:
-        result = _result(p, parts)
+        result = dense(p.routine, parts, flags, 1, int("c" in parts))
     expected = wholes["d"].copy()
-    written = True if p.written is None else _triangle(p.uplo, np.ones(result.shape, bool))
-    np.copyto(expected[found.windows["d"]], result, where=written)
+    np.copyto(expected[found.windows["d"]], result, where=touched(p.routine, "d", flags, result.shape))
     return wholes, expected.astype(found.parents["d"].dtype)
 
 
@@ -80,46 +81,3 @@ def _make_solvable(a: Array) -> None:
     i, j = np.ogrid[: a.shape[0], : a.shape[1]]
     a[(i % 2 == 0) | (j % 2 == 1)] = 0
     np.fill_diagonal(a, 1 - 2 * (np.arange(len(a)) % 3 == 1))
-
-
-def _result(p: Level3Problem, parts: dict[str, Array]) -> Array:
-    """Return by NumPy what a routine computes, with all elements; of a solve, what it would have to solve."""
-    has, a = p.traits, parts["a"]
-    if has.triangle == "a":
-        a = _dense(p, a)
-    a = _op(p.op_a, a)
-    if has.shape == "sided":
-        out = a @ parts["b"] if p.side == "L" else parts["b"] @ a
-    elif has.shape == "updated":
-        b, adjoint = _op(p.op_a, parts["b"]) if "b" in parts else a, "C" if has.hermitian else "T"
-        out = a @ _op(adjoint, b)
-        if has.swept_twice:
-            out = out + b @ _op(adjoint, a)
-    else:
-        out = a
-    if "c" in parts:
-        out = out + parts["c"]
-    if has.shape == "updated" and p.is_hermitian:
-        np.fill_diagonal(out, out.diagonal().real.copy())
-    return out
-
-
-def _dense(p: Level3Problem, a: Array) -> Array:
-    """Return all of the matrix that a triangle of A stands for."""
-    half, diagonal = _triangle(p.uplo, a, 1), a.diagonal()
-    if p.traits.triangular:
-        rest = np.diag(np.ones_like(diagonal) if p.diag == "U" else diagonal)
-    elif p.traits.hermitian:
-        rest = half.conj().T + np.diag(diagonal.real)
-    else:
-        rest = half.T + np.diag(diagonal)
-    whole: Array = half + rest
-    return whole
-
-
-def _triangle(uplo: str, a: Array, inward: int = 0) -> Array:
-    return np.tril(a, -inward) if uplo == "L" else np.triu(a, inward)
-
-
-def _op(op: str, a: Array) -> Array:
-    return a if op == "N" else a.T if op == "T" else a.conj().T

@@ -12,12 +12,13 @@ from ..context import Context
 from ..dtypes import as_dtype
 from ..engines.choice import EngineName
 from ..launchers import surroundings
-from ..layout.models import load_model
+from ..layout.forms import FORMS, Form
 from ..planning import tune as tune_product
-from .bench import COLLECTIVES, default_shapes, require_even
+from ..problems.models import load_model
+from .bench import default_shapes, require_even
 from .progress import Reporter
 from .ranks import on_ranks
-from .rivals import Separate
+from .separate import Separate
 from .terminal import plain
 
 __all__ = ["TuneOptions", "print_tuned", "tune"]
@@ -28,7 +29,7 @@ class TuneOptions:
     """What the user asks for.
 
     Attributes:
-        collectives: which of ``COLLECTIVES``; empty: the model's, or each of them.
+        products: which of ``FORMS``; empty: the model's, or each of them.
         shapes: T, N, K each.
         model: name of a model in descriptors/models.
         tokens: numbers of tokens, for the model.
@@ -37,7 +38,7 @@ class TuneOptions:
         engine: as in Context.
     """
 
-    collectives: tuple[str, ...]
+    products: tuple[Form, ...]
     shapes: tuple[tuple[int, int, int], ...]
     model: str | None
     tokens: tuple[int, ...]
@@ -58,18 +59,18 @@ def tune(options: TuneOptions, nranks: int | None) -> dict[str, Any]:
     return on_ranks(_work, options, nranks)
 
 
-def _cases(options: TuneOptions, ranks: int, *, on_gpus: bool) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return the products to measure: which collective, and T, N, K as ``pblasmp bench`` takes them. Local."""
+def _cases(options: TuneOptions, ranks: int, *, on_gpus: bool) -> list[tuple[Form, tuple[int, int, int]]]:
+    """Return the products to measure: which one, and T, N, K as ``pblasmp bench`` takes them. Local."""
     if options.model is not None:
-        asked = options.collectives or tuple(COLLECTIVES)
+        asked = options.products or tuple(FORMS)
         return [
-            (layer.collective, layer.shape(tokens, ranks))
+            (layer.product, layer.shape(tokens, ranks))
             for tokens in options.tokens
             for layer in load_model(options.model)
-            if layer.collective in asked
+            if layer.product in asked
         ]
     shapes = options.shapes or default_shapes(ranks, on_gpus=on_gpus)
-    return [(name, shape) for name in options.collectives or COLLECTIVES for shape in shapes]
+    return [(name, shape) for name in options.products or FORMS for shape in shapes]
 
 
 def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
@@ -86,14 +87,13 @@ def _work(options: TuneOptions, reporter: Reporter) -> dict[str, Any]:
             reporter.step(f"{name} {t}, {n}, {k}")
             with ctx.agreement("pblasmp tune: arrays"):
                 operands = Separate(ctx, name, shape, as_dtype(dtype))
-            form = COLLECTIVES[name][1].__name__.removeprefix("plan_")
             found = tune_product(
-                form, operands.x, operands.w, ctx, limit=options.limit, progress=reporter.progress
+                name, operands.x, operands.w, ctx, limit=options.limit, progress=reporter.progress
             )
             file, reason = found.file, found.reason
             rows.append(
                 {
-                    "collective": name, "case": f"{t}, {n}, {k}", "best": found.best,
+                    "product": name, "case": f"{t}, {n}, {k}", "best": found.best,
                     "us": {each: seconds * 1e6 for each, seconds in found.seconds.items()},
                     "refused": found.refused,
                 }
@@ -110,7 +110,7 @@ def print_tuned(result: dict[str, Any]) -> None:
     click.echo(f"median times until all ranks are done, in µs{known}")
     for row in result["measured"]:
         times = sorted(row["us"].items(), key=lambda each: each[1])
-        head = click.style(f"{row['collective']:<15}", bold=True)
+        head = click.style(f"{row['product']:<23}", bold=True)
         click.echo(f"{head}{row['case']:>20}  " + "  ".join(f"{name} {us:.0f}" for name, us in times))
     failed = f"the times could not be kept: {plain(result['reason'])}"
     click.echo(f"kept in {plain(result['file'])}" if result["file"] else failed)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings of which rank owns what: in the terminal (``show``) and as pictures (``draw``, which needs matplotlib).
+"""Drawings of which rank owns what: as SVG (``draw``, which needs no library), and in the terminal (``terminal.show``).
 
-Charts of times are in ``charts``; the pictures of notebooks, which need no library, in ``layout.svg``.
+Charts of times are in ``charts``.
 """
 
 from __future__ import annotations
 
-from .picture import draw, figure
-from .terminal import show
+from .svg import Drawing, draw
 
-__all__ = ["draw", "figure", "show"]
+__all__ = ["Drawing", "draw"]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..layout.svg import Drawing
+from .svg import Drawing
 
 __all__ = ["Bars", "Lines", "bar_chart", "line_chart", "size_text"]
 

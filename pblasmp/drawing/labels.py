@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
+from ..layout import Level3Problem
 from ..layout.schemes import SCHEMES
-from ..layout.svg import PALETTE, Block, Colours, block_count, blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..layout.axis import Axis
     from ..layout.descriptor import MatrixDescriptor
-    from ..layout.files import ProblemFile
     from ..layout.grid import Grid
+    from ..problems.files import ProblemFile, RoutineFile
 
 __all__ = [
     "PALETTE",
@@ -25,6 +28,46 @@ __all__ = [
     "sizes",
     "views",
 ]
+
+
+PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
+"""Light colours that the colour-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
+
+
+class Block(NamedTuple):
+    """A block of one dimension: the half-open range of its indices, and the process that owns them."""
+
+    start: int
+    stop: int
+    process: int
+
+
+def blocks(axis: Axis) -> Iterator[Block]:
+    """Yield the blocks of an axis in order, on any process. Local."""
+    start, number = 0, 0
+    while start < axis.extent:
+        stop = min(axis.extent, (number + 1) * axis.block - axis.lead)
+        yield Block(start, stop, (axis.source + number) % axis.nprocs)
+        start, number = stop, number + 1
+
+
+def block_count(axis: Axis) -> int:
+    """Return how many blocks an axis has. Local."""
+    return -(-(axis.lead + axis.extent) // axis.block) if axis.extent else 0
+
+
+class Colours:
+    """Maps a rank to an index in ``PALETTE``: few ranks have a colour each; of many, neighbours differ."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def __call__(self, rank: int) -> int:
+        """Return the colour of ``rank``."""
+        if self.grid.size <= len(PALETTE) or rank >= self.grid.size:
+            return rank % len(PALETTE)
+        prow, pcol = self.grid.coords(rank)
+        return (3 * prow + pcol) % len(PALETTE)
 
 
 class View(NamedTuple):
@@ -47,20 +90,24 @@ class View(NamedTuple):
         return text + (" of {} × {}".format(*self.parent.local_shape(rank)) if self.windowed else "")
 
 
-def views(file: ProblemFile) -> list[View]:
-    """Return the operands in the order A, B, D, C; C only if its layout differs from D's."""
+def views(file: ProblemFile | RoutineFile) -> list[View]:
+    """Return the operands; C only if its layout differs from D's."""
     found = []
     for name, parent in file.parents.items():
         rows, cols = parent.ranges(file.windows[name])
         found.append(View(name.upper(), getattr(file.problem, name), parent, rows, cols))
-    if len(found) == 4 and found[2][1:] == found[3][1:]:
-        found[2:] = [found[2]._replace(name="D, C")]
+    of_d, of_c = (next((view for view in found if view.name == name), None) for name in "DC")
+    if of_d is not None and of_c is not None and of_d[1:] == of_c[1:]:
+        found = [view._replace(name="D, C") if view is of_d else view for view in found if view is not of_c]
     return found
 
 
-def formula(file: ProblemFile) -> str:
-    """Return the product in a line: D = 2 Aᵀ B - C."""
+def formula(file: ProblemFile | RoutineFile) -> str:
+    """Return the problem in a line: D = 2 Aᵀ B - C."""
     p = file.problem
+    if isinstance(p, Level3Problem):
+        return p.traits.formula
+    file = cast("ProblemFile", file)
     ops = {"N": "", "T": "ᵀ", "C": "ᴴ"}
     text = f"D = {_factor(file.alpha)}A{ops[p.op_a]} B{ops[p.op_b]}"
     if p.c is None or file.beta == 0:
@@ -80,10 +127,13 @@ def _factor(value: complex) -> str:
     return f"({real:g} {'+' if imag > 0 else '-'} {size}i) "
 
 
-def sizes(file: ProblemFile) -> str:
-    """Return the sizes and the scheme of a product in a line."""
+def sizes(file: ProblemFile | RoutineFile) -> str:
+    """Return the sizes and the scheme or the options of a problem in a line."""
     p = file.problem
-    copies = ", a copy of D on every rank" if p.scheme == "ar" else ""
+    if isinstance(p, Level3Problem):
+        options = "".join(f", {name}={getattr(p, name)}" for name in p.traits.options)
+        return f"m = {p.m}, n = {p.n}, k = {p.k}; {p.routine}{options}"
+    copies = ", a copy of D on every rank" if p.scheme == "matmul_allreduce" else ""
     return f"m = {p.m}, n = {p.n}, k = {p.k}; {SCHEMES[p.scheme]}{copies}"
 
 

@@ -14,14 +14,15 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ..layout import Level3Problem
 from .labels import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..layout.axis import Axis
-    from ..layout.files import ProblemFile
     from ..layout.grid import Grid
+    from ..problems.files import ProblemFile, RoutineFile
 
 __all__ = ["show"]
 
@@ -29,7 +30,7 @@ _MOST_LINES = 32  # of a map, and of the table of ranks
 _SHADE = 0.9  # brightness of every other block if adjacent blocks are on the same rank
 
 
-def show(file: ProblemFile, console: Console | None = None) -> None:
+def show(file: ProblemFile | RoutineFile, console: Console | None = None) -> None:
     """Draw a problem in the terminal: who owns which block, and the shape of every local array. Local.
 
     Small matrices are drawn element by element, larger ones block by block, as much as fits. Without
@@ -43,7 +44,7 @@ def show(file: ProblemFile, console: Console | None = None) -> None:
     console.print(_page(file, console.width, plain=console.color_system is None), highlight=False)
 
 
-def _page(file: ProblemFile, width: int, *, plain: bool) -> RenderableType:
+def _page(file: ProblemFile | RoutineFile, width: int, *, plain: bool) -> RenderableType:
     drawn = views(file)
     colours = Colours(file.problem.d.grid)
     parts: list[RenderableType] = [Text(file.title, style="bold")]
@@ -62,11 +63,12 @@ def _page(file: ProblemFile, width: int, *, plain: bool) -> RenderableType:
     return Group(*parts, _local_shapes(drawn, colours), _verdict(file))
 
 
-def _verdict(file: ProblemFile) -> Text:
+def _verdict(file: ProblemFile | RoutineFile) -> Text:
     faults = file.problem.faults()
+    what = file.problem.routine if isinstance(file.problem, Level3Problem) else "product"
     if not faults:
-        return Text("This product is legal.", style="green")
-    return Text("\n  - ".join(["This product is not legal:", *faults]), style="red")
+        return Text(f"This {what} is legal.", style="green")
+    return Text("\n  - ".join([f"This {what} is not legal:", *faults]), style="red")
 
 
 def _ink(colour: int, *, shaded: bool = False) -> Style:

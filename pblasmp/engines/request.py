@@ -37,7 +37,6 @@ class Options:
         compute: what products are summed in: None (the type itself, float32 for 16-bit types), or an engine's name.
         comm_dtype: type in which partial sums travel; None is the algorithm's own choice.
         comm_sms: streaming multiprocessors that communicate; None leaves it to the library.
-        redistribute: operands may be moved to other layouts first.
         repeated: it is for a plan, which computes on the same arrays again and again.
     """
 
@@ -47,7 +46,6 @@ class Options:
     compute: str | None = None
     comm_dtype: np.dtype | None = None
     comm_sms: int | None = None
-    redistribute: bool = False
     repeated: bool = False
 
     @classmethod
@@ -62,14 +60,13 @@ class Options:
         compute: str | None = None,
         comm_dtype: DTypeLike | None = None,
         comm_sms: int | None = None,
-        redistribute: bool = False,
     ) -> Options:
         """Return the options that a user asks for. Local.
 
         Args:
             dtype: the result's element type.
             real: which of "alpha" and "beta" must be real whatever the type is.
-            alpha, beta, algo, compute, comm_dtype, comm_sms, redistribute: see the attributes.
+            alpha, beta, algo, compute, comm_dtype, comm_sms: see the attributes.
 
         Raises:
             ArgumentError: an option has the wrong type or is out of range.
@@ -85,21 +82,19 @@ class Options:
         _check_type("algo", algo, str, "a string")
         if compute is not None:
             _check_type("compute", compute, str, "None or a string")
-        _check_type("redistribute", redistribute, bool, "True or False")
         return cls(
             **scalars,
             algo=algo,
             compute=compute,
             comm_dtype=None if comm_dtype is None else as_dtype(comm_dtype),
             comm_sms=None if comm_sms is None else integer(comm_sms, "comm_sms", 1, ArgumentError),
-            redistribute=redistribute,
         )
 
     def facts(self) -> dict[str, Any]:
         """Return by name what must be the same on every rank. Local."""
         return {
             "alpha": self.alpha, "beta": self.beta, "algo": self.algo, "compute": self.compute,
-            "comm_dtype": self.comm_dtype, "comm_sms": self.comm_sms, "redistribute": self.redistribute,
+            "comm_dtype": self.comm_dtype, "comm_sms": self.comm_sms,
         }  # fmt: skip
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from .axis import Axis, numroc
 from .descriptor import MatrixDescriptor
 from .grid import Grid, as_block, as_grid
@@ -27,15 +25,3 @@ __all__ = [
     "as_grid",
     "numroc",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import a module of this package when it is first used, as ``pblasmp.layout.files``."""
-    module = f"{__name__}.{name}"
-    try:
-        if not name.startswith("_"):
-            return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

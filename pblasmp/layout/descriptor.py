@@ -14,8 +14,7 @@ from ..dtypes import as_dtype
 from ..errors import LayoutError
 from .axis import Axis, axis
 from .grid import Grid, as_block, as_grid, integer, one_of, pair, short_repr
-from .svg import Drawing, Panel, draw_panels
-from .trapezoid import Trapezoid
+from .value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +31,7 @@ _REMEMBERED = 1024  # texts
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MatrixDescriptor:
+class MatrixDescriptor(Value):
     """A matrix dealt out in blocks over a process grid (2D block-cyclic). Local.
 
     Args:
@@ -203,7 +202,7 @@ class MatrixDescriptor:
             and self.rows == other.rows and self.cols == other.cols
         )  # fmt: skip
 
-    def to_scalapack(self, rank: int, context: int = 0) -> NDArray[np.int32]:
+    def to_scalapack(self, rank: int, *, context: int = 0) -> NDArray[np.int32]:
         """Return ScaLAPACK's 9-integer descriptor for ``rank``, int32. Local.
 
         ``[1, context, M, N, MB, NB, RSRC, CSRC, LLD]``. ScaLAPACK knows only F order: for a C-ordered matrix
@@ -250,25 +249,6 @@ class MatrixDescriptor:
             return tight
         return replace(tight, ld=lld)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> MatrixDescriptor:
-        """Return the descriptor in a table of plain values, as ``to_dict`` makes it and TOML or JSON holds it. Local.
-
-        Args:
-            data: the keys that a matrix has in a descriptor file: ``shape``, ``block`` and ``grid``; and any of
-                ``source``, ``dtype``, ``order``, ``lead``, ``ld`` and ``window``.
-
-        Raises:
-            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
-        """
-        from .schema import OperandTable, check
-
-        check(data, OperandTable, "descriptor", needs=("shape", "block", "grid"))
-        values = dict(data)
-        window = values.pop("window", None)
-        whole = cls(**values)
-        return whole if window is None else whole[window_of(whole.shape, window)]
-
     def to_dict(self) -> dict[str, Any]:
         """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local."""
         values = {
@@ -285,25 +265,9 @@ class MatrixDescriptor:
 
     def to_toml(self) -> str:
         """Return the descriptor as TOML: the text of a table that ``from_dict`` reads back. Local."""
-        from .schema import to_toml
+        from ..problems.schema import to_toml
 
         return to_toml(self.to_dict())
-
-    def panel(self, name: str = "", part: Trapezoid | None = None) -> Panel:
-        """Return the panel that pictures show of the matrix. Local.
-
-        Args:
-            name: its name in the picture.
-            part: the elements that are read or written; None for all.
-        """
-        details = f"{self.shape[0]} × {self.shape[1]}, {self.dtype.name}, {self.order} order"
-        return Panel(name, details, self.rows, self.cols, self.grid, part)
-
-    def _draw(self) -> Drawing:
-        return draw_panels([self.panel()], str(self))
-
-    def _repr_html_(self) -> str:
-        return self._draw().svg
 
     def __repr__(self) -> str:
         return _written(self)

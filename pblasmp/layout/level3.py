@@ -13,8 +13,8 @@ from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import one_of, short_repr
 from .product import Op
 from .routines import ROUTINES, Routine
-from .svg import Drawing, draw_panels
 from .trapezoid import Trapezoid
+from .value import Problem
 
 __all__ = ["ROUTINES", "ColumnMajorLevel3", "Diag", "Level3Problem", "Routine", "Side", "Uplo"]
 
@@ -49,7 +49,7 @@ class ColumnMajorLevel3:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Level3Problem:
+class Level3Problem(Problem):
     """A routine of ``ROUTINES`` on distributed matrices. Local.
 
     Args:
@@ -161,38 +161,8 @@ class Level3Problem:
         sizes = f"{self.m} x {self.n}" + ("" if self.traits.shape != "updated" else f" x {self.k}")
         return f"{self.d.dtype.name} {self.routine} {options} of {sizes} on {self.d.grid}"
 
-    def _draw(self) -> Drawing:
-        title = f"{self}: {self.traits.formula}"
-        panels = [x.panel(name.upper(), self.touched(name)) for name in "abcd" if (x := getattr(self, name))]
-        return draw_panels(panels, title, faults=self.faults())
-
-    def _repr_html_(self) -> str:
-        return self._draw().svg
-
     def __repr__(self) -> str:
         return f"Level3Problem({self})"
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Level3Problem:
-        """Return the problem in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
-
-        Args:
-            data: the keys of a descriptor file, of which ``title`` may be missing.
-
-        Raises:
-            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
-        """
-        from .schema import error_of, routine_faults
-        from .tables import routine_operands
-
-        faults = routine_faults(data, titled=False)
-        if not faults:
-            made = routine_operands(data)
-            faults = made.faults
-        if faults:
-            raise error_of("problem", faults)
-        options: dict[str, Any] = {name: data[name] for name in _LEGAL if name in data}
-        return cls(data["routine"], **{**made.operands, **options})
 
     def to_dict(self, title: str = "") -> dict[str, Any]:
         """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
@@ -203,16 +173,6 @@ class Level3Problem:
         options = {name: getattr(self, name) for name in self.traits.options}
         operands = {name: x.to_dict() for name in "abcd" if (x := getattr(self, name)) is not None}
         return {"title": title or str(self), "routine": self.routine, **options, **operands}
-
-    def to_toml(self, title: str = "") -> str:
-        """Return the problem as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the problem.
-        """
-        from .schema import to_toml
-
-        return to_toml(self.to_dict(title))
 
     def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal; empty when it is. Local.

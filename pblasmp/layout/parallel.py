@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..dtypes import as_dtype, is_float8, result_dtype
-from ..errors import LayoutError
+from ..dtypes import is_float8
 from .axis import Axis
 from .descriptor import MatrixDescriptor
+from .forms import Form
 from .grid import Grid
 from .problem import MatmulProblem
-from .routines import Form
-from .svg import Drawing, draw_panels
+from .value import Problem
 
 if TYPE_CHECKING:
     from .problem import Op
 
 __all__ = ["Form", "ParallelProblem"]
 
-_FORMS: dict[str, Form] = {"ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce"}
 _ALIGNMENT = 16  # bytes
 _SHARES = ("tokens", "inputs", "outputs", "rows")
 _DEFAULTS = {
@@ -37,7 +35,7 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelProblem:
+class ParallelProblem(Problem):
     """One of the four products of split layers, with what every rank holds. Local.
 
     Attributes:
@@ -124,59 +122,7 @@ class ParallelProblem:
         tokens, outputs, inputs = self.sizes
         return f"{types} {self.form} of {tokens} x {outputs} x {inputs} on {self.size} ranks"
 
-    def _draw(self) -> Drawing:
-        p = self._drawn()
-        if isinstance(p, str):
-            raise LayoutError(f"draw: {self} has no picture: {p}")
-        x, w, y = p.a.panel("X"), p.b.panel("W"), p.d.panel("Y")
-        if self.form == "matmul_allreduce":  # the copies below each other
-            details = f"{p.m} × {p.n}, {p.d.dtype.name}, C order, a copy on every rank"
-            y = y._replace(details=details)
-        return draw_panels([x, w, y], str(self))
-
-    def _drawn(self) -> MatmulProblem | str:
-        """Return the product in layouts that can be drawn, or why it has none."""
-        if self.form == "matmul_allgather":
-            return "every rank holds all of X and of Y, which are not block-cyclic layouts"
-        kept = replace(self, return_gathered=False)
-        return kept.as_allreduce() if self.form == "matmul_allreduce" else kept.as_gemm()
-
-    def _repr_html_(self) -> str | None:
-        return None if isinstance(self._drawn(), str) else self._draw().svg
-
     # -- from and to tables
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ParallelProblem:
-        """Return the product in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
-
-        Args:
-            data: the keys of a descriptor file, of which ``title`` may be missing.
-
-        Raises:
-            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
-        """
-        from .schema import error_of, parallel_faults
-
-        faults = parallel_faults(data, titled=False)
-        if faults:
-            raise error_of("product", faults)
-        values = {name: value for name, value in data.items() if name not in ("title", "description")}
-        for name in _SHARES:
-            if name in values:
-                values[name] = tuple(values[name])
-        dtype = as_dtype(values.get("dtype", "float32"))
-        defaults = {"dtype": dtype, "w_dtype": dtype, "out_dtype": result_dtype(dtype)}
-        kinds = {name: as_dtype(value) for name, value in values.items() if name.endswith("dtype")}
-        apart = tuple((name, tuple(each)) for name, each in values.get("row_bytes", {}).items())
-        values = {"rows": (), **values, **defaults, **kinds, "row_bytes": apart}
-        found = cls(**values)
-        if not found.rows:
-            found = replace(found, rows=found._default_rows())
-        faults = [*found._uneven()] or [*found._inconsistent()]
-        if faults:
-            raise error_of("product", faults)
-        return found
 
     def to_dict(self, title: str = "") -> dict[str, Any]:
         """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
@@ -201,22 +147,16 @@ class ParallelProblem:
             **({"row_bytes": apart} if apart else {}),
         }  # fmt: skip
 
-    def to_toml(self, title: str = "") -> str:
-        """Return the product as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the product.
-        """
-        from .schema import to_toml
-
-        return to_toml(self.to_dict(title))
-
-    def _default_rows(self) -> tuple[int, ...]:
+    def default_rows(self) -> tuple[int, ...]:
         """Return how many rows of the result the ranks have, by the rule for who holds what."""
         if self.form != "matmul_reduce_scatter":
             return (sum(self.tokens),) * self.size if self.gathers else self.tokens
         inner = max(1, self.inner)
         return tuple(inner * n for n in Axis.even(self.tokens[0] // inner, self.size).counts())
+
+    def faults(self) -> list[str]:
+        """Return every reason why ranks cannot hold such parts; empty if they can. Local."""
+        return [*self._uneven()] or [*self._inconsistent()]
 
     def _uneven(self) -> Iterator[str]:
         """Yield the lists that do not have a number for each rank."""
@@ -235,8 +175,8 @@ class ParallelProblem:
                 yield f"{name}: expected the same number for each rank with form {self.form!r}, got {given}"
         if any(n % max(1, self.inner) for n in (*self.tokens, *self.rows)):
             yield f"inner: expected a divisor of tokens and rows, got {self.inner}"
-        if self.form != "matmul_reduce_scatter" and self.rows != self._default_rows():
-            yield f"rows: expected {list(self._default_rows())}, got {list(self.rows)}"
+        if self.form != "matmul_reduce_scatter" and self.rows != self.default_rows():
+            yield f"rows: expected {list(self.default_rows())}, got {list(self.rows)}"
         elif self.form == "matmul_reduce_scatter" and sum(self.rows) != self.tokens[0]:
             yield f"rows: expected {self.tokens[0]} in all, as many as tokens, got {list(self.rows)}"
         if self.return_gathered and not self.gathers:
@@ -246,23 +186,23 @@ class ParallelProblem:
 
     @classmethod
     def of_matmul(cls, p: MatmulProblem) -> ParallelProblem | str:
-        """Return a product of scheme "ag", "rs" or "ar" in this form, or why it has no such form. Local."""
+        """Return a product in the layouts of a scheme in this form, or why it has no such form. Local."""
         if p.scheme == "gemm":
-            return "it is for the layouts of schemes 'ag', 'rs' and 'ar'"
+            return "it is for the layouts of the schemes"
         turned = p.d.order == "F"
         q = p.T if turned else p
         size, (m, n, k) = q.d.grid.size, (q.m, q.n, q.k)
-        if p.scheme == "ag" and (q.op_a == "N") != (q.a.order == "C"):
+        if p.scheme == "allgather_matmul" and (q.op_a == "N") != (q.a.order == "C"):
             return "X is gathered by rows, which are not contiguous in memory"
-        if p.scheme == "ar" and p.c is not None:
+        if p.scheme == "matmul_allreduce" and p.c is not None:
             return "C may differ from rank to rank, and this form adds one C for all of them"
         outputs_first = (q.op_b != "N") == (q.b.order == "C")
         if is_float8(q.a.dtype) and not outputs_first:
             return "8-bit weights are outputs x inputs in memory"
         tokens, inputs, outputs, rows = m, k // size, n, m // size
-        if p.scheme == "ag":
+        if p.scheme == "allgather_matmul":
             tokens, inputs, outputs, rows = m // size, k, n // size, m
-        elif p.scheme == "ar":
+        elif p.scheme == "matmul_allreduce":
             rows = m
         flips = ("x", q.op_a != "N"), ("w", (q.op_b != "N") != outputs_first)
         transposed = "".join(name for name, flip in flips if flip)
@@ -270,7 +210,7 @@ class ParallelProblem:
             name for name, op in (("x", q.op_a), ("w", q.op_b)) if op == "C" and q.a.dtype.kind == "c"
         )
         return cls(
-            _FORMS[p.scheme],
+            p.scheme,
             (tokens,) * size, (inputs,) * size, (outputs,) * size, (rows,) * size, q.a.dtype, q.b.dtype, q.d.dtype,
             None if q.c is None else q.c.dtype, outputs_first,
             turned=turned, transposed=transposed, conjugated=conjugated,
@@ -282,11 +222,7 @@ class ParallelProblem:
             return "it has no scheme: every rank computes columns of the result and gets all of them"
         if self.return_gathered:
             return "it does not return the gathered X"
-        maker = {
-            "allgather_matmul": MatmulProblem.allgather,
-            "matmul_reduce_scatter": MatmulProblem.reduce_scatter,
-            "matmul_allreduce": MatmulProblem.allreduce,
-        }[self.form]
+        maker = getattr(MatmulProblem, self.form)
         split = {"inputs": self.inputs} if self.sums else {"tokens": self.tokens, "outputs": self.outputs}
         if self.form == "matmul_reduce_scatter":
             split["tokens"] = self.rows
@@ -362,7 +298,7 @@ class ParallelProblem:
             (tokens * self.size, outputs), (max(1, tokens), max(1, outputs)), down, order="C"
         )
         op_b: Op = "T" if self.outputs_first else "N"
-        return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="ar"))
+        return self._typed(MatmulProblem(a, b, d, "N", op_b, scheme="matmul_allreduce"))
 
     def _typed(self, p: MatmulProblem) -> MatmulProblem:
         """Return a product of these operands' types, with C if there is one."""

@@ -14,8 +14,7 @@ from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid, as_grid, integer, short_repr
 from .product import ColumnMajorProduct, Op, Product
 from .rules import faults
-from .schemes import Scheme, scheme_operands
-from .svg import Drawing, draw_panels
+from .schemes import Scheme, scheme_operands, scheme_ops
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -28,10 +27,11 @@ class MatmulProblem(Product):
     """``D = alpha op(A) op(B) + beta C`` on distributed matrices. Local.
 
     Args:
-        a, b, d: descriptors; d is op(A)'s rows × op(B)'s columns (scheme "ar": declared ``(m, n * P)``).
+        a, b, d: descriptors; d is op(A)'s rows × op(B)'s columns; in scheme "matmul_allreduce" P copies of that.
         op_a, op_b: "N", "T" or "C" (conjugate transpose).
         c: descriptor of C, or None.
-        scheme: "gemm" for any layout; "ag", "rs" or "ar" for the 1D layouts that overlap communication.
+        scheme: "gemm" for any layout; "allgather_matmul", "matmul_reduce_scatter" or "matmul_allreduce" for the 1D
+            layouts of these products.
 
     Making one checks only the types of the arguments: see ``validate``.
 
@@ -109,15 +109,14 @@ class MatmulProblem(Product):
         out_dtype: DTypeLike | None,
         order: MemoryOrder,
     ) -> MatmulProblem:
-        defaults: tuple[Op, Op] = ("N", "T") if order == "C" else ("T", "N")
-        op_a = defaults[0] if op_a is None else op_a
-        op_b = defaults[1] if op_b is None else op_b
+        common = scheme_ops(order)
+        op_a, op_b = common[0] if op_a is None else op_a, common[1] if op_b is None else op_b
         a, b, d = scheme_operands(scheme, m, n, k, nranks, op_a, op_b, as_dtype(dtype), order)
         d = replace(d, dtype=result_dtype(a.dtype) if out_dtype is None else as_dtype(out_dtype))
         return cls(a, b, d, op_a, op_b, scheme=scheme)
 
     @classmethod
-    def allgather(
+    def allgather_matmul(
         cls,
         m: int,
         n: int,
@@ -126,19 +125,18 @@ class MatmulProblem(Product):
         op_a: Op | None = None,
         op_b: Op | None = None,
         *,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike = "float64",
         out_dtype: DTypeLike | None = None,
-        order: MemoryOrder = "F",
+        order: MemoryOrder = "C",
     ) -> MatmulProblem:
-        """Return AllGather + GEMM on ``nranks`` ranks: B (in C order: A) is gathered. Local.
+        """Return AllGather + GEMM on ``nranks`` ranks: A (in F order: B) is gathered. Local.
 
         Args:
             m: rows of D.
             n: columns of D.
             k: columns of op(A).
             nranks: number of ranks.
-            op_a, op_b: "N", "T" or "C"; by default TN in F order and NT in C order, which are the same product of the
-                same memory.
+            op_a, op_b: "N", "T" or "C"; by default the ops that every scheme has: NT in C order, TN in F order.
             dtype: type of A and B.
             out_dtype: type of D, by default that of A and B, bfloat16 for 8-bit ones.
             order: memory order of all.
@@ -146,10 +144,10 @@ class MatmulProblem(Product):
         Raises:
             LayoutError: m or n is not divisible by ``nranks``.
         """
-        return cls._one_dimensional("ag", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
+        return cls._one_dimensional("allgather_matmul", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
     @classmethod
-    def reduce_scatter(
+    def matmul_reduce_scatter(
         cls,
         m: int,
         n: int,
@@ -158,21 +156,24 @@ class MatmulProblem(Product):
         op_a: Op | None = None,
         op_b: Op | None = None,
         *,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike = "float64",
         out_dtype: DTypeLike | None = None,
-        order: MemoryOrder = "F",
+        order: MemoryOrder = "C",
     ) -> MatmulProblem:
         """Return GEMM + ReduceScatter on ``nranks`` ranks: k is split, D scattered. Local.
 
-        Arguments as for :meth:`allgather`.
+        Args:
+            m, n, k, nranks, op_a, op_b, dtype, out_dtype, order: as for ``allgather_matmul``.
 
         Raises:
-            LayoutError: n (in C order: m) or k is not divisible by ``nranks``.
+            LayoutError: m (in F order: n) or k is not divisible by ``nranks``.
         """
-        return cls._one_dimensional("rs", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
+        return cls._one_dimensional(
+            "matmul_reduce_scatter", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order
+        )
 
     @classmethod
-    def allreduce(
+    def matmul_allreduce(
         cls,
         m: int,
         n: int,
@@ -181,43 +182,22 @@ class MatmulProblem(Product):
         op_a: Op | None = None,
         op_b: Op | None = None,
         *,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike = "float64",
         out_dtype: DTypeLike | None = None,
-        order: MemoryOrder = "F",
+        order: MemoryOrder = "C",
     ) -> MatmulProblem:
         """Return GEMM + AllReduce on ``nranks`` ranks: k is split and every rank gets all of D. Local.
 
-        D is declared ``(m, n * nranks)`` in F order, ``(m * nranks, n)`` in C order: each rank's local array
-        is all of the m × n result. Arguments as for :meth:`allgather`.
-
-        Raises:
-            LayoutError: k is not divisible by ``nranks``, or the ops are not TN (in C order: NT).
-        """
-        return cls._one_dimensional("ar", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> MatmulProblem:
-        """Return the product in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
-
-        Whether the product is legal is a separate question: see ``validate``.
+        D is declared ``(m * nranks, n)`` in C order, ``(m, n * nranks)`` in F order: each rank's local array
+        is all of the m × n result.
 
         Args:
-            data: the keys of a descriptor file, of which ``title`` may be missing. Those that say nothing about layouts
-                (``title``, ``description``, ``alpha``, ``beta``) are checked and not kept.
+            m, n, k, nranks, op_a, op_b, dtype, out_dtype, order: as for ``allgather_matmul``.
 
         Raises:
-            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+            LayoutError: k is not divisible by ``nranks``, or the ops are not NT (in F order: TN).
         """
-        from .schema import error_of, problem_faults
-        from .tables import product_operands
-
-        faults = problem_faults(data, titled=False)
-        if not faults:
-            made, options = product_operands(data)
-            faults = made.faults
-        if faults:
-            raise error_of("product", faults)
-        return cls(**{**made.operands, **options})
+        return cls._one_dimensional("matmul_allreduce", m, n, k, nranks, op_a, op_b, dtype, out_dtype, order)
 
     def to_dict(self, title: str = "") -> dict[str, Any]:
         """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
@@ -228,25 +208,6 @@ class MatmulProblem(Product):
         operands = {name: x.to_dict() for name in "abdc" if (x := getattr(self, name)) is not None}
         scheme = {} if self.scheme == "gemm" else {"scheme": self.scheme}
         return {"title": title or str(self), **scheme, "ops": self.op_a + self.op_b, **operands}
-
-    def to_toml(self, title: str = "") -> str:
-        """Return the product as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
-
-        Args:
-            title: of the file; by default ``str`` of the product.
-        """
-        from .schema import to_toml
-
-        return to_toml(self.to_dict(title))
-
-    def _draw(self) -> Drawing:
-        named = {"A": self.a, "B": self.b, "D": self.d}
-        if self.c is not None and not self.c.same_places(self.d):
-            named["C"] = self.c
-        return draw_panels([x.panel(name) for name, x in named.items()], str(self), faults=self.faults())
-
-    def _repr_html_(self) -> str:
-        return self._draw().svg
 
     def faults(self, result: str = "d") -> list[str]:
         """Return every reason why the problem is not legal, each with a remedy; empty if it is legal. Local.
@@ -259,7 +220,8 @@ class MatmulProblem(Product):
     def validate(self, result: str = "d") -> None:
         """Raise LayoutError naming every fault at once, or return None. Local.
 
-        The rules are those of cuBLASMp, and the same on every engine: what runs on a laptop runs on GPUs.
+        The rules are cuBLASMp's. ``pblasmp.matmul`` asks less of scheme "gemm": sizes and types must fit, but its own
+        algorithms multiply matrices in any layouts.
 
         Args:
             result: the name of D in messages: the caller's argument that gives its layout.

@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError, ArgumentTypeError
 from .descriptor import MatrixDescriptor
 from .grid import one_of, short_repr
-from .schemes import Scheme
+from .schemes import SCHEMES, Op, Scheme
+from .value import Problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["ColumnMajorProduct", "Op", "Product"]
-
-Op = Literal["N", "T", "C"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class ColumnMajorProduct:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Product:
+class Product(Problem):
     """The operands and options of a ``MatmulProblem``, which documents them. Local."""
 
     a: MatrixDescriptor
@@ -65,8 +64,9 @@ class Product:
             op = getattr(self, name)
             if not one_of(op, "NTC"):
                 raise ArgumentError(f"{name}: expected 'N', 'T' or 'C', got {short_repr(op)}")
-        if not one_of(self.scheme, ("gemm", "ag", "rs", "ar")):
-            raise ArgumentError(f"scheme: expected 'gemm', 'ag', 'rs' or 'ar', got {short_repr(self.scheme)}")
+        if not one_of(self.scheme, SCHEMES):
+            known = ", ".join(map(repr, SCHEMES))
+            raise ArgumentError(f"scheme: expected one of {known}, got {short_repr(self.scheme)}")
 
     @property
     def m(self) -> int:

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of level-3 routines other than GEMM, and the names of the tensor-parallel products."""
+"""The table of level-3 routines other than GEMM."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["ROUTINES", "Form", "Routine"]
-
-Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
-"""A tensor-parallel product, by the name of its public function."""
+__all__ = ["ROUTINES", "Routine"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def _sizes(p: Product, d: str) -> Iterator[str]:
             f"of op(B); a is {_size(p.a)} with op {p.op_a}, b is {_size(p.b)} with op {p.op_b}"
         )
     expected = (p.m, p.n)
-    if p.scheme == "ar":
+    if p.scheme == "matmul_allreduce":
         ranks = p.d.grid.size
         expected = (p.m, p.n * ranks) if p.d.order == "F" else (p.m * ranks, p.n)
     if p.d.shape != expected:
@@ -175,11 +175,8 @@ def _scheme(p: Product, result: str) -> Iterator[str]:
     m, n, ranks = p.m, p.n, p.d.grid.size
     if form.swapped:
         m, n = n, m
-    found = scheme_faults(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b)
+    found = scheme_faults(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b, "nmk" if form.swapped else "mnk")
     if found:
-        if form.swapped:
-            why = f"of the transposed product, whose m is your n: {result} is in C order"
-            found = [f"{fault} ({why})" for fault in found]
         yield from found
         return
     a, b, d = scheme_operands(p.scheme, m, n, p.k, ranks, form.op_a, form.op_b, p.a.dtype)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import LayoutError
+from ..errors import ArgumentError, LayoutError
 from .descriptor import MatrixDescriptor
+from .forms import FORMS
 from .grid import Grid, integer
 
 if TYPE_CHECKING:
@@ -18,29 +19,42 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-__all__ = ["OPS", "SCHEMES", "Operands", "Scheme", "scheme_faults", "scheme_operands"]
+__all__ = ["OPS", "SCHEMES", "Op", "Operands", "Scheme", "scheme_faults", "scheme_operands", "scheme_ops"]
 
-Scheme = Literal["gemm", "ag", "rs", "ar"]
+Op = Literal["N", "T", "C"]
+Scheme = Literal["gemm", "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"]
 Operands = tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]
 
 SCHEMES: dict[str, str] = {
     "gemm": "GEMM on any 2D block-cyclic layout",
-    "ag": "AllGather + GEMM",
-    "rs": "GEMM + ReduceScatter",
-    "ar": "GEMM + AllReduce",
+    **{name: names.title for name, names in FORMS.items() if name != "matmul_allgather"},
 }
+"""The schemes and their titles. GEMM + AllGather of the output has no layout of one matrix."""
+
 OPS: dict[str, tuple[str, ...]] = {
-    "ag": ("NN", "TN", "NT", "TT"),
-    "rs": ("NN", "TN", "NT", "TT"),
-    "ar": ("TN",),
+    "allgather_matmul": ("NN", "TN", "NT", "TT"),
+    "matmul_reduce_scatter": ("NN", "TN", "NT", "TT"),
+    "matmul_allreduce": ("TN",),
 }
 """The products that cuBLASMp has in each scheme, in column-major terms ("C" counts as "T")."""
 
-_SHARDED = {"ag": "mn", "rs": "nk", "ar": "k"}
+_SHARDED = {"allgather_matmul": "mn", "matmul_reduce_scatter": "nk", "matmul_allreduce": "k"}
 
 
-def scheme_faults(scheme: str, m: int, n: int, k: int, nranks: int, op_a: str, op_b: str) -> list[str]:
-    """Return what keeps an F-ordered product of these extents and ops from being this scheme. Local."""
+def scheme_ops(order: str) -> tuple[Op, Op]:
+    """Return the ops of A and B that every scheme has in a memory order, "C" or "F". Local."""
+    return ("T", "N") if order == "F" else ("N", "T")
+
+
+def scheme_faults(
+    scheme: str, m: int, n: int, k: int, nranks: int, op_a: str, op_b: str, names: str = "mnk"
+) -> list[str]:
+    """Return what keeps an F-ordered product of these extents and ops from being this scheme. Local.
+
+    Args:
+        scheme, m, n, k, nranks, op_a, op_b: the product.
+        names: what messages call m, n and k.
+    """
     ops = (op_a + op_b).replace("C", "T")
     faults = []
     if ops not in OPS[scheme]:
@@ -53,7 +67,7 @@ def scheme_faults(scheme: str, m: int, n: int, k: int, nranks: int, op_a: str, o
         if extents[name] % nranks:
             below = extents[name] // nranks * nranks
             nearest = f"{below} or {below + nranks}" if below else str(nranks)
-            got = f"{name} = {extents[name]}"
+            got = f"{names['mnk'.index(name)]} = {extents[name]}"
             faults.append(
                 f"scheme {scheme!r}: {got} must be divisible by {nranks} ranks (nearest: {nearest})"
             )
@@ -76,16 +90,15 @@ def scheme_operands(
     Raises:
         LayoutError: the scheme lacks these ops, or an extent is not divisible by the number of ranks.
     """
-    if order == "C":  # the transpose of the F-ordered product, whose A is our B
-        b, a, d = scheme_operands(scheme, n, m, k, nranks, op_b, op_a, dtype)
-        return a.T, b.T, d.T
-    if order != "F":
-        raise LayoutError(f"order: expected 'C' or 'F', got {order!r}")
+    if order not in ("C", "F"):
+        raise ArgumentError(f"order: expected 'C' or 'F', got {order!r}")
     for name, value, minimum in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("nranks", nranks, 1)):
         integer(value, name, minimum)
-    faults = scheme_faults(scheme, m, n, k, nranks, op_a, op_b)
-    if faults:
-        raise LayoutError("; ".join(faults))
+    if order == "C":  # the transpose of the F-ordered product, whose A is our B
+        _require(scheme_faults(scheme, n, m, k, nranks, op_b, op_a, names="nmk"))
+        b, a, d = scheme_operands(scheme, n, m, k, nranks, op_b, op_a, dtype)
+        return a.T, b.T, d.T
+    _require(scheme_faults(scheme, m, n, k, nranks, op_a, op_b))
     column, row = Grid(nranks, 1, "col"), Grid(1, nranks, "row")
     ms, ns, ks = (max(1, extent // nranks) for extent in (m, n, k))
     m1, n1, k1 = max(1, m), max(1, n), max(1, k)
@@ -95,20 +108,26 @@ def scheme_operands(
 
     trans_a, trans_b = op_a != "N", op_b != "N"
     table: dict[str, Callable[[], Operands]] = {
-        "ag": lambda: (
+        "allgather_matmul": lambda: (
             matrix((k, m), (k1, ms), row) if trans_a else matrix((m, k), (ms, k1), column),
             matrix((n, k), (ns, k1), column) if trans_b else matrix((k, n), (k1, ns), row),
             matrix((m, n), (ms, ns), column),
         ),
-        "rs": lambda: (
+        "matmul_reduce_scatter": lambda: (
             matrix((k, m), (ks, m1), column) if trans_a else matrix((m, k), (m1, ks), row),
             matrix((n, k), (ns, ks), row) if trans_b else matrix((k, n), (ks, ns), column),
             matrix((m, n), (m1, ns), row),
         ),
-        "ar": lambda: (
+        "matmul_allreduce": lambda: (
             matrix((k, m), (ks, m1), column),
             matrix((k, n), (ks, n1), column),
             matrix((m, n * nranks), (m1, n1), row),
         ),
     }
     return table[scheme]()
+
+
+def _require(faults: list[str]) -> None:
+    """Raise LayoutError if there are faults."""
+    if faults:
+        raise LayoutError("; ".join(faults))

@@ -106,7 +106,7 @@ def _rows() -> list[Routine]:
     return [
         Routine("gemm", "sdcz", "transa transb m n k alpha A B beta C",
                 {"a": "m k transa", "b": "k n transb", "c": "m n"},
-                "sub(C) = alpha op(sub(A)) op(sub(B)) + beta sub(C)", matmul, fixed={"redistribute": True}),
+                "sub(C) = alpha op(sub(A)) op(sub(B)) + beta sub(C)", matmul),
         Routine("symm", "sdcz", symm, mm, f"{product} symmetric", level3.symm),
         Routine("hemm", "cz", symm, mm, f"{product} Hermitian", level3.hemm),
         Routine("syrk", "sdcz", syrk, rank_k, rank % "^T", level3.syrk, trans=("NTC", "NT")),

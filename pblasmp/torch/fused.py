@@ -59,7 +59,7 @@ class FusedColumnParallelLinear(torch.nn.Module):
             self.add_module(name, ColumnParallelLinear(in_features, outputs, bias, ctx=ctx, **options))
 
     @classmethod
-    def from_linears(cls, linears: Mapping[str, torch.nn.Linear], ctx: Context, **options: Any) -> Self:
+    def from_linears(cls, linears: Mapping[str, torch.nn.Linear], *, ctx: Context, **options: Any) -> Self:
         """Return this rank's shards of rank 0's whole layers. Collective over the context.
 
         Args:
@@ -79,7 +79,7 @@ class FusedColumnParallelLinear(torch.nn.Module):
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
         for name, linear in linears.items():
-            made.add_module(name, ColumnParallelLinear.from_linear(linear, ctx, **options))
+            made.add_module(name, ColumnParallelLinear.from_linear(linear, ctx=ctx, **options))
         return made
 
     def forward(self, x: Tensor) -> tuple[Any, ...]:

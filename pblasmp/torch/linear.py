@@ -86,7 +86,7 @@ class _ParallelLinear(ParallelModule):
             self.load_linear(linear)
 
     @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, ctx: Context, **options: Any) -> Self:
+    def from_linear(cls, linear: torch.nn.Linear, *, ctx: Context, **options: Any) -> Self:
         """Return this rank's shard of rank 0's whole layer. Collective over the context.
 
         Args:
@@ -297,10 +297,10 @@ class ColumnParallelLinear(_ParallelLinear):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         how: dict[str, Any] = {"scales": self.scales, "backward_algo": self.backward_algo}
         if self.sequence_parallel:
-            return functions.allgather_matmul(x, weight, self.ctx, bias, algo=self.algo, **how)
+            return functions.allgather_matmul(x, weight, self.ctx, bias=bias, algo=self.algo, **how)
         if self.gather_output:
-            return functions.matmul_allgather(x, weight, self.ctx, bias, algo=self.algo, **how)
-        return functions.matmul_local(x, weight, self.ctx, bias, **how)
+            return functions.matmul_allgather(x, weight, self.ctx, bias=bias, algo=self.algo, **how)
+        return functions.matmul_local(x, weight, self.ctx, bias=bias, **how)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -387,15 +387,15 @@ class RowParallelLinear(_ParallelLinear):
         how: dict[str, Any] = {"scales": self.scales, "algo": self.algo}
         if self.sequence_parallel:
             return functions.matmul_reduce_scatter(
-                x, weight, self.ctx, bias, backward_algo=self.backward_algo, **how
+                x, weight, self.ctx, bias=bias, backward_algo=self.backward_algo, **how
             )
         if self.input_is_parallel:
-            return functions.matmul_allreduce(x, weight, self.ctx, bias, **how)
+            return functions.matmul_allreduce(x, weight, self.ctx, bias=bias, **how)
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):  # the others are at their product
             with self.ctx.agreement("pblasmp.torch"):
                 raise ArgumentError(
                     f"x: shape is {tuple(x.shape)}, expected {self.in_features} as its last dimension"
                 )
         return functions.split_matmul_allreduce(
-            x, weight, self.ctx, bias, backward_algo=self.backward_algo, **how
+            x, weight, self.ctx, bias=bias, backward_algo=self.backward_algo, **how
         )

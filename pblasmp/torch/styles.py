@@ -167,7 +167,7 @@ class ColwiseParallel(_Style):
         dim = _sequence_dim(self.input_layouts)
         linear: Any = module
         return ColumnParallelLinear.from_linear(
-            linear, self._context(mesh), gather_output=self.output_layouts == Replicate(),
+            linear, ctx=self._context(mesh), gather_output=self.output_layouts == Replicate(),
             sequence_parallel=dim is not None, sequence_dim=dim or 0, device=_device(linear), device_mesh=mesh,
             scales=self.scales, algo=self.algo, backward_algo=self.backward_algo,
         )  # fmt: skip

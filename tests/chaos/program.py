@@ -141,11 +141,11 @@ class Trial:
                 yield lambda d=d: self.check("zeros", ctx.zeros(d).local, 0 * local(d, whole))
 
     def product(self, a: pb.DistributedMatrix, algo: str, local: Callable[..., Any], product: Any) -> None:
-        d = pb.matmul(a, a, algo=algo, redistribute=True)
+        d = pb.matmul(a, a, algo=algo)
         self.check(algo, d.local, local(d.descriptor, product))
 
     def plan(self, a: pb.DistributedMatrix, out: pb.DistributedMatrix, expected: Any) -> None:
-        with pb.plan_matmul(a, a, out=out, redistribute=True) as plan:
+        with pb.plan_matmul(a, a, out=out) as plan:
             for _ in range(3):
                 self.check("plan", plan().local, expected)
 

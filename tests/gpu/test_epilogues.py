@@ -13,12 +13,8 @@ import torch
 import pblasmp as pb
 from tests.helpers.epilogues import KINDS, TOLERANCES, follow, followed, matrix, part, part_of_d, placed
 from tests.helpers.gpu.tables import Table
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
-MAKERS = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 APPROXIMATE = 2e-3  # gelu by the GPU's own tanh
 
 
@@ -28,13 +24,13 @@ def problem(ctx: pb.Context, scheme: str, dtype: str, order: str, ops: str, unit
     if scheme == "gemm":
         grid = pb.Grid.squarest(ctx.size)
         return pb.MatmulProblem.gemm(m, n, k, grid, unit, op_a=ops[0], op_b=ops[1], dtype=dtype, order=order)
-    if scheme == "ar":
+    if scheme == AR:
         ops = "TN" if order == "F" else "NT"
     return MAKERS[scheme](m, n, k, ctx.size, *ops, dtype=dtype, order=order)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("scheme", ["ag", "rs", "ar", "gemm"])
+@pytest.mark.parametrize("scheme", [AG, RS, AR, "gemm"])
 def test_epilogues_are_right(ctx, scheme, dtype):
     rng, table = np.random.default_rng(41), Table(ctx)
     for kind, order in itertools.product(KINDS, "CF"):
@@ -44,7 +40,7 @@ def test_epilogues_are_right(ctx, scheme, dtype):
         ):
             p = problem(ctx, scheme, dtype, order, ops, unit)
             tolerance = max(TOLERANCES[dtype], APPROXIMATE if "gelu" in kind and dtype != "float64" else 0)
-            beta = float(rng.choice([0.0, 0.0, -0.5])) if scheme != "ar" else 0.0
+            beta = float(rng.choice([0.0, 0.0, -0.5])) if scheme != AR else 0.0
 
             def run(p=p, kind=kind, tolerance=tolerance, beta=beta) -> str | None:
                 return followed(ctx, rng, p, kind, tolerance=tolerance, beta=beta)
@@ -53,11 +49,11 @@ def test_epilogues_are_right(ctx, scheme, dtype):
     assert not table.lines, str(table)
 
 
-@pytest.mark.parametrize("scheme", ["ag", "rs"])
+@pytest.mark.parametrize("scheme", [AG, RS])
 def test_schemes_are_fused(ctx, scheme):
     """Every epilogue that this version has is computed with the product, under every algorithm."""
     rng, table = np.random.default_rng(42), Table(ctx)
-    late = {"drelu": 801, "bias_grad": 800 if scheme == "rs" else 700}
+    late = {"drelu": 801, "bias_grad": 800 if scheme == RS else 700}
     for kind, algo in itertools.product(KINDS, ("auto", "default", "no_overlap")):
         if any(word in kind and ctx.engine.version < since for word, since in late.items()):
             continue
@@ -76,13 +72,13 @@ def gpu(ctx: pb.Context, values: np.ndarray) -> Any:
 
 
 def test_a_graph_of_an_epilogue_sees_new_biases(ctx):
-    p = problem(ctx, "ag", "float32", "C", "NT", 64)
+    p = problem(ctx, AG, "float32", "C", "NT", 64)
     rng = np.random.default_rng(43)
     (a, left), (b, right) = (matrix(ctx, rng.standard_normal(x.shape), x) for x in (p.a, p.b))
     length = part("bias", np.zeros(p.n), p, ctx.rank).size
     bias, aux = gpu(ctx, np.zeros(length, np.float32)), ctx.empty_aux(p.d, "relu")
     epilogue = pb.Epilogue("relu", bias=bias, aux=aux)
-    with pb.plan_matmul(a, b, op_b="T", scheme="ag", epilogue=epilogue) as plan:
+    with pb.plan_matmul(a, b, op_b="T", scheme=AG, epilogue=epilogue) as plan:
         graph = plan.graph()
         for _ in range(3):
             whole = rng.standard_normal(p.n).astype(np.float32)
@@ -93,12 +89,12 @@ def test_a_graph_of_an_epilogue_sees_new_biases(ctx):
 
 
 def test_biases_of_pytorch_are_taken_without_a_copy(ctx):
-    p = problem(ctx, "ag", "bfloat16", "C", "NT", 64)
+    p = problem(ctx, AG, "bfloat16", "C", "NT", 64)
     ones = [matrix(ctx, np.ones(x.shape), x)[0] for x in (p.a, p.b)]
     bias = torch.zeros(
         (p.d.local_shape(ctx.rank)[1],), dtype=torch.bfloat16, device=f"cuda:{ctx.engine.device.index}"
     )
-    with pb.plan_matmul(*ones, op_b="T", scheme="ag", epilogue=pb.Epilogue(bias=bias)) as plan:
+    with pb.plan_matmul(*ones, op_b="T", scheme=AG, epilogue=pb.Epilogue(bias=bias)) as plan:
         for value in (p.k, -p.k / 2):  # bfloat16 stores the sums
             bias.fill_(value)
             torch.cuda.synchronize()

@@ -13,6 +13,7 @@ from pblasmp.engines.gpu.cublasmp import epilogues, faults
 from tests.helpers.epilogues import followed
 from tests.helpers.gpu.level3 import every_case, one_case
 from tests.helpers.gpu.products import everywhere, integers, place, poisoned, product_part, wrong_part
+from tests.helpers.schemes import AG, RS
 
 
 def column_major(shape, blocks, grid, ops, sources=((0, 0), (0, 0), (0, 0)), dtype="float64"):
@@ -116,13 +117,21 @@ def test_c_and_d_of_other_alignment(ctx):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "kind"), [("ag", "gelu"), ("ag", "dgelu aux"), ("rs", "drelu aux bias_grad")]
+    ("scheme", "kind"),
+    [
+        (AG, "gelu"),
+        (AG, "dgelu aux"),
+        (RS, "drelu aux bias_grad"),
+    ],
 )
 def test_epilogues_of_float64(ctx, monkeypatch, scheme, kind):
     """When the second part fails, the library has been mended."""
-    if scheme == "rs":
+    if scheme == RS:
         needs_two(ctx)
-    make = {"ag": pb.MatmulProblem.allgather, "rs": pb.MatmulProblem.reduce_scatter}[scheme]
+    make = {
+        AG: pb.MatmulProblem.allgather_matmul,
+        RS: pb.MatmulProblem.matmul_reduce_scatter,
+    }[scheme]
     p = make(192 * ctx.size, 128 * ctx.size, 256 * ctx.size, ctx.size, "N", "T", dtype="float64", order="C")
     rng = np.random.default_rng(61)
     assert everywhere(ctx, followed(ctx, rng, p, kind) or "") == ""

@@ -17,6 +17,7 @@ from tests.helpers import float8
 from tests.helpers.epilogues import difference, part_of_d, placed
 from tests.helpers.gpu.products import everywhere
 from tests.helpers.gpu.tables import Table
+from tests.helpers.schemes import AG, AR, RS
 from tests.helpers.tensor_cases import FORMS
 from tests.helpers.tensor_float8 import ALPHA, OF_W, OF_X, TYPES, Case, on_host
 
@@ -27,7 +28,7 @@ TOLERANCE = (
 
 def tolerance(ctx: pb.Context, scheme: str, out: str) -> float:
     """Return the tolerance for a D of this type: where parts of sums travel, or are added up in D, each is rounded."""
-    if scheme == "ag" or ctx.size == 1:
+    if scheme == AG or ctx.size == 1:
         return TOLERANCE
     # Half a unit for each of the 4 size blocks of k; one for each rank.
     parts = 2 * ctx.size if scheme == "gemm" else ctx.size
@@ -35,7 +36,7 @@ def tolerance(ctx: pb.Context, scheme: str, out: str) -> float:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("scheme", ["ag", "rs", "ar", "gemm"])
+@pytest.mark.parametrize("scheme", [AG, RS, AR, "gemm"])
 def test_products_are_right(ctx, scheme, order):
     rng, table = np.random.default_rng(51), Table(ctx)
     for types in float8.TYPES:
@@ -43,7 +44,7 @@ def test_products_are_right(ctx, scheme, order):
         names = " x ".join(types[:2]) + " to " + types[2]
         within = tolerance(ctx, scheme, types[2])
         table.add(f"{scheme} {order} {names}", lambda p=p, t=within: float8.scaled(ctx, rng, p, tolerance=t))
-        if scheme == "ar":
+        if scheme == AR:
             continue  # there is no beta
         table.add(
             f"{scheme} {order} {names} with C",
@@ -52,7 +53,7 @@ def test_products_are_right(ctx, scheme, order):
     assert not table.lines, str(table)
 
 
-@pytest.mark.parametrize("scheme", ["ag", "rs"])
+@pytest.mark.parametrize("scheme", [AG, RS])
 def test_epilogues_of_products_are_right(ctx, scheme):
     rng, table = np.random.default_rng(52), Table(ctx)
     for types in float8.TYPES:
@@ -71,7 +72,7 @@ def test_what_is_too_large_is_stored_as_the_largest(ctx):
     rng, table = np.random.default_rng(53), Table(ctx)
     for types in float8.TYPES:
         if types[2].startswith("float8"):
-            p = float8.problem("ag", ctx.size, types, "C", unit=64)
+            p = float8.problem(AG, ctx.size, types, "C", unit=64)
             table.add(f"{types}", lambda p=p: float8.scaled(ctx, rng, p, overflow=True, tolerance=TOLERANCE))
     assert not table.lines, str(table)
 
@@ -79,7 +80,7 @@ def test_what_is_too_large_is_stored_as_the_largest(ctx):
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_tensors_of_pytorch_are_taken_without_a_copy(ctx, name):
     types = (name, float8.E4, "bfloat16")
-    p = float8.problem("ag", ctx.size, types, "C", unit=64)
+    p = float8.problem(AG, ctx.size, types, "C", unit=64)
     device = f"cuda:{ctx.engine.device.index}"
     values = np.random.default_rng(54).integers(-2, 3, p.a.shape).astype(np.float64)
     tensor = torch.tensor(part_of_d(values, replace(p, d=p.a), ctx.rank), device=device).to(
@@ -88,16 +89,16 @@ def test_tensors_of_pytorch_are_taken_without_a_copy(ctx, name):
     weights = torch.ones(p.b.local_shape(ctx.rank), device=device).to(torch.float8_e4m3fn)
     a, b = ctx.from_local(tensor, p.a), ctx.from_local(weights, p.b)
     assert a.local.data.ptr == tensor.data_ptr()
-    d = pb.matmul(a, b, op_b="T", scheme="ag", scales=pb.Scales(a=0.5))
+    d = pb.matmul(a, b, op_b="T", scheme=AG, scales=pb.Scales(a=0.5))
     expected = part_of_d(0.5 * values @ np.ones(p.b.shape).T, p, ctx.rank)
     assert difference("D", d.on_host(), expected, 2.0**-7) is None
 
 
 def test_a_graph_reads_the_scales(ctx):
-    p = float8.problem("ag", ctx.size, (float8.E4, float8.E4, "bfloat16"), "C", unit=64)
+    p = float8.problem(AG, ctx.size, (float8.E4, float8.E4, "bfloat16"), "C", unit=64)
     a, b = (ctx.from_function(lambda i, j: np.ones((i.size, j.size)), x) for x in (p.a, p.b))
     unit = placed(ctx, np.ones(1, np.float32))
-    with pb.plan_matmul(a, b, op_b="T", scheme="ag", scales=pb.Scales(a=unit[0], b=0.5)) as plan:
+    with pb.plan_matmul(a, b, op_b="T", scheme=AG, scales=pb.Scales(a=unit[0], b=0.5)) as plan:
         graph = plan.graph()
         for value in (1.0, 0.25, 4.0):
             ctx.engine.from_host(unit, np.full((1, 1), value, np.float32))
@@ -122,7 +123,7 @@ def test_block_scales_need_blackwell(ctx):
 def test_tensor_parallel_functions_are_right(ctx, form):
     """Even shares in one call, with arrays and numbers as scales; any others by messages."""
     rng, table, p = np.random.default_rng(55), Table(ctx), ctx.size
-    sums = form in ("matmul_reduce_scatter", "matmul_allreduce")  # which travel in 16 bits
+    sums = form in (RS, AR)  # which travel in 16 bits
     tolerance = 2.0**-7 if sums else TOLERANCE
     even, others = (
         (64 * p, 128 * p, 256 * p),
@@ -133,13 +134,13 @@ def test_tensor_parallel_functions_are_right(ctx, form):
         if eight and form == "matmul_allgather":
             continue  # refused, as below
         for activation in (None, "relu", "gelu"):
-            if eight and activation and form == "matmul_allreduce":
+            if eight and activation and form == AR:
                 continue
             case = Case(ctx, rng, form, types, *even, arrays=arrays, activation=activation)
             name = f"{form} {types} {activation} {arrays=}"
             table.add(name, lambda case=case: case.wrong(case(), tolerance=2 * tolerance))
         for beta, sizes in ((-2.0, even), *((beta, sizes) for sizes in others for beta in (0.0, 1.0))):
-            if eight and (sizes != even or form == "matmul_allreduce"):
+            if eight and (sizes != even or form == AR):
                 continue
             case = Case(ctx, rng, form, types, *sizes, beta=beta, arrays=arrays)
             table.add(
@@ -167,7 +168,7 @@ def test_tensor_parallel_reports(ctx):
 def test_gathered_bytes(ctx):
     rng = np.random.default_rng(57)
     for t in (64 * ctx.size, 64 * ctx.size + 8):
-        case = Case(ctx, rng, "allgather_matmul", TYPES[2], t, 64 * ctx.size, 64)
+        case = Case(ctx, rng, AG, TYPES[2], t, 64 * ctx.size, 64)
         y, gathered = case(return_gathered=True)
         same = np.array_equal(ctx.engine.to_host(gathered), case.whole_x.view(np.uint8))
         fault = case.wrong(y, tolerance=TOLERANCE) or ("" if same else "X differs")
@@ -180,7 +181,7 @@ def test_tensor_parallel_tensors_of_pytorch(ctx, form):
     device = torch.device("cuda", ctx.engine.device.index)
     torch.cuda.set_device(device)
     p = ctx.size
-    total = 64 * p if form in ("matmul_reduce_scatter", "matmul_allreduce") else 64
+    total = 64 * p if form in (RS, AR) else 64
     with torch.cuda.stream(torch.cuda.Stream()):
         x = torch.ones(64, 64, device=device).to(torch.float8_e4m3fn)
         w = torch.ones(64, 64, device=device).to(torch.float8_e5m2)
@@ -218,11 +219,11 @@ def test_scales_may_be_parts_of_a_tensor(ctx, form, algo):
     units = torch.tensor([8.0, 0.5, 0.25], device=device)
     scales = pb.Scales(units[1:2], units[2:])
     y = getattr(pb, form)(x, w, ctx, scales=scales, dtype="bfloat16", algo=algo)
-    value = 8.0 * (ctx.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 1)
+    value = 8.0 * (ctx.size if form in (RS, AR) else 1)
     assert everywhere(ctx, "" if bool((y.float() == value).all()) else f"{y}, not {value}") == ""
 
 
-@pytest.mark.parametrize("scheme", ["gemm", "ag", "rs", "ar"])
+@pytest.mark.parametrize("scheme", ["gemm", AG, RS, AR])
 @pytest.mark.parametrize("algo", ["auto", "default"])
 def test_scales_of_matrices_may_be_parts_of_an_array(ctx, scheme, algo):
     p = float8.problem(scheme, ctx.size, (float8.E4, float8.E4, "bfloat16"), "C", unit=64)
@@ -236,10 +237,10 @@ def test_scales_of_matrices_may_be_parts_of_an_array(ctx, scheme, algo):
 @pytest.mark.parametrize("form", FORMS[:3])
 def test_tensor_parallel_graphs_read_scales_and_operands(ctx, form):
     p, one = ctx.size, 0x38  # 1 in e4m3
-    value = ALPHA * OF_X * OF_W * 64 * (1 if form == "allgather_matmul" else p)
+    value = ALPHA * OF_X * OF_W * 64 * (1 if form == AG else p)
     for result in ("bfloat16", float8.E4):
         types = (float8.E4, float8.E4, result)
-        inputs = 64 if form == "allgather_matmul" else 64 * p
+        inputs = 64 if form == AG else 64 * p
         case = Case(ctx, np.random.default_rng(58), form, types, 64 * p, 64 * p, inputs, arrays=True)
         case.x[...] = case.w[...] = one
         # amax of a result of 16 bits is computed after the product, which a graph does not hold
@@ -264,8 +265,8 @@ def test_tensor_parallel_graphs_on_a_stream_of_pytorch(ctx):
     x = torch.ones(8, 64, device=device)
     w = torch.ones(16, 64, device=device)
     for form in FORMS:
-        total = 64 * p if form in ("matmul_reduce_scatter", "matmul_allreduce") else 64
-        tokens = x.repeat(p, 1) if form == "matmul_reduce_scatter" else x
+        total = 64 * p if form in (RS, AR) else 64
+        tokens = x.repeat(p, 1) if form == RS else x
         with getattr(tp, f"plan_{form}")(tokens, w, ctx) as plan:
             graph = plan.graph()
             with torch.cuda.stream(torch.cuda.Stream()):

@@ -52,9 +52,9 @@ def test_a_plan_sees_new_data_and_other_matrices(ctx):
 
 
 def test_a_graph_sees_new_data_in_the_same_buffers(ctx):
-    p = pb.MatmulProblem.allgather(512, 512, 512, ctx.size, dtype="float32")
+    p = pb.MatmulProblem.allgather_matmul(512, 512, 512, ctx.size, dtype="float32", order="F")
     general = square(ctx)
-    for a_d, b_d, ops, scheme in ((p.a, p.b, "TN", "ag"), (general, general, "NN", "gemm")):
+    for a_d, b_d, ops, scheme in ((p.a, p.b, "TN", "allgather_matmul"), (general, general, "NN", "gemm")):
         a, b = (
             place(ctx, integers(a_d.shape, a_d.dtype, 1), a_d),
             place(ctx, integers(b_d.shape, b_d.dtype, 2), b_d),
@@ -202,12 +202,12 @@ def test_five_hundred_plans_leave_no_memory_behind(ctx):
 
 
 def test_symmetric_memory_is_used_and_said(ctx):
-    p = pb.MatmulProblem.allgather(1024, 1024, 1024, ctx.size, dtype="bfloat16")
+    p = pb.MatmulProblem.allgather_matmul(1024, 1024, 1024, ctx.size, dtype="bfloat16", order="F")
     values = [integers(x.shape, x.dtype, i, 1) for i, x in enumerate((p.a, p.b))]
     a = place(ctx, values[0], p.a)
     for symmetric in (False, True):
         b = place(ctx, values[1], p.b, symmetric=symmetric)
-        with pb.plan_matmul(a, b, op_a="T", scheme="ag", algo="split_p2p") as plan:
+        with pb.plan_matmul(a, b, op_a="T", scheme="allgather_matmul", algo="split_p2p") as plan:
             assert everywhere(ctx, wrong(ctx, plan(), values[0].T @ values[1], 2.0**-6)) == ""
             report = plan.report()
             assert "SPLIT_P2P" in report.path, report

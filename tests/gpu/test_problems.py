@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.layout import files
+from pblasmp.problems import files
 from tests.helpers.gpu.products import OPS, everywhere, integers, place, poisoned, wrong
 
 
@@ -19,7 +19,7 @@ def run(ctx: pb.Context, file: files.ProblemFile) -> tuple[pb.DistributedMatrix,
     out = poisoned(ctx, p.d)
     pb.matmul(a, b, c, out=out, alpha=file.alpha, beta=file.beta, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme)
     expected = file.alpha * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
-    if p.scheme == "ar":
+    if p.scheme == "matmul_allreduce":
         expected = np.tile(expected, (1, p.d.grid.size) if p.d.order == "F" else (p.d.grid.size, 1))
     if c is not None and file.beta:
         expected = expected + file.beta * values["c"]

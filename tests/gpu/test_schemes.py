@@ -10,25 +10,21 @@ import pytest
 
 import pblasmp as pb
 from tests.helpers.gpu.products import OPS, everywhere, integers, place, poisoned, wrong
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
-MAKERS = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 ALGORITHMS = ("auto", "default", "no_overlap", "split_p2p")
 
 
 def ops_of(scheme: str, order: str) -> list[tuple[str, str]]:
-    if scheme == "ar":
+    if scheme == AR:
         return [("T", "N") if order == "F" else ("N", "T")]
     return list(itertools.product("NT", repeat=2))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize("scheme", ["ag", "rs", "ar"])
+@pytest.mark.parametrize("scheme", [AG, RS, AR])
 def test_schemes_are_right(ctx, scheme, order, dtype):
     faults = []
     for (op_a, op_b), algo in itertools.product(ops_of(scheme, order), ALGORITHMS):
@@ -47,7 +43,7 @@ def test_schemes_are_right(ctx, scheme, order, dtype):
                     continue
                 raise
             expected = OPS[op_a](values[0]) @ OPS[op_b](values[1])
-            if scheme == "ar":
+            if scheme == AR:
                 expected = np.tile(expected, (1, ctx.size) if order == "F" else (ctx.size, 1))
             fault = everywhere(ctx, wrong(ctx, out, expected, 2.0**-6 if p.d.dtype.itemsize == 2 else 0))
             if fault:

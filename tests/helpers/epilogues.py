@@ -83,7 +83,7 @@ def part(name: str, vector: np.ndarray, p: pb.MatmulProblem, rank: int) -> np.nd
         return vector[:0]
     contiguous = 1 if p.d.order == "C" else 0
     axis = {"bias_grad_a": 0, "bias_grad_b": 1}.get(name, contiguous)
-    if p.scheme == "ar" or (p.scheme == "rs" and axis != contiguous):
+    if p.scheme == "matmul_allreduce" or (p.scheme == "matmul_reduce_scatter" and axis != contiguous):
         return vector
     return vector[p.d.global_indices(rank)[axis]]
 
@@ -92,7 +92,7 @@ def part_of_d(whole: np.ndarray, p: pb.MatmulProblem, rank: int) -> np.ndarray:
     """What ``rank`` has of D, or of a matrix with D's layout."""
     if rank >= p.d.grid.size:
         return whole[:0, :0]
-    if p.scheme == "ar":
+    if p.scheme == "matmul_allreduce":
         return whole
     rows, cols = p.d.global_indices(rank)
     return whole[rows[:, None], cols]

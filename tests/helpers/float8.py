@@ -12,6 +12,7 @@ import numpy as np
 import pblasmp as pb
 from pblasmp.dtypes import is_float8
 from tests.helpers import epilogues
+from tests.helpers.schemes import MAKERS
 
 E4, E5 = "float8_e4m3fn", "float8_e5m2"
 LARGEST = {E4: 448.0, E5: 57344.0}
@@ -22,12 +23,6 @@ TYPES = tuple(
     for d in ("bfloat16", "float16", "float32", E4, *([E5] if E5 in (a, b) else []))
 )
 """Every combination of the types of A, B and D."""
-
-MAKE = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 
 
 def problem(
@@ -43,7 +38,7 @@ def problem(
             m, n, k, grid, unit, op_a=ops[0], op_b=ops[1], dtype=a, out_dtype=d, order=order
         )
     else:
-        p = MAKE[scheme](m, n, k, size, *ops, dtype=a, out_dtype=d, order=order)
+        p = MAKERS[scheme](m, n, k, size, *ops, dtype=a, out_dtype=d, order=order)
     return replace(p, b=replace(p.b, dtype=b))
 
 
@@ -125,4 +120,4 @@ def scaled(
 
 def cases() -> Any:
     """Schemes, types and orders."""
-    return itertools.product(("gemm", *MAKE), TYPES, "CF")
+    return itertools.product(("gemm", *MAKERS), TYPES, "CF")

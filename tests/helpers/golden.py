@@ -24,6 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+AG, RS, AR = "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"
 DESCRIPTORS = Path(__file__).parents[2] / "descriptors"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -51,8 +52,8 @@ def resolve(file: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if scheme == "gemm":
         operands = resolve_gemm(file)
     else:
-        ops = file.get("ops", "TN")
-        orders = file.get("order", "F")
+        orders = file.get("order", "C")
+        ops = file.get("ops", "TN" if orders[-1] == "F" else "NT")
         orders = orders if len(orders) == 3 else orders * 3
         operands = {}
         for name, order in zip("abd", orders, strict=True):
@@ -106,7 +107,7 @@ def nearest_to_a_square(ranks: int) -> dict[str, Any]:
 def one_dimensional(
     file: dict[str, Any], name: str, trans: bool, order: str, order_of_d: str
 ) -> dict[str, Any]:
-    """Return shape, block and grid of an operand of scheme "ag", "rs" or "ar".
+    """Return shape, block and grid of an operand of scheme AG, RS or AR.
 
     The table is of F-ordered matrices. C-ordered memory is that of the transpose in F order; with D
     transposed the product is D^T = op(B)^T op(A)^T, in which A and B change places.
@@ -122,19 +123,19 @@ def one_dimensional(
     col = {"nprow": ranks, "npcol": 1, "order": "col"}
     row = {"nprow": 1, "npcol": ranks, "order": "row"}
     table = {
-        ("ag", "a", False): ((m, k), (mp, k), col),
-        ("ag", "a", True): ((k, m), (k, mp), row),
-        ("ag", "b", False): ((k, n), (k, np), row),
-        ("ag", "b", True): ((n, k), (np, k), col),
-        ("ag", "d", False): ((m, n), (mp, np), col),
-        ("rs", "a", False): ((m, k), (m, kp), row),
-        ("rs", "a", True): ((k, m), (kp, m), col),
-        ("rs", "b", False): ((k, n), (kp, np), col),
-        ("rs", "b", True): ((n, k), (np, kp), row),
-        ("rs", "d", False): ((m, n), (m, np), row),
-        ("ar", "a", True): ((k, m), (kp, m), col),
-        ("ar", "b", False): ((k, n), (kp, n), col),
-        ("ar", "d", False): ((m, n * ranks), (m, n), row),
+        (AG, "a", False): ((m, k), (mp, k), col),
+        (AG, "a", True): ((k, m), (k, mp), row),
+        (AG, "b", False): ((k, n), (k, np), row),
+        (AG, "b", True): ((n, k), (np, k), col),
+        (AG, "d", False): ((m, n), (mp, np), col),
+        (RS, "a", False): ((m, k), (m, kp), row),
+        (RS, "a", True): ((k, m), (kp, m), col),
+        (RS, "b", False): ((k, n), (kp, np), col),
+        (RS, "b", True): ((n, k), (np, kp), row),
+        (RS, "d", False): ((m, n), (m, np), row),
+        (AR, "a", True): ((k, m), (kp, m), col),
+        (AR, "b", False): ((k, n), (kp, n), col),
+        (AR, "d", False): ((m, n * ranks), (m, n), row),
     }
     shape, block, grid = table[file["scheme"], role, trans]
     if order == "C":

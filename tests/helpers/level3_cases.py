@@ -9,8 +9,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.testing.level3 import OPS, dense, shapes, touched
 from tests.helpers.cases import first, layout, numbers, pick, scattered
-from tests.helpers.level3 import OPS, dense, reads, shapes
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 
@@ -59,7 +59,7 @@ def drawn(rng, routine, flags, dtype, sizes, alpha, beta):
     values = {name: numbers(rng, sizes[name], dtype) for name in ROUTINES[routine].operands}
     if routine == "trsm":
         values["a"] = triangular(rng, sizes["a"][0], dtype, flags["uplo"])
-        t = np.where(reads("trsm", "a", {**flags, "diag": "N"}, sizes["a"]), values["a"], 0)
+        t = np.where(touched("trsm", "a", {**flags, "diag": "N"}, sizes["a"]), values["a"], 0)
         if flags["diag"] == "U":
             np.fill_diagonal(t, 1)
         t = OPS[flags["op_a"]](t)
@@ -70,9 +70,9 @@ def drawn(rng, routine, flags, dtype, sizes, alpha, beta):
         expected = dense(routine, values, flags, alpha, beta)
     for name in values:
         if name == "c":
-            unread = ~reads(routine, "c", flags, sizes["c"]) | (beta == 0)
+            unread = ~touched(routine, "c", flags, sizes["c"]) | (beta == 0)
         elif name == "a":
-            unread = ~reads(routine, "a", flags, sizes["a"]) | (alpha == 0)
+            unread = ~touched(routine, "a", flags, sizes["a"]) | (alpha == 0)
         else:
             unread = np.full(sizes[name], alpha == 0)
         values[name][unread] = np.nan
@@ -136,7 +136,7 @@ def called(ctx, rng, routine, flags, dtype, algo, sizes):
         out, before = given[inner], values[inner]
     elif "c" in given:
         before = values["c"]
-    expected = np.where(reads(routine, "d", flags, sizes["d"]), expected, before)
+    expected = np.where(touched(routine, "d", flags, sizes["d"]), expected, before)
     arguments = {**flags, "alpha": alpha} | ({"beta": beta} if "c" in has.operands else {})
     result = getattr(pb, routine)(
         *(given[name].matrix for name in has.operands if name in given),

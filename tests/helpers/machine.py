@@ -18,7 +18,7 @@ from pblasmp.bindings import DataType, MatmulAttribute, MatmulEpilogue, Operatio
 from pblasmp.dtypes import as_dtype
 from pblasmp.engines.gpu.types import DATA_TYPES
 from pblasmp.layout.level3 import ROUTINES
-from tests.helpers import level3 as reference
+from pblasmp.testing import level3 as reference
 from tests.helpers.fakegpu import FakeGpu
 from tests.helpers.recorder import Call, Recorder
 
@@ -145,7 +145,7 @@ class Multiplying(Witness):
         whole = reference.dense(routine, values, flags, alpha, beta)
         if short == "Tradd" and beta == 0:
             whole = whole + 0 * self._whole(told, "c", extents["c"])
-        self._put(told, result, whole, extents["d"], reference.reads(routine, "d", flags, whole.shape))
+        self._put(told, result, whole, extents["d"], reference.touched(routine, "d", flags, whole.shape))
 
     def _scalar(self, told: dict[str, int], name: str, like: str, *, narrow: bool = False) -> Any:
         kind = self._dtype(self.made[told["desc" + like.upper()]])

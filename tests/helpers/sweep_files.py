@@ -15,8 +15,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from pblasmp.errors import LayoutError
-from pblasmp.layout import Grid, MatrixDescriptor, files
-from pblasmp.layout.schema import (
+from pblasmp.layout import Grid, MatrixDescriptor
+from pblasmp.problems import files
+from pblasmp.problems.schema import (
     Count,
     Diag,
     Extent,
@@ -77,7 +78,7 @@ def find_sweeps() -> list[Path]:
 
 def schema() -> str:
     """Return the text of sweep.schema.json."""
-    return json_schema("sweep.schema.json", SweepTable, {})
+    return json_schema("sweep.schema.json", SweepTable)
 
 
 @dataclass(frozen=True, slots=True)

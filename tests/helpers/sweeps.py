@@ -7,8 +7,8 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.testing.level3 import OPS, dense, shapes, touched
 from tests.helpers.gpu.products import integers, part_of, place
-from tests.helpers.level3 import OPS, dense, reads, shapes
 from tests.helpers.sweep_files import Sweep, find_sweeps, load_sweep
 
 NAMES = ("gemm", *(name for name in ROUTINES if name not in ("syrkx", "herkx")))  # those that PBLAS has
@@ -67,14 +67,14 @@ def fault(ctx: pb.Context, sweep: Sweep, name: str, grid: pb.Grid, dtype: np.dty
         parts[x] = part.copy()
         if x != written:
             partly = x == "a" and name != "gemm"
-            mask = reads(name, x, flags, part.shape) if partly else np.ones(part.shape, bool)
+            mask = touched(name, x, flags, part.shape) if partly else np.ones(part.shape, bool)
             whole = np.full(whole.shape, np.nan, whole.dtype)
             whole[windows[x]] = np.where(mask, parts[x], np.nan)
         wholes[x], parents[x] = whole, place(ctx, whole, d)
     given = {x: parents[x][windows[x]] for x in operands}
     scalars = {"alpha": alpha, "beta": beta} if "c" in operands else {"alpha": alpha}
     if name == "gemm":
-        pb.matmul(*given.values(), out=given["c"], **flags, **scalars, redistribute=True)
+        pb.matmul(*given.values(), out=given["c"], **flags, **scalars)
         a, b = OPS[flags["op_a"]](parts["a"]), OPS[flags["op_b"]](parts["b"])
         expected = alpha * (a @ b) + beta * parts["c"]
     else:

@@ -88,14 +88,15 @@ def one_function(ctx: pb.Context, split: Split, whole: list[Tensor], tolerance: 
     expected = nn.functional.linear(*whole)
     weights = integers(ctx, 4, *expected.shape, dtype=expected.dtype)
     (expected * weights).sum().backward()
-    x, w, *bias = mine
-    y = split.function(x, w, ctx, *bias)
+    x, w, *rest = mine
+    bias = dict(zip(["bias"], rest, strict=False))
+    y = split.function(x, w, ctx, **bias)
     compare("y", y, expected[split.y], tolerance)
     (y * weights[split.y]).sum().backward()
     for name, tensor, full, part in zip("xwb", mine, whole, parts, strict=False):
         compare(f"gradient of {name}", tensor.grad, full.grad[part], tolerance)
     with torch.no_grad():
-        compare("y without gradient", split.function(x, w, ctx, *bias), expected[split.y], tolerance)
+        compare("y without gradient", split.function(x, w, ctx, **bias), expected[split.y], tolerance)
 
 
 class Mlp(nn.Module):
@@ -107,8 +108,8 @@ class Mlp(nn.Module):
         if like is None:
             self.up, self.down = nn.Linear(k, n, **how), nn.Linear(n, k, **how)
         else:
-            self.up = pt.ColumnParallelLinear.from_linear(like.up, ctx, **how)
-            self.down = pt.RowParallelLinear.from_linear(like.down, ctx, **how)
+            self.up = pt.ColumnParallelLinear.from_linear(like.up, ctx=ctx, **how)
+            self.down = pt.RowParallelLinear.from_linear(like.down, ctx=ctx, **how)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(nn.functional.gelu(self.up(x)))

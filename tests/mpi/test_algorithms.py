@@ -24,13 +24,17 @@ UPDATES = ("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx")
 ROUTINES = ("trsm", "trmm", "symm", "hemm", *UPDATES, "geadd", "tradd")
 NAMES = {
     **dict.fromkeys(("matmul", "trmm", "trsm"), (*SLABS, "stationary")),
-    **dict.fromkeys(("ag", "rs"), SLABS),
+    **dict.fromkeys(("allgather_matmul", "matmul_reduce_scatter"), SLABS),
     **dict.fromkeys(("symm", "hemm"), (*SLABS, "stationary", "full")),
     **dict.fromkeys(UPDATES, ("summed", *SLABS, "full")),
     **dict.fromkeys(("geadd", "tradd"), ("moved",)),
-    **dict.fromkeys(("ag", "allgather_matmul"), ("mpi", *SLABS, "pull", "push")),
-    **dict.fromkeys(("rs", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "ring", "push")),
-    **dict.fromkeys(("ar", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "ring", "push")),
+    **dict.fromkeys(("allgather_matmul", "allgather_matmul"), ("mpi", *SLABS, "pull", "push")),
+    **dict.fromkeys(
+        ("matmul_reduce_scatter", "matmul_reduce_scatter"), ("mpi", *SLABS, "pull", "ring", "push")
+    ),
+    **dict.fromkeys(
+        ("matmul_allreduce", "matmul_allreduce"), ("mpi", "sum", "one_shot", "two_shot", "ring", "push")
+    ),
     "matmul_allgather": ("mpi", "pull", "push"),
 }
 """The algorithms of the host by function, or scheme."""
@@ -53,8 +57,14 @@ def matrix_calls(ctx, rng):
             yield name, function, (a, c), {"beta": 2}
         else:
             yield name, function, (a, b, c), {"beta": 2}
-    makers = pb.MatmulProblem.allgather, pb.MatmulProblem.reduce_scatter, pb.MatmulProblem.allreduce
-    for scheme, make in zip(("ag", "rs", "ar"), makers, strict=True):
+    makers = (
+        pb.MatmulProblem.allgather_matmul,
+        pb.MatmulProblem.matmul_reduce_scatter,
+        pb.MatmulProblem.matmul_allreduce,
+    )
+    for scheme, make in zip(
+        ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"), makers, strict=True
+    ):
         p = make(4 * ctx.size, 2 * ctx.size, 3 * ctx.size, ctx.size, "N", "T", order="C", dtype="float64")
         x, w = (scattered(ctx, e, numbers(rng, e.shape, "float64")) for e in (p.a, p.b))
         yield scheme, pb.matmul, (x, w), {"op_b": "T", "scheme": scheme}
@@ -168,7 +178,7 @@ def refusals(comm):
         p = ctx.size
         for name, function, args, how in calls(ctx, rng):
             algo = NAMES[name][-1]
-            if name in ("matmul", "ag", "rs", "ar", *FORMS):
+            if name in ("matmul", "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", *FORMS):
                 words = [f"algo {algo!r}: compute: the host engine takes only None, got 'tf32'"]
                 how = {**how, "compute": "tf32", "algo": algo}
                 yield f"{name} tf32", agreed_error(ctx, pb.UnsupportedError, words, function, *args, **how)
@@ -210,53 +220,21 @@ def refusals(comm):
             refused = agreed_error(ctx, pb.UnsupportedError, words, function, *args, algo="shared")
             yield f"{function.__name__} without shared memory", refused
         transport.why_not_shared = sharing
-        q = pb.MatmulProblem.allgather(2 * p, 2 * p, 2 * p, p, "T", "N")
+        q = pb.MatmulProblem.allgather_matmul(2 * p, 2 * p, 2 * p, p, "T", "N", order="F", dtype="float32")
         x, w = ctx.zeros(q.a), ctx.zeros(q.b)
-        q = pb.MatmulProblem.allgather(2 * p, 2 * p, 2 * p, p, "N", "T")
+        q = pb.MatmulProblem.allgather_matmul(2 * p, 2 * p, 2 * p, p, "N", "T", order="F", dtype="float32")
         of_columns = ctx.zeros(q.a), ctx.zeros(q.b)
-        how = {"op_b": "T", "scheme": "ag", "algo": "push"}
+        how = {"op_b": "T", "scheme": "allgather_matmul", "algo": "push"}
         words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
         yield "rows", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, *of_columns, **how)
-        how = {"op_a": "T", "scheme": "ag", "algo": "push"}
+        how = {"op_a": "T", "scheme": "allgather_matmul", "algo": "push"}
         yield "and these are", misplaced(pb.matmul(x, w, **how), np.zeros(q.d.shape, "f4"))
         if p > 1:
-            q = pb.MatmulProblem.allreduce(4, 4, 4 * (p - 1), p - 1)
+            q = pb.MatmulProblem.matmul_allreduce(4, 4, 4 * (p - 1), p - 1, order="F", dtype="float32")
             x, w = ctx.zeros(q.a), ctx.zeros(q.b)
-            how = {"op_a": "T", "scheme": "ar", "algo": "push"}
+            how = {"op_a": "T", "scheme": "matmul_allreduce", "algo": "push"}
             words = [f"algo 'push': the operands are on {p - 1} ranks; this algorithm needs all {p}"]
             yield "fewer ranks", agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, x, w, **how)
-
-
-def redistribute_is_a_bool(comm):
-    rng = np.random.default_rng(74)
-    with pb.Context(comm, engine="host") as ctx:
-        for name, function, args, how in matrix_calls(ctx, rng):
-            for value in ("no", "", 0, 1, None, np.True_):
-                words = [f"redistribute: expected True or False, got {value!r}"]
-                given = {**how, "redistribute": value}
-                yield (
-                    f"{name} {value!r}",
-                    agreed_error(ctx, pb.ArgumentError, words, function, *args, **given),
-                )
-            same = local(function(*args, **how, redistribute=True)), local(function(*args, **how))
-            yield f"{name} True", unlike(*same)
-            if ctx.size > 1:
-                refused = agreed_error(
-                    ctx,
-                    pb.RankMismatchError,
-                    ["redistribute"],
-                    function,
-                    *args,
-                    **how,
-                    redistribute=ctx.rank > 0,
-                )
-                yield f"{name} by rank", refused
-        p = pb.MatmulProblem.gemm(4, 4, 4, pb.Grid(1, 1), 2)
-        words = ["redistribute: expected True or False, got 'no'"]
-        yield (
-            "algorithms",
-            agreed_error(ctx, pb.ArgumentError, words, pb.algorithms, p, ctx, redistribute="no"),
-        )
 
 
 def said_alike(found, reported):
@@ -288,26 +266,26 @@ def told(comm):
         elsewhere = replace(d, block=(5, 4))
         a, c = ctx.zeros(d), ctx.zeros(elsewhere)
         asked = pb.MatmulProblem(d, elsewhere, d)
-        with pb.plan_matmul(a, c, redistribute=True) as plan:
+        with pb.plan_matmul(a, c) as plan:
             reported = plan.report().algorithms
-        found = pb.algorithms(asked, ctx, redistribute=True)
-        yield "moved", None if said_alike(found, reported) else f"{reported}"
+        found = pb.algorithms(asked, ctx)
+        yield "other blocks", None if said_alike(found, reported) else f"{reported}"
         for case, kind, words, problem, how in (
-            ("not legal", pb.ArgumentError, ["b: "], asked, {}),
+            ("not legal", pb.LayoutError, ["sizes: "], pb.MatmulProblem(d, replace(d, shape=(5, 12)), d), {}),
             ("no problem", pb.ArgumentError, ["problem: expected a MatmulProblem, Level3Problem or", "got int"], 3, {}),
             ("unknown", pb.UnsupportedError, ["got 'summa'"], pb.MatmulProblem(d, d, d), {"algo": "summa"}),
             ("alpha", pb.ArgumentError, ["alpha: expected a number"], pb.MatmulProblem(d, d, d), {"alpha": "2"}),
             ("grid", pb.ArgumentError, [f"{ctx.size + 1} ranks"],
              pb.MatmulProblem.gemm(8, 8, 8, pb.Grid(1, ctx.size + 1), 2), {}),
             ("ranks", pb.LayoutError, [f"problem: its layouts are on {ctx.size + 1} ranks, the context has {ctx.size}"],
-             ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
+             ParallelProblem.of_matmul(pb.MatmulProblem.matmul_allreduce(4, 4, 12 * (ctx.size + 1), ctx.size + 1)), {}),
             ("no C", pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.MatmulProblem(d, d, d), {"beta": 2}),
             ("no C, syrk", pb.ArgumentError, ["c: beta is 2, expected a matrix"], pb.Level3Problem("syrk", d, d),
              {"beta": 2}),
             ("no C, trsm", pb.ArgumentError, ["beta: trsm has no C to scale, expected 0, got 2"],
              pb.Level3Problem("trsm", d, d, d), {"beta": 2}),
             ("no C, ar", pb.ArgumentError, ["c: beta is 2, expected an array"],
-             ParallelProblem.of_matmul(pb.MatmulProblem.allreduce(4, 4, 12 * ctx.size, ctx.size)), {"beta": 2}),
+             ParallelProblem.of_matmul(pb.MatmulProblem.matmul_allreduce(4, 4, 12 * ctx.size, ctx.size)), {"beta": 2}),
         ):  # fmt: skip
             yield case, agreed_error(ctx, kind, words, pb.algorithms, problem, ctx, **how)
         if ctx.size > 1:
@@ -442,7 +420,7 @@ def repeated(comm):
         for name, function, args, how in matrix_calls(ctx, rng):
             result = function(*args, **how)
             given = {"plain": {}, "out": {"out": result}}
-            if name not in ("ag", "rs", "ar"):
+            if name not in ("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"):
                 given["other number"] = {"alpha": 3}
             for turn in range(4):
                 for kind, more in given.items():
@@ -554,11 +532,6 @@ def test_algorithms_by_name(nranks):
 @pytest.mark.parametrize("nranks", [1, 3])
 def test_refusals(nranks):
     run_mpi(refusals, nranks)
-
-
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_redistribute_is_true_or_false(nranks):
-    run_mpi(redistribute_is_a_bool, nranks)
 
 
 @pytest.mark.parametrize("nranks", [1, 4])

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.results import runs
 from pblasmp import launch
 from pblasmp.launch import find_launcher
+from pblasmp.layout.forms import FORMS
 from reference.scalapack import locate
 from tests.helpers.mpi import starts_ranks
 
@@ -79,6 +80,21 @@ def test_rounding(tmp_path):
     (run,) = runs(tmp_path).values()
     assert run.name == "rounding-2-ranks"
     assert len(run.rows) == 8 + 4
+
+
+def test_tensor_parallel(tmp_path):
+    """A file for each product, with every algorithm that applies next to a separate collective."""
+    options = ["--quick", "--engine=host", f"--results={tmp_path}"]
+    script = [*launch.interpreter(), "-m", "benchmarks.tensor_parallel", *options]
+    command = [str(find_launcher().path), "-n", "2", *script]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {run.benchmark: run for run in runs(tmp_path).values()}
+    assert set(found) == {f"tensor_parallel-{form}" for form in FORMS}
+    for run in found.values():
+        (row,) = run.rows
+        assert row["case"] == {"T": 16, "N": 16, "K": 16}
+        assert {"pblasmp", "mpi", "push", "MPI + BLAS", "GEMM alone"} <= set(row["seconds"])
 
 
 def test_cholesky(tmp_path):

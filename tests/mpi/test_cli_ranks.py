@@ -216,7 +216,7 @@ def test_first_call_and_steady_state(pblasmp):
     done = pblasmp("matmul", "-n", 2, "--size", 40, "--repeat", 0, "--json", "--check")
     result = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (result["ranks"], result["good"], result["repeated_seconds"]) == (2, True, [])
+    assert (result["ranks"], result["ok"], result["repeated_seconds"]) == (2, True, [])
     assert result["seconds"]["multiplying"] > 0
     assert result["why"] not in pblasmp("matmul", "-n", 1, "--size", 8).stdout  # the engine's line is short
 
@@ -228,7 +228,9 @@ def test_one_rank_needs_no_mpi(pblasmp, patched, environment, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "of one rank on one node" in done.stdout
     assert "check     right" in done.stdout
-    done = pblasmp("bench", "-n1", "--engine=host", "-call_gather", "--shape=8,6,4", "--samples=1", "--json")
+    done = pblasmp(
+        "bench", "-n1", "--engine=host", "-pallgather_matmul", "--shape=8,6,4", "--samples=1", "--json"
+    )
     assert (done.returncode, json.loads(done.stdout)["ranks"]) == (0, 1)
     assert pblasmp("run", "one-rank").returncode == 0
 
@@ -358,8 +360,8 @@ def test_algo(pblasmp):
 WRONG = """
 import pblasmp.plans as m
 right = m.MatrixPlan._run
-def wrong(self, operands):
-    right(self, operands)
+def wrong(self, run, operands):
+    right(self, run, operands)
     if self._ctx.rank == 1:
         operands.d[0, 0] += 1
 m.MatrixPlan._run = wrong
@@ -544,7 +546,7 @@ def test_bench(pblasmp, tmp_path):
 
 
 def test_bench_chooses_shapes_that_divide(pblasmp):
-    done = pblasmp("bench", "-n3", "--engine=host", "-call_reduce", "--samples=1")
+    done = pblasmp("bench", "-n3", "--engine=host", "-pmatmul_allreduce", "--samples=1")
     assert done.returncode == 0, done.stderr
     assert re.findall(r"\d+, \d+, \d+", done.stdout) == [
         "513, 256, 513",
@@ -555,30 +557,32 @@ def test_bench_chooses_shapes_that_divide(pblasmp):
 
 def test_bench_of_every_algorithm(pblasmp):
     how = ("--shape=8,6,4", "--samples=1", "--algo=all")
-    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", "-call_gather", *how)
+    done = pblasmp("bench", "-n2", "--engine=host", "-pmatmul_allreduce", "-pallgather_matmul", *how)
     assert done.returncode == 0, done.stderr
     heads = [re.split("  +", line.strip()) for line in done.stdout.splitlines() if "T, N, K" in line]
     of_sums = ["mpi", "sum", "one_shot", "two_shot", "ring", "push"]
     of_slabs = ["mpi", "shared", "gathered", "panels", "pull", "push"]
     assert heads == [
-        ["T, N, K", "ours", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
+        ["T, N, K", "pblasmp", *algorithms, "MPI + BLAS", "GEMM alone"] for algorithms in (of_sums, of_slabs)
     ]
     assert len(re.findall(r"^ +8, 6, 4( +\d+){8,9}$", done.stdout, re.MULTILINE)) == 2
 
 
 def test_bench_of_one_algorithm(pblasmp):
     how = ("--shape=8,6,4", "--samples=1", "--algo=sum", "--json")
-    done = pblasmp("bench", "-n2", "--engine=host", "-call_reduce", *how)
+    done = pblasmp("bench", "-n2", "--engine=host", "-pmatmul_allreduce", *how)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["sections"]["all_reduce"]
+    (row,) = json.loads(done.stdout)["sections"]["matmul_allreduce"]
     assert row["path"] == "partial products summed over ranks"
-    assert list(row["us"]) == ["ours", "MPI + BLAS", "GEMM alone"]
+    assert list(row["us"]) == ["pblasmp", "MPI + BLAS", "GEMM alone"]
 
 
-@pytest.mark.parametrize(("collective", "algo"), [("all_reduce", "summa"), ("all_gather", "one_shot")])
-def test_bench_of_an_algorithm_that_is_not_there(pblasmp, collective, algo):
+@pytest.mark.parametrize(
+    ("product", "algo"), [("matmul_allreduce", "summa"), ("allgather_matmul", "one_shot")]
+)
+def test_bench_of_an_algorithm_that_is_not_there(pblasmp, product, algo):
     how = ("--shape=8,6,4", "--samples=1", f"--algo={algo}")
-    done = pblasmp("bench", "-n2", "--engine=host", f"-c{collective}", *how)
+    done = pblasmp("bench", "-n2", "--engine=host", f"-p{product}", *how)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"pblasmp: algo: the host engine has 'auto', .* here, got '{algo}'\n", done.stderr)
 
@@ -586,7 +590,7 @@ def test_bench_of_an_algorithm_that_is_not_there(pblasmp, collective, algo):
 def test_tune(pblasmp, tmp_path, environment):
     """What was measured is printed, the fastest first, kept, and what "auto" takes in the next process."""
     environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
-    what = ("-n2", "--engine=host", "-call_reduce", "--shape=8,6,4")
+    what = ("-n2", "--engine=host", "-pmatmul_allreduce", "--shape=8,6,4")
     done = pblasmp("tune", *what)
     assert done.returncode == 0, done.stderr
     machine, title, line, kept = done.stdout.splitlines()
@@ -613,20 +617,20 @@ def test_tune(pblasmp, tmp_path, environment):
 def test_tune_as_json_for_the_layers_of_a_model(pblasmp, tmp_path, environment):
     environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
     how = ("--model=llama-8b", "--tokens=2", "--limit=0.001", "--json")
-    done = pblasmp("tune", "-n2", "--engine=host", "-creduce_scatter", *how)
+    done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_reduce_scatter", *how)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["dtype"], result["file"]) == ("float32", str(tmp_path / "times.json"))
     assert [row["case"] for row in result["measured"]] == ["2, 4096, 4096", "2, 4096, 14336"]
     for row in result["measured"]:
-        assert row["collective"] == "reduce_scatter"
+        assert row["product"] == "matmul_reduce_scatter"
         assert row["best"] == min(row["us"], key=row["us"].get)
         assert all("s had passed" in why for why in row["refused"].values())
 
 
 def test_tune_says_if_it_cannot_keep_the_times(pblasmp, environment):
     environment["PBLASMP_TUNING"] = "/proc/none/times.json"
-    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4")
+    done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=4,4,4")
     assert done.returncode == 0, done.stderr
     why = "/proc/none/times.json: No such file or directory; remove it, or set PBLASMP_TUNING to another file"
     assert done.stdout.splitlines()[-1] == f"the times could not be kept: {why}"
@@ -643,7 +647,9 @@ def test_a_broken_file_of_times_is_told_once(pblasmp, environment, tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stderr.startswith(ignored)
         assert done.stderr.count("\n") == 1
-    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=4,4,4", "--shape=4,8,4", "--json")
+    done = pblasmp(
+        "tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=4,4,4", "--shape=4,8,4", "--json"
+    )
     assert done.returncode == 0, done.stderr
     first, second = done.stderr.splitlines()
     result = json.loads(done.stdout)
@@ -655,21 +661,28 @@ def test_a_broken_file_of_times_is_told_once(pblasmp, environment, tmp_path):
 
 
 def test_tune_of_what_does_not_divide(pblasmp):
-    done = pblasmp("tune", "-n2", "--engine=host", "-call_reduce", "--shape=64,32,47")
+    done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=64,32,47")
     assert (done.returncode, done.stdout) == (2, "")
     why = "K is split over the ranks, expected a multiple of 2"
     assert done.stderr == f"pblasmp: all_reduce of 64,32,47: {why}\n"
 
 
 def test_bench_over_sizes(pblasmp, tmp_path):
-    how = ("-n3", "--engine=host", "-call_reduce", "-call_scatter", "--samples=1", "--sizes=1KiB-70KiB")
+    how = (
+        "-n3",
+        "--engine=host",
+        "-pmatmul_allreduce",
+        "-pmatmul_allgather",
+        "--samples=1",
+        "--sizes=1KiB-70KiB",
+    )
     done = pblasmp("bench", *how, "-o", "chart.svg")
     assert done.returncode == 0, done.stderr
     assert "WRONG" not in done.stdout
     assert (
         re.findall(r"  (\d+ KiB)$", done.stdout, re.MULTILINE) == ["1 KiB", "4 KiB", "16 KiB", "64 KiB"] * 2
     )
-    for t, n, _ in re.findall(r"(\d+), (\d+), (\d+)", done.stdout.partition("all_scatter")[0])[1:]:
+    for t, n, _ in re.findall(r"(\d+), (\d+), (\d+)", done.stdout.partition("matmul_allgather")[0])[1:]:
         assert 256 <= int(t) * int(n) <= 1.2 * 64 * 256
     chart = (tmp_path / "chart.svg").read_text()
     assert all(
@@ -679,19 +692,25 @@ def test_bench_over_sizes(pblasmp, tmp_path):
 
 
 def test_bench_of_what_does_not_divide(pblasmp):
-    done = pblasmp("bench", "-n2", "--engine=host", "-call_scatter", "-creduce_scatter", "--shape=63,32,47")
+    done = pblasmp(
+        "bench", "-n2", "--engine=host", "-pmatmul_allgather", "-pmatmul_reduce_scatter", "--shape=63,32,47"
+    )
     assert (done.returncode, done.stdout) == (2, "")
     why = "T and K are split over the ranks, expected multiples of 2"
     assert done.stderr == f"pblasmp: reduce_scatter of 63,32,47: {why}\n"
 
 
-EVEN_WHERE_SPLIT = [("all_gather", "8,3,5"), ("all_reduce", "7,3,6"), ("all_scatter", "7,3,5")]
+EVEN_WHERE_SPLIT = [
+    ("allgather_matmul", "8,3,5"),
+    ("matmul_allreduce", "7,3,6"),
+    ("matmul_allgather", "7,3,5"),
+]
 
 
-@pytest.mark.parametrize(("collective", "shape"), EVEN_WHERE_SPLIT)
-def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, collective, shape):
+@pytest.mark.parametrize(("product", "shape"), EVEN_WHERE_SPLIT)
+def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, product, shape):
     environment["PBLASMP_TUNING"] = str(tmp_path / "times.json")
-    what = ("-n2", "--engine=host", f"-c{collective}", f"--shape={shape}")
+    what = ("-n2", "--engine=host", f"-p{product}", f"--shape={shape}")
     done = pblasmp("bench", *what, "--samples=1", "--algo=all")
     assert (done.returncode, done.stderr, "WRONG" in done.stdout) == (0, "", False)
     done = pblasmp("tune", *what, "--limit=0.001")
@@ -700,11 +719,11 @@ def test_only_what_is_split_must_divide(pblasmp, tmp_path, environment, collecti
 
 def test_bench_tells_a_wrong_product(pblasmp, patched):
     patched(
-        "import pblasmp.cli.rivals as r; f = r.Separate.error; "
+        "import pblasmp.cli.separate as r; f = r.Separate.error; "
         "r.Separate.error = lambda self, y: f(self, y + (self._ctx.rank == 1))"
     )
     how = ("--shape=8,6,4", "--samples=1", "--dtype=bfloat16")
-    done = pblasmp("bench", "-n2", "--engine=host", "-creduce_scatter", *how)
+    done = pblasmp("bench", "-n2", "--engine=host", "-pmatmul_reduce_scatter", *how)
     assert (done.returncode, "WRONG" in done.stdout, "a product is wrong" in done.stderr) == (
         1,
         True,

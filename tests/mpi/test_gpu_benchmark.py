@@ -26,9 +26,9 @@ def test_rehearsal(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = {run.benchmark: run for run in runs(tmp_path).values()}
     assert {name: len(run.rows) for name, run in found.items()} == {
-        "gpu_matmul-ag": 1, "gpu_matmul-ar": 1, "gpu_matmul-2d": 2, "gpu_matmul-host": 4,
+        "gpu_matmul-allgather_matmul": 1, "gpu_matmul-matmul_allreduce": 1, "gpu_matmul-2d": 2, "gpu_matmul-host": 4,
     }  # fmt: skip
-    row = found["gpu_matmul-ag"].rows[0]
+    row = found["gpu_matmul-allgather_matmul"].rows[0]
     assert len(row["seconds"]["pblasmp"]) == 5
     assert "host engine" in row["failed"]["split_p2p"]
     assert all(row["seconds"]["plan()"] for row in found["gpu_matmul-host"].rows)

@@ -11,8 +11,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.engines.host.operations import HostOperations
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.testing.level3 import legal_flags
 from tests.helpers.cases import pick, short_messages
-from tests.helpers.level3 import legal_flags
 from tests.helpers.level3_cases import DTYPES, called
 from tests.helpers.mpi import run_mpi
 

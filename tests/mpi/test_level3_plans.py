@@ -113,7 +113,7 @@ def moves(comm):
         told = "c is moved to" in text and "c is moved to the layout of the result" in text
         yield "moved", wrong or (None if told or ctx.size == 1 else text)
         odd = scattered(ctx, square(ctx, 13, 3), np.pad(x, 1))[1:12, 1:12]
-        result = pb.syrk(odd, redistribute=False)
+        result = pb.syrk(odd)
         yield "any offset is taken as it is", misplaced(result, np.tril(x @ x.T))
 
 

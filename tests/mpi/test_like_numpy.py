@@ -143,7 +143,7 @@ class Program:
         text = f"{target.text} = matmul({x.text}, {y.text})"
         if x.array.dtype != y.array.dtype or x.array.dtype in FLOAT8.values():
             return text, None
-        found = pb.matmul(x.matrix, y.matrix, redistribute=True)
+        found = pb.matmul(x.matrix, y.matrix)
         expected = product(x.array, y.array)
         wrong = misplaced_view(found, expected)
         text, written = self.write(target, Named(found, expected, ""), text, lambda _, y: y)
@@ -239,7 +239,7 @@ class Program:
             x.matrix.H,
             x.matrix.H[every],
         )
-        found = [pb.matmul(way, x.matrix, redistribute=True) for way in ways]
+        found = [pb.matmul(way, x.matrix) for way in ways]
         orders = {each.descriptor for each in found}
         values = product(x.array, x.array, op_a="T"), product(x.array, x.array, op_a="C")
         wrongs = [misplaced_view(each, values[i > 3]) for i, each in enumerate(found)]

@@ -246,14 +246,14 @@ def matrices(comm):
         own = rows + comm.rank
         local = np.full((own, cols), comm.rank + 1.0, order="F")
         a = taken(local, [*desc[:8], own])
-        back = a[1:, 2:].to_scalapack(5)
+        back = a[1:, 2:].to_scalapack(context=5)
         yield (
             "own LLD",
             None if back.local is not local and back.desc.tolist() == [1, 5, *desc[2:8], own] else str(back),
         )
         yield "place", None if (back.ia, back.ja) == (2, 3) else str(back)
         words = ["context: expected an integer, got 'x'"]
-        yield "to: no context", agreed_error(ctx, pb.ArgumentError, words, a.to_scalapack, "x")
+        yield "to: no context", agreed_error(ctx, pb.ArgumentError, words, a.to_scalapack, context="x")
         for case, descriptor, word in (
             ("C order", pb.MatrixDescriptor((4, 4), (2, 2), grid), "F order"),
             ("16 bits", pb.MatrixDescriptor((4, 4), (2, 2), grid, dtype="float16", order="F"), "float16"),
@@ -281,7 +281,7 @@ def descriptions(comm):
         yield "one is missing", agreed_error(ctx, pb.RankMismatchError, ["A: 1 of the 2"], move, absent)
         nobody = [1, -1, *desc[2:]]
         words = ["entry 2 (CTXT_) of argument 6 (desca)", "-1 on every process", "INFO = -602"]
-        yield "nobody", agreed_error(ctx, pblas.ArgumentError, words, move, nobody)
+        yield "nobody", agreed_error(ctx, pblas.ParameterError, words, move, nobody)
         move(desc)
         yield "all is well", None if np.array_equal(y, np.full((2, 2), comm.rank < 2)) else str(y)
 

@@ -157,7 +157,7 @@ def interoperation(comm, flavour):
                 else:
                     a = scattered(ctx, seen.T, x.whole.T)
                     part = a[x.window[::-1]].T
-                given = part.to_scalapack(theirs)
+                given = part.to_scalapack(context=theirs)
                 y = Held(grid.shape, numbers(rng, (7, 9), dtype), (2, 3), (0, 0), (1, 1), (7, 9), 2)
                 inside = comm.rank < grid.size
                 local = desc = None

@@ -268,7 +268,7 @@ def long_messages_hold_little(comm):
 
 
 def moved_first(comm):
-    """redistribute=True: any layout is taken; only a C that is read is moved, where it is not D's, and said."""
+    """Any layout is taken; only a C that is read is moved, where it is not D's, and said."""
     rng = np.random.default_rng(46)
     with pb.Context(comm, engine="host") as ctx:
         fitting = _square(ctx, 18, 4)
@@ -283,12 +283,8 @@ def moved_first(comm):
             expected = product(x, y, z, **options)
             if c is not None and not options.get("beta"):
                 c.move_to = None  # it is not to be called
-            refused = None
-            if (da, db, dc or dd) != (fitting, fitting, dd):
-                words = ["redistribute=True"]
-                refused = agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, c, out=out, **options)
-            with pb.plan_matmul(a, b, c, out=out, redistribute=True, **options) as plan:
-                wrong = first(refused, misplaced(plan(), expected), misplaced(plan(), expected))
+            with pb.plan_matmul(a, b, c, out=out, **options) as plan:
+                wrong = first(misplaced(plan(), expected), misplaced(plan(), expected))
                 report = plan.report()
             found = "".join(line[0] for line in report.moved)
             text = str(report)
@@ -309,17 +305,15 @@ def moved_first(comm):
         big = scattered(ctx, _square(ctx, 24, 4), whole)
         a, b = scattered(ctx, fitting, x), scattered(ctx, fitting, y)
         inside = big[3:21, 1:19]  # starts within blocks
-        words = ["a: the sub-matrix starts 3 rows into a block of 4", "redistribute=True"]
-        wrong = agreed_error(ctx, pb.ArgumentError, words, pb.matmul, inside, b)
-        result = pb.matmul(inside, b, redistribute=True)
-        yield "a part that starts within a block", wrong or misplaced(result, whole[3:21, 1:19] @ y)
-        with pb.plan_matmul(a, b, inside, out=inside, beta=1, redistribute=True) as plan:
+        result = pb.matmul(inside, b)
+        yield "a part that starts within a block", misplaced(result, whole[3:21, 1:19] @ y)
+        with pb.plan_matmul(a, b, inside, out=inside, beta=1) as plan:
             plan()
             whole[3:21, 1:19] += x @ y
             moved = plan.report().moved
         yield "as out", misplaced(big, whole) or (f"{moved}" if moved else None)
         if comm.size == 1:
-            with pb.plan_matmul(b, scattered(ctx, coarse, x), redistribute=True) as plan:
+            with pb.plan_matmul(b, scattered(ctx, coarse, x)) as plan:
                 wrong = misplaced(plan(), y @ x)
                 text = str(plan.report())
             still = plan.report().copied_bytes == 0 and "all operands are multiplied in place" in text
@@ -332,13 +326,13 @@ def moved_first(comm):
             )
             u, v = numbers(rng, (13, 9), "float64"), numbers(rng, (9, 11), "float64")
             out = ctx.empty(dd)
-            pb.matmul(scattered(ctx, da, u), scattered(ctx, db, v), out=out, redistribute=True)
+            pb.matmul(scattered(ctx, da, u), scattered(ctx, db, v), out=out)
             yield f"any layouts, {count}", misplaced(out, u @ v)
         sizes = ctx.zeros(pb.MatrixDescriptor((5, 5), (2, 2), fitting.grid))
         words = ["sizes", "the columns of op(A) must be the rows of op(B)"]
         yield (
             "no move makes sizes fit",
-            agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, sizes, redistribute=True),
+            agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, sizes),
         )
 
 

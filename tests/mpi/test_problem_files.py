@@ -14,10 +14,10 @@ import pytest
 import pblasmp as pb
 from pblasmp.cli.progress import Reporter
 from pblasmp.cli.run_routine import run_routine
-from pblasmp.layout.files import find, load_any_file, load_problem_file
 from pblasmp.layout.routines import ROUTINES
+from pblasmp.problems.files import find, load_any_file, load_problem_file
+from pblasmp.testing.level3 import legal_flags, shapes
 from tests.helpers.cases import SIZES, first, grids, layout, misplaced, numbers, pick, product, scattered
-from tests.helpers.level3 import legal_flags, shapes
 from tests.helpers.mpi import run_mpi
 
 
@@ -36,7 +36,7 @@ def run_files(comm, names):
             expected = product(
                 parts["a"], parts["b"], alpha=file.alpha, op_a=p.op_a, op_b=p.op_b, dtype=complex
             )
-            if p.scheme == "ar":
+            if p.scheme == "matmul_allreduce":
                 copies = p.d.grid.size
                 expected = np.tile(expected, (1, copies) if p.d.order == "F" else (copies, 1))
             if file.beta:

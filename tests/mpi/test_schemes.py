@@ -24,12 +24,8 @@ from tests.helpers.cases import (
     scattered,
 )
 from tests.helpers.mpi import run_mpi
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
-MAKERS = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 FLIPPED = {"N": "T", "T": "N", "C": "N"}
 
 
@@ -60,7 +56,7 @@ def every_product(comm):
             p.validate()
             x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
             alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2))
-            copies = p.d.grid.size if p.scheme == "ar" else 1
+            copies = p.d.grid.size if p.scheme == AR else 1
             whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
             expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
             if beta:
@@ -79,7 +75,7 @@ def every_product(comm):
                 misplaced(b, y),
                 c is not None and misplaced(c, z),
             )
-            if p.scheme == "ar" and wrong is None and comm.rank < copies and not beta:
+            if p.scheme == AR and wrong is None and comm.rank < copies and not beta:
                 same = result.local.shape == whole.shape and np.array_equal(
                     result.local, whole.astype(z.dtype)
                 )
@@ -96,20 +92,23 @@ def pushed(comm):
             if p.d.grid.size < comm.size:  # elsewhere it is refused, see test_algorithms
                 continue
             x, y, z = (numbers(rng, d.shape, d.dtype) for d in (p.a, p.b, p.d))
-            alpha, beta = pick(rng, (1, 2, -1, 0)), pick(rng, (0, 1, 2)) if p.scheme != "ar" else 0
-            copies = p.d.grid.size if p.scheme == "ar" else 1
+            alpha, beta = (
+                pick(rng, (1, 2, -1, 0)),
+                pick(rng, (0, 1, 2)) if p.scheme != AR else 0,
+            )
+            copies = p.d.grid.size if p.scheme == AR else 1
             whole = product(x, y, alpha=alpha, op_a=p.op_a, op_b=p.op_b, dtype=exact(x).dtype)
             expected = np.tile(whole, (1, copies) if p.d.order == "F" else (copies, 1))
             expected = (expected + beta * exact(z) if beta else expected).astype(z.dtype)
             a, b, c = scattered(ctx, p.a, x), scattered(ctx, p.b, y), scattered(ctx, p.d, z)
             how = {"op_a": p.op_a, "op_b": p.op_b, "scheme": p.scheme, "alpha": alpha, "beta": beta}
-            if p.scheme == "ar":
+            if p.scheme == AR:
                 words = ["algo 'push': C may differ from rank to rank"]
                 read = {**how, "algo": "push", "beta": 1}
                 refused = agreed_error(ctx, pb.UnsupportedError, words, pb.matmul, a, b, c, **read)
                 yield f"{case} with C", refused
             x_of = (p.b.T, p.op_b) if p.d.order == "F" else (p.a, p.op_a)
-            if p.scheme == "ag" and (x_of[1] == "N") != (x_of[0].order == "C"):
+            if p.scheme == AG and (x_of[1] == "N") != (x_of[0].order == "C"):
                 words = ["algo 'push': X is gathered by rows, which are not contiguous in memory"]
                 out = {"out": ctx.empty(p.d)}
                 call = pb.matmul, a, b, c
@@ -138,23 +137,29 @@ def layers(comm):
         return np.ascontiguousarray(np.split(values, ranks, axis)[comm.rank])
 
     with pb.Context(comm, engine="host") as ctx:
-        p = pb.MatmulProblem.allgather(tokens, outputs, inputs, ranks, "N", "T", order="C")
+        p = pb.MatmulProblem.allgather_matmul(
+            tokens, outputs, inputs, ranks, "N", "T", order="C", dtype="float32"
+        )
         a, b = ctx.from_local(mine(x, 0), p.a), ctx.from_local(mine(w, 0), p.b)
-        out = pb.matmul(a, b, op_b="T", scheme="ag", out=ctx.empty(p.d))
+        out = pb.matmul(a, b, op_b="T", scheme=AG, out=ctx.empty(p.d))
         yield (
             "ag: (T/P, K) and (N/P, K) make (T, N/P)",
             None if np.array_equal(out.local, mine(y, 1)) else "wrong",
         )
-        p = pb.MatmulProblem.reduce_scatter(tokens, outputs, inputs, ranks, "N", "T", order="C")
+        p = pb.MatmulProblem.matmul_reduce_scatter(
+            tokens, outputs, inputs, ranks, "N", "T", order="C", dtype="float32"
+        )
         a, b = ctx.from_local(mine(x, 1), p.a), ctx.from_local(mine(w, 1), p.b)
-        out = pb.matmul(a, b, op_b="T", scheme="rs", out=ctx.empty(p.d))
+        out = pb.matmul(a, b, op_b="T", scheme=RS, out=ctx.empty(p.d))
         yield (
             "rs: (T, K/P) and (N, K/P) make (T/P, N)",
             None if np.array_equal(out.local, mine(y, 0)) else "wrong",
         )
-        p = pb.MatmulProblem.allreduce(tokens, outputs, inputs, ranks, "N", "T", order="C")
+        p = pb.MatmulProblem.matmul_allreduce(
+            tokens, outputs, inputs, ranks, "N", "T", order="C", dtype="float32"
+        )
         a, b = ctx.from_local(mine(x, 1), p.a), ctx.from_local(mine(w, 1), p.b)
-        out = pb.matmul(a, b, op_b="T", scheme="ar", out=ctx.empty(p.d))
+        out = pb.matmul(a, b, op_b="T", scheme=AR, out=ctx.empty(p.d))
         yield "ar: (T, K/P) and (N, K/P) make (T, N)", None if np.array_equal(out.local, y) else "wrong"
 
 
@@ -164,16 +169,24 @@ def refused(comm):
         d = pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid.squarest(ranks), dtype="float32", order="F")
         a, b = ctx.zeros(d), ctx.zeros(d)
         for scheme, words in (
-            ("ag", ["a: grid is", "b: grid is", "AllGather + GEMM on"]),
-            ("rs", ["GEMM + ReduceScatter"]),
-            ("ar", ["GEMM + AllReduce"]),
-            ("sr", ["scheme: expected 'gemm', 'ag', 'rs' or 'ar', got 'sr'"]),
+            (AG, ["a: grid is", "b: grid is", "AllGather + GEMM on"]),
+            (RS, ["GEMM + ReduceScatter"]),
+            (AR, ["GEMM + AllReduce"]),
+            (
+                "sr",
+                [
+                    (
+                        "scheme: expected one of 'gemm', 'allgather_matmul', 'matmul_reduce_scatter', "
+                        "'matmul_allreduce', got 'sr'"
+                    )
+                ],
+            ),
         ):
             wrong = agreed_error(ctx, pb.ArgumentError, words, pb.matmul, a, b, op_a="T", scheme=scheme)
             yield f"2D layouts in {scheme}", wrong
-        p = pb.MatmulProblem.allgather(4, 4, 4, ranks)
+        p = pb.MatmulProblem.allgather_matmul(4, 4, 4, ranks, order="F", dtype="float32")
         a, b = ctx.zeros(p.a), ctx.zeros(p.b)
-        mine = "ag" if comm.rank else "gemm"
+        mine = AG if comm.rank else "gemm"
         yield (
             "another scheme on one rank",
             agreed_error(
@@ -211,12 +224,14 @@ def test_layouts_of_no_scheme():
 def unread_c(comm):
     """With beta = 0 a given C changes nothing: neither the algorithms nor the result."""
     with pb.Context(comm, engine="host") as ctx:
-        p = pb.MatmulProblem.allreduce(8, 6, 4 * comm.size, comm.size, "N", "T", order="C", dtype="float64")
+        p = pb.MatmulProblem.matmul_allreduce(
+            8, 6, 4 * comm.size, comm.size, "N", "T", order="C", dtype="float64"
+        )
         a, b = ctx.full(p.a, 1.0), ctx.full(p.b, 2.0)
         c = ctx.full(p.d, np.nan)
         with_c = replace(p, c=p.d)
         assert pb.algorithms(with_c, ctx) == pb.algorithms(p, ctx)
-        how = {"op_b": "T", "scheme": "ar"}
+        how = {"op_b": "T", "scheme": AR}
         with pb.plan(pb.matmul, a, b, **how) as plan:
             expected = plan.report().algorithms
         with pb.plan(pb.matmul, a, b, c, **how) as plan:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -22,11 +21,11 @@ import pytest
 
 import pblasmp as pb
 from pblasmp import info
-from pblasmp.cli import main, options, rivals
+from pblasmp.cli import main, options
 from pblasmp.cli.commands import cli
 from pblasmp.cli.terminal import use_colour
-from pblasmp.layout.files import check as check_file
-from pblasmp.layout.files import find
+from pblasmp.problems.files import check as check_file
+from pblasmp.problems.files import find
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """
@@ -169,19 +168,18 @@ BAD = [
     ),
     ("run faulty_routine.toml", "faulty_routine.toml: a fault in this file: - op_b: unknown key"),
     ("run routine.toml -n 1", "routine.toml needs 2 ranks, got 1: give -n 2"),
-    ("show routine.toml", "routine.toml describes the routine trsm, which show draws only as .svg: give -o"),
-    ("show routine.toml -o picture.png", "which show draws only as .svg"),
+    ("show routine.toml -o picture.png", "cannot save 'picture.png': expected a name that ends in .svg"),
     ("show routine.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
     ("check illegal_routine.toml", "1 of 1 files is not legal"),
     ("run good.toml -n 1", "good.toml needs 2 ranks, got 1: give -n 2"),
     ("run gird-2x2", "cannot be read: No such file or directory: did you mean 'grid-2x2'?"),
     ("show", "Missing argument 'FILE.toml'"),
     ("show none.toml", "none.toml: a fault in this file: - cannot be read: No such file or directory"),
-    ("show good.toml -o picture.txt", "cannot draw 'picture.txt': expected a name that ends in"),
-    ("show good.toml -o none/picture.png", "none/picture.png: No such file or directory"),
+    ("show good.toml -o picture.txt", "cannot save 'picture.txt': expected a name that ends in"),
+    ("show good.toml -o none/picture.svg", "none/picture.svg: No such file or directory"),
     (
-        "bench -c broadcast",
-        "'broadcast' is not one of 'all_gather', 'reduce_scatter', 'all_reduce', 'all_scatter'",
+        "bench -p broadcast",
+        "'broadcast' is not one of 'allgather_matmul', 'matmul_reduce_scatter', 'matmul_allreduce'",
     ),
     ("bench --shape 4,4", "'4,4': expected tokens, outputs and inputs, for example 1024,512,2048"),
     ("bench --shape 4,0,4", "'4,0,4': expected tokens"),
@@ -193,7 +191,7 @@ BAD = [
     ("tune --model llama-8b --tokens 64,x", "'64,x': expected numbers of tokens, for example 1024,4096"),
     ("tune --model llama --tokens 64", "model: expected one of llama-70b, llama-8b, got 'llama'"),
     ("tune --limit 0", "'--limit': 0.0 is not in the range x>0"),
-    ("tune -c broadcast", "'broadcast' is not one of"),
+    ("tune -p broadcast", "'broadcast' is not one of"),
     ("bench -o chart.txt", "cannot draw 'chart.txt': expected a name that ends in"),
     ("bench -o none/chart.svg", "none/chart.svg: there is no directory none"),
     ("check", "Missing argument 'FILE.toml...'"),
@@ -523,9 +521,10 @@ def test_show(pblasmp, files):
     assert (status, err) == (0, "")
     assert out.startswith("Small\n")
     assert "This product is legal" in out
-    for name, start in (("picture.png", b"\x89PNG"), ("picture.svg", b"<?xml")):
-        assert pblasmp("show", "good.toml", "--output", name) == (0, "", "")
-        assert (files / name).read_bytes().startswith(start)
+    for name in ("good.toml", "routine.toml"):
+        assert pblasmp("show", name, "--output", "picture.svg") == (0, "", "")
+        assert (files / "picture.svg").read_bytes().startswith(b"<?xml")
+    assert "This trsm is legal" in pblasmp("show", "routine.toml")[1]
 
 
 def test_info(pblasmp):
@@ -595,35 +594,3 @@ def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
     assert done.stderr == (
         "pblasmp: got A but no B: give two files, or none for random matrices. Try 'pblasmp matmul --help'\n"
     )
-
-
-class _OnGpus:
-    """A context on GPUs, the only other rank of which answers as it is told."""
-
-    def __init__(self, *others):
-        self.engine, self.comm = SimpleNamespace(device=0), self
-        self._others = iter(others)
-
-    def allgather(self, mine):
-        return [mine, next(self._others)]
-
-
-def test_bench_leaves_pytorch_out_on_every_rank_or_on_none(monkeypatch):
-    """What one rank has and another has not would be timed, collectively, by one of them alone."""
-    monkeypatch.setattr(rivals, "find_spec", lambda _: object())
-    ways = {"PyTorch two_shot": lambda: None}
-    monkeypatch.setattr(rivals, "_ways", lambda *_: ways)
-    assert rivals.by_pytorch(_OnGpus(True, ""), "all_reduce", None, None) == (ways, "")
-    assert rivals.by_pytorch(_OnGpus(False), "all_reduce", None, None) == (
-        {},
-        "PyTorch is not installed on every rank",
-    )
-    assert rivals.by_pytorch(_OnGpus(True, "theirs"), "all_reduce", None, None) == ({}, "theirs")
-    assert rivals.by_pytorch(_OnGpus(), "all_scatter", None, None) == ({}, "")
-
-    def failing(*_):
-        raise RuntimeError("no peer access")
-
-    monkeypatch.setattr(rivals, "_ways", failing)
-    expected = "PyTorch is left out: no peer access"
-    assert rivals.by_pytorch(_OnGpus(True, ""), "all_reduce", None, None) == ({}, expected)

@@ -49,7 +49,7 @@ def missing(*names: str) -> list[str]:
 def test_what_the_reference_names_is_there_before_anything_else_was_imported():
     pages = [page.read_text() for page in (DOCS / "api").glob("*.md")]
     names = {name for name in DOTTED.findall("\n".join(pages)) if not name.startswith(("torch.", "engines."))}
-    assert {"layout.files.load_grid", "pblas.pdgemm", "Context"} <= names
+    assert {"problems.files.load_grid", "pblas.pdgemm", "Context"} <= names
     assert missing(*sorted(names), "layout", "pblas", "tensor_parallel", "testing", "errors") == []
 
 

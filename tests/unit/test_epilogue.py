@@ -81,13 +81,13 @@ def test_vectors_run_along_the_contiguous_dimension_of_d():
 
 def test_vectors_across_what_is_scattered_are_whole():
     """GEMM + ReduceScatter of torch's y = x w^T: each rank has a part of y's rows, and all columns."""
-    p = pb.MatmulProblem.reduce_scatter(12, 8, 16, 4, "N", "T", order="C")
+    p = pb.MatmulProblem.matmul_reduce_scatter(12, 8, 16, 4, "N", "T", order="C", dtype="float32")
     assert p.d.local_shape(1) == (3, 8)
     names = ("bias", "bias_grad", "bias_grad_a", "bias_grad_b")
     assert [vector_length(name, p, 1) for name in names] == [8, 8, 12, 8]
-    p = pb.MatmulProblem.allgather(12, 8, 16, 4, "N", "T", order="C")
+    p = pb.MatmulProblem.allgather_matmul(12, 8, 16, 4, "N", "T", order="C", dtype="float32")
     assert [vector_length(name, p, 1) for name in names] == [2, 2, 12, 2]
-    p = pb.MatmulProblem.allreduce(12, 8, 16, 4, "N", "T", order="C")
+    p = pb.MatmulProblem.matmul_allreduce(12, 8, 16, 4, "N", "T", order="C", dtype="float32")
     assert [vector_length(name, p, 1) for name in names] == [8, 8, 12, 8]
 
 

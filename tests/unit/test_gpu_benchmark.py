@@ -32,8 +32,8 @@ RESULTS = {
     "nranks": 4,
     "machine": {"GPU": "NVIDIA H200"},
     "sections": {
-        "ag": [ROW],
-        "rs": [],
+        "allgather_matmul": [ROW],
+        "matmul_reduce_scatter": [],
         "layouts": [row("64, float64, 1x2, 8", NN={"us": 10.0}, TN={"us": 11.0}, TT={"failed": "E: x"})],
         "host": [row("ag 1024", **{CUBLASMP: {"us": 22.0, "device_us": 51}, C_CALL: {"us": 20.0}})],
     },
@@ -77,14 +77,16 @@ def test_the_report_has_every_section_that_was_measured_and_every_failure():
     assert "ReduceScatter" not in text
     assert "| ag 1024 | 22.0 (51) | 20.0 | 1.10 |" in text
     assert "| 64, float64, 1x2, 8 | 10 (1.00) | 11 (1.10) | failed |" in text
-    assert "- ag, split_p2p: failed: StatusError: not supported (1 of 1 cases)" in text
-    assert "- ag, default, symmetric: failed: wrong (1 of 1 cases)" in text
+    assert "- allgather_matmul, split_p2p: failed: StatusError: not supported (1 of 1 cases)" in text
+    assert "- allgather_matmul, default, symmetric: failed: wrong (1 of 1 cases)" in text
 
 
 def test_rows_of_results_have_seconds_and_what_failed():
     entry = gpu_report.summary([[100, 300, 200]])
     failing = {"failed": "E: x"}
-    (one,) = gpu_report.rows_of("ag", [row(auto=entry, push=failing, pull=entry | {"wrong": True})])
+    (one,) = gpu_report.rows_of(
+        "allgather_matmul", [row(auto=entry, push=failing, pull=entry | {"wrong": True})]
+    )
     assert one == {
         "case": {"T": 4096, "N": 1792, "K": 4096},
         "seconds": {"pblasmp": pytest.approx([1e-4, 3e-4, 2e-4])},
@@ -103,7 +105,9 @@ def test_plot(tmp_path):
     chart = (tmp_path / "out.svg").read_text()
     assert "AllGather + GEMM, 4 GPUs: time / GEMM alone (less is better)" in chart
     assert f">{220 / 89:.2f}</text>" in chart
-    gpu_report.plot({"nranks": 4, "sections": {"ag": [row(**{AUTO: {"us": 1.0}})]}}, tmp_path / "none.svg")
+    gpu_report.plot(
+        {"nranks": 4, "sections": {"allgather_matmul": [row(**{AUTO: {"us": 1.0}})]}}, tmp_path / "none.svg"
+    )
     assert not (tmp_path / "none.svg").exists()  # there is nothing to compare with
 
 
@@ -173,9 +177,9 @@ def test_every_section_is_planned(ranks):
     work = gpu_matmul.planned(gpu_matmul.parse([]), ranks)
     sections = [section for section, _ in work]
     assert {s: sections.count(s) for s in sections} == {
-        "ag": 10,
-        "rs": 10,
-        "ar": 10,
+        "allgather_matmul": 10,
+        "matmul_reduce_scatter": 10,
+        "matmul_allreduce": 10,
         "2d": 6,
         "layouts": 2,
         "host": 4,
@@ -183,9 +187,9 @@ def test_every_section_is_planned(ranks):
     blocks = {step.keywords["block"] for section, step in work if section == "2d"}
     assert blocks == {256, 1024, 8192 if ranks == 4 else 4096}
     assert {step.keywords["n"] for section, step in work if section == "2d"} == {16384}
-    assert [s for s, _ in gpu_matmul.planned(gpu_matmul.parse(["--only", "ar", "--quick"]), ranks)] == [
-        "ar"
-    ] * 2
+    assert [
+        s for s, _ in gpu_matmul.planned(gpu_matmul.parse(["--only", "matmul_allreduce", "--quick"]), ranks)
+    ] == ["matmul_allreduce"] * 2
 
 
 def test_every_layout_is_legal_and_deals_out_shares_as_the_plain_one_does():

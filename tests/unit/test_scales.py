@@ -53,7 +53,11 @@ def test_which_types_go_together():
 
 def test_d_has_sixteen_bits_by_default():
     assert problem().d.dtype == as_dtype("bfloat16")
-    for make in (pb.MatmulProblem.allgather, pb.MatmulProblem.reduce_scatter, pb.MatmulProblem.allreduce):
+    for make in (
+        pb.MatmulProblem.allgather_matmul,
+        pb.MatmulProblem.matmul_reduce_scatter,
+        pb.MatmulProblem.matmul_allreduce,
+    ):
         p = make(64, 64, 64, 4, "N", "T", dtype=E4, order="C")
         assert (p.d.dtype.name, p.faults()) == ("bfloat16", [])
         p = make(64, 64, 64, 4, "N", "T", dtype=E4, out_dtype="float16", order="C")

@@ -163,7 +163,7 @@ class SlabMethod(Method):
         if isinstance(problem, Level3Problem):
             return problem.traits.shape != "added" and not problem.traits.solves
         if isinstance(problem, MatmulProblem):
-            return problem.scheme != "ar"  # in that scheme every rank gets all of the result
+            return problem.scheme != "matmul_allreduce"  # in that scheme every rank gets all of the result
         return problem.form in ("allgather_matmul", "matmul_reduce_scatter")
 
     def view(self, problem: Problem) -> Problem | str:

@@ -23,7 +23,7 @@ class ReducedProduct(Product):
 
     Args:
         engine: where it runs.
-        p: the product, of scheme "ar".
+        p: the product, of scheme "matmul_allreduce".
         options: alpha, beta, and the type in which products are summed.
         finish: what follows, or None.
     """
@@ -80,7 +80,7 @@ class SumMethod(Method):
     def serves(self, problem: Problem) -> bool:
         if isinstance(problem, ParallelProblem):
             return problem.form == "matmul_allreduce"
-        return isinstance(problem, MatmulProblem) and problem.scheme == "ar"
+        return isinstance(problem, MatmulProblem) and problem.scheme == "matmul_allreduce"
 
     def view(self, problem: Problem) -> Problem | str:
         return problem.as_allreduce() if isinstance(problem, ParallelProblem) else problem

@@ -88,7 +88,7 @@ class Finish:
             out: where to write; it has one entry per index of D's axis ``axis``.
         """
         xp, p = self._xp, self._p
-        if matrix is p.d and p.scheme == "ar":  # every rank has all of D
+        if matrix is p.d and p.scheme == "matmul_allreduce":  # every rank has all of D
             if self._inside:
                 out[...] = sums
             return

@@ -15,6 +15,7 @@ import numpy as np
 from ...dtypes import accumulation_dtype, is_float8
 from ...epilogue import Epilogue
 from ...layout import MatmulProblem, ParallelProblem
+from ...layout.forms import FORMS
 from ...scales import Scales
 from ..local.epilogue import activate, store
 from ..product import Product
@@ -25,8 +26,6 @@ __all__ = ["ParallelProduct", "TensorMethod", "parts_of", "row_major"]
 
 Array = Any
 _NO_SCALES = Scales()
-_FORM_OF = {"ag": "allgather_matmul", "rs": "matmul_reduce_scatter", "ar": "matmul_allreduce"}
-_FORMS = (*_FORM_OF.values(), "matmul_allgather")
 
 
 def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Array | None, Array]:
@@ -166,12 +165,12 @@ class TensorMethod(Method):
         forms: those that it computes.
     """
 
-    forms: tuple[str, ...] = _FORMS
+    forms: tuple[str, ...] = tuple(FORMS)
 
     def serves(self, problem: Problem) -> bool:
         """Return whether a problem is, or has, one of the forms. Local."""
         if isinstance(problem, MatmulProblem):
-            return _FORM_OF.get(problem.scheme) in self.forms
+            return problem.scheme in self.forms
         return isinstance(problem, ParallelProblem) and problem.form in self.forms
 
     def view(self, problem: Problem) -> Problem | str:

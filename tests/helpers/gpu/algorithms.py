@@ -23,6 +23,7 @@ from pblasmp.engines.dense import add
 from pblasmp.engines.tensor import messages
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 from tests.helpers.tensor_cases import FORMS, Case
 
 from .jobs import TURNS, Job
@@ -30,22 +31,17 @@ from .level3 import one_case, random_case
 from .moves import AROUND, End, around, grids, random_end, say
 from .products import OPS, integers, part_of, turned, unequal, wrong_part
 
-MAKE = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 PRODUCTS = {
     "gemm": ("gathered", "panels", "stationary"),
-    "ag": ("gathered", "panels", "push"),
-    "rs": ("gathered", "panels", "push"),
-    "ar": ("sum", "push"),
+    AG: ("gathered", "panels", "push"),
+    RS: ("gathered", "panels", "push"),
+    AR: ("sum", "push"),
 }
 """By scheme, the algorithms that are not cuBLASMp's."""
 PARALLEL = {
-    "allgather_matmul": ("gathered", "panels", "push"),
-    "matmul_reduce_scatter": ("gathered", "panels", "push"),
-    "matmul_allreduce": ("sum", "push"),
+    AG: ("gathered", "panels", "push"),
+    RS: ("gathered", "panels", "push"),
+    AR: ("sum", "push"),
     "matmul_allgather": ("push",),
 }
 TYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
@@ -181,7 +177,7 @@ def product_job(
 
     call = functools.partial(
         pb.matmul, matrices["a"], matrices["b"], matrices.get("c"), out=out, alpha=alpha, beta=beta, op_a=op_a,
-        op_b=op_b, algo=algo, redistribute=anywhere,
+        op_b=op_b, algo=algo,
     )  # fmt: skip
     plan = pb.plan(call.func, *call.args, **call.keywords) if planned else None
     tolerance = TOLERANCE if out.dtype.itemsize == 2 else 0
@@ -215,7 +211,7 @@ KEPT: list[tuple[str, dict[str, str]]] = [
     ("matmul", {"algo": "gathered"}), ("matmul", {"algo": "panels"}), ("matmul", {"algo": "stationary"}),
     ("matmul", {"algo": "default"}),
     ("syrk", {"algo": "gathered"}), ("trsm", {"algo": "gathered"}), ("symm", {"algo": "gathered"}),
-    *(("matmul", {"algo": algo, "scheme": scheme}) for scheme in MAKE for algo in (PRODUCTS[scheme][-1], "default")),
+    *(("matmul", {"algo": algo, "scheme": scheme}) for scheme in MAKERS for algo in (PRODUCTS[scheme][-1], "default")),
 ]  # fmt: skip
 NOT_KEPT: list[tuple[str, dict[str, str]]] = [
     ("matmul", {"algo": "default", "op_b": "C"}), ("symm", {"algo": "full"})
@@ -228,7 +224,7 @@ def repeated_calls(ctx: pb.Context, name: str, how: dict[str, str]) -> str:
     d = pb.MatrixDescriptor((n, n), (6, 6), pb.Grid.squarest(ctx.size), dtype="complex64", order="F")
     layouts = {"a": d, "b": replace(d, order="C") if "op_b" in how else d}
     if "scheme" in how:
-        p = MAKE[how["scheme"]](n, n, n, ctx.size, "N", "T", dtype=d.dtype, order="C")
+        p = MAKERS[how["scheme"]](n, n, n, ctx.size, "N", "T", dtype=d.dtype, order="C")
         layouts, how = {"a": p.a, "b": p.b}, {**how, "op_b": "T"}
     if name == "syrk":
         del layouts["b"]
@@ -255,22 +251,22 @@ def one_scheme(ctx: pb.Context, scheme: str, algo: str, seed: int) -> str:
     rng = random.Random(f"{scheme} {algo} {seed}")
     size, order, dtype = ctx.size, rng.choice("CF"), rng.choice(TYPES)
     ops = rng.choice("NT"), rng.choice("NT")
-    if scheme == "ar":
+    if scheme == AR:
         ops = ("T", "N") if order == "F" else ("N", "T")
     elif algo == "push":  # it wants the rows of X contiguous
         ops = ("N", ops[1]) if order == "C" else (ops[0], "N")
     unit = rng.choice([1, 3, 16, 40])
     m, n, k = (rng.randint(1, 4) * unit * size for _ in range(3))
-    p = MAKE[scheme](m, n, k, size, *ops, dtype=dtype, order=order)
+    p = MAKERS[scheme](m, n, k, size, *ops, dtype=dtype, order=order)
     say(ctx, f"{scheme} {algo} {seed} {p}")
-    beta = rng.choice([0, -2]) if scheme != "ar" else 0
+    beta = rng.choice([0, -2]) if scheme != AR else 0
     kinds = {"a": p.a, "b": p.b, **({"c": p.d} if beta else {})}
     values = {name: integers(x.shape, x.dtype, seed + i, 1) for i, (name, x) in enumerate(kinds.items())}
     whole = (slice(None), slice(None))
     matrices = {name: End(x, whole).place(ctx, values[name], 0)[0] for name, x in kinds.items()}
     out = End(p.d, whole).place(ctx, np.full(p.d.shape, np.nan), 0)[0]
     expected = 2 * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
-    if scheme == "ar":
+    if scheme == AR:
         expected = np.tile(expected, (1, size) if order == "F" else (size, 1))
     if beta:
         expected = expected + beta * values["c"]
@@ -300,7 +296,7 @@ def scheme_of(
         return pb.MatmulProblem.gemm(
             21, 18, 10, pb.Grid.squarest(size), (4, 3, 2), op_a=ops[0], op_b=ops[1], dtype=dtype, order=order
         )
-    return MAKE[scheme](6 * size, 4 * size, 10 * size, size, *ops, dtype=dtype, order=order)
+    return MAKERS[scheme](6 * size, 4 * size, 10 * size, size, *ops, dtype=dtype, order=order)
 
 
 def every_epilogue(
@@ -394,7 +390,7 @@ def parallel_job(
         exact = expected.astype(np.complex128)
         scale = max(1.0, float(np.abs(exact).max(initial=0)))
         worst = float(np.abs(found.astype(np.complex128) - exact).max(initial=0))
-        roundings = 1 + (ctx.size if form in ("matmul_reduce_scatter", "matmul_allreduce") else 1)
+        roundings = 1 + (ctx.size if form in (RS, AR) else 1)
         limit = _rounding(cases[0].out_dtype) / 2 * roundings * scale  # of each rank's part, then of the sum
         return "" if worst <= limit else f"largest difference {worst} (scale {scale})"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp.layout.level3 import ROUTINES
-from tests.helpers import level3 as reference
+from pblasmp.testing import level3 as reference
 
 from .jobs import TURNS, Job
 from .moves import AROUND, End, around, grids, random_end, say
@@ -138,7 +138,7 @@ def values_of(case: Case, seed: int) -> dict[str, np.ndarray]:
         if name == "a" and case.routine == "trsm":
             x = x / (4 * len(x)) + 2 * np.eye(len(x))
         if name == "a" or (name == "c" and case.in_place == "c"):
-            may = reference.reads(case.routine, name, case.flags, x.shape)
+            may = reference.touched(case.routine, name, case.flags, x.shape)
             hermitian = case.routine.startswith("he") and d.dtype.kind == "c"
             if hermitian and (name == "c" or ROUTINES[case.routine].triangle == "a"):
                 x = x + 9j * np.eye(*x.shape)  # which are taken to be 0
@@ -151,7 +151,7 @@ def expected_of(case: Case, values: dict[str, np.ndarray]) -> np.ndarray:
     """Return the whole result, where it is not written what was there before."""
     clean = {name: x for name, x in values.items() if name != "c" or case.beta != 0}
     computed = reference.dense(case.routine, clean, case.flags, case.alpha, case.beta)
-    written = reference.reads(case.routine, "d", case.flags, computed.shape)
+    written = reference.touched(case.routine, "d", case.flags, computed.shape)
     if case.begins:
         before: Any = values[case.begins]
     elif case.new:
@@ -178,13 +178,13 @@ def routine_job(ctx: pb.Context, case: Case, seed: int, algo: str = "auto", *, p
     if case.begins:
         parent, out = matrices[case.begins]
     else:
-        written = reference.reads(case.routine, "d", case.flags, shape)
+        written = reference.touched(case.routine, "d", case.flags, shape)
         before = np.where(written, np.nan, float(BEFORE))
         parent, out = out_end.place(ctx, before, AROUND)
         loads.append(turned(ctx, out, [before] * TURNS))
     call: dict[str, Any] = {name: pair[1] for name, pair in matrices.items()}
     call |= {**case.flags, "alpha": case.alpha, "out": None if case.new else out}
-    call |= {"algo": algo, "redistribute": algo in ("auto", "cublasmp")}
+    call |= {"algo": algo}
     if "c" in ROUTINES[case.routine].operands:
         call["beta"] = case.beta
     function = getattr(pb, case.routine)

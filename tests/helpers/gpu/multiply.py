@@ -62,7 +62,7 @@ def multiply(
     if len(lib.of("Matmul")) - calls != multiplies:
         return "another number of calls"
     expected = alpha * (OPS[p.op_a](values["a"]) @ OPS[p.op_b](values["b"]))
-    if p.scheme == "ar":
+    if p.scheme == "matmul_allreduce":
         expected = np.tile(expected, (1, p.d.grid.size) if p.d.order == "F" else (p.d.grid.size, 1))
     if beta:
         expected = expected + beta * values["c"]

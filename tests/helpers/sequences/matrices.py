@@ -15,7 +15,7 @@ from pblasmp.dtypes import as_dtype, is_float8, is_foreign
 from pblasmp.layout import Trapezoid
 from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.philox import random_values
-from tests.helpers import level3
+from pblasmp.testing import level3
 from tests.helpers.gpu.products import OPS, integers
 from tests.helpers.pblas_cases import Held as Fortran
 from tests.helpers.pblas_cases import arguments, matrices, options
@@ -361,7 +361,7 @@ def matmul(
     whole = alpha * (left @ right) + (beta * exact(c.whole) if c is not None else 0)
     result = pb.matmul(
         a.matrix, b.matrix, None if c is None else c.matrix, out=None if target is None else target.matrix,
-        alpha=alpha, beta=beta, op_a=ops[0], op_b=ops[1], algo=algo, redistribute=True,
+        alpha=alpha, beta=beta, op_a=ops[0], op_b=ops[1], algo=algo,
     )  # fmt: skip
     if target is None:
         target = s.slots[to] = Held(result, whole.astype(dtype))
@@ -386,12 +386,7 @@ def gram(s: Session, of: int, to: int, right: bool) -> None:
     whole = exact(held.whole)
     bound = float((np.abs(whole) @ np.abs(whole).T).max(initial=0))
     tolerance = rounding(held.whole.dtype, bound)
-    try:
-        result = held.matrix @ held.matrix.T
-    except pb.LayoutError as error:
-        if "redistribute=True accepts" in str(error):
-            raise SkipStep from None
-        raise
+    result = held.matrix @ held.matrix.T
     product = Held(result, (whole @ whole.T).astype(held.whole.dtype))
     s.check(product, tolerance)
     if not tolerance:
@@ -442,12 +437,10 @@ def update(s: Session, of: int, to: int, routine: str, uplo: str, op: str, seed:
         values["c"], beta = target or s.make(seed + 2, shape, dtype), 1 + seed % 2
     computed = level3.dense(routine, {name: exact(x.whole) for name, x in values.items()}, flags, 1, beta)
     before: Any = target.whole if target else values["c"].whole if beta else np.zeros(shape, dtype)
-    whole = np.where(level3.reads(routine, "d", flags, shape), computed, before).astype(dtype)
+    whole = np.where(level3.touched(routine, "d", flags, shape), computed, before).astype(dtype)
     given: dict[str, Any] = {name: x.matrix for name, x in values.items()}
     given |= {"beta": beta} if beta else {}
-    result = getattr(pb, routine)(
-        **given, **flags, redistribute=True, out=None if target is None else target.matrix
-    )
+    result = getattr(pb, routine)(**given, **flags, out=None if target is None else target.matrix)
     if target is None:
         s.keep(to, result, whole)
     else:
@@ -541,7 +534,7 @@ def _by_numpy(
     if alpha == 0 and name != "trsm":
         parts["a"] = np.zeros_like(parts["a"])
     whole = level3.dense(name, parts, flags, alpha, beta)
-    return np.where(level3.reads(name, "d", flags, before.shape), whole, before).astype(dtype)
+    return np.where(level3.touched(name, "d", flags, before.shape), whole, before).astype(dtype)
 
 
 @call(2, of=Draw.slot, to=Draw.slot)

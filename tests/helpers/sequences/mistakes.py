@@ -58,7 +58,7 @@ ON_ONE: dict[str, Callable[[Session, Held, bool], Any]] = {
     "another descriptor": lambda s, x, wrong: s.ctx.zeros((8, 8), block=3 + wrong, grid=(1, 1)),
     "another root": lambda s, x, wrong: x.matrix.gather(int(wrong)),
     "another alpha": lambda s, x, wrong: pb.matmul(
-        x.matrix, x.matrix, op_b="T", alpha=1 + wrong, redistribute=True
+        x.matrix, x.matrix, op_b="T", alpha=1 + wrong
     ),
     "a function that raises": lambda s, x, wrong: s.ctx.from_function(
         _fails if wrong else lambda i, j: i + j, (6, 6), block=1
@@ -70,7 +70,7 @@ ON_ONE: dict[str, Callable[[Session, Held, bool], Any]] = {
     "another order": lambda s, x, wrong: x.matrix.save(s.directory / "unwritten.npy", order="F" if wrong else "C"),
     "another call": lambda s, x, wrong: x.matrix.sum() if wrong else x.matrix.copy(),
     "no plan": lambda s, x, wrong: pb.plan(
-        pb.matmul, x.matrix, None if wrong else x.matrix, op_b="T", redistribute=True
+        pb.matmul, x.matrix, None if wrong else x.matrix, op_b="T"
     ),
 }  # fmt: skip
 """By name, a call that is wrong on one rank."""

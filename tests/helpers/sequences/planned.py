@@ -26,6 +26,7 @@ from tests.helpers.gpu.jobs import TURNS, Job, copied
 from tests.helpers.gpu.level3 import random_case, routine_job
 from tests.helpers.gpu.moves import move_job
 from tests.helpers.gpu.products import integers, place
+from tests.helpers.schemes import SCHEMES
 
 from .devices import STREAMS
 from .drawing import Draw, call
@@ -169,7 +170,7 @@ def many(s: Session, seed: int) -> None:
 
 
 @call(
-    1.5, kind=Draw.of(*epilogues.KINDS), scheme=Draw.of("gemm", "ag", "rs", "ar"), dtype=Draw.of("float64", "float32"),
+    1.5, kind=Draw.of(*epilogues.KINDS), scheme=Draw.of("gemm", *SCHEMES), dtype=Draw.of("float64", "float32"),
     order=Draw.of("C", "F"), seed=Draw.seed,
 )  # fmt: skip
 def followed(s: Session, kind: str, scheme: str, dtype: str, order: str, seed: int) -> None:
@@ -181,7 +182,7 @@ def followed(s: Session, kind: str, scheme: str, dtype: str, order: str, seed: i
 
 
 @call(
-    1.5, types=Draw.of(*map(list, float8.TYPES)), scheme=Draw.of("gemm", "ag", "rs", "ar"), order=Draw.of("C", "F"),
+    1.5, types=Draw.of(*map(list, float8.TYPES)), scheme=Draw.of("gemm", *SCHEMES), order=Draw.of("C", "F"),
     seed=Draw.seed,
 )  # fmt: skip
 def scaled(s: Session, types: list[str], scheme: str, order: str, seed: int) -> None:

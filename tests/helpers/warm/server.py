@@ -35,7 +35,7 @@ from .client import FORKED, REFUSED
 _MODULES = (
     "numpy", "scipy.linalg.blas", "threadpoolctl", "pytest", "hypothesis", "click", "click.shell_completion",
     "rich.console", "pblasmp.context", "pblasmp.engines.host", "pblasmp.products", "pblasmp.level3",
-    "pblasmp.tensor_parallel", "pblasmp.pblas", "pblasmp.layout.files", "pblasmp.drawing", "pblasmp.cli.commands",
+    "pblasmp.tensor_parallel", "pblasmp.pblas", "pblasmp.problems.files", "pblasmp.drawing", "pblasmp.cli.commands",
     "pblasmp.cli.bench", "pblasmp.cli.product", "pblasmp.cli.rank", "pblasmp.cli.run", "pblasmp.cli.tune",
     "pblasmp.testing.rank",
     "tests.helpers.fakegpu", "tests.helpers.fakelt", "tests.helpers.fakepeers",

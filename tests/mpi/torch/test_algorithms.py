@@ -155,7 +155,7 @@ class Kind:
         self.split = split_of(form, ctx, (8, 12, 16))
 
     def __call__(self, linear: nn.Linear, ctx: pb.Context, **how: Any) -> Any:
-        return self.make.from_linear(linear, ctx, **self.how, **how)
+        return self.make.from_linear(linear, ctx=ctx, **self.how, **how)
 
 
 def kinds(ctx: pb.Context) -> Iterator[Kind]:
@@ -361,10 +361,10 @@ def refuses(comm: Any) -> None:
     try:
         with host(comm) as ctx:
             linear, x = whole_linear(), integers(ctx, 1, 8, 12)
-            row = pt.RowParallelLinear.from_linear(linear, ctx, algo="two_shot")
+            row = pt.RowParallelLinear.from_linear(linear, ctx=ctx, algo="two_shot")
             with pytest.raises(pb.UnsupportedError, match=r"algo 'two_shot': .*share no memory"):
                 row(x[:, row.shard])
-            column = pt.ColumnParallelLinear.from_linear(linear, ctx, backward_algo="two_shot")
+            column = pt.ColumnParallelLinear.from_linear(linear, ctx=ctx, backward_algo="two_shot")
             y = column(x.requires_grad_())
             compare("y", y, linear(x)[:, column.shard], 1e-14)
             with pytest.raises(pb.UnsupportedError, match=r"algo 'two_shot': .*share no memory"):

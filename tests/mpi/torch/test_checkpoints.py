@@ -41,9 +41,9 @@ def whole_model(sizes: tuple[int, int], seed: int = 3) -> nn.Sequential:
 
 def split_model(whole: nn.Sequential, ctx: pb.Context) -> nn.Sequential:
     return nn.Sequential(
-        pt.ColumnParallelLinear.from_linear(whole[0], ctx),
+        pt.ColumnParallelLinear.from_linear(whole[0], ctx=ctx),
         nn.GELU(),
-        pt.RowParallelLinear.from_linear(whole[2], ctx),
+        pt.RowParallelLinear.from_linear(whole[2], ctx=ctx),
         nn.LayerNorm(whole[3].normalized_shape).double(),
     )
 

@@ -148,7 +148,7 @@ def dtensors(ctx: pb.Context) -> None:
         )
         for each in whole:
             each.requires_grad_()
-        expected, y = nn.functional.linear(*whole), function(x, w, ctx, b)
+        expected, y = nn.functional.linear(*whole), function(x, w, ctx, bias=b)
         assert y.placements == (y_at,), f"{function.__name__}: {y.placements}"
         assert y.shape == expected.shape
         compare(function.__name__, y.full_tensor(), expected)
@@ -159,7 +159,7 @@ def dtensors(ctx: pb.Context) -> None:
         if ctx.size > 1:
             wrong = w.redistribute(placements=[Shard(1) if w_at == Shard(0) else Shard(0)])
             with pytest.raises(pb.ArgumentError, match=r"w: a DTensor placed .*redistribute it first"):
-                function(x, wrong, ctx, b)
+                function(x, wrong, ctx, bias=b)
 
 
 def cross_entropy(ctx: pb.Context) -> None:
@@ -197,7 +197,7 @@ def embedding(ctx: pb.Context) -> None:
     words = batch(0, 5)[0]
     for sequence_parallel in (False, True):
         tokens = own(5, ctx) if sequence_parallel else slice(None)
-        split = pt.VocabParallelEmbedding.from_embedding(whole, ctx, sequence_parallel=sequence_parallel)
+        split = pt.VocabParallelEmbedding.from_embedding(whole, ctx=ctx, sequence_parallel=sequence_parallel)
         values = full(split.weight)
         whole.load_state_dict({"weight": values})
         whole.weight.grad = None
@@ -213,7 +213,7 @@ def embedding(ctx: pb.Context) -> None:
         split(torch.ones(2))
     bounded = nn.Embedding(VOCABULARY, WIDTH, max_norm=1.0)
     with pytest.raises(pb.ArgumentError, match=r"max_norm is 1\.0, expected None"):
-        pt.VocabParallelEmbedding.from_embedding(bounded, ctx)
+        pt.VocabParallelEmbedding.from_embedding(bounded, ctx=ctx)
 
 
 def functional(ctx: pb.Context) -> None:
@@ -226,7 +226,7 @@ def functional(ctx: pb.Context) -> None:
     w, b = (each.to_local() if isinstance(each, DTensor) else each for each in parameters.values())
 
     def loss(w: Tensor, x: Tensor) -> Tensor:
-        return pt.matmul_allgather(x, w, ctx, b).square().sum()
+        return pt.matmul_allgather(x, w, ctx, bias=b).square().sum()
 
     asked = w.clone().requires_grad_()
     for transform in (torch.func.grad, torch.func.vmap):
@@ -331,7 +331,7 @@ def subgroups() -> str | None:
     ):
         for ctx in (pair, everyone, pair):
             whole = nn.Linear(6, 10, dtype=torch.float64)
-            split = pt.ColumnParallelLinear.from_linear(whole, ctx, gather_output=True)
+            split = pt.ColumnParallelLinear.from_linear(whole, ctx=ctx, gather_output=True)
             whole.load_state_dict({name: full(value) for name, value in split.state_dict().items()})
             x = integers(ctx, ctx.size + (dist.get_rank() // 2 if ctx is pair else 0), 5, 6)
             fault = failure(lambda ctx: compare("y", split(x), whole(x), 1e-12), ctx)  # noqa: B023

@@ -167,10 +167,11 @@ def three_steps(
             whole.append(drawn(ctx, step + 20, n, dtype=dtype))
         gradient = 1e-4 * factor * drawn(ctx, step + 30, t, *lead, n, dtype=dtype)
         parts = [split.x, split.w, split.bias]
-        x, w, *bias = mine = [
+        x, w, *rest = mine = [
             each[part].clone().requires_grad_() for each, part in zip(whole, parts, strict=False)
         ]
-        y = split.function(x, w, ctx, *bias, scales=scales)
+        bias = dict(zip(["bias"], rest, strict=False))
+        y = split.function(x, w, ctx, **bias, scales=scales)
         near(f"step {step}: y", y, expected.forward(whole[0], whole[1], *whole[2:] or [None])[split.y], dtype)
         y.backward(gradient[split.y])
         whole_gradients = expected.back(gradient)
@@ -181,7 +182,7 @@ def three_steps(
     frozen = scales.amax_history.clone()
     whole[0] = whole[0] * 2  # larger than what was recorded: the scale stays, values saturate
     with torch.no_grad():
-        y = split.function(whole[0][split.x], w, ctx, *bias, scales=scales)
+        y = split.function(whole[0][split.x], w, ctx, **bias, scales=scales)
     near(
         "frozen y",
         y,
@@ -500,9 +501,9 @@ def static(ctx: pb.Context) -> None:
     arrays = pb.Scales(a=torch.full((), of_x, device=x.device), b=torch.full((1,), of_w, device=x.device))
     for split in splits(ctx, (8, 12, 16)):
         for scales in (pb.Scales(a=of_x, b=of_w), arrays):
-            y = split.function(x[split.x], w[split.w], ctx, bias[split.bias], scales=scales)
+            y = split.function(x[split.x], w[split.w], ctx, bias=bias[split.bias], scales=scales)
             near("y", y, array(expected)[split.y], torch.float32)
-            y = split.function(x8[split.x], w8[split.w], ctx, bias[split.bias], scales=scales)
+            y = split.function(x8[split.x], w8[split.w], ctx, bias=bias[split.bias], scales=scales)
             near("y of 8 bits", y, array(expected)[split.y], torch.bfloat16)
     layer = pt.RowParallelLinear(12, 16, False, ctx=ctx, scales=pb.Scales(a=of_x, b=of_w))
     assert "scales=Scales(a, b, tensor)" in repr(layer)

@@ -104,8 +104,8 @@ def column_and_row(ctx: pb.Context, sequence_parallel: bool, k: int = 12, n: int
     return (
         up,
         down,
-        pt.ColumnParallelLinear.from_linear(up, ctx, sequence_parallel=sequence_parallel),
-        pt.RowParallelLinear.from_linear(down, ctx, sequence_parallel=sequence_parallel),
+        pt.ColumnParallelLinear.from_linear(up, ctx=ctx, sequence_parallel=sequence_parallel),
+        pt.RowParallelLinear.from_linear(down, ctx=ctx, sequence_parallel=sequence_parallel),
     )
 
 
@@ -197,7 +197,7 @@ def values_of_rank_0(ctx: pb.Context) -> None:
     column.reset_parameters()
     compare("weight, drawn again", column.weight.cpu(), expected.weight[part])
     other = nn.Linear(13, 10, bias=False)
-    row = pt.RowParallelLinear.from_linear(other, ctx)
+    row = pt.RowParallelLinear.from_linear(other, ctx=ctx)
     values = other.weight.detach() if ctx.rank == 0 else torch.empty(10, 13)
     ctx.comm.bcast_into(values.numpy(), 0)
     compare("weight of rank 0", row.weight.cpu(), values[:, row.shard])
@@ -266,8 +266,8 @@ def strided(ctx: pb.Context) -> None:
     compare_gradients("up", split_up, up)
     compare_gradients("down", split_down, down)
     everything, replicated = whole_linear(ctx, 9, 12, 10), integers(ctx, 7, 12, 8).t()
-    gathers = pt.ColumnParallelLinear.from_linear(everything, ctx, gather_output=True)
-    splits = pt.RowParallelLinear.from_linear(everything, ctx, input_is_parallel=False)
+    gathers = pt.ColumnParallelLinear.from_linear(everything, ctx=ctx, gather_output=True)
+    splits = pt.RowParallelLinear.from_linear(everything, ctx=ctx, input_is_parallel=False)
     compare("all outputs", gathers(replicated), everything(replicated))
     compare("own inputs", splits(replicated), everything(replicated))
 
@@ -292,7 +292,7 @@ def one_row(ctx: pb.Context) -> None:
                 for shape in ((4, 2, 5), (3, 5), (3,))
             ]
             operands = [value.requires_grad_() for value in values]
-            assert torch.autograd.gradcheck(lambda x, w, b, f=function: f(x, w, ctx, b), operands)
+            assert torch.autograd.gradcheck(lambda x, w, b, f=function: f(x, w, ctx, bias=b), operands)
 
 
 class FakeStream:
@@ -402,7 +402,7 @@ def refused(ctx: pb.Context) -> None:
         "x: the last .* is 3, expected w's 12", lambda: pt.ColumnParallelLinear(12, 16, **how)(w.real[:, :3])
     )
     raises("in_features: expected an integer, got '12'", lambda: pt.ColumnParallelLinear("12", 16, **how))  # type: ignore[arg-type]
-    raises("linear: expected a torch.nn.Linear", lambda: pt.ColumnParallelLinear.from_linear(w, ctx))  # type: ignore[arg-type]
+    raises("linear: expected a torch.nn.Linear", lambda: pt.ColumnParallelLinear.from_linear(w, ctx=ctx))  # type: ignore[arg-type]
     raises("linear: expected a torch.nn.Linear", lambda: pt.RowParallelLinear(12, 16, **how).load_linear(w))  # type: ignore[arg-type]
     raises("ctx: expected a pblasmp.Context", lambda: pt.matmul_allreduce(w.real, w.real, None))  # type: ignore[arg-type]
     mine = w.real.long() if ctx.rank == ctx.size - 1 else w.real.contiguous()  # raised on every rank
@@ -462,9 +462,9 @@ class Attention(nn.Module):
             self.out = nn.Linear(n, k, **how)
         else:
             self.q, self.k, self.v = (
-                pt.ColumnParallelLinear.from_linear(each, ctx, **how) for each in (like.q, like.k, like.v)
+                pt.ColumnParallelLinear.from_linear(each, ctx=ctx, **how) for each in (like.q, like.k, like.v)
             )
-            self.out = pt.RowParallelLinear.from_linear(like.out, ctx, **how)
+            self.out = pt.RowParallelLinear.from_linear(like.out, ctx=ctx, **how)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (

@@ -357,9 +357,9 @@ def on_meta(ctx: pb.Context, mesh: DeviceMesh) -> None:
     def by_layer() -> nn.Module:
         plain = whole("meta")
         return nn.Sequential(
-            pt.VocabParallelEmbedding.from_embedding(plain[0], ctx), plain[1],
-            pt.ColumnParallelLinear.from_linear(plain[2], ctx), plain[3],
-            pt.RowParallelLinear.from_linear(plain[4], ctx),
+            pt.VocabParallelEmbedding.from_embedding(plain[0], ctx=ctx), plain[1],
+            pt.ColumnParallelLinear.from_linear(plain[2], ctx=ctx), plain[3],
+            pt.RowParallelLinear.from_linear(plain[4], ctx=ctx),
         )  # fmt: skip
 
     def new() -> nn.Module:
@@ -405,8 +405,8 @@ def values_at_rank_0_only(ctx: pb.Context, mesh: DeviceMesh) -> None:
     )  # fmt: skip
     for split in (
         (
-            pt.ColumnParallelLinear.from_linear(given[0], ctx), pt.RowParallelLinear.from_linear(given[1], ctx),
-            pt.VocabParallelEmbedding.from_embedding(given[2], ctx),
+            pt.ColumnParallelLinear.from_linear(given[0], ctx=ctx), pt.RowParallelLinear.from_linear(given[1], ctx=ctx),
+            pt.VocabParallelEmbedding.from_embedding(given[2], ctx=ctx),
         ),
         parallelize_module(
             copy.deepcopy(nn.ModuleList(given)), mesh,
@@ -762,7 +762,7 @@ def fused(ctx: pb.Context, mesh: DeviceMesh) -> None:
         torch.manual_seed(0)
         wholes = {name: nn.Linear(6, n, dtype=torch.float64) for name, n in sizes.items()}
         how: dict[str, Any] = {"sequence_parallel": sequence_parallel, "sequence_dim": dim}
-        split = pt.FusedColumnParallelLinear.from_linears(wholes, ctx, **how)
+        split = pt.FusedColumnParallelLinear.from_linears(wholes, ctx=ctx, **how)
         tokens = 2 * ctx.size
         x = (drawn(1, tokens, 3, 6) if dim == 0 else drawn(1, 3, tokens, 6)).requires_grad_()
         part = (slice(None),) * dim + (own(tokens, ctx),) if sequence_parallel else slice(None)
@@ -867,8 +867,8 @@ def large(comm: Any) -> None:
             ("column", lambda: pt.ColumnParallelLinear(k, n, ctx=ctx)),
             ("row", lambda: pt.RowParallelLinear(k, n, ctx=ctx)),
             ("embedding", lambda: pt.VocabParallelEmbedding(n, k, ctx=ctx)),
-            ("from_linear", lambda: pt.ColumnParallelLinear.from_linear(linear, ctx)),
-            ("from_linear by rows", lambda: pt.RowParallelLinear.from_linear(linear, ctx)),
+            ("from_linear", lambda: pt.ColumnParallelLinear.from_linear(linear, ctx=ctx)),
+            ("from_linear by rows", lambda: pt.RowParallelLinear.from_linear(linear, ctx=ctx)),
             ("init", lambda: nn.init.normal_(pt.RowParallelLinear(k, n, ctx=ctx, device="cpu").weight)),
         ):
             peaks = ctx.comm.allgather(peak_bytes(make))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawings show the right owners, all of them, and nothing over anything else."""
+"""Drawings in the terminal show the right owners, all of them."""
 
 from __future__ import annotations
 
@@ -8,38 +8,18 @@ import io
 import itertools
 import json
 import re
-import subprocess
-import sys
 import time
-from functools import cache
 
-import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import QuadMesh
-from matplotlib.patches import Rectangle
 from rich.console import Console
 from rich.style import Style
 
 import pblasmp as pb
-from pblasmp import drawing
 from pblasmp.drawing import labels
-from pblasmp.extras import install
-from pblasmp.layout import files
+from pblasmp.drawing.terminal import show
+from pblasmp.problems import files
 
 PROBLEMS = [path.stem for path in files.find("problems")]
-PICTURED = [
-    *(
-        "grid-2x2",
-        "ragged-2x3-sources",
-        "nvidia-allgather",
-        "nvidia-allreduce",
-        "sub-all",
-        "sub-empty",
-        "one-rank",
-    ),
-    *("idle-wrapped", "empty-k", "padded-f-order", "padded-c-order", "thin-dot-product", "grid-transposed-a"),
-]
 
 
 def golden(name):
@@ -58,21 +38,12 @@ TWELVE = made(14, 2, pb.Grid(3, 4, "col"))
 LARGE = made(10_000, 256, pb.Grid(2, 3))
 HUGE = made(10**9, 128, pb.Grid(1000, 1000))
 FAULTY = files.load_problem_file(files.root() / "invalid" / "many-faults.toml")
-MADE = {"twelve": TWELVE, "large": LARGE, "huge": HUGE, "faulty": FAULTY}
-
-
-@cache
-def picture(name):
-    return drawing.figure(MADE.get(name) or files.load_problem_file(name))
-
-
-# --- the terminal ---
 
 
 def terminal(file, width=110, colour=None):
     Style._add.cache_clear()  # Rich keeps a style's codes as the first console of the process had them
     console = Console(file=io.StringIO(), width=width, color_system=colour, force_terminal=colour is not None)
-    drawing.show(file, console)
+    show(file, console)
     return console.file.getvalue()
 
 
@@ -214,169 +185,23 @@ def test_neighbours_in_the_grid_differ_in_colour():
     assert len({labels.Colours(pb.Grid(2, 4))(rank) for rank in range(8)}) == 8
 
 
-# --- pictures ---
+ROUTINE = """
+title = "A triangle"
+routine = "trsm"
+uplo = "U"
+grid = "2x2"
+block = 2
+a = { shape = [6, 6] }
+b = { shape = [6, 4] }
+d = { shape = [9, 4], window = [[2, 8], [0, 4]] }
+"""
 
 
-def meshes(figure):
-    return [item for item in figure.axes[0].collections if isinstance(item, QuadMesh)]
-
-
-def texts(figure):
-    return [text.get_text() for text in figure.axes[0].texts if text.get_text()]
-
-
-def elements(mesh, shape):
-    """The colour of every element, from a mesh whose cells are blocks."""
-    lines = mesh.get_coordinates()
-    counts = []
-    for along, extent in ((lines[:, 0, 1], shape[0]), (lines[0, :, 0], shape[1])):
-        sizes = np.diff(along) * extent / (along[-1] - along[0])
-        assert np.allclose(sizes, np.rint(sizes))
-        counts.append(np.rint(sizes).astype(int))
-    cells = np.asarray(mesh.get_array()).reshape(len(counts[0]), len(counts[1]), 3)
-    return np.repeat(np.repeat(cells, counts[0], axis=0), counts[1], axis=1)
-
-
-def rgb(colour):
-    return np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-
-
-@pytest.mark.parametrize("name", PICTURED)
-def test_picture_shows_every_owner(name):
-    """The first mesh of each matrix is the matrix, the others are the local arrays, in the colour of their rank."""
-    file = files.load_problem_file(name)
-    found = iter(meshes(picture(name)))
-    for view in labels.views(file):
-        if 0 in view.parent.shape:
-            continue
-        colours = elements(next(found), view.parent.shape)
-        window = file.windows[view.name[0].lower()]
-        owners = golden(name)[view.name[0].lower()]["owners"]
-        for row, line in zip(colours[window], owners, strict=True):
-            assert np.allclose(row, [rgb(labels.PALETTE[int(rank)]) for rank in line])
-        outside = np.ones(view.parent.shape, bool)
-        outside[window] = False
-        assert (colours[outside] > 0.7).all(), "what is outside of the window is faded"
-        grid = view.parent.grid
-        for place in itertools.product(range(grid.nprow), range(grid.npcol)):
-            rank = grid.rank(*place)
-            shape = view.parent.local_shape(rank)
-            if 0 not in shape:
-                local = elements(next(found), shape)
-                full = np.isclose(local, rgb(labels.PALETTE[rank])).all(axis=2)
-                assert full.sum() == np.prod(view.descriptor.local_shape(rank))
-    assert next(found, None) is None
-
-
-@pytest.mark.parametrize("name", PICTURED)
-def test_picture_names_ranks_shapes_and_indices(name):
-    file = files.load_problem_file(name)
-    said = texts(picture(name))
-    assert said[0] == file.title
-    assert labels.formula(file) in said[1]
-    for view in labels.views(file):
-        for rank in range(view.parent.grid.size):
-            label = "rank {}   {} × {}".format(rank, *view.descriptor.local_shape(rank))
-            assert any(text.startswith(label) for text in said)
-    # every block of a matrix has the number of its rank in it, and its first index in a local array
-    blocks = [
-        (view, i, j)
-        for view in labels.views(file)
-        for i in labels.blocks(view.parent.rows)
-        for j in labels.blocks(view.parent.cols)
-    ]
-    numbers = sorted(str(view.parent.grid.rank(i.process, j.process)) for view, i, j in blocks)
-    places = sorted(f"{i.start}, {j.start}" for _, i, j in blocks)
-    sizes = {text: said.count(text) for text in said}
-    assert all(sizes.get(number, 0) >= numbers.count(number) for number in set(numbers))
-    assert sum(sizes.get(place, 0) for place in set(places)) >= 0.9 * len(places), "some may be too narrow"
-
-
-@pytest.mark.parametrize("name", [*PICTURED, *MADE])
-def test_nothing_in_a_picture_overlaps(name):
-    figure = picture(name)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in figure.axes[0].texts if t.get_text()]
-    width, height = figure.bbox.width, figure.bbox.height
-    for text, box in boxes:
-        assert 0 < box.x0 < box.x1 < width, text
-        assert 0 < box.y0 < box.y1 < height, text
-    edges = np.array([[box.x0, box.y0, box.x1, box.y1] for _, box in boxes])
-    for i, (x0, y0, x1, y1) in enumerate(edges):
-        others = edges[i + 1 :]
-        over = (others[:, 0] < x1) & (others[:, 2] > x0) & (others[:, 1] < y1) & (others[:, 3] > y0)
-        assert not over.any(), (boxes[i][0], [boxes[i + 1 + j][0] for j in np.flatnonzero(over)])
-    areas = [mesh.get_window_extent(renderer) for mesh in meshes(figure)]
-    for one, other in itertools.combinations(areas, 2):
-        assert not (one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1)
-
-
-def test_window_is_outlined_in_matrix_and_local_arrays():
-    figure = picture("sub-all")
-    strong = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_linewidth() > 1.5]
-    # three matrices; two ranks own a part of A, two of B, all four of D
-    assert len(strong) == 3 + 2 + 2 + 4
-    matrix = meshes(figure)[0].get_coordinates()
-    element = (matrix[0, -1, 0] - matrix[0, 0, 0]) / 10
-    outline = strong[0]
-    assert np.isclose(outline.get_width(), 2 * element)
-    assert np.isclose(outline.get_height(), 6 * element)
-    assert np.isclose(outline.get_x() - matrix[0, 0, 0], 2 * element)
-    assert np.isclose(outline.get_y() - matrix[0, 0, 1], 4 * element)
-
-
-def test_padding_is_hatched():
-    def hatched(name):
-        return [p for p in picture(name).axes[0].patches if p.get_hatch()]
-
-    assert len(hatched("padded-c-order")) == 4 + 4 + 2, "exactly fitting rows of D have none"
-    assert hatched("grid-2x2") == []
-
-
-def test_picture_of_a_large_matrix_is_whole_and_of_a_huge_one_a_corner():
-    large = meshes(picture("large"))
-    assert large[0].get_coordinates().shape == (41, 41, 2)
-    huge = picture("huge")
-    assert meshes(huge)[0].get_coordinates().shape == (25, 25, 2)
-    assert any("the first 3072 × 3072 are drawn" in text for text in texts(huge))
-    assert texts(huge).count("rank 999999   999936 × 999936") == 3
-
-
-def test_picture_lists_faults():
-    said = texts(picture("faulty"))
-    assert "This product is not legal:" in said
-    assert sum(text.startswith("•") for text in said) == 6
-
-
-@pytest.mark.parametrize(
-    ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
-)
-def test_files(tmp_path, suffix, magic):
-    file = files.load_problem_file("one-rank")
-    output = tmp_path / f"picture{suffix}"
-    drawing.draw(file, output, dpi=50)
-    content = output.read_bytes()
-    assert content.startswith(magic)
-    again = tmp_path / f"again{suffix}"
-    drawing.draw(file, str(again), dpi=50)
-    assert again.read_bytes() == content, "the same picture is the same file"
-
-
-def test_unknown_kind_of_file(tmp_path):
-    with pytest.raises(pb.UnsupportedError, match=r"picture\.jpg'.*\.pdf, \.png, \.svg"):
-        drawing.draw(files.load_problem_file("one-rank"), tmp_path / "picture.jpg")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(pb.UnsupportedError, match=re.escape(install("plot"))):
-        drawing.draw(files.load_problem_file("one-rank"), tmp_path / "picture.png")
-
-
-def test_the_terminal_needs_no_matplotlib():
-    script = "import sys, pblasmp.drawing; print('matplotlib' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-        == "False\n"
-    )
+def test_terminal_shows_routines():
+    text = terminal(files.load_any_file(io.StringIO(ROUTINE)))
+    assert "op(A) D = alpha B, or D op(A) = alpha B   m = 6, n = 4, k = 6; trsm, side=L, uplo=U" in text
+    assert "A  6 × 6" in text
+    assert "[2:8, 0:4] of 9 × 4" in text
+    assert text.rstrip().endswith("This trsm is legal.")
+    wrong = terminal(files.load_any_file(io.StringIO(ROUTINE.replace("[6, 6]", "[5, 5]"))))
+    assert "This trsm is not legal:\n  - a: shape is 5x5" in wrong

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout import files
+from pblasmp.problems import files
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def test_ranks_in_place_of_a_grid(write):
 @pytest.mark.parametrize(
     ("scheme", "make"),
     [
-        ("ag", pb.MatmulProblem.allgather),
-        ("rs", pb.MatmulProblem.reduce_scatter),
-        ("ar", pb.MatmulProblem.allreduce),
+        ("allgather_matmul", pb.MatmulProblem.allgather_matmul),
+        ("matmul_reduce_scatter", pb.MatmulProblem.matmul_reduce_scatter),
+        ("matmul_allreduce", pb.MatmulProblem.matmul_allreduce),
     ],
 )
 def test_schemes_have_the_defaults_of_their_constructors(write, scheme, make):
@@ -125,9 +125,9 @@ def test_schemes_have_the_defaults_of_their_constructors(write, scheme, make):
 
 def test_mixed_orders_of_a_scheme_are_the_same_memory(write):
     """B in C order with op N is its transpose in F order with op T: every rank holds the same."""
-    text = 'title = "x"\nscheme = "ag"\nm = 4\nn = 8\nk = 6\nnranks = 2\n'
+    text = 'title = "x"\nscheme = "allgather_matmul"\nm = 4\nn = 8\nk = 6\nnranks = 2\n'
     mixed = files.load_problem_file(write(text + 'order = "FCF"')).problem
-    plain = pb.MatmulProblem.allgather(4, 8, 6, 2, "T", "T")
+    plain = pb.MatmulProblem.allgather_matmul(4, 8, 6, 2, "T", "T", order="F")
     assert (mixed.a, mixed.b.T, mixed.d) == (plain.a, plain.b, plain.d)
     mixed.validate()
 

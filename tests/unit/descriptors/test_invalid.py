@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 import pblasmp
-from pblasmp.layout import files
-from pblasmp.layout.schema import problem_faults
+from pblasmp.problems import files
+from pblasmp.problems.schema import problem_faults
 from tests.helpers.golden import invalid_files, read
 
 INVALID = invalid_files()

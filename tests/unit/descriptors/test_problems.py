@@ -9,8 +9,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pblasmp.layout import files
+from pblasmp.layout.forms import FORMS
+from pblasmp.problems import files
 from tests.helpers import golden
+from tests.helpers.schemes import AG, AR, RS
 
 PROBLEMS = files.find("problems")
 
@@ -114,11 +116,18 @@ def test_every_product_of_every_scheme_is_covered(problems):
         if p.a.order == p.b.order == p.d.order
     }
     transposes = {"NN", "NT", "TN", "TT"}
-    assert covered >= {
-        (scheme, ops, order) for scheme in ("ag", "rs") for ops in transposes for order in "CF"
-    }
-    assert covered >= {("ar", "TN", "F"), ("ar", "NT", "C")}
+    assert covered >= {(scheme, ops, order) for scheme in (AG, RS) for ops in transposes for order in "CF"}
+    assert covered >= {(AR, "TN", "F"), (AR, "NT", "C")}
     assert {ops for scheme, ops, _ in covered if scheme == "gemm"} >= transposes | {"CN", "NC", "CC"}
+
+
+def test_names_of_files_begin_with_the_short_form_of_their_scheme(problems):
+    prefixes = {names.short: form for form, names in FORMS.items()}
+    found = {
+        prefix: f.problem.scheme for name, f in problems.items() if (prefix := name.split("-")[0]) in prefixes
+    }
+    assert found == {"ag": AG, "rs": RS, "ar": AR}
+    assert {prefixes[prefix] for prefix in found} == {*found.values()}
 
 
 def test_every_mix_of_memory_orders_is_covered(problems):

@@ -17,9 +17,11 @@ from jsonschema import Draft202012Validator
 
 import pblasmp as pb
 from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, result_dtype
-from pblasmp.layout import ParallelProblem, files
+from pblasmp.layout import ParallelProblem
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.layout.schema import to_toml
+from pblasmp.layout.schemes import SCHEMES
+from pblasmp.problems import files
+from pblasmp.problems.schema import to_toml
 from tests.helpers.oracle import descriptors
 
 if sys.version_info >= (3, 11):
@@ -61,7 +63,7 @@ def test_shipped_problems(name):
 
 @given(
     descriptors(), descriptors(), descriptors(), st.none() | descriptors(),
-    st.sampled_from("NTC"), st.sampled_from("NTC"), st.sampled_from(["gemm", "ag", "rs", "ar"]),
+    st.sampled_from("NTC"), st.sampled_from("NTC"), st.sampled_from(list(SCHEMES)),
 )  # fmt: skip
 def test_any_product_legal_or_not(a, b, d, c, op_a, op_b, scheme):
     there_and_back(pb.MatmulProblem(a, b, d, op_a, op_b, c, scheme), "problem")
@@ -106,7 +108,7 @@ def test_any_tensor_parallel_product(form, dtype, c_dtype, outputs_first, inner,
     made = ParallelProblem.from_dict(short)
     there_and_back(made, "parallel")
     expected = {"allgather_matmul": (12, 12), "matmul_reduce_scatter": (3, 3)}.get(form, (6, 6))
-    assert (made.rows, made.dtype.name, made.out_dtype.name) == (expected, "float32", "float32")
+    assert (made.rows, made.dtype.name, made.out_dtype.name) == (expected, "float64", "float64")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from pblasmp.layout import files
-from pblasmp.layout.schema import GridTable, json_schemas, problem_faults, table_faults
+from pblasmp.problems import files
+from pblasmp.problems.schema import GridTable, json_schemas, problem_faults, table_faults
 from tests.helpers.edits import edited
 from tests.helpers.golden import invalid_files, read
 
@@ -28,7 +28,7 @@ ROUTINE_VALIDATOR = Draft202012Validator(json.loads((files.root() / "routine.sch
 def test_schemas_are_fresh(name):
     text = (files.root() / name).read_text()
     Draft202012Validator.check_schema(json.loads(text))
-    assert text == json_schemas()[name], "run: python -m pblasmp.layout.schema"
+    assert text == json_schemas()[name], "run: python -m pblasmp.problems.schema"
 
 
 @pytest.mark.parametrize("path", files.find("problems"), ids=lambda path: path.stem)

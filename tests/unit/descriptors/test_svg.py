@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout import ParallelProblem, files
-from pblasmp.layout.svg import PALETTE, Colours
+from pblasmp.drawing import labels
+from pblasmp.drawing.labels import PALETTE, Colours
+from pblasmp.layout import ParallelProblem
+from pblasmp.problems import files
 
 PROBLEMS = [path.stem for path in files.find("problems")]
 BOX = re.compile(r"rank (\d+): \[(\d+):(\d+), (\d+):(\d+)\]")
@@ -178,7 +181,6 @@ def test_empty_matrices():
 def test_what_can_be_drawn(tmp_path):
     problem = pb.load_problem("grid-2x2")
     expected = pb.draw(problem)
-    assert pb.draw(files.load_problem_file("grid-2x2")) == expected
     assert pb.draw(SimpleNamespace(problem=problem)) == expected
     assert pb.draw(SimpleNamespace(descriptor=problem.a)) == pb.draw(problem.a)
     said = texts(pb.draw(pb.Grid(2, 3, "col")))
@@ -220,3 +222,86 @@ print([name for name in ("matplotlib", "rich", "mpi4py", "scipy", "pydantic") if
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+EDGE = re.compile(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H([\d.]+)Z")
+
+
+def outlines(drawing):
+    """The edges of windows: left, top, right, bottom of each; and those of what is faded."""
+    found = {"none": [], "white": []}
+    for path in ET.fromstring(drawing.svg).iter(f"{SVG}path"):
+        left, top, right, bottom, back = map(float, EDGE.fullmatch(path.get("d")).groups())
+        assert back == left
+        found[path.get("fill")].append((left, top, right, bottom))
+    return found["none"], found["white"]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_windows_of_files(name):
+    """The whole matrices, each with the edge of the part that is used, what is not used faded, and local shapes."""
+    file = files.load_problem_file(name)
+    drawing = pb.draw(file)
+    said = texts(drawing)
+    assert said[0] == file.title
+    assert f"{labels.formula(file)}    {labels.sizes(file)}" in said
+    found = iter(boxes(drawing))
+    edges, faded = map(iter, outlines(drawing))
+    for view in labels.views(file):
+        blocks = [
+            next(found)
+            for _ in range(labels.block_count(view.parent.rows) * labels.block_count(view.parent.cols))
+        ]
+        if blocks:
+            owners = {(i, j): rank for rank, rows, cols, *_ in blocks for i in rows for j in cols}
+            assert owners == {(i, j): view.parent.owner(i, j) for i, j in np.ndindex(*view.parent.shape)}
+        if view.windowed and blocks:
+            x0, y0 = (min(place[i] for *_, place in blocks) for i in (0, 1))
+            x1, y1 = (max(place[i] + place[i + 2] for *_, place in blocks) for i in (0, 1))
+            across, down = (x1 - x0) / view.parent.shape[1], (y1 - y0) / view.parent.shape[0]
+            (i0, i1), (j0, j1) = view.rows, view.cols
+            edge = x0 + across * j0, y0 + down * i0, x0 + across * j1, y0 + down * i1
+            assert np.allclose(next(edges), edge, atol=0.2)
+            beside = (
+                (x0, y0, x1, edge[1]),
+                (x0, edge[3], x1, y1),
+                (x0, edge[1], edge[0], edge[3]),
+                (edge[2], edge[1], x1, edge[3]),
+            )
+            for area in beside:
+                if area[2] - area[0] > 1 and area[3] - area[1] > 1:
+                    assert np.allclose(next(faded), area, atol=0.2)
+            assert f"[{i0}:{i1}, {j0}:{j1}] of" in " ".join(said)
+        for rank in range(view.parent.grid.size):
+            m, n = view.descriptor.local_shape(rank)
+            assert f"{m} × {n}" in said
+    assert next(edges, None) is next(faded, None) is next(found, None) is None
+
+
+def test_a_file_that_is_not_legal_says_why():
+    said = texts(pb.draw(files.load_problem_file(files.root() / "invalid" / "many-faults.toml")))
+    assert "Not legal:" in said
+    assert sum(text.startswith("•") for text in said) == 6
+
+
+def test_files_of_routines():
+    file = files.load_any_file(io.StringIO(ROUTINE))
+    said = texts(pb.draw(file))
+    assert said[0] == "A triangle"
+    options = "m = 6, n = 4, k = 6; trsm, side=L, uplo=U, op_a=N, diag=N"
+    assert f"op(A) D = alpha B, or D op(A) = alpha B    {options}" in said
+    assert "polygon" in pb.draw(file).svg  # the triangle of A that is not read is faded
+    edges, _ = outlines(pb.draw(file))
+    assert len(edges) == 1
+
+
+ROUTINE = """
+title = "A triangle"
+routine = "trsm"
+uplo = "U"
+grid = "2x2"
+block = 2
+a = { shape = [6, 6] }
+b = { shape = [6, 4] }
+d = { shape = [9, 4], window = [[2, 8], [0, 4]] }
+"""

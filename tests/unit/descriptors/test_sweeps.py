@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import pblasmp as pb
-from pblasmp.layout import files
-from pblasmp.layout.schema import table_faults
+from pblasmp.problems import files
+from pblasmp.problems.schema import table_faults
 from tests.helpers.edits import edited
 from tests.helpers.golden import read
 from tests.helpers.sweep_files import SweepTable, faults_of, find_sweeps, load_sweep, schema

@@ -10,7 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from pblasmp.layout import files
+from pblasmp.problems import files
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ def test_wheel_contains_and_finds_the_descriptors(tmp_path):
         *(Path(f"{name}.schema.json") for name in ("problem", "routine", "parallel")),
     }
     assert names == {f"pblasmp/descriptors/{path.as_posix()}" for path in there}
-    script = "from pblasmp.layout import files; print(files.root(), len(files.find('problems')))"
+    script = "from pblasmp.problems import files; print(files.root(), len(files.find('problems')))"
     output = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,

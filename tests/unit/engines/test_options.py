@@ -14,9 +14,9 @@ REAL, COMPLEX = DTYPES["float32"], DTYPES["complex64"]
 
 
 def test_what_is_given_is_kept_in_one_form():
-    given = {"compute": "tf32", "comm_dtype": "float16", "comm_sms": np.int64(8), "redistribute": True}
+    given = {"compute": "tf32", "comm_dtype": "float16", "comm_sms": np.int64(8)}
     options = Options.of(REAL, alpha=np.float32(2), beta=1 + 0j, algo="push", **given)
-    assert options == Options(2.0, 1.0, "push", "tf32", DTYPES["float16"], 8, redistribute=True)
+    assert options == Options(2.0, 1.0, "push", "tf32", DTYPES["float16"], 8)
     assert type(options.alpha) is type(options.beta) is float
     assert type(options.comm_sms) is int
     assert Options.of(COMPLEX, alpha=2).alpha == 2 + 0j
@@ -25,7 +25,6 @@ def test_what_is_given_is_kept_in_one_form():
 
 def test_defaults():
     assert Options.of(REAL) == Options()
-    assert Options().redistribute is False
 
 
 def test_scalars_that_must_be_real_become_real():
@@ -42,7 +41,6 @@ def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
         "compute",
         "comm_dtype",
         "comm_sms",
-        "redistribute",
     }
     assert facts["alpha"] == 3.0
 
@@ -61,9 +59,6 @@ def test_every_option_that_users_give_is_a_fact_that_ranks_agree_on():
         (REAL, {"comm_dtype": "int32"}, "int32 is not supported"),
         (REAL, {"comm_sms": 0}, "comm_sms: expected"),
         (REAL, {"comm_sms": 1.5}, "comm_sms: expected an integer"),
-        (REAL, {"redistribute": "no"}, "redistribute: expected True or False, got 'no'"),
-        (REAL, {"redistribute": None}, "redistribute: expected True or False, got None"),
-        (REAL, {"redistribute": 1}, "redistribute: expected True or False, got 1"),
     ],
 )
 def test_wrong_options_are_refused(dtype, given, words):

@@ -23,10 +23,10 @@ def test_allreduce_of_any_op(dtype):
                 "CF", "TC", ("sum", "auto")
             ):  # the ops that the scheme has
                 op_a, op_b = ("N", op) if order == "C" else (op, "N")
-                p = pb.MatmulProblem.allreduce(4, 5, 6, 3, op_a, op_b, order=order, dtype=dtype)
+                p = pb.MatmulProblem.matmul_allreduce(4, 5, 6, 3, op_a, op_b, order=order, dtype=dtype)
                 x, w = (numbers(rng, e.shape, dtype) for e in (p.a, p.b))
                 a, b = scattered(ctx, p.a, x), scattered(ctx, p.b, w)
-                d = pb.matmul(a, b, op_a=op_a, op_b=op_b, scheme="ar", algo=algo)
+                d = pb.matmul(a, b, op_a=op_a, op_b=op_b, scheme="matmul_allreduce", algo=algo)
                 if comm.rank < 3 and not np.array_equal(d.local, product(x, w, op_a=op_a, op_b=op_b)):
                     return op_a + op_b + algo
         return None

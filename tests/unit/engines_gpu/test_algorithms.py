@@ -194,9 +194,9 @@ def let_go(comm: Any, path: str) -> Any:
         for name, operands, algo in calls:
             given = {x: ctx.eye(d) for x in operands}
             for _ in range(3):  # the last one by a plan that is kept
-                result = getattr(pb, name)(**given, algo=algo, redistribute=True)
+                result = getattr(pb, name)(**given, algo=algo)
             gone = [weakref.ref(x.local) for x in (*given.values(), result)]
-            with pb.plan(name, **given, algo=algo, redistribute=True) as plan:
+            with pb.plan(name, **given, algo=algo) as plan:
                 gone.append(weakref.ref(plan().local))
             del given, result, plan
             gc.collect()

@@ -11,12 +11,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAlgoType, MatmulAttribute, MatmulEpilogue
 from tests.helpers.machine import Witness, machine
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
-MAKE = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 SIXTEEN = {"float16": DataType.R_16F, "bfloat16": DataType.R_16BF}
 TYPES = ["float64", "float32", *SIXTEEN, "complex64", "complex128"]
 ALGORITHMS = {
@@ -29,7 +25,7 @@ VERSIONS = {500: "0.5.0", 700: "0.7.0", 800: "0.8.0", 900: "0.9.0", 1000: "0.10.
 def problem(scheme: str, dtype: str = "float32", extent: int = 4) -> pb.MatmulProblem:
     if scheme == "gemm":
         return pb.MatmulProblem.gemm(extent, extent, extent, pb.Grid(1, 1), extent, dtype=dtype)
-    return MAKE[scheme](extent, extent, extent, 1, dtype=dtype)
+    return MAKERS[scheme](extent, extent, extent, 1, dtype=dtype, order="F")
 
 
 def attributes(
@@ -43,27 +39,27 @@ def attributes(
 
 
 def test_nothing_is_set_that_is_the_library_s_own_choice(ctx, lib):
-    for scheme, algo in itertools.product(("gemm", "ag", "rs"), ("auto", "default")):
+    for scheme, algo in itertools.product(("gemm", AG, RS), ("auto", "default")):
         if algo == "default" or scheme == "gemm":
             assert attributes(ctx, lib, scheme, algo=algo) == {}
 
 
 def test_an_allreduce_is_an_epilogue(ctx, lib):
-    assert attributes(ctx, lib, "ar", algo="default") == {MatmulAttribute.EPILOGUE: MatmulEpilogue.ALLREDUCE}
+    assert attributes(ctx, lib, AR, algo="default") == {MatmulAttribute.EPILOGUE: MatmulEpilogue.ALLREDUCE}
 
 
 @pytest.mark.parametrize("version", [700, 800, 1000])
 def test_partial_sums_travel_in_the_type_of_d(alone, stand_in, version):
     with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
-        for scheme, dtype in itertools.product(("gemm", "ag", "rs", "ar"), TYPES):
+        for scheme, dtype in itertools.product(("gemm", AG, RS, AR), TYPES):
             expected = {}
-            if scheme in ("rs", "ar") and dtype in SIXTEEN and version >= 800:
+            if scheme in (RS, AR) and dtype in SIXTEEN and version >= 800:
                 expected = {MatmulAttribute.COMMUNICATION_TYPE: SIXTEEN[dtype]}
             got = attributes(ctx, lib, scheme, dtype, algo="default")
             got.pop(MatmulAttribute.EPILOGUE, None)
             assert got == expected, (scheme, dtype)
-        p = problem("rs", "float16")
-        with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), op_a="T", scheme="rs") as plan:
+        p = problem(RS, "float16")
+        with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), op_a="T", scheme=RS) as plan:
             told = any("partial sums travel in float32" in note for note in plan.report().notes)
             assert told == (version < 800)
 
@@ -74,26 +70,26 @@ def test_the_type_that_partial_sums_travel_in_can_be_asked_for(ctx, lib):
         ("float16", "float16", {MatmulAttribute.COMMUNICATION_TYPE: DataType.R_16F}),
         ("float32", "bfloat16", {MatmulAttribute.COMMUNICATION_TYPE: DataType.R_16BF}),
     ):
-        assert attributes(ctx, lib, "rs", dtype, algo="default", comm_dtype=asked) == expected
+        assert attributes(ctx, lib, RS, dtype, algo="default", comm_dtype=asked) == expected
 
 
 def test_it_cannot_before_0_8(alone, stand_in):
     message = r"comm_dtype: cuBLASMp has it since 0\.8, found 0\.7\.0"
     with machine(stand_in(700)) as lib:
         with pb.Context(engine="cublasmp") as ctx, pytest.raises(pb.UnsupportedError, match=message):
-            attributes(ctx, lib, "rs", comm_dtype="float16")
+            attributes(ctx, lib, RS, comm_dtype="float16")
         lib.assert_clean()
 
 
 def test_multiprocessors_that_communicate(ctx, lib):
-    got = attributes(ctx, lib, "rs", algo="default", comm_sms=12)
+    got = attributes(ctx, lib, RS, algo="default", comm_sms=12)
     assert got == {MatmulAttribute.COMMUNICATION_SM_COUNT: 12}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_algorithms_by_name_and_version(alone, stand_in, version):
     with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
-        for (name, (number, since)), scheme in itertools.product(ALGORITHMS.items(), ("gemm", "ag", "rs")):
+        for (name, (number, since)), scheme in itertools.product(ALGORITHMS.items(), ("gemm", AG, RS)):
             if version < since:
                 message = rf"algo '{name}': it needs cuBLASMp {VERSIONS[since]}, found {VERSIONS[version]}"
                 with pytest.raises(pb.UnsupportedError, match=message):
@@ -115,7 +111,7 @@ def test_auto_never_takes_multicast(alone, stand_in, version):
     if version >= 700:
         harmless.add(MatmulAlgoType.NO_OVERLAP)
     with machine(stand_in(version)) as lib, pb.Context(engine="cublasmp") as ctx:
-        for scheme, dtype, extent in itertools.product(("gemm", *MAKE), ("float16", "float64"), (4, 2048)):
+        for scheme, dtype, extent in itertools.product(("gemm", *MAKERS), ("float16", "float64"), (4, 2048)):
             p = problem(scheme, dtype, extent)
             with pb.plan_matmul(ctx.empty(p.a), ctx.empty(p.b), op_a=p.op_a, op_b=p.op_b, scheme=p.scheme):
                 stored = lib.attributes(lib.of("Matmul_bufferSize")[-1]["matmulDesc"])
@@ -127,8 +123,8 @@ def test_multicast_that_the_environment_switches_off_is_refused(alone, stand_in,
     with machine(stand_in(1000)) as lib, pb.Context(engine="cublasmp") as ctx:
         for name in ("split_multicast", "atomic_multicast", "fused"):
             with pytest.raises(pb.UnsupportedError, match="which CUBLASMP_DISABLE_MULTICAST switches off"):
-                attributes(ctx, lib, "ag", algo=name)
-        assert attributes(ctx, lib, "ag", algo="split_p2p") == {MatmulAttribute.ALGO_TYPE: 1}
+                attributes(ctx, lib, AG, algo=name)
+        assert attributes(ctx, lib, AG, algo="split_p2p") == {MatmulAttribute.ALGO_TYPE: 1}
     lib.assert_clean()
 
 

@@ -15,12 +15,8 @@ from tests.helpers import epilogues
 from tests.helpers.fused_machines import Following
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
-MAKE = {
-    "ag": pb.MatmulProblem.allgather,
-    "rs": pb.MatmulProblem.reduce_scatter,
-    "ar": pb.MatmulProblem.allreduce,
-}
 KINDS = epilogues.KINDS
 A = MatmulAttribute
 
@@ -30,8 +26,8 @@ def problem(scheme: str, size: int, order: str, dtype: str, ops: str) -> pb.Matm
         return pb.MatmulProblem.gemm(
             21, 18, 10, pb.Grid.squarest(size), (4, 3), op_a=ops[0], op_b=ops[1], dtype=dtype, order=order
         )
-    ops = ("TN" if order == "F" else "NT") if scheme == "ar" else ops
-    return MAKE[scheme](10 * size, 9 * size, 4 * size, size, *ops, dtype=dtype, order=order)
+    ops = ("TN" if order == "F" else "NT") if scheme == AR else ops
+    return MAKERS[scheme](10 * size, 9 * size, 4 * size, size, *ops, dtype=dtype, order=order)
 
 
 def follow_all(comm: Any, path: str) -> Any:
@@ -39,15 +35,15 @@ def follow_all(comm: Any, path: str) -> Any:
     with machine(path, Following, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             for scheme, kind, order, dtype in itertools.product(
-                ("gemm", *MAKE), KINDS, "CF", ("float64", "float32", "bfloat16")
+                ("gemm", *MAKERS), KINDS, "CF", ("float64", "float32", "bfloat16")
             ):
                 ops = ("NN", "TN", "NT", "TT")[int(rng.integers(4))]
                 p = problem(scheme, ctx.size, order, dtype, ops)
                 reports: list[Any] = []
                 algo = "default" if scheme == "gemm" else "auto"  # which may take another algorithm
                 wrong = epilogues.followed(ctx, rng, p, kind, reports=reports, algo=algo)
-                fused = scheme in ("ag", "rs") or (scheme == "gemm" and ctx.size == 1)
-                lacking = "gelu" in kind or (scheme == "rs" and kind.endswith("bias_grad"))
+                fused = scheme in (AG, RS) or (scheme == "gemm" and ctx.size == 1)
+                lacking = "gelu" in kind or (scheme == RS and kind.endswith("bias_grad"))
                 fused = fused and not (dtype == "float64" and lacking)
                 if "bias_grad_" in kind:  # cuBLASLt sums a column-major A that is not transposed, a B that is
                     sums_a, form = (kind == "bias_grad_a") != (order == "C"), p.column_major()
@@ -144,10 +140,10 @@ VERSIONS = {500: "0.5.0", 700: "0.7.0", 800: "0.8.0", 801: "0.8.1", 1000: "0.10.
 def test_what_each_version_computes_with_the_product(alone, stand_in, version):
     rng = np.random.default_rng(82)
     with machine(stand_in(version), Following) as lib, pb.Context(engine="cublasmp") as ctx:
-        for scheme, kind in itertools.product(("gemm", "ag", "rs"), KINDS):
+        for scheme, kind in itertools.product(("gemm", AG, RS), KINDS):
             p = problem(scheme, 1, "C", "float32", "TN" if "bias_grad_" in kind else "NT")
             since = 801 if "drelu" in kind else 700
-            if scheme == "rs" and "bias_grad" in kind:
+            if scheme == RS and "bias_grad" in kind:
                 since = max(since, 800)
             reports: list[Any] = []
             assert epilogues.followed(ctx, rng, p, kind, reports=reports) is None
@@ -162,7 +158,7 @@ def test_what_each_version_computes_with_the_product(alone, stand_in, version):
 
 def test_what_cannot_be_fused(ctx, lib):
     rng = np.random.default_rng(83)
-    p = pb.MatmulProblem.allreduce(8, 8, 8, 1)
+    p = pb.MatmulProblem.matmul_allreduce(8, 8, 8, 1, order="F", dtype="float32")
     with pytest.raises(pb.UnsupportedError, match="relu cannot be fused: GEMM \\+ AllReduce would sum"):
         epilogues.followed(ctx, rng, p, "relu", fused=True)
     thin = pb.MatmulProblem.gemm(8, 8, 1, pb.Grid(1, 1), 8, dtype="float32")
@@ -186,10 +182,10 @@ def test_without_a_product_the_epilogue_still_follows(ctx, lib, kind):
 
 
 def test_a_graph_does_not_hold_what_cupy_computes(ctx, lib):
-    p = problem("ar", 1, "F", "float32", "TN")
+    p = problem(AR, 1, "F", "float32", "TN")
     with (
         pb.plan_matmul(
-            ctx.zeros(p.a), ctx.zeros(p.b), op_a="T", scheme="ar", epilogue=pb.Epilogue("relu")
+            ctx.zeros(p.a), ctx.zeros(p.b), op_a="T", scheme=AR, epilogue=pb.Epilogue("relu")
         ) as plan,
         pytest.raises(pb.UnsupportedError, match="a CUDA graph: relu is computed after the product"),
     ):

@@ -12,6 +12,7 @@ from pblasmp.bindings import Status
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.schemes import AG, AR, RS
 
 
 def life(lib: Witness, comm: Any = None) -> None:
@@ -19,16 +20,20 @@ def life(lib: Witness, comm: Any = None) -> None:
     ctx = pb.Context(comm, engine="cublasmp")
     lib.channel = ctx.control.channel
     try:
-        make = pb.MatmulProblem.allreduce, pb.MatmulProblem.allgather, pb.MatmulProblem.reduce_scatter
-        ar, ag, rs = (f(4, 4, 4, ctx.size, dtype="float16") for f in make)
-        first = pb.plan_matmul(ctx.empty(ar.a), ctx.empty(ar.b), op_a="T", scheme="ar", comm_sms=8)
+        make = (
+            pb.MatmulProblem.matmul_allreduce,
+            pb.MatmulProblem.allgather_matmul,
+            pb.MatmulProblem.matmul_reduce_scatter,
+        )
+        ar, ag, rs = (f(4, 4, 4, ctx.size, dtype="float16", order="F") for f in make)
+        first = pb.plan_matmul(ctx.empty(ar.a), ctx.empty(ar.b), op_a="T", scheme=AR, comm_sms=8)
         first()
         gathered = ctx.empty(ag.b, symmetric=True)
-        pb.plan_matmul(ctx.empty(ag.a), gathered, op_a="T", scheme="ag", algo="split_p2p")
+        pb.plan_matmul(ctx.empty(ag.a), gathered, op_a="T", scheme=AG, algo="split_p2p")
         lib.workspace = (8192, 1024)
         with sys.modules["cupy"].cuda.Stream():
             first()
-            pb.plan_matmul(ctx.empty(rs.a), ctx.empty(rs.b), op_a="T", scheme="rs")()
+            pb.plan_matmul(ctx.empty(rs.a), ctx.empty(rs.b), op_a="T", scheme=RS)()
     finally:
         ctx.close()
 

@@ -22,6 +22,7 @@ from tests.helpers import float8
 from tests.helpers.fused_machines import Scaling
 from tests.helpers.machine import machine
 from tests.helpers.mpi import run_mpi, starts_ranks
+from tests.helpers.schemes import AG, AR, RS
 
 A = MatmulAttribute
 E4, E5 = float8.E4, float8.E5
@@ -105,7 +106,7 @@ def test_scales_at_addresses_that_the_library_refuses_are_copied_before_each_run
     ("out", "travels"), [(E4, DataType.R_16BF), ("float16", DataType.R_16F), ("float32", None)]
 )
 def test_partial_sums_travel_in_no_less_than_the_type_of_d(ctx, lib, out, travels):
-    planned(ctx, float8.problem("rs", 1, (E4, E4, out), "C"), None)
+    planned(ctx, float8.problem(RS, 1, (E4, E4, out), "C"), None)
     stored = lib.attributes(lib.of("Matmul")[-1]["matmulDesc"])
     assert stored.get(A.COMMUNICATION_TYPE) == travels
 
@@ -166,7 +167,7 @@ def test_what_is_refused(alone, stand_in, version, capability, types, words):
         ("gemm", 2, (E4, E4, E4), True),
         ("gemm", 2, (E4, E4, "bfloat16"), False),
         ("gemm", 1, (E4, E4, E4), False),
-        ("ag", 2, (E4, E4, E4), False),
+        (AG, 2, (E4, E4, E4), False),
     ],
 )
 def test_what_is_refused_too_late(scheme, ranks, types, refused):
@@ -189,14 +190,18 @@ def test_block_scales_on_blackwell(alone, stand_in):
 
 
 def test_an_epilogue_cannot_follow_an_eight_bit_d(ctx, lib):
-    p = float8.problem("ar", 1, (E4, E4, E4), "C")
+    p = float8.problem(AR, 1, (E4, E4, E4), "C")
     with pytest.raises(
         pb.UnsupportedError, match=r"relu cannot be fused: .*, and by then an 8-bit D has been rounded"
     ):
         planned(ctx, p, None, epilogue=pb.Epilogue("relu"), algo="default")
-    a, b, c = ctx.zeros(p.a), ctx.zeros(p.b), ctx.zeros(float8.problem("ar", 1, (E4, E4, "bfloat16"), "C").d)
+    a, b, c = (
+        ctx.zeros(p.a),
+        ctx.zeros(p.b),
+        ctx.zeros(float8.problem(AR, 1, (E4, E4, "bfloat16"), "C").d),
+    )
     c.local[...] = -1.7
-    how = {"out": ctx.empty(p.d), "op_b": "T", "scheme": "ar", "alpha": 0, "beta": 1}
+    how = {"out": ctx.empty(p.d), "op_b": "T", "scheme": AR, "alpha": 0, "beta": 1}
     with pytest.raises(pb.UnsupportedError, match="an 8-bit D = beta C"):
         pb.matmul(a, b, c, **how, algo="default")
     assert (pb.matmul(a, b, c, **how).gather() == as_dtype(E4).type(-1.7)).all()

@@ -60,16 +60,16 @@ def life(lib: Meeting, comm: Any) -> None:
         pb.geadd(a, c, op_a="T", algo="moved")
         b.redistribute(one.descriptor)
         ar, ag = (
-            f(4, 4, 4, size, dtype="float32")
-            for f in (pb.MatmulProblem.allreduce, pb.MatmulProblem.allgather)
+            f(4, 4, 4, size, dtype="float32", order="F")
+            for f in (pb.MatmulProblem.matmul_allreduce, pb.MatmulProblem.allgather_matmul)
         )
-        pb.matmul(ctx.zeros(ar.a), ctx.zeros(ar.b), op_a="T", scheme="ar", algo="sum")
+        pb.matmul(ctx.zeros(ar.a), ctx.zeros(ar.b), op_a="T", scheme="matmul_allreduce", algo="sum")
         gathered = ctx.empty(ag.b, symmetric=True)
-        with pb.plan_matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="ag") as plan:
+        with pb.plan_matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="allgather_matmul") as plan:
             plan.graph().replay()
         lib.workspace = (8192, 1024)
         pb.matmul(a, b, algo="default")
-        pb.matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="ag", algo="push")
+        pb.matmul(ctx.zeros(ag.a), gathered, op_a="T", scheme="allgather_matmul", algo="push")
         one.gather()
         ctx.zeros(a.descriptor)  # where ranks agree that had no part in the last copy
 
@@ -94,7 +94,7 @@ def overlapped_life(lib: Meeting, comm: Any) -> None:
             ctx.zeros(pb.MatrixDescriptor((12, 12), (5, 5), pb.Grid(size, 1), dtype="complex64")),
         )
         for op in "NC":
-            with pb.plan_matmul(a, b, op_a=op, algo="push", redistribute=True) as plan:
+            with pb.plan_matmul(a, b, op_a=op, algo="push") as plan:
                 for _ in range(3):
                     plan()
                 plan.graph().replay()

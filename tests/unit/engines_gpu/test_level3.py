@@ -21,7 +21,7 @@ from pblasmp.engines.gpu.cublasmp.contracts import nearest_level3
 from pblasmp.engines.gpu.methods import METHODS
 from pblasmp.layout import Level3Problem
 from pblasmp.layout.level3 import ROUTINES
-from tests.helpers import level3 as reference
+from pblasmp.testing import level3 as reference
 from tests.helpers.failing_calls import left_behind, lives, names
 from tests.helpers.gpu.level3 import cases, one_case
 from tests.helpers.machine import Multiplying, machine
@@ -343,18 +343,12 @@ def test_sums_that_may_hang_move_no_data():
     assert nearest_level3(turned, 1000) == (turned, ())
 
 
-def test_moves_have_to_be_allowed(ctx, lib):
+def test_only_a_named_algorithm_moves_operands(ctx, lib):
     a = ctx.empty(replace(SQUARE, block=(2, 3)))
     b = ctx.empty(SQUARE)
-    message = (
-        r"algo 'cublasmp': A is moved: cublasMpTrmm needs it in other blocks: redistribute=True allows it"
-    )
-    with pytest.raises(pb.UnsupportedError, match=message):
-        pb.trmm(a, b, algo="cublasmp")
     with pb.plan(pb.trmm, a, b) as plan:
-        assert plan.report().algorithm == "gathered"
-        assert not plan.report().moved
-    with pb.plan(pb.trmm, a, b, algo="cublasmp", redistribute=True) as plan:
+        assert (plan.report().algorithm, plan.report().moved) == ("gathered", ())
+    with pb.plan(pb.trmm, a, b, algo="cublasmp") as plan:
         (line,) = plan.report().moved
         assert line.startswith("a is moved to 4x4 complex64 in blocks of 2x2")
 

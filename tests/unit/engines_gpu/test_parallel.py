@@ -13,6 +13,7 @@ from ml_dtypes import bfloat16
 import pblasmp as pb
 from pblasmp.engines.gpu.tensor import ALGORITHMS
 from tests.helpers.eagergpu import EagerGpu
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 NAMES = [
     (form, name)
@@ -66,13 +67,12 @@ def test_results(ctx, gpu, numbers, form, name, dtype, transposed):
     np.testing.assert_array_equal(wide(out), expected if activation is None else np.maximum(expected, 0))
 
 
-@pytest.mark.parametrize(("scheme", "name"), [("ag", "push"), ("rs", "pull"), ("rs", "store"), ("rs", "nccl"),
-                                              ("ar", "one_shot"), ("ar", "two_shot")])  # fmt: skip
+@pytest.mark.parametrize(("scheme", "name"), [(AG, "push"), (RS, "pull"), (RS, "store"), (RS, "nccl"),
+                                              (AR, "one_shot"), (AR, "two_shot")])  # fmt: skip
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_products_of_matrices(ctx, gpu, scheme, name, order):
-    maker = {"ag": "allgather", "rs": "reduce_scatter", "ar": "allreduce"}[scheme]
     ops = "NT" if order == "C" else "TN"
-    p = getattr(pb.MatmulProblem, maker)(6, 5, 4, 1, *ops, order=order)
+    p = MAKERS[scheme](6, 5, 4, 1, *ops, order=order, dtype="float32")
     a, b = ctx.random(p.a, seed=1), ctx.random(p.b, seed=2)
     d = pb.matmul(a, b, op_a=ops[0], op_b=ops[1], scheme=scheme, algo=name, out=ctx.empty(p.d))
     assert gpu.queued == 1
@@ -132,13 +132,13 @@ def test_a_single_call_keeps_no_array(ctx, gpu, numbers):
 @pytest.mark.parametrize(
     ("form", "how", "words"),
     [
-        ("matmul_reduce_scatter", {"algo": "pull", "comm_sms": 4}, "comm_sms is for cuBLASMp"),
+        (RS, {"algo": "pull", "comm_sms": 4}, "comm_sms is for cuBLASMp"),
         (
-            "matmul_reduce_scatter",
+            RS,
             {"algo": "pull", "comm_dtype": "float16"},
             "has no product of float64 in float16",
         ),
-        ("allgather_matmul", {"algo": "push", "alpha": 0}, ""),
+        (AG, {"algo": "push", "alpha": 0}, ""),
     ],
 )
 def test_what_is_refused(ctx, gpu, numbers, form, how, words):

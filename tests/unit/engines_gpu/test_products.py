@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from pblasmp.layout import files
+from pblasmp.problems import files
 from tests.helpers.gpu.multiply import multiply
 from tests.helpers.machine import Multiplying, machine
 from tests.helpers.mpi import run_mpi, starts_ranks

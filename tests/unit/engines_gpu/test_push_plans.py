@@ -80,7 +80,7 @@ def test_c_is_in_another_order(ctx, lib, gpu, orders, index):
     a, b = (ctx.zeros(pb.MatrixDescriptor(shape, 4, GRID, dtype="float64")) for shape in ((m, 3), (3, n)))
     a.local[...], b.local[...] = 2, rng.integers(-3, 4, b.local.shape)
     expected = a.gather() @ b.gather() - 2 * c.gather()
-    pb.matmul(a, b, c, out=d, beta=-2, algo="push", redistribute=True)
+    pb.matmul(a, b, c, out=d, beta=-2, algo="push")
     np.testing.assert_array_equal(d.gather(), expected)
 
 
@@ -145,7 +145,7 @@ def test_what_is_not_aligned_is_copied_first_and_in_the_workspace(ctx, gpu, monk
         ctx.random(whole, seed=seed)[offset : offset + 13, offset : offset + 13] for seed in range(4)
     )
     before = d.gather()
-    with pb.plan_matmul(a, b, c, out=d, beta=2, algo="push", redistribute=True) as plan:
+    with pb.plan_matmul(a, b, c, out=d, beta=2, algo="push") as plan:
         assert (d.gather() == before).all()
         plan()
         np.testing.assert_allclose(d.gather(), a.gather() @ b.gather() + 2 * c.gather(), rtol=1e-5)
@@ -179,7 +179,7 @@ def test_copies_are_queued_on_the_stream_that_is_current(ctx, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "copy", lambda *args: (events.append("copy"), copy(*args)))
     whole = pb.MatrixDescriptor((24, 24), (8, 8), GRID, dtype="float32")
     a, b, d = (ctx.random(whole, seed=seed)[1:14, 1:14] for seed in range(3))
-    with pb.plan_matmul(a, b, out=d, algo="push", redistribute=True) as plan:
+    with pb.plan_matmul(a, b, out=d, algo="push") as plan:
         plan()
     assert events == ["use", "copy", "copy", "copy"], "of A and B, and of D"
 

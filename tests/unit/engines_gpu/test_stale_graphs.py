@@ -45,7 +45,7 @@ def test_a_routine_in_steps_holds_cublasmp_s_workspace(ctx, lib):
 
 def test_a_product_of_moved_operands_holds_cublasmp_s_workspace(ctx, lib):
     a, b = ctx.zeros(OTHER), ctx.zeros(pb.MatrixDescriptor((8, 8), (2, 2), pb.Grid(1, 1)))
-    with pb.plan_matmul(a, b, out=ctx.zeros(D), algo="default", redistribute=True) as plan:
+    with pb.plan_matmul(a, b, out=ctx.zeros(D), algo="default") as plan:
         graph = plan.graph()
         assert plan.report().moved
         graph.replay()

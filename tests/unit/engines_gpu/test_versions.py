@@ -87,12 +87,12 @@ def test_without_nvshmem4py_old_versions_cannot_be_used(alone, stand_in):
 
 
 def test_symmetric_arrays_in_nvshmem(alone, stand_in):
-    p = pb.MatmulProblem.allgather(4, 4, 4, 1)
+    p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
     with machine(stand_in(700)) as lib:
         with pb.Context(engine="cublasmp") as ctx:
             b = ctx.empty(p.b, symmetric=True)
             assert lib.gpu.did("symmetric") == [(b.local.data.ptr, 64)]
-            with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag") as plan:
+            with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
                 assert "B, which is gathered, is in symmetric memory" in plan.report().notes
         lib.gpu.assert_clean()
 
@@ -202,9 +202,11 @@ def test_a_shifted_b_is_avoided():
 
 @pytest.mark.parametrize("order", "CF")
 def test_the_layouts_of_a_scheme_are_left_as_they_are(order):
-    gathered = pb.MatmulProblem.allgather(8, 8, 8, 4, order=order)
+    gathered = pb.MatmulProblem.allgather_matmul(8, 8, 8, 4, order=order, dtype="float32")
     assert faults.avoided(replace(gathered, scheme="gemm"), 1000) == (gathered, ())
-    scattered = replace(pb.MatmulProblem.reduce_scatter(8, 8, 8, 4, order=order), scheme="gemm")
+    scattered = replace(
+        pb.MatmulProblem.matmul_reduce_scatter(8, 8, 8, 4, order=order, dtype="float32"), scheme="gemm"
+    )
     assert faults.avoided(scattered, 1000) == (scattered, ())
 
 

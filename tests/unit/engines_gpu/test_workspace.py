@@ -123,14 +123,14 @@ def test_none_is_needed_for_none(ctx, lib):
 
 
 def test_a_gathered_operand_is_registered_with_the_grid_of_d(ctx, lib):
-    p = pb.MatmulProblem.allgather(4, 4, 4, 1)
+    p = pb.MatmulProblem.allgather_matmul(4, 4, 4, 1, order="F", dtype="float32")
     for symmetric in (False, True):
         b = ctx.empty(p.b, symmetric=symmetric)
-        with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag") as plan:
+        with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul") as plan:
             registered = [call["ptr"] for call in lib.of("BufferRegister")]
             assert registered == [b.local.data.ptr] * symmetric
             assert ("B, which is gathered, is in symmetric memory" in plan.report().notes) == symmetric
-    with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="ag"):
+    with pb.plan_matmul(ctx.empty(p.a), b, op_a="T", scheme="allgather_matmul"):
         assert len(lib.of("BufferRegister")) == 1  # once
 
 

@@ -12,7 +12,7 @@ import pblasmp as pb
 from pblasmp.layout import Trapezoid
 from pblasmp.layout.level3 import ROUTINES
 from pblasmp.layout.trapezoid import copy_part
-from tests.helpers.level3 import dense, legal_flags, reads, shapes
+from pblasmp.testing.level3 import dense, legal_flags, shapes, touched
 
 M, N, K = 4, 3, 5
 ALPHA, BETA = {"f": (2, -3), "c": (2 + 1j, -3 + 2j)}, {"f": (-1, 0), "c": (1 - 2j, 0)}
@@ -85,11 +85,11 @@ def test_dense_reads_what_it_says():
         for flags in legal_flags(routine, "complex128"):
             sizes = shapes(routine, flags, M, N, K)
             values = {name: np.ones(sizes[name], complex) for name in ROUTINES[routine].operands}
-            values["a"][~reads(routine, "a", flags, sizes["a"])] = np.nan
+            values["a"][~touched(routine, "a", flags, sizes["a"])] = np.nan
             if "c" in values:
-                values["c"][~reads(routine, "c", flags, sizes["c"])] = np.nan
+                values["c"][~touched(routine, "c", flags, sizes["c"])] = np.nan
             out = dense(routine, values, flags, 1, 1)
-            assert np.isfinite(out[reads(routine, "d", flags, sizes["d"])]).all()
+            assert np.isfinite(out[touched(routine, "d", flags, sizes["d"])]).all()
 
 
 def square(order=6, dtype="float64", grid=None, **more):
@@ -192,7 +192,7 @@ def test_what_is_touched(routine):
         for name in names:
             part, expected = problem.touched(name), np.ones(sizes[name], bool)
             if name != "b":
-                expected = reads(routine, name, flags, sizes[name])
+                expected = touched(routine, name, flags, sizes[name])
             found = np.ones_like(expected) if part is None else part.mask(*map(np.arange, sizes[name]))
             assert np.array_equal(found, expected), (name, flags)
 

@@ -23,7 +23,11 @@ AG = parallel("allgather_matmul", (2, 2), (5, 5), (3, 3))
 RS = parallel("matmul_reduce_scatter", (4, 4), (5, 5), (6, 6), (2, 2))
 AR = parallel("matmul_allreduce", (4, 4), (5, 5), (6, 6))
 OUT = parallel("matmul_allgather", (4, 4), (5, 5), (3, 3))
-MAKERS = {"ag": MatmulProblem.allgather, "rs": MatmulProblem.reduce_scatter, "ar": MatmulProblem.allreduce}
+MAKERS = {
+    "allgather_matmul": MatmulProblem.allgather_matmul,
+    "matmul_reduce_scatter": MatmulProblem.matmul_reduce_scatter,
+    "matmul_allreduce": MatmulProblem.matmul_allreduce,
+}
 
 
 def test_what_a_product_says_of_itself():
@@ -48,35 +52,37 @@ def test_what_a_product_says_of_itself():
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [
-        ("ag", parallel("allgather_matmul", (4, 4), (20, 20), (6, 6))),
-        ("rs", parallel("matmul_reduce_scatter", (8, 8), (10, 10), (12, 12), (4, 4))),
-        ("ar", parallel("matmul_allreduce", (8, 8), (10, 10), (12, 12))),
+        ("allgather_matmul", parallel("allgather_matmul", (4, 4), (20, 20), (6, 6))),
+        ("matmul_reduce_scatter", parallel("matmul_reduce_scatter", (8, 8), (10, 10), (12, 12), (4, 4))),
+        ("matmul_allreduce", parallel("matmul_allreduce", (8, 8), (10, 10), (12, 12))),
     ],
 )
 def test_schemes_of_c_ordered_matrices(scheme, expected):
     """X in C order and W as outputs x inputs: the arrays are those of the tensor-parallel functions."""
-    p = MAKERS[scheme](8, 12, 20, 2, "N", "T", order="C")
+    p = MAKERS[scheme](8, 12, 20, 2, "N", "T", order="C", dtype="float32")
     assert ParallelProblem.of_matmul(p) == expected
     assert ParallelProblem.of_matmul(replace(p, b=p.b.T, op_b="N")) == replace(expected, transposed="w")
 
 
-@pytest.mark.parametrize("scheme", ["ag", "rs", "ar"])
+@pytest.mark.parametrize("scheme", ["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce"])
 def test_schemes_of_f_ordered_matrices_are_the_transposed_products(scheme):
-    p = MAKERS[scheme](8, 12, 20, 2, "T", "N", order="F")
+    p = MAKERS[scheme](8, 12, 20, 2, "T", "N", order="F", dtype="float32")
     turned = ParallelProblem.of_matmul(p)
     straight = ParallelProblem.of_matmul(p.T)
     assert straight.turned is False
     assert turned == replace(straight, turned=True)
-    rows = {"ag": (12, 12), "rs": (6, 6), "ar": (12, 12)}[scheme]
+    rows = {"allgather_matmul": (12, 12), "matmul_reduce_scatter": (6, 6), "matmul_allreduce": (12, 12)}[
+        scheme
+    ]
     assert (turned.rows, turned.transposed) == (rows, "")
 
 
 def test_conjugated_operands():
-    p = MatmulProblem.reduce_scatter(8, 12, 20, 2, "T", "T", order="C", dtype="complex64")
+    p = MatmulProblem.matmul_reduce_scatter(8, 12, 20, 2, "T", "T", order="C", dtype="complex64")
     assert ParallelProblem.of_matmul(p).conjugated == ""
     assert ParallelProblem.of_matmul(replace(p, op_a="C")).conjugated == "x"
     assert ParallelProblem.of_matmul(replace(p, op_a="C", op_b="C")).conjugated == "xw"
-    real = MatmulProblem.reduce_scatter(8, 12, 20, 2, "T", "T", order="C")
+    real = MatmulProblem.matmul_reduce_scatter(8, 12, 20, 2, "T", "T", order="C", dtype="float32")
     assert ParallelProblem.of_matmul(replace(real, op_a="C")).conjugated == ""
 
 
@@ -86,21 +92,23 @@ def test_matrix_products_that_have_no_such_form():
         assert isinstance(found, str)
         return found
 
-    assert "schemes 'ag', 'rs' and 'ar'" in why(MatmulProblem.gemm(8, 8, 8, Grid(2, 2), 2))
-    gathered = MatmulProblem.allgather(8, 12, 20, 2, "T", "T", order="C")
+    assert "for the layouts of the schemes" in why(MatmulProblem.gemm(8, 8, 8, Grid(2, 2), 2))
+    gathered = MatmulProblem.allgather_matmul(8, 12, 20, 2, "T", "T", order="C", dtype="float32")
     assert why(gathered) == "X is gathered by rows, which are not contiguous in memory"
     in_rows = replace(gathered, a=replace(gathered.a, order="F"))
     assert ParallelProblem.of_matmul(in_rows).transposed == "x"
-    summed = MatmulProblem.allreduce(8, 12, 20, 2, "N", "T", order="C")
+    summed = MatmulProblem.matmul_allreduce(8, 12, 20, 2, "N", "T", order="C", dtype="float32")
     assert "C may differ from rank to rank" in why(replace(summed, c=summed.d))
-    eight = MatmulProblem.reduce_scatter(32, 32, 32, 2, "N", "N", order="C", dtype=E4)
+    eight = MatmulProblem.matmul_reduce_scatter(32, 32, 32, 2, "N", "N", order="C", dtype=E4)
     assert why(eight) == "8-bit weights are outputs x inputs in memory"
 
 
 # -- as matrix products
 
 
-@pytest.mark.parametrize(("p", "scheme"), [(AG, "ag"), (RS, "rs"), (AR, "ar")])
+@pytest.mark.parametrize(
+    ("p", "scheme"), [(AG, "allgather_matmul"), (RS, "matmul_reduce_scatter"), (AR, "matmul_allreduce")]
+)
 def test_as_a_scheme_and_back(p, scheme):
     found = p.as_scheme()
     assert found.scheme == scheme
@@ -182,7 +190,7 @@ def test_what_has_no_layout_of_blocks(p, words):
 def test_as_gemm_and_allreduce(outputs_first):
     p = parallel("matmul_allreduce", (4, 4), (3, 2), (6, 6), outputs_first=outputs_first, c_dtype=F32)
     found = p.as_allreduce()
-    assert (found.scheme, found.op_b) == ("ar", "T" if outputs_first else "N")
+    assert (found.scheme, found.op_b) == ("matmul_allreduce", "T" if outputs_first else "N")
     assert [found.a.local_shape(rank) for rank in range(2)] == [(4, 3), (4, 2)]
     shapes = [(6, 3), (6, 2)] if outputs_first else [(3, 6), (2, 6)]
     assert [found.b.local_shape(rank) for rank in range(2)] == shapes

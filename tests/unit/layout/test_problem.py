@@ -88,7 +88,13 @@ def test_illegal_arguments_of_gemm(arguments, options, message):
         ({"d": None}, "d: expected a MatrixDescriptor, got None"),
         ({"c": "c"}, "c: expected a MatrixDescriptor, got 'c'"),
         ({"op_a": None}, "op_a: expected 'N', 'T' or 'C', got None"),
-        ({"scheme": "allgather"}, "scheme: expected 'gemm', 'ag', 'rs' or 'ar', got 'allgather'"),
+        (
+            {"scheme": "allgather"},
+            (
+                "scheme: expected one of 'gemm', 'allgather_matmul', 'matmul_reduce_scatter', "
+                "'matmul_allreduce', got 'allgather'"
+            ),
+        ),
     ],
 )
 def test_operands_of_the_wrong_kind(changes, message):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pblasmp.errors import LayoutError
 from pblasmp.layout import Grid, MatmulProblem, MatrixDescriptor
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 GRID = Grid(2, 3)
 PRODUCTS = list(itertools.product("NTC", repeat=2))
@@ -266,22 +267,21 @@ def test_every_fault_is_named_at_once():
     assert p.faults() == found
 
 
-BUILDERS = {
-    "ag": MatmulProblem.allgather,
-    "rs": MatmulProblem.reduce_scatter,
-    "ar": MatmulProblem.allreduce,
+TITLES = {
+    AG: "AllGather + GEMM",
+    RS: "GEMM + ReduceScatter",
+    AR: "GEMM + AllReduce",
 }
-TITLES = {"ag": "AllGather + GEMM", "rs": "GEMM + ReduceScatter", "ar": "GEMM + AllReduce"}
 
 
 def one_dimensional(scheme, order):
     ops = "TN" if order == "F" else "NT"
-    return BUILDERS[scheme](8, 12, 20, 4, *ops, order=order)
+    return MAKERS[scheme](8, 12, 20, 4, *ops, order=order, dtype="float32")
 
 
 @pytest.mark.parametrize("name", "abd")
 @pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize("scheme", BUILDERS)
+@pytest.mark.parametrize("scheme", MAKERS)
 def test_each_rule_of_a_scheme(scheme, order, name):
     legal = one_dimensional(scheme, order)
     x = getattr(legal, name)
@@ -301,7 +301,7 @@ def test_each_rule_of_a_scheme(scheme, order, name):
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize("scheme", BUILDERS)
+@pytest.mark.parametrize("scheme", MAKERS)
 def test_sizes_types_and_starts_in_a_scheme(scheme, order):
     legal = one_dimensional(scheme, order)
     m, n = legal.d.shape
@@ -315,7 +315,7 @@ def test_sizes_types_and_starts_in_a_scheme(scheme, order):
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize("scheme", BUILDERS)
+@pytest.mark.parametrize("scheme", MAKERS)
 def test_c_lies_like_d_in_a_scheme(scheme, order):
     legal = one_dimensional(scheme, order)
     legal = replace(legal, c=legal.d)
@@ -329,22 +329,19 @@ def test_a_scheme_whose_extents_do_not_divide():
     d = MatrixDescriptor((10, 8), (3, 2), Grid(4, 1, "col"), dtype="float32", order="F")
     b = MatrixDescriptor((5, 8), (5, 2), Grid(1, 4), dtype="float32", order="F")
     a = MatrixDescriptor((5, 10), (5, 3), Grid(1, 4), dtype="float32", order="F")
-    p = MatmulProblem(a, b, d, "T", "N", scheme="ag")
-    assert p.faults() == ["scheme 'ag': m = 10 must be divisible by 4 ranks (nearest: 8 or 12)"]
+    p = MatmulProblem(a, b, d, "T", "N", scheme=AG)
+    assert p.faults() == ["scheme 'allgather_matmul': m = 10 must be divisible by 4 ranks (nearest: 8 or 12)"]
     (fault,) = p.T.faults()
-    assert fault == (
-        "scheme 'ag': m = 10 must be divisible by 4 ranks (nearest: 8 or 12) "
-        "(of the transposed product, whose m is your n: d is in C order)"
-    )
+    assert fault == "scheme 'allgather_matmul': n = 10 must be divisible by 4 ranks (nearest: 8 or 12)"
 
 
 def test_a_scheme_that_lacks_the_product():
-    p = replace(one_dimensional("ar", "F"), scheme="gemm")
+    p = replace(one_dimensional(AR, "F"), scheme="gemm")
     a = p.a.T  # NN, stored in C order: column-major it is TN still
-    assert replace(p, a=a, op_a="N", scheme="ar").faults() == []
+    assert replace(p, a=a, op_a="N", scheme=AR).faults() == []
     a = replace(a, order="F")
-    assert replace(p, a=a, op_a="N", scheme="ar").faults() == [
-        "scheme 'ar': GEMM + AllReduce exists for TN in column-major terms, got NN"
+    assert replace(p, a=a, op_a="N", scheme=AR).faults() == [
+        "scheme 'matmul_allreduce': GEMM + AllReduce exists for TN in column-major terms, got NN"
     ]
 
 
@@ -376,7 +373,7 @@ def test_following_all_advice_at_once_mends_any_layout(ops, order, changes):
     assert p.faults() == []
 
 
-@given(st.sampled_from(list(BUILDERS)), st.sampled_from("FC"), mutations("abd", 4))
+@given(st.sampled_from(list(MAKERS)), st.sampled_from("FC"), mutations("abd", 4))
 def test_following_all_advice_at_once_mends_any_scheme(scheme, order, changes):
     p = mutate(one_dimensional(scheme, order), changes)
     assert mended(p).faults() == []
@@ -388,9 +385,13 @@ def test_the_transposed_problem_is_legal_when_the_problem_is(ops, changes):
     assert (p.faults() == []) == (p.T.faults() == [])
 
 
-@pytest.mark.parametrize("scheme", ["gemm", "ag"])
+@pytest.mark.parametrize("scheme", ["gemm", AG])
 def test_faults_name_the_argument_that_d_is_made_from(scheme):
-    p = MatmulProblem.allgather(8, 8, 8, 4) if scheme == "ag" else MatmulProblem.gemm(8, 8, 8, GRID, 2)
+    p = (
+        MatmulProblem.allgather_matmul(8, 8, 8, 4, order="F", dtype="float32")
+        if scheme == AG
+        else MatmulProblem.gemm(8, 8, 8, GRID, 2)
+    )
     wrong = replace(p, d=replace(p.d, shape=(6, 8), block=(3, 3), dtype="complex64"))
     for result in ("c", "out"):
         faults = wrong.faults(result)

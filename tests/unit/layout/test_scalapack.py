@@ -19,7 +19,7 @@ from tests.helpers.oracle import descriptors, local_indices
 def test_the_nine_integers(d, context):
     d = d if d.order == "F" else d.T
     for rank, (rows, _) in enumerate(local_indices(d)):
-        desc = d.to_scalapack(rank, context)
+        desc = d.to_scalapack(rank, context=context)
         assert desc.dtype == np.int32
         lld = d.ld or max(1, len(rows))
         assert desc.tolist() == [1, context, *d.shape, *d.block, *d.source, lld]
@@ -46,7 +46,7 @@ def test_one_that_descinit_makes():
     d = MatrixDescriptor.from_scalapack([1, 0, 9, 8, 2, 3, 1, 2, 5], grid)
     assert d == MatrixDescriptor((9, 8), (2, 3), grid, (1, 2), "float64", "F")
     assert d.to_scalapack(grid.rank(1, 0)).tolist() == [1, 0, 9, 8, 2, 3, 1, 2, 5]
-    assert d.to_scalapack(grid.rank(0, 1), 3).tolist() == [1, 3, 9, 8, 2, 3, 1, 2, 4]
+    assert d.to_scalapack(grid.rank(0, 1), context=3).tolist() == [1, 3, 9, 8, 2, 3, 1, 2, 4]
 
 
 def test_c_order_is_refused_and_its_transpose_is_not():
@@ -85,7 +85,7 @@ def test_the_largest_32_bit_integers_pass():
     assert d.to_scalapack(0).tolist() == [1, 0, n, n, n, n, 0, 0, n]
     assert d.to_scalapack(3).tolist() == [1, 0, n, n, n, n, 0, 0, 1]
     with pytest.raises(LayoutError, match="32-bit"):
-        d.to_scalapack(0, 2**31)
+        d.to_scalapack(0, context=2**31)
 
 
 @pytest.mark.parametrize(

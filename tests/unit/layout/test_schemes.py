@@ -10,13 +10,13 @@ import pytest
 
 from pblasmp.errors import ArgumentError, LayoutError
 from pblasmp.layout import Grid, MatmulProblem
+from tests.helpers.schemes import AG, AR, MAKERS, RS
 
-BUILDERS = {
-    "ag": MatmulProblem.allgather,
-    "rs": MatmulProblem.reduce_scatter,
-    "ar": MatmulProblem.allreduce,
+PRODUCTS = {
+    AG: ("NN", "TN", "NT", "TT"),
+    RS: ("NN", "TN", "NT", "TT"),
+    AR: ("TN",),
 }
-PRODUCTS = {"ag": ("NN", "TN", "NT", "TT"), "rs": ("NN", "TN", "NT", "TT"), "ar": ("TN",)}
 CASES = [(scheme, ops) for scheme, products in PRODUCTS.items() for ops in products]
 
 SIZES = [(8, 12, 20, 4), (6, 18, 12, 3), (16, 8, 8, 8), (5, 7, 3, 1), (1, 1, 1, 1)]
@@ -24,19 +24,19 @@ SIZES = [(8, 12, 20, 4), (6, 18, 12, 3), (16, 8, 8, 8), (5, 7, 3, 1), (1, 1, 1, 
 # Shape, block, grid and leading dimension of every operand by its op, column-major.
 # "col" is a P x 1 grid in column order, "row" a 1 x P grid in row order.
 TABLE = {
-    ("ag", "A", "N"): ("m k", "m/P k", "col", "m/P"),
-    ("ag", "A", "T"): ("k m", "k m/P", "row", "k"),
-    ("ag", "B", "N"): ("k n", "k n/P", "row", "k"),
-    ("ag", "B", "T"): ("n k", "n/P k", "col", "n/P"),
-    ("ag", "D", "N"): ("m n", "m/P n/P", "col", "m/P"),
-    ("rs", "A", "N"): ("m k", "m k/P", "row", "m"),
-    ("rs", "A", "T"): ("k m", "k/P m", "col", "k/P"),
-    ("rs", "B", "N"): ("k n", "k/P n/P", "col", "k/P"),
-    ("rs", "B", "T"): ("n k", "n/P k/P", "row", "n"),
-    ("rs", "D", "N"): ("m n", "m n/P", "row", "m"),
-    ("ar", "A", "T"): ("k m", "k/P m", "col", "k/P"),
-    ("ar", "B", "N"): ("k n", "k/P n", "col", "k/P"),
-    ("ar", "D", "N"): ("m n*P", "m n", "row", "m"),
+    (AG, "A", "N"): ("m k", "m/P k", "col", "m/P"),
+    (AG, "A", "T"): ("k m", "k m/P", "row", "k"),
+    (AG, "B", "N"): ("k n", "k n/P", "row", "k"),
+    (AG, "B", "T"): ("n k", "n/P k", "col", "n/P"),
+    (AG, "D", "N"): ("m n", "m/P n/P", "col", "m/P"),
+    (RS, "A", "N"): ("m k", "m k/P", "row", "m"),
+    (RS, "A", "T"): ("k m", "k/P m", "col", "k/P"),
+    (RS, "B", "N"): ("k n", "k/P n/P", "col", "k/P"),
+    (RS, "B", "T"): ("n k", "n/P k/P", "row", "n"),
+    (RS, "D", "N"): ("m n", "m n/P", "row", "m"),
+    (AR, "A", "T"): ("k m", "k/P m", "col", "k/P"),
+    (AR, "B", "N"): ("k n", "k/P n", "col", "k/P"),
+    (AR, "D", "N"): ("m n*P", "m n", "row", "m"),
 }
 
 
@@ -61,7 +61,7 @@ def assert_is(x, row, order):
 @pytest.mark.parametrize(("m", "n", "k", "nranks"), SIZES)
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 def test_the_table_in_fortran_order(scheme, ops, m, n, k, nranks):
-    p = BUILDERS[scheme](m, n, k, nranks, *ops)
+    p = MAKERS[scheme](m, n, k, nranks, *ops, order="F", dtype="float32")
     assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops, None)
     for x, operand, op in ((p.a, "A", ops[0]), (p.b, "B", ops[1]), (p.d, "D", "N")):
         assert_is(x, row_of_table(scheme, operand, op, m, n, k, nranks), "F")
@@ -72,7 +72,7 @@ def test_the_table_in_fortran_order(scheme, ops, m, n, k, nranks):
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 def test_the_table_in_c_order(scheme, ops, m, n, k, nranks):
     """D^T = op(B)^T op(A)^T: the table's A is B, its B is A, its m is n and its n is m."""
-    p = BUILDERS[scheme](m, n, k, nranks, ops[1], ops[0], order="C")
+    p = MAKERS[scheme](m, n, k, nranks, ops[1], ops[0], order="C", dtype="float32")
     assert (p.m, p.n, p.k, p.scheme, p.op_a + p.op_b, p.c) == (m, n, k, scheme, ops[::-1], None)
     for x, operand, op in ((p.b, "A", ops[0]), (p.a, "B", ops[1]), (p.d, "D", "N")):
         assert_is(x, row_of_table(scheme, operand, op, n, m, k, nranks), "C")
@@ -82,14 +82,14 @@ def test_the_table_in_c_order(scheme, ops, m, n, k, nranks):
 @pytest.mark.parametrize(
     ("scheme", "sizes", "a", "b", "d"),
     [
-        ("ag", (8, 4, 2), ((2, 8), (2, 2)), ((2, 4), (2, 1)), ((8, 4), (2, 4))),
-        ("rs", (2, 4, 8), ((8, 2), (2, 2)), ((8, 4), (2, 4)), ((2, 4), (2, 1))),
-        ("ar", (2, 4, 8), ((8, 2), (2, 2)), ((8, 4), (2, 4)), ((2, 16), (2, 4))),
+        (AG, (8, 4, 2), ((2, 8), (2, 2)), ((2, 4), (2, 1)), ((8, 4), (2, 4))),
+        (RS, (2, 4, 8), ((8, 2), (2, 2)), ((8, 4), (2, 4)), ((2, 4), (2, 1))),
+        (AR, (2, 4, 8), ((8, 2), (2, 2)), ((8, 4), (2, 4)), ((2, 16), (2, 4))),
     ],
 )
 def test_the_worked_examples_of_nvidia(scheme, sizes, a, b, d):
     """Global and local shapes on 4 ranks, TN."""
-    p = BUILDERS[scheme](*sizes, 4)
+    p = MAKERS[scheme](*sizes, 4, order="F", dtype="float32")
     assert (p.op_a, p.op_b, p.d.dtype.name) == ("T", "N", "float32")
     for x, (shape, local) in ((p.a, a), (p.b, b), (p.d, d)):
         assert x.shape == shape
@@ -97,24 +97,28 @@ def test_the_worked_examples_of_nvidia(scheme, sizes, a, b, d):
     p.validate()
 
 
-@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize("build", MAKERS.values(), ids=MAKERS)
 def test_the_default_ops_are_one_product_of_the_same_memory_in_either_order(build):
     """TN in F order, NT in C order, which every scheme has; one op that is given leaves the other."""
-    fortran, c = build(8, 12, 20, 4), build(12, 8, 20, 4, order="C")
+    fortran, c = build(8, 12, 20, 4, order="F"), build(12, 8, 20, 4)
     assert (c.op_a, c.op_b) == ("N", "T")
     assert fortran == c.T
     c.validate()
     assert build(8, 12, 20, 4, order="C", op_b="T") == build(8, 12, 20, 4, order="C")
-    assert build(8, 12, 20, 4, "T") == fortran
+    assert build(8, 12, 20, 4, "T", order="F") == fortran
 
 
 @pytest.mark.parametrize(
     ("scheme", "x", "w", "y"),
-    [("ag", (2, 20), (3, 20), (8, 3)), ("rs", (8, 5), (12, 5), (2, 12)), ("ar", (8, 5), (12, 5), (8, 12))],
+    [
+        (AG, (2, 20), (3, 20), (8, 3)),
+        (RS, (8, 5), (12, 5), (2, 12)),
+        (AR, (8, 5), (12, 5), (8, 12)),
+    ],
 )
 def test_what_a_layer_of_torch_holds(scheme, x, w, y):
     """Y[8, 12] = X[8, 20] W[12, 20]^T in C order on 4 ranks, as local arrays."""
-    p = BUILDERS[scheme](8, 12, 20, 4, "N", "T", order="C", dtype="bfloat16")
+    p = MAKERS[scheme](8, 12, 20, 4, "N", "T", order="C", dtype="bfloat16")
     assert [operand.local_shape(3) for operand in (p.a, p.b, p.d)] == [x, w, y]
     assert {operand.dtype.name for operand in (p.a, p.b, p.d)} == {"bfloat16"}
     form = p.column_major()
@@ -127,7 +131,7 @@ def test_what_a_layer_of_torch_holds(scheme, x, w, y):
 def test_operands_may_be_in_the_other_memory_order(scheme, ops, order, flips):
     """The transpose of the same memory with the other op is the same operand."""
     ops = ops if order == "F" else ops[::-1]
-    p = BUILDERS[scheme](8, 12, 20, 4, *ops, order=order)
+    p = MAKERS[scheme](8, 12, 20, 4, *ops, order=order, dtype="float32")
     other = {"N": "T", "T": "N"}
     a, op_a = (p.a.T, other[p.op_a]) if flips[0] else (p.a, p.op_a)
     b, op_b = (p.b.T, other[p.op_b]) if flips[1] else (p.b, p.op_b)
@@ -141,19 +145,22 @@ def test_operands_may_be_in_the_other_memory_order(scheme, ops, order, flips):
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 def test_conjugation_counts_as_transposition(scheme, ops, order):
     ops = (ops if order == "F" else ops[::-1]).replace("T", "C")
-    BUILDERS[scheme](8, 12, 20, 4, *ops, dtype="complex64", order=order).validate()
+    MAKERS[scheme](8, 12, 20, 4, *ops, dtype="complex64", order=order).validate()
 
 
 @pytest.mark.parametrize(("scheme", "ops"), CASES)
 @pytest.mark.parametrize("sizes", [(0, 12, 20), (8, 0, 20), (8, 12, 0), (0, 0, 0)])
 def test_empty_products(scheme, ops, sizes):
-    p = BUILDERS[scheme](*sizes, 4, *ops)
+    p = MAKERS[scheme](*sizes, 4, *ops, order="F", dtype="float32")
     assert (p.m, p.n, p.k) == sizes
     p.validate()
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
-@pytest.mark.parametrize(("scheme", "sharded"), [("ag", "mn"), ("rs", "nk"), ("ar", "k")])
+@pytest.mark.parametrize(
+    ("scheme", "sharded"),
+    [(AG, "mn"), (RS, "nk"), (AR, "k")],
+)
 def test_what_is_sharded_must_divide(scheme, sharded, order):
     """In C order the sharded n is m and the other way round. The advice given is good."""
     renamed = {"m": "n", "n": "m", "k": "k"} if order == "C" else {"m": "m", "n": "n", "k": "k"}
@@ -162,40 +169,44 @@ def test_what_is_sharded_must_divide(scheme, sharded, order):
         sizes = {"m": 8, "n": 12, "k": 20}
         sizes[name] = 10
         if renamed[name] not in sharded:
-            BUILDERS[scheme](*sizes.values(), 4, *ops, order=order).validate()
+            MAKERS[scheme](*sizes.values(), 4, *ops, order=order, dtype="float32").validate()
             continue
         with pytest.raises(LayoutError) as error:
-            BUILDERS[scheme](*sizes.values(), 4, *ops, order=order)
-        assert f"{renamed[name]} = 10 must be divisible by 4 ranks (nearest: 8 or 12)" in str(error.value)
+            MAKERS[scheme](*sizes.values(), 4, *ops, order=order, dtype="float32")
+        assert f"{name} = 10 must be divisible by 4 ranks (nearest: 8 or 12)" in str(error.value)
         for nearest in (8, 12):
-            BUILDERS[scheme](*(sizes | {name: nearest}).values(), 4, *ops, order=order).validate()
+            MAKERS[scheme](
+                *(sizes | {name: nearest}).values(), 4, *ops, order=order, dtype="float32"
+            ).validate()
 
 
 def test_every_extent_that_does_not_divide_is_named():
     with pytest.raises(LayoutError) as error:
-        MatmulProblem.allgather(9, 3, 5, 4)
+        MatmulProblem.allgather_matmul(9, 3, 5, 4, order="F", dtype="float32")
     assert str(error.value) == (
-        "scheme 'ag': m = 9 must be divisible by 4 ranks (nearest: 8 or 12); "
-        "scheme 'ag': n = 3 must be divisible by 4 ranks (nearest: 4)"
+        "scheme 'allgather_matmul': m = 9 must be divisible by 4 ranks (nearest: 8 or 12); "
+        "scheme 'allgather_matmul': n = 3 must be divisible by 4 ranks (nearest: 4)"
     )
 
 
 @pytest.mark.parametrize("ops", ["NN", "NT", "TT", "NC", "CC"])
 def test_allreduce_is_tn_only(ops):
     with pytest.raises(
-        LayoutError, match=r"scheme 'ar': GEMM \+ AllReduce exists for TN in column-major terms, got "
+        LayoutError,
+        match=r"scheme 'matmul_allreduce': GEMM \+ AllReduce exists for TN in column-major terms, got ",
     ):
-        MatmulProblem.allreduce(8, 12, 20, 4, *ops)
+        MatmulProblem.matmul_allreduce(8, 12, 20, 4, *ops, order="F", dtype="float32")
     with pytest.raises(LayoutError, match="exists for TN"):
-        MatmulProblem.allreduce(8, 12, 20, 4, *ops[::-1], order="C")
+        MatmulProblem.matmul_allreduce(8, 12, 20, 4, *ops[::-1], order="C", dtype="float32")
 
 
-@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+@pytest.mark.parametrize("build", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         ((8, 8, 8, 0), {}, "nranks: expected at least 1, got 0"),
         ((-8, 8, 8, 4), {}, "m: expected at least 0, got -8"),
+        ((-8, 8, 8, 4), {"order": "F"}, "m: expected at least 0, got -8"),
         ((8, 8, 8.0, 4), {}, "k: expected an integer, got 8.0"),
         ((8, 8, 8, 4), {"order": "R"}, "order: expected 'C' or 'F', got 'R'"),
         ((8, 8, 8, 4), {"dtype": "int8"}, "dtype int8 is not supported: "),

@@ -38,19 +38,19 @@ def why_not_fused(e: Epilogue, p: MatmulProblem, version: int) -> str:
     """Return why cuBLASMp does not compute ``e`` with the product, or an empty string. Local."""
     sums = any(name.startswith("bias_grad") for name in e.given)
     since = _DRELU_SINCE if e.activation == "drelu" else _SINCE
-    if sums and p.scheme == "rs":
+    if sums and p.scheme == "matmul_reduce_scatter":
         since = max(since, MatmulAttribute.BIAS_RESULT_SCHEME.since)
     if p.d.dtype.kind == "c":
         return "cuBLASMp has epilogues for real types only"
-    if p.scheme == "ar":
+    if p.scheme == "matmul_allreduce":
         return "GEMM + AllReduce would sum what follows each rank's partial product"
     if p.scheme == "gemm" and p.d.grid.size > 1:
-        return "cuBLASMp has epilogues only for the schemes 'ag' and 'rs' and for one GPU"
+        return "cuBLASMp has epilogues only on one GPU and in the schemes that gather A or scatter D"
     if 0 in (p.m, p.n, p.k):
         return "there is nothing to multiply"
     if p.d.dtype == np.float64 and e.activation in ("gelu", "dgelu"):
         return f"cuBLASLt's {e.activation} of float64 is accurate to 8 digits only"
-    if p.d.dtype == np.float64 and p.scheme == "rs" and e.bias_grad is not None:
+    if p.d.dtype == np.float64 and p.scheme == "matmul_reduce_scatter" and e.bias_grad is not None:
         return "cuBLASMp leaves it 0 for float64 in GEMM + ReduceScatter"
     if e.bias_grad_a is not None or e.bias_grad_b is not None:
         form = p.column_major()

@@ -138,9 +138,9 @@ def avoided(p: MatmulProblem, version: int) -> tuple[MatmulProblem, tuple[str, .
     """
     if p.scheme != "gemm" or p.d.grid.size == 1:
         return p, ()
-    if not replace(p, scheme="ag").faults():
-        return replace(p, scheme="ag"), ()
-    if not replace(p, scheme="rs").faults():
+    if not replace(p, scheme="allgather_matmul").faults():
+        return replace(p, scheme="allgather_matmul"), ()
+    if not replace(p, scheme="matmul_reduce_scatter").faults():
         return p, ()
     form, library = p.column_major(), f"cuBLASMp {version_text(version)}"
     first, second = ("b", "a") if form.swapped else ("a", "b")

@@ -39,7 +39,7 @@ def automatic(problem: MatmulProblem, version: int) -> str:
     if version < MatmulAlgoType.NO_OVERLAP.since or problem.scheme == "gemm":
         return "default"
     small = problem.flops < _SMALL_FLOPS * problem.d.grid.size
-    return "no_overlap" if small or problem.scheme == "ar" else "default"
+    return "no_overlap" if small or problem.scheme == "matmul_allreduce" else "default"
 
 
 class LocalProduct(Product):
@@ -81,7 +81,7 @@ class CublasmpProduct(PreparedCall):
         inside = session.rank < form.d.grid.size
         super().__init__(session, "Matmul", form.d.grid, operands, inside=inside)
         self.sent_bytes = received_bytes(form, problem, session.rank) if inside else 0
-        if problem.scheme == "ag":
+        if problem.scheme == "allgather_matmul":
             gathered = operands.a if form.swapped else operands.b
             self._notes.append(
                 _gathered_note("A" if form.swapped else "B", session.share(gathered, form.d.grid))
@@ -131,7 +131,7 @@ class CublasmpProduct(PreparedCall):
             attributes[MatmulAttribute.ALGO_TYPE] = ALGO_TYPES[self._algo]
         if options.comm_sms is not None:
             attributes[MatmulAttribute.COMMUNICATION_SM_COUNT] = options.comm_sms
-        if self._problem.scheme == "ar":
+        if self._problem.scheme == "matmul_allreduce":
             attributes[MatmulAttribute.EPILOGUE] = MatmulEpilogue.ALLREDUCE
         travels = self._communication_type()
         if travels is not None:
@@ -189,7 +189,7 @@ class CublasmpProduct(PreparedCall):
 
     def _communication_type(self) -> np.dtype | None:
         """Return the type in which partial sums travel, if that is not the library's own choice, float32."""
-        if self._problem.scheme not in ("rs", "ar"):
+        if self._problem.scheme not in ("matmul_reduce_scatter", "matmul_allreduce"):
             return None
         asked = self._options.comm_dtype
         kind = self._form.d.dtype
@@ -264,7 +264,7 @@ def _gathered_note(name: str, symmetric: bool) -> str:
 
 def received_bytes(form: ColumnMajorProduct, problem: MatmulProblem, rank: int) -> int:
     """Return the fewest bytes that a rank can get from others: its share of op(A) and op(B), or of partial sums."""
-    if problem.scheme in ("rs", "ar"):
+    if problem.scheme in ("matmul_reduce_scatter", "matmul_allreduce"):
         parts = form.d.grid.size
         rows, cols = form.d.local_shape(rank)
         return (parts - 1) * rows * cols * form.d.dtype.itemsize

@@ -41,7 +41,7 @@ def check(p: MatmulProblem, scales: Scales | None, version: int, capability: int
         )
     if is_float8(p.d.dtype) and p.scheme == "gemm" and p.d.grid.size > 1:
         raise UnsupportedError(  # cuBLASMp only fails in the run, when some GPUs already wait for others
-            "cuBLASMp has an 8-bit D only on one GPU and in the schemes 'ag', 'rs' and 'ar'"
+            "cuBLASMp has an 8-bit D only on one GPU and in the layouts of a scheme"
         )
     if scales is None or scales.mode == "tensor":
         return

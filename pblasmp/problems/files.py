@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from ..errors import ArgumentError, ArgumentTypeError, LayoutError, LibraryNotFoundError, faults_text
-from .descriptor import MatrixDescriptor
-from .grid import Grid, as_grid, short_repr
-from .level3 import Level3Problem
-from .parallel import ParallelProblem
-from .problem import MatmulProblem
+from ..layout.descriptor import MatrixDescriptor
+from ..layout.grid import Grid, as_grid, short_repr
+from ..layout.level3 import Level3Problem
+from ..layout.parallel import ParallelProblem
+from ..layout.problem import MatmulProblem
 from .schema import GridTable, Table, parallel_faults, problem_faults, routine_faults, table_faults
 from .tables import Window, product_operands, routine_operands
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ArgumentError, LayoutError
+from ..layout.forms import Form
 from .files import find, read_toml
 
 __all__ = ["Layer", "load_model"]
@@ -17,12 +18,12 @@ class Layer:
 
     Attributes:
         name: its name in the model.
-        collective: "all_gather", "reduce_scatter", "all_reduce" or "all_scatter": what goes with its GEMM.
+        product: the tensor-parallel product that it is, by its name in ``FORMS``.
         outputs, inputs: sizes of the whole layer.
     """
 
     name: str
-    collective: str
+    product: Form
     outputs: int
     inputs: int
 
@@ -32,7 +33,7 @@ class Layer:
         Raises:
             LayoutError: outputs or inputs cannot be split evenly over the ranks.
         """
-        splits = self.collective in ("all_gather", "all_scatter")
+        splits = self.product in ("allgather_matmul", "matmul_allgather")
         extent = self.outputs if splits else self.inputs
         if extent % ranks:
             what = "outputs" if splits else "inputs"

@@ -7,18 +7,31 @@ descriptors?). Whether the problem is legal is a separate question.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ..dtypes import as_dtype, result_dtype, scalar
 from ..errors import ArgumentError
-from .descriptor import MatrixDescriptor, window_of
-from .grid import Grid, as_grid
-from .product import Op
-from .schema import Table, is_complete
-from .schemes import Scheme, scheme_operands
+from ..layout.descriptor import MatrixDescriptor, window_of
+from ..layout.grid import Grid, as_grid
+from ..layout.level3 import Level3Problem
+from ..layout.parallel import ParallelProblem
+from ..layout.problem import MatmulProblem
+from ..layout.product import Op
+from ..layout.schemes import Scheme, scheme_operands, scheme_ops
+from .schema import (
+    OperandTable,
+    Table,
+    is_complete,
+    parallel_faults,
+    problem_faults,
+    raise_faults,
+    routine_faults,
+    table_faults,
+)
 
-__all__ = ["Operands", "Window", "product_operands", "routine_operands"]
+__all__ = ["Operands", "Window", "made_from", "product_operands", "routine_operands"]
 
 Window = tuple[slice, slice]
 
@@ -75,11 +88,11 @@ class Operands:
 def product_operands(data: Table) -> tuple[Operands, dict[str, Any]]:
     """Return the matrices of a product's table, or their faults, and its options. Local."""
     scheme: Scheme = data.get("scheme", "gemm")
-    op_a, op_b = data.get("ops", "NN" if scheme == "gemm" else "TN")
+    op_a, op_b = data.get("ops", "NN" if scheme == "gemm" else scheme_ops(data.get("order", "C")[-1]))
     made = Operands(data)
     try:
         if scheme == "gemm" or "m" not in data:
-            _any_layout(made, scheme, op_a, op_b)
+            _any_layout(made, op_a, op_b)
         else:
             _scheme_layout(made, scheme, op_a, op_b)
         if not made.faults and "c" in data:
@@ -110,15 +123,74 @@ def routine_operands(data: Table) -> Operands:
     return made
 
 
-def _any_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
+def made_from(kind: type, data: object) -> Any:
+    """Return the descriptor or problem of this class in a table of plain values. Local.
+
+    Raises:
+        LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+    """
+    make = next(make for known, make in _MAKERS.items() if issubclass(kind, known))
+    return make(kind, data)
+
+
+def _descriptor(kind: type, data: object) -> Any:
+    raise_faults("descriptor", table_faults(data, OperandTable, needs=("shape", "block", "grid")))
+    values = dict(cast(Table, data))
+    window = values.pop("window", None)
+    whole = kind(**values)
+    return whole if window is None else whole[window_of(whole.shape, window)]
+
+
+def _product(kind: type, data: object) -> Any:
+    raise_faults("product", problem_faults(data, titled=False))
+    made, options = product_operands(cast(Table, data))
+    raise_faults("product", made.faults)
+    return kind(**made.operands, **options)
+
+
+def _routine(kind: type, data: object) -> Any:
+    raise_faults("problem", routine_faults(data, titled=False))
+    table = cast(Table, data)
+    made = routine_operands(table)
+    raise_faults("problem", made.faults)
+    options = {name: table[name] for name in ("side", "uplo", "op_a", "diag") if name in table}
+    return kind(table["routine"], **made.operands, **options)
+
+
+def _parallel(kind: type, data: object) -> Any:
+    raise_faults("product", parallel_faults(data, titled=False))
+    values = {
+        name: value for name, value in cast(Table, data).items() if name not in ("title", "description")
+    }
+    for name in ("tokens", "inputs", "outputs", "rows"):
+        values[name] = tuple(values.get(name, ()))
+    values["row_bytes"] = tuple((name, tuple(each)) for name, each in values.get("row_bytes", {}).items())
+    dtype = as_dtype(values.get("dtype", "float64"))
+    types = {"dtype": dtype, "w_dtype": dtype, "out_dtype": result_dtype(dtype)}
+    types |= {name: as_dtype(value) for name, value in values.items() if name.endswith("dtype")}
+    found = kind(**{**values, **types})
+    if not found.rows:
+        found = replace(found, rows=found.default_rows())
+    raise_faults("product", found.faults())
+    return found
+
+
+_MAKERS: dict[type, Callable[[type, object], Any]] = {
+    MatrixDescriptor: _descriptor,
+    MatmulProblem: _product,
+    Level3Problem: _routine,
+    ParallelProblem: _parallel,
+}
+
+
+def _any_layout(made: Operands, op_a: Op, op_b: Op) -> None:
     """Make A, B and D of a product on any layout; D follows A and B unless its own table says otherwise."""
     data = made.data
-    order, dtype = ("C", "float64") if scheme == "gemm" else ("F", "float32")
-    dtype = data.get("dtype", dtype)
+    dtype = data.get("dtype", "float64")
     shared: Table = {"source": data.get("source", (0, 0))}
     if "grid" in data or "nranks" in data:
         shared["grid"] = as_grid(data["grid"]) if "grid" in data else Grid.squarest(data["nranks"])
-    orders = dict(zip("abd", data.get("order", order) * 3, strict=False))
+    orders = dict(zip("abd", data.get("order", "C") * 3, strict=False))
     known: dict[str, Table] = {name: {**shared, "dtype": dtype, "order": orders[name]} for name in "abd"}
     known["d"]["dtype"] = result_dtype(as_dtype(dtype))
     block = data.get("block")
@@ -146,12 +218,12 @@ def _any_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
 def _scheme_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
     """Make A, B and D of a product in the layouts of a scheme, in any mix of memory orders."""
     data = made.data
-    orders = dict(zip("abd", data.get("order", "F") * 3, strict=False))
+    orders = dict(zip("abd", data.get("order", "C") * 3, strict=False))
     turned = {name: orders[name] != orders["d"] for name in "abd"}  # made in D's order, then transposed
     a, b, d = scheme_operands(
         scheme, data["m"], data["n"], data["k"], data["nranks"],
         _FLIPPED[op_a] if turned["a"] else op_a, _FLIPPED[op_b] if turned["b"] else op_b,
-        dtype=data.get("dtype", "float32"), order=orders["d"],
+        dtype=data.get("dtype", "float64"), order=orders["d"],
     )  # fmt: skip
     d = replace(d, dtype=result_dtype(d.dtype))
     for name, operand in (("a", a), ("b", b), ("d", d)):

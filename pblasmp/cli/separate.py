@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``pblasmp bench`` compares with, on the same arrays: a GEMM and a plain collective, and PyTorch."""
+"""What ``pblasmp bench`` compares with, on the same arrays: a GEMM and a separate collective."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ..context import Context
 from ..dtypes import accumulation_dtype
-from ..errors import PblasmpError
-from ..interop import as_local, view_like
 
-__all__ = ["Separate", "by_pytorch"]
+__all__ = ["Separate"]
 
 Array = Any
 
@@ -24,7 +20,7 @@ class Separate:
 
     Args:
         ctx: the context.
-        name: "all_gather", "reduce_scatter", "all_reduce" or "all_scatter".
+        name: "allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce" or "matmul_allgather".
         shape: T, N, K; N is per rank for the gathers, K is over all ranks for the sums.
         dtype: of x, w and the result.
 
@@ -38,16 +34,16 @@ class Separate:
         self._ctx, self._name, self._operations = ctx, name, ctx.engine.operations
         self._random = np.random.default_rng([7, ctx.rank])
         self._shared = np.random.default_rng(7)
-        sums = name in ("reduce_scatter", "all_reduce")
-        self.x = self._numbers((t // p if name == "all_gather" else t, k // p if sums else k), dtype)
+        sums = name in ("matmul_reduce_scatter", "matmul_allreduce")
+        self.x = self._numbers((t // p if name == "allgather_matmul" else t, k // p if sums else k), dtype)
         self.w = self._numbers((n, k // p if sums else k), dtype)
         # MPI cannot sum 16-bit types
         travels = accumulation_dtype(dtype) if ctx.engine.device is None else dtype
-        self._gathered = self._empty((t, k), dtype) if name == "all_gather" else self.x
+        self._gathered = self._empty((t, k), dtype) if name == "allgather_matmul" else self.x
         self._part = self._empty((t, n), travels if sums else dtype)
-        self._sent = self._empty((t // p, n), travels) if name == "reduce_scatter" else None
-        self._panels = self._empty((p * t, n), dtype) if name == "all_scatter" else None
-        self._y = self._empty((t, n * p), dtype) if name == "all_scatter" else None
+        self._sent = self._empty((t // p, n), travels) if name == "matmul_reduce_scatter" else None
+        self._panels = self._empty((p * t, n), dtype) if name == "matmul_allgather" else None
+        self._y = self._empty((t, n * p), dtype) if name == "matmul_allgather" else None
 
     @staticmethod
     def name(ctx: Context) -> str:
@@ -55,7 +51,7 @@ class Separate:
         return "MPI + BLAS" if ctx.engine.device is None else "NCCL + cuBLAS"
 
     def _numbers(self, shape: tuple[int, int], dtype: np.dtype) -> Array:
-        random = self._shared if self._name == "all_scatter" and not hasattr(self, "x") else self._random
+        random = self._shared if self._name == "matmul_allgather" and not hasattr(self, "x") else self._random
         out = self._empty(shape, dtype)
         self._ctx.engine.from_host(out, (random.random(shape, dtype=np.float32) - 0.5).astype(dtype))
         return out
@@ -70,15 +66,15 @@ class Separate:
 
     def run(self) -> Array:
         """Return the product, by a GEMM and a collective. Collective over the context."""
-        if self._name == "all_gather":
+        if self._name == "allgather_matmul":
             self._collective("gather", self.x, self._gathered)
             self.gemm()
             return self._part
         self.gemm()
-        if self._name == "reduce_scatter":
+        if self._name == "matmul_reduce_scatter":
             self._collective("scatter", self._part, self._sent)
             return self._sent
-        if self._name == "all_reduce":
+        if self._name == "matmul_allreduce":
             self._collective("sum", self._part, self._part)
             return self._part
         assert self._panels is not None
@@ -124,68 +120,3 @@ class Separate:
         difference = y.astype(precise) - expected
         squares = [float((each * each).sum()) for each in (difference, expected)]
         return (squares[0] / squares[1]) ** 0.5 if squares[1] else squares[0]
-
-
-def by_pytorch(ctx: Context, name: str, x: Array, w: Array) -> tuple[dict[str, Callable[[], Array]], str]:
-    """Return PyTorch's ways to compute a product in symmetric memory, or why they are left out. Collective.
-
-    The same on every rank: none if a rank has no PyTorch, or one of the ways fails on a rank.
-
-    Args:
-        ctx: the context; on CPUs there are none.
-        name: as in ``Separate``; there are none for "all_scatter".
-        x, w: this rank's operands.
-    """
-    found: dict[str, Callable[[], Array]] = {}
-    if ctx.engine.device is None or name == "all_scatter":
-        return found, ""
-    if not all(ctx.comm.allgather(find_spec("torch") is not None)):
-        return found, "PyTorch is not installed on every rank"
-    fault = ""
-    try:
-        found = _ways(ctx, name, x, w)
-    except (RuntimeError, PblasmpError) as error:
-        fault = f"PyTorch is left out: {error}"
-    why = next((each for each in ctx.comm.allgather(fault) if each), "")
-    return ({} if why else found), why
-
-
-def _ways(ctx: Context, name: str, x: Array, w: Array) -> dict[str, Callable[[], Array]]:
-    import torch
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    from ..torch.meshes import mesh_of
-
-    assert ctx.engine.device is not None
-    torch.cuda.set_device(ctx.engine.device.index)
-    mesh = mesh_of(ctx)
-    if mesh is None:
-        return {}
-    group, ops = mesh.get_group().group_name, torch.ops.symm_mem
-    like = torch.empty(0, device="cuda")
-    tx, tw = (view_like(like, each, each.dtype) for each in (x, w))
-    if name != "all_reduce":
-        fused: Callable[[], Any] = {
-            "all_gather": lambda: ops.fused_all_gather_matmul(tx, [tw.t()], 0, group, return_A=False)[1][0],
-            "reduce_scatter": lambda: ops.fused_matmul_reduce_scatter(tx, tw.t(), "sum", 0, group),
-        }[name]
-        return _tried({"PyTorch async TP": lambda: as_local(ctx.engine, fused(), "y")})
-    part = symmetric_memory.empty(tx.shape[0], tw.shape[0], dtype=tx.dtype, device=tx.device)
-    symmetric_memory.rendezvous(part, group)
-
-    def product_and(reduce: Callable[[Any, str, str], Any]) -> Callable[[], Array]:
-        def run() -> Array:
-            torch.mm(tx, tw.t(), out=part)
-            return as_local(ctx.engine, reduce(part, "sum", group), "y")
-
-        return run
-
-    ways = {"one_shot": ops.one_shot_all_reduce, "two_shot": ops.two_shot_all_reduce_}
-    return _tried({f"PyTorch {way}": product_and(reduce) for way, reduce in ways.items()})
-
-
-def _tried(runs: dict[str, Callable[[], Array]]) -> dict[str, Callable[[], Array]]:
-    """Return what ran once without an error. Collective."""
-    for run in runs.values():
-        run()
-    return runs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts as SVG, for notebooks: which rank owns which block, and the shape of every local array. Needs no library.
+"""Layouts as SVG: which rank owns which block, and the shape of every local array. Needs no library.
 
 All coordinates are pixels from the upper left corner.
 """
@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentTypeError, UnsupportedError
-from .axis import Axis
-from .grid import Grid, short_repr
-from .trapezoid import Trapezoid
+from ..errors import ArgumentTypeError, LayoutError, UnsupportedError
+from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelProblem
+from ..layout.axis import Axis
+from ..layout.grid import Grid, short_repr
+from ..layout.trapezoid import Trapezoid
+from .labels import PALETTE, Block, Colours, View, block_count, blocks, formula, sizes, views
 
-__all__ = ["PALETTE", "Block", "Colours", "Drawing", "Panel", "block_count", "blocks", "draw", "draw_panels"]
+if TYPE_CHECKING:
+    from ..problems.files import ProblemFile, RoutineFile
 
-PALETTE = ("#77AADD", "#EEDD88", "#EE8866", "#44BB99", "#FFAABB", "#BBCC33", "#99DDFF", "#BBAADD")
-"""Light colours that the colour-blind can tell apart, for black text on them (after Paul Tol's qualitative "light")."""
+__all__ = ["Drawing", "draw"]
 
 _SIDE = 260.0  # the longest side of a matrix
 _ELEMENT = 26.0  # the largest side of an element
@@ -34,40 +37,7 @@ _MARGIN, _GAP = 12.0, 34.0
 _INK, _GREY, _RED = "#222222", "#6b6b6b", "#a02020"
 
 
-class Block(NamedTuple):
-    """A block of one dimension: the half-open range of its indices, and the process that owns them."""
-
-    start: int
-    stop: int
-    process: int
-
-
-def blocks(axis: Axis) -> Iterator[Block]:
-    """Yield the blocks of an axis in order, on any process. Local."""
-    start, number = 0, 0
-    while start < axis.extent:
-        stop = min(axis.extent, (number + 1) * axis.block - axis.lead)
-        yield Block(start, stop, (axis.source + number) % axis.nprocs)
-        start, number = stop, number + 1
-
-
-def block_count(axis: Axis) -> int:
-    """Return how many blocks an axis has. Local."""
-    return -(-(axis.lead + axis.extent) // axis.block) if axis.extent else 0
-
-
-class Colours:
-    """Maps a rank to an index in ``PALETTE``: few ranks have a colour each; of many, neighbours differ."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-
-    def __call__(self, rank: int) -> int:
-        """Return the colour of ``rank``."""
-        if self.grid.size <= len(PALETTE) or rank >= self.grid.size:
-            return rank % len(PALETTE)
-        prow, pcol = self.grid.coords(rank)
-        return (3 * prow + pcol) % len(PALETTE)
+Window = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Panel(NamedTuple):
@@ -79,6 +49,7 @@ class Panel(NamedTuple):
         rows, cols: how its dimensions are dealt out.
         grid: over which processes.
         part: the elements that are read or written; None for all.
+        window: the rows and columns that are used, half-open; None for all. The rest is faded.
     """
 
     name: str
@@ -87,6 +58,7 @@ class Panel(NamedTuple):
     cols: Axis
     grid: Grid
     part: Trapezoid | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +88,7 @@ class Drawing:
         return f"Drawing(svg of {len(self.svg)} characters)"
 
 
+@singledispatch
 def draw(x: Any) -> Drawing:
     """Return a picture of a layout: which rank owns which block, and the shape of every local array. Local.
 
@@ -125,38 +98,112 @@ def draw(x: Any) -> Drawing:
         x: a grid, a descriptor or a problem; or an object with one of the latter two: a matrix, plan or problem file.
 
     Raises:
-        ArgumentError: ``x`` is none of these, or a tensor-parallel product that has no block-cyclic layout.
+        ArgumentTypeError: ``x`` is none of these.
+        LayoutError: ``x`` is a tensor-parallel product that has no block-cyclic layout.
     """
-    if isinstance(x, Grid):
-        return draw_panels([], str(x), grid=x)
-    for each in (x, getattr(x, "problem", None), getattr(x, "descriptor", None)):
-        make: Callable[[], Drawing] | None = getattr(each, "_draw", None)
-        if make is not None:
-            return make()
+    if hasattr(x, "windows"):
+        return _of_file(x)
+    for each in (getattr(x, "problem", None), getattr(x, "descriptor", None)):
+        if isinstance(each, (MatrixDescriptor, MatmulProblem, Level3Problem, ParallelProblem)):
+            return draw(each)
     raise ArgumentTypeError(
         f"draw: expected a grid, descriptor, problem, matrix or plan, got {short_repr(x)}"
     )
 
 
-def draw_panels(
-    panels: Sequence[Panel], title: str, *, faults: Sequence[str] = (), grid: Grid | None = None
+@draw.register
+def _(x: Grid) -> Drawing:
+    return _draw_panels([], str(x), grid=x)
+
+
+@draw.register
+def _(x: MatrixDescriptor) -> Drawing:
+    return _draw_panels([_panel(x)], str(x))
+
+
+@draw.register
+def _(x: MatmulProblem) -> Drawing:
+    named = {"A": x.a, "B": x.b, "D": x.d}
+    if x.c is not None and not x.c.same_places(x.d):
+        named["C"] = x.c
+    return _draw_panels([_panel(each, name) for name, each in named.items()], str(x), faults=x.faults())
+
+
+@draw.register
+def _(x: Level3Problem) -> Drawing:
+    panels = [_panel(each, name.upper(), x.touched(name)) for name in "abcd" if (each := getattr(x, name))]
+    return _draw_panels(panels, f"{x}: {x.traits.formula}", faults=x.faults())
+
+
+@draw.register
+def _(x: ParallelProblem) -> Drawing:
+    kept = replace(x, return_gathered=False)
+    if x.form == "matmul_allgather":
+        raise LayoutError(
+            f"draw: {x} has no picture: every rank holds all of X and of Y, which are not block-cyclic layouts"
+        )
+    p = kept.as_allreduce() if x.form == "matmul_allreduce" else kept.as_gemm()
+    if isinstance(p, str):
+        raise LayoutError(f"draw: {x} has no picture: {p}")
+    y = _panel(p.d, "Y")
+    if x.form == "matmul_allreduce":  # the copies below each other
+        y = y._replace(details=f"{p.m} × {p.n}, {p.d.dtype.name}, C order, a copy on every rank")
+    return _draw_panels([_panel(p.a, "X"), _panel(p.b, "W"), y], str(x))
+
+
+def _of_file(file: ProblemFile | RoutineFile) -> Drawing:
+    """Return the picture of a descriptor file, in which windows are outlined in the matrices that they are part of."""
+    lines = [*textwrap.wrap(file.description, 110), f"{formula(file)}    {sizes(file)}"]
+    panels = [_panel_of_view(view, file) for view in views(file)]
+    return _draw_panels(panels, file.title, lines=lines, faults=file.problem.faults())
+
+
+def _panel_of_view(view: View, file: ProblemFile | RoutineFile) -> Panel:
+    letter = view.name[0].lower()
+    if not view.windowed:
+        part = file.problem.touched(letter) if isinstance(file.problem, Level3Problem) else None
+        return _panel(view.parent, view.name, part)
+    panel = _panel(view.parent, view.name)
+    (i0, i1), (j0, j1) = view.rows, view.cols
+    part_of = f"[{i0}:{i1}, {j0}:{j1}] of {panel.details}"
+    return panel._replace(details=part_of, window=(view.rows, view.cols))
+
+
+def _panel(x: MatrixDescriptor, name: str = "", part: Trapezoid | None = None) -> Panel:
+    """Return what is drawn of a matrix: all of it, faded but for ``part``."""
+    details = f"{x.shape[0]} × {x.shape[1]}, {x.dtype.name}, {x.order} order"
+    return Panel(name, details, x.rows, x.cols, x.grid, part)
+
+
+def _draw_panels(
+    panels: Sequence[Panel],
+    title: str,
+    *,
+    lines: Sequence[str] = (),
+    faults: Sequence[str] = (),
+    grid: Grid | None = None,
 ) -> Drawing:
     """Return a picture of matrices next to each other, and of the local arrays of each. Local.
 
     Args:
         panels: the matrices.
         title: the line above the picture.
+        lines: more text above it.
         faults: what is wrong with the matrices, written below.
         grid: a process grid, drawn in place of local arrays.
     """
     picture = _Picture()
     picture.text(_MARGIN, 16, title, 13, weight="bold")
-    left, bottom = _MARGIN, 30.0
+    top = 30.0
+    for line in lines:
+        picture.text(_MARGIN, top + 4, line, 12)
+        top += 18
+    left, bottom = _MARGIN, top
     for panel in panels:
-        right, down = picture.matrix(panel, left, 30)
+        right, down = picture.matrix(panel, left, top)
         left, bottom = right + _GAP, max(bottom, down)
     if grid is not None:
-        _, bottom = picture.processes(grid, [""] * grid.npcol, [""] * grid.nprow, _MARGIN, 30)
+        _, bottom = picture.processes(grid, [""] * grid.npcol, [""] * grid.nprow, _MARGIN, top)
     if faults:
         bottom += 22
         picture.text(_MARGIN, bottom, "Not legal:", 12, weight="bold", fill=_RED)
@@ -226,15 +273,22 @@ class _Picture:
                 self.label(*place, *size, str(rank))
         if panel.part is not None and rows and cols:
             self.veil(panel.part, x, y, width, height, extents)
+        if panel.window is not None and rows and cols:
+            self.outline(panel.window, x, y, (down, across), extents)
         total = block_count(panel.rows), block_count(panel.cols)
         if total != (len(rows), len(cols)):
             note = f"{len(rows)} × {len(cols)} of {total[0]} × {total[1]} blocks"
             self.text(x, y + height + 14, note, 10, fill=_GREY)
             height += 16
-        self.text(left, y + height + 22, "local arrays", 10, fill=_GREY)
-        heights, widths = ([str(axis.count(p)) for p in range(min(axis.nprocs, most))] for axis, most in (
-            (panel.rows, _MOST_ROWS), (panel.cols, _MOST_COLUMNS),
-        ))  # fmt: skip
+        whose = "local arrays" if panel.window is None else "local arrays of the part"
+        self.text(left, y + height + 22, whose, 10, fill=_GREY)
+        used = panel.rows, panel.cols
+        if panel.window is not None:
+            used = panel.rows.window(*panel.window[0]), panel.cols.window(*panel.window[1])
+        heights, widths = (
+            [str(axis.count(p)) for p in range(min(axis.nprocs, most))]
+            for axis, most in zip(used, (_MOST_ROWS, _MOST_COLUMNS), strict=True)
+        )
         wide, deep = self.processes(grid, widths, heights, left, y + height + 28)
         return max(right, wide, x + width), deep
 
@@ -273,6 +327,32 @@ class _Picture:
         self.parts.append(
             f'<svg x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" viewBox="0 0 {cols} {rows}" '
             f'preserveAspectRatio="none"><polygon points="{points}" fill="white" fill-opacity="0.8"/></svg>'
+        )
+
+    def outline(
+        self, window: Window, x: float, y: float, scales: tuple[float, float], extents: Sequence[int]
+    ) -> None:
+        """Fade the elements outside a window, as far as they are drawn, and draw its edge."""
+        down, across = scales
+        (i0, i1), (j0, j1) = (
+            (min(start, extent), min(stop, extent))
+            for (start, stop), extent in zip(window, extents, strict=True)
+        )
+        rows, cols = extents
+        for top, bottom, left, right in (
+            (0, i0, 0, cols),
+            (i1, rows, 0, cols),
+            (i0, i1, 0, j0),
+            (i0, i1, j1, cols),
+        ):
+            if top < bottom and left < right:
+                self.parts.append(
+                    f'<path d="M{x + across * left:.1f} {y + down * top:.1f}H{x + across * right:.1f}'
+                    f'V{y + down * bottom:.1f}H{x + across * left:.1f}Z" fill="white" fill-opacity="0.7"/>'
+                )
+        self.parts.append(
+            f'<path d="M{x + across * j0:.1f} {y + down * i0:.1f}H{x + across * j1:.1f}V{y + down * i1:.1f}'
+            f'H{x + across * j0:.1f}Z" fill="none" stroke="{_INK}" stroke-width="2"/>'
         )
 
     def svg(self, title: str, bottom: float) -> str:

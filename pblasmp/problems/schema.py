@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of descriptor files: which keys a table has, and what each value must be.
 
-The JSON schemas in descriptors/ are made from these types: ``python -m pblasmp.layout.schema``.
+The JSON schemas in descriptors/ are made from these types: ``python -m pblasmp.problems.schema``.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict, get_type_hints
 
 from ..dtypes import ELEMENT_TYPES
 from ..errors import LayoutError, faults_text
-from .grid import short_repr
-from .routines import ROUTINES, Form
+from ..layout.forms import FORMS
+from ..layout.grid import short_repr
+from ..layout.routines import ROUTINES
+from ..layout.schemes import SCHEMES
 
 __all__ = [
     "GridTable",
@@ -28,13 +31,12 @@ __all__ = [
     "ProblemTable",
     "RoutineTable",
     "Table",
-    "check",
-    "error_of",
     "is_complete",
     "json_schema",
     "json_schemas",
     "parallel_faults",
     "problem_faults",
+    "raise_faults",
     "routine_faults",
     "table_faults",
     "to_toml",
@@ -159,7 +161,7 @@ class ProblemTable(_Titled, total=False):
     """A distributed matrix product D = alpha op(A) op(B) + beta C. README.md explains the format."""
 
     description: Text
-    scheme: Annotated[Literal["gemm", "ag", "rs", "ar"], Field(description='"gemm", "ag", "rs" or "ar"')]
+    scheme: Annotated[str, Strict(), _names(SCHEMES)]
     ops: Annotated[Ops, Field(title="op(A) and op(B): N as it is, T transposed, C conjugate-transposed")]
     m: Annotated[Extent, Field(title="rows of op(A) and D")]
     n: Annotated[Extent, Field(title="columns of op(B) and D")]
@@ -175,7 +177,7 @@ class ProblemTable(_Titled, total=False):
     ]
     source: Pair
     dtype: DType
-    order: Annotated[Orders, Field(title="memory order of all, or of A, B and D; C, for schemes F")]
+    order: Annotated[Orders, Field(title="memory order of all, or of A, B and D; by default C")]
     alpha: Number
     beta: Number
     a: OperandTable
@@ -209,7 +211,7 @@ class RoutineTable(_Routine, total=False):
 
 
 class _Parallel(_Titled):
-    form: Annotated[str, Strict(), _names(get_args(Form))]
+    form: Annotated[str, Strict(), _names(FORMS)]
     tokens: Annotated[Shares, Field(title="rows of X on each rank")]
     inputs: Annotated[Shares, Field(title="columns of X on each rank")]
     outputs: Annotated[Shares, Field(title="outputs of each rank's weights")]
@@ -236,23 +238,10 @@ class ParallelTable(_Parallel, total=False):
 # --- checking ---
 
 
-def check(data: object, table: type, what: str, needs: tuple[str, ...] = ()) -> None:
-    """Raise LayoutError naming every fault that keeps ``data`` from being a table of this type. Local.
-
-    Args:
-        data: what was given.
-        table: one of the types of this module.
-        what: its name in messages.
-        needs: keys that are required although the type does not require them.
-    """
-    faults = table_faults(data, table, needs=needs)
+def raise_faults(what: str, faults: list[str]) -> None:
+    """Raise LayoutError if there are faults of ``what``. Local."""
     if faults:
-        raise error_of(what, faults)
-
-
-def error_of(what: str, faults: list[str]) -> LayoutError:
-    """Return the error that lists the faults of ``what``. Local."""
-    return LayoutError(faults_text(f"this {what}", faults))
+        raise LayoutError(faults_text(f"this {what}", faults))
 
 
 def table_faults(
@@ -319,6 +308,110 @@ def _expected(kind: Any) -> str:
 # --- how the keys of a table depend on each other ---
 
 
+class Rule(NamedTuple):
+    """What a table must be, in the words of JSON Schema that ``fits`` knows, and what is said if it is not.
+
+    Attributes:
+        then: what the table must be.
+        message: the fault, or a function of the table that returns it.
+        when: the tables to which the rule applies; None: all.
+    """
+
+    then: Table
+    message: str | Callable[[Table], str]
+    when: Table | None = None
+
+
+def fits(data: Any, schema: Table | bool) -> bool:
+    """Return whether a table is as a schema asks, of the words that the rules in this module use. Local."""
+    if isinstance(schema, bool):
+        return schema
+    return all(_WORDS[word](data, asked) for word, asked in schema.items())
+
+
+_WORDS: dict[str, Callable[[Any, Any], bool]] = {
+    "required": lambda data, keys: all(key in data for key in keys),
+    "properties": lambda data, of: all(fits(data[key], each) for key, each in of.items() if key in data),
+    "dependentRequired": lambda data, of: all(
+        all(each in data for each in keys) for key, keys in of.items() if key in data
+    ),
+    "not": lambda data, schema: not fits(data, schema),
+    "allOf": lambda data, schemas: all(fits(data, each) for each in schemas),
+    "anyOf": lambda data, schemas: any(fits(data, each) for each in schemas),
+    "oneOf": lambda data, schemas: sum(fits(data, each) for each in schemas) == 1,
+    "const": lambda data, value: bool(data == value),
+    "enum": lambda data, values: (list(data) if isinstance(data, tuple) else data) in values,
+}
+
+
+def _has(*keys: str) -> Table:
+    return {"required": [*keys]}
+
+
+def _have(names: str, *keys: str) -> Table:
+    return {"properties": {name: _has(*keys) for name in names}}
+
+
+_ANY_SIZE = {"anyOf": [_has(key) for key in "mnk"]}
+_ALL_COMPLETE = {
+    "allOf": [{"not": _ANY_SIZE}, {"not": _has("nranks")}, {**_has(*"abd"), **_have("abd", *_COMPLETE)}]
+}
+_SCHEME = {"properties": {"scheme": {"not": {"const": "gemm"}}}, **_has("scheme")}
+_OF_SCHEME = {"allOf": [{"not": _ALL_COMPLETE}, _SCHEME]}
+_OF_GEMM = {"allOf": [{"not": _ALL_COMPLETE}, {"not": _SCHEME}]}
+
+
+def _layouts_follow(data: Table) -> str:
+    return f"the layouts of scheme {data['scheme']!r} follow from m, n, k and nranks"
+
+
+_PRODUCT = (
+    Rule(
+        {"dependentRequired": {"m": ["n", "k"], "n": ["m", "k"], "k": ["m", "n"]}},
+        lambda data: f"{', '.join(key for key in 'mnk' if key in data)}: m, n and k must be given together",
+    ),
+    Rule(
+        _has("c"),
+        "beta: there is no C to scale: expected a table [c], or beta = 0",
+        {"properties": {"beta": {"not": {"enum": [0, [0, 0]]}}}, **_has("beta")},
+    ),
+    Rule(_ANY_SIZE, lambda data: f"m: missing: {_layouts_follow(data)}", _OF_SCHEME),
+    Rule(_has("nranks"), lambda data: f"nranks: missing: {_layouts_follow(data)}", _OF_SCHEME),
+    *(
+        Rule(
+            {"properties": {key: False}},
+            lambda data, key=key: f"{key}: not expected here: {_layouts_follow(data)}",  # type: ignore[misc]
+            _OF_SCHEME,
+        )
+        for key in ("grid", "block", "source")
+    ),
+    Rule(
+        {"anyOf": [_ANY_SIZE, {**_has("a", "b"), **_have("ab", "shape")}]},
+        "m, n, k: missing, expected these or a.shape and b.shape",
+        _OF_GEMM,
+    ),
+    Rule(
+        {"anyOf": [_has("block"), {**_has("a", "b"), **_have("ab", "block")}]},
+        "block: missing, expected this or a.block and b.block",
+        _OF_GEMM,
+    ),
+    Rule(
+        {"oneOf": [_has("grid"), _has("nranks")]},
+        lambda data: f"grid, nranks: expected one of them, got {'both' if 'grid' in data else 'neither'}",
+        _OF_GEMM,
+    ),
+)
+_ROUTINE = tuple(
+    Rule(
+        _have(name, key) if key == "shape" else {"anyOf": [_has(key), _have(name, key)]},
+        f"{name}.{key}: missing",
+        _has(name),
+    )
+    for name in "abcd"
+    for key in _COMPLETE
+)
+
+
 def is_complete(table: Table) -> bool:
     """Return whether the table of a matrix alone says where every element is. Local."""
     return all(key in table for key in _COMPLETE)
@@ -331,37 +424,7 @@ def problem_faults(data: object, *, titled: bool = True) -> list[str]:
         data: what a file holds.
         titled: it must have a title.
     """
-    found = table_faults(data, ProblemTable, without=() if titled else ("title",))
-    return found or _product_faults(cast(Table, data))
-
-
-def _product_faults(data: Table) -> list[str]:
-    found = []
-    scheme = data.get("scheme", "gemm")
-    sizes = [key for key in "mnk" if key in data]
-    if 0 < len(sizes) < 3:
-        found.append(f"{', '.join(sizes)}: m, n and k must be given together")
-    if data.get("beta", 0) not in (0, [0, 0], (0, 0)) and "c" not in data:
-        found.append("beta: there is no C to scale: expected a table [c], or beta = 0")
-    if not sizes and "nranks" not in data and all(is_complete(data.get(name, {})) for name in "abd"):
-        return found
-    if scheme != "gemm":
-        why = f"the layouts of scheme {scheme!r} follow from m, n, k and nranks"
-        found += [
-            f"{key}: missing: {why}"
-            for key in ("m", "nranks")
-            if key not in data and (key != "m" or not sizes)
-        ]
-        found += [f"{key}: not expected here: {why}" for key in ("grid", "block", "source") if key in data]
-        return found
-    a, b = data.get("a", {}), data.get("b", {})
-    if not sizes and not ("shape" in a and "shape" in b):
-        found.append("m, n, k: missing, expected these or a.shape and b.shape")
-    if "block" not in data and not ("block" in a and "block" in b):
-        found.append("block: missing, expected this or a.block and b.block")
-    if ("grid" in data) == ("nranks" in data):
-        found.append(f"grid, nranks: expected one of them, got {'both' if 'grid' in data else 'neither'}")
-    return found
+    return _faults(data, ProblemTable, _PRODUCT, titled=titled)
 
 
 def routine_faults(data: object, *, titled: bool = True) -> list[str]:
@@ -371,17 +434,7 @@ def routine_faults(data: object, *, titled: bool = True) -> list[str]:
         data: what a file holds.
         titled: it must have a title.
     """
-    found = table_faults(data, RoutineTable, without=() if titled else ("title",))
-    if found:
-        return found
-    shared = cast(Table, data)
-    return [
-        f"{name}.{key}: missing"
-        for name in "abcd"
-        if name in shared
-        for key in _COMPLETE
-        if key not in shared[name] and (key == "shape" or key not in shared)
-    ]
+    return _faults(data, RoutineTable, _ROUTINE, titled=titled)
 
 
 def parallel_faults(data: object, *, titled: bool = True) -> list[str]:
@@ -391,74 +444,35 @@ def parallel_faults(data: object, *, titled: bool = True) -> list[str]:
         data: what a file holds.
         titled: it must have a title.
     """
-    return table_faults(data, ParallelTable, without=() if titled else ("title",))
+    return _faults(data, ParallelTable, (), titled=titled)
 
 
-def _has(*keys: str) -> Table:
-    return {"required": [*keys]}
-
-
-def _have(names: str, *keys: str) -> Table:
-    return {"properties": {name: _has(*keys) for name in names}}
-
-
-_ALL_COMPLETE = {
-    "not": {"anyOf": [_has(key) for key in ("m", "n", "k", "nranks")]},
-    **_has(*"abd"),
-    **_have("abd", *_COMPLETE),
-}
-_CONDITIONS: dict[str, Table] = {
-    "parallel": {},
-    "problem": {
-        "dependentRequired": {"m": ["n", "k"], "n": ["m", "k"], "k": ["m", "n"]},
-        "allOf": [
-            {
-                "if": {"properties": {"beta": {"not": {"enum": [0, [0, 0]]}}}, **_has("beta")},
-                "then": _has("c"),
-            },
-            {
-                "if": {"not": _ALL_COMPLETE},
-                "then": {
-                    "if": {"properties": {"scheme": {"not": {"const": "gemm"}}}, **_has("scheme")},
-                    "then": {
-                        **_has("m", "n", "k", "nranks"),
-                        "properties": {"grid": False, "block": False, "source": False},
-                    },
-                    "else": {
-                        "oneOf": [_has("grid"), _has("nranks")],
-                        "allOf": [
-                            {"anyOf": [_has(*top), {**_has("a", "b"), **_have("ab", key)}]}
-                            for top, key in ((("m", "n", "k"), "shape"), (("block",), "block"))
-                        ],
-                    },
-                },
-            },
-        ],
-    },
-    "routine": {
-        "allOf": [
-            _have("abcd", "shape"),
-            *({"anyOf": [_has(key), _have("abcd", key)]} for key in ("block", "grid")),
-        ]
-    },
-}
-"""What ``_product_faults`` and ``routine_faults`` ask for, in the words of JSON Schema."""
+def _faults(data: object, table: type, rules: Sequence[Rule], *, titled: bool) -> list[str]:
+    """Return the faults of the keys of a table, or else how they contradict each other."""
+    found = table_faults(data, table, without=() if titled else ("title",))
+    if found:
+        return found
+    given = cast(Table, data)
+    broken = [
+        rule for rule in rules if (rule.when is None or fits(given, rule.when)) and not fits(given, rule.then)
+    ]
+    return [rule.message if isinstance(rule.message, str) else rule.message(given) for rule in broken]
 
 
 def json_schemas() -> dict[str, str]:
     """Return the text of each JSON schema by the name of its file. Local."""
     return {
-        f"{name}.schema.json": json_schema(f"{name}.schema.json", table, _CONDITIONS[name])
-        for name, table in (
-            ("problem", ProblemTable),
-            ("routine", RoutineTable),
-            ("parallel", ParallelTable),
+        f"{name}.schema.json": json_schema(f"{name}.schema.json", table, rules)
+        for name, table, rules in (
+            ("problem", ProblemTable, _PRODUCT),
+            ("routine", RoutineTable, _ROUTINE),
+            ("parallel", ParallelTable, ()),
         )
     }
 
 
-def json_schema(name: str, table: type, conditions: Table) -> str:
-    """Return the text of a JSON schema of a type of table, and of conditions on its keys. Local."""
+def json_schema(name: str, table: type, rules: Sequence[Rule] = ()) -> str:
+    """Return the text of a JSON schema of a type of table, and of the rules for its keys. Local."""
     schema = TypeAdapter(table).json_schema()
     parts = schema.pop("$defs")
     for each in (schema, *parts.values()):
@@ -468,7 +482,18 @@ def json_schema(name: str, table: type, conditions: Table) -> str:
             if value.get("title") == key.replace("_", " ").title():  # Pydantic's own
                 del value["title"]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name}
+    conditions = {"allOf": list(_conditions(rules))} if rules else {}
     return json.dumps({**head, **schema, **conditions, "$defs": parts}, indent=2) + "\n"
+
+
+def _conditions(rules: Sequence[Rule]) -> Iterator[Table]:
+    """Yield the rules, those for the same tables together."""
+    for when, group in groupby(rules, lambda rule: rule.when):
+        asked = [rule.then for rule in group]
+        if when is None:
+            yield from asked
+        else:
+            yield {"if": when, "then": asked[0] if len(asked) == 1 else {"allOf": asked}}
 
 
 # --- writing ---

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking a distributed product without computing it again: Freivalds' test, in O(n²) on the local arrays.
+"""Whether a distributed product is right: Freivalds' test, in O(n²) on the local arrays, or element by element.
 
 R. Freivalds, Probabilistic machines can use less running time, IFIP Congress 1977: D = op(A) op(B) is
 checked on random vectors x of signs, D x = op(A) (op(B) x). A wrong D passes each check with probability at most 1/2.
@@ -11,15 +11,24 @@ compared with what NumPy computes, as ``equal_nan`` does: all of them, or a rand
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import accumulation_dtype, element_type
-from ..matrix import DistributedMatrix
+from .dtypes import accumulation_dtype, element_type, scalar
+from .layout import MatmulProblem
+from .matrix import DistributedMatrix
+from .plans import check_c, check_operands, context_of
+from .products import check
+from .runtime import Runtime
 
-__all__ = ["Verdict", "verify_product"]
+if TYPE_CHECKING:
+    from .layout.problem import Op
+    from .layout.schemes import Scheme
+
+__all__ = ["Verification", "verify"]
 
 _VECTORS = 8
 _LINES = 32  # rows, and as many columns, with NaN or infinities that are recomputed
@@ -29,29 +38,35 @@ Array = NDArray[Any]
 _TRANSPOSED = {"N": "T", "T": "N", "C": "R"}  # the op of a transpose; R conjugates only
 
 
-class Verdict(NamedTuple):
-    """The outcome; errors are relative to ``|alpha op(A)| |op(B)| |x| + |beta C| |x|``.
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Whether a product is right; true if it is. The same on every rank. Local.
 
     Attributes:
-        error: the largest difference found among finite numbers.
-        allowed: the largest that rounding explains.
+        error: the largest difference found between finite numbers, relative to
+            ``|alpha op(A)| |op(B)| |x| + |beta C| |x|`` for vectors x; by the exact check, to the largest number.
+        bound: the largest error that rounding explains; 0 for the exact check.
         nans, infinities: how many elements of D are NaN or infinite.
-        misplaced: how many recomputed elements are of a different kind (NaN, infinite, finite) from NumPy's.
+        wrong: how many elements were found that are of a different kind (NaN, infinite, finite) from NumPy's; by the
+            exact check, how many differ.
     """
 
     error: float
-    allowed: float
+    bound: float
     nans: int = 0
     infinities: int = 0
-    misplaced: int = 0
+    wrong: int = 0
 
     @property
-    def good(self) -> bool:
-        """Whether the product is correct within rounding."""
-        return self.error <= self.allowed and not self.misplaced
+    def ok(self) -> bool:
+        """Whether the product is right, within rounding."""
+        return self.error <= self.bound and not self.wrong
+
+    def __bool__(self) -> bool:
+        return self.ok
 
 
-def verify_product(
+def verify(
     a: DistributedMatrix,
     b: DistributedMatrix,
     c: DistributedMatrix | None,
@@ -59,26 +74,100 @@ def verify_product(
     *,
     alpha: complex = 1,
     beta: complex = 0,
-    op_a: str = "N",
-    op_b: str = "N",
-) -> Verdict:
-    """Check ``D = alpha op(A) op(B) + beta C`` on random vectors. Collective over the context.
+    op_a: Op = "N",
+    op_b: Op = "N",
+    scheme: Scheme = "gemm",
+    exact: bool = False,
+) -> Verification:
+    """Return whether D is ``alpha op(A) op(B) + beta C``, without that product. Collective over the context.
 
-    Returns:
-        The same verdict on every rank.
+    The check multiplies each matrix by 8 random vectors, which takes about as long as reading the matrices a few times:
+    Freivalds' test. A wrong D passes with a probability of at most 1/256; the vectors are the same in every call.
+
+        d = pb.matmul(a, b)
+        assert pb.verify(a, b, None, d)
+
+    Args:
+        a, b: the operands, as they were when D was computed.
+        c: the C that was added, or None. If D was written over it, pass a copy of what it was.
+        d: the result, in any layout.
+        alpha, beta, op_a, op_b, scheme: as for ``pb.matmul``. Epilogues and scales are not part of the check.
+        exact: compare every element with NumPy's product on rank 0, in double precision, for equality: for integers,
+            whose product is exact. Rank 0 needs memory for the whole matrices.
+
+    Raises:
+        LayoutError: sizes or types do not fit together.
+        ArgumentError: another argument is wrong, or matrices are of different contexts.
+        RankMismatchError: the ranks gave different arguments.
     """
-    with np.errstate(all="ignore"):  # NaN and overflow are expected here
-        product = _Product(a, b, c if beta else None, d, alpha, beta, op_a, op_b)
-        k = a.shape[1 if op_a == "N" else 0]
-        rounding, kept = element_type(accumulation_dtype(d.dtype)).roundoff, element_type(d.dtype).roundoff
-        allowed = 8 * math.sqrt(max(k, 1)) * rounding + 4 * kept
-        spoiled, counts = product.spoiled()
-        error, misplaced = product.error_of_sums(spoiled), 0
-        for axis in (0, 1):
-            for lines in _some(np.flatnonzero(spoiled[axis])):
-                one, others = product.error_of_lines(lines, axis, allowed)
-                error, misplaced = max(error, one), misplaced + others
-    return Verdict(error, allowed, *counts, misplaced)
+    ctx = context_of("verify", a, b, c, d)
+    with ctx.agreement("verify") as facts:
+        check_operands(ctx, "abd", {"a": a, "b": b, "c": c, "d": d})
+        of_c = None if c is None else c.descriptor
+        problem = MatmulProblem(a.descriptor, b.descriptor, d.descriptor, op_a, op_b, of_c, scheme)
+        alpha, beta = scalar(alpha, d.dtype, "alpha"), scalar(beta, d.dtype, "beta")
+        facts.update(problem.facts(), alpha=alpha, beta=beta, exact=bool(exact))
+        check(problem)
+        check_c(problem, beta)
+    with ctx.running("verify"), np.errstate(all="ignore"):  # NaN and overflow are expected here
+        c = c if beta else None
+        if exact:
+            return _exactly(ctx, problem, _Freivalds(a, b, c, d, alpha, beta, op_a, op_b))
+        copies = [d] if scheme != "matmul_allreduce" else _copies(problem, d)
+        cs = [c] * len(copies) if c is None or scheme != "matmul_allreduce" else _copies(problem, c)
+        found = [
+            _Freivalds(a, b, its_c, its_d, alpha, beta, op_a, op_b).verification()
+            for its_c, its_d in zip(cs, copies, strict=True)
+        ]
+    return Verification(
+        max((each.error for each in found), key=_or_nan), found[0].bound, *(
+            sum(getattr(each, name) for each in found) for name in ("nans", "infinities", "wrong")
+        ),
+    )  # fmt: skip
+
+
+def _or_nan(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _copies(problem: MatmulProblem, d: DistributedMatrix) -> list[DistributedMatrix]:
+    """Return each rank's whole result, of GEMM + AllReduce: side by side, or in C order one below the other."""
+    m, n = problem.m, problem.n
+    if problem.d.order == "F":
+        return [d[:, n * i : n * (i + 1)] for i in range(problem.d.grid.size)]
+    return [d[m * i : m * (i + 1), :] for i in range(problem.d.grid.size)]
+
+
+def _exactly(ctx: Runtime[Any], problem: MatmulProblem, asked: _Freivalds) -> Verification:
+    """Compare every element with NumPy's on rank 0. Collective over the context."""
+    wholes = [None if x is None else x.gather() for x in (asked.a, asked.b, asked.c, asked.d)]
+    found = None
+    with ctx.agreement("verify: comparing"):
+        if ctx.rank == 0:
+            a, b, c, d = (None if x is None else x.astype(_wide(asked.d, x)) for x in wholes)
+            assert a is not None
+            assert b is not None
+            assert d is not None
+            expected = asked.alpha * (_op(a, asked.op_a) @ _op(b, asked.op_b))
+            if problem.scheme == "matmul_allreduce":
+                copies = problem.d.grid.size
+                expected = np.tile(expected, (1, copies) if problem.d.order == "F" else (copies, 1))
+            if c is not None:
+                expected = expected + asked.beta * c
+            expected = expected.astype(asked.d.dtype).astype(d.dtype)
+            differ = ~((d == expected) | (np.isnan(d) & np.isnan(expected)))
+            finite = np.isfinite(expected) & np.isfinite(d)
+            largest = np.max(np.abs(expected), where=finite, initial=0.0)
+            error = np.max(np.abs(d - expected), where=finite, initial=0.0) / (largest or 1.0)
+            nans = int(np.count_nonzero(np.isnan(d)))
+            infinities = int(np.count_nonzero(~np.isfinite(d))) - nans
+            found = Verification(float(error), 0.0, nans, infinities, int(np.count_nonzero(differ)))
+    told: Verification = ctx.comm.bcast(found)
+    return told
+
+
+def _op(x: Array, op: str) -> Array:
+    return x if op == "N" else x.T if op == "T" else x.conj().T
 
 
 def _some(lines: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -88,7 +177,7 @@ def _some(lines: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return [lines[start : start + _VECTORS] for start in range(0, lines.size, _VECTORS)]
 
 
-class _Product(NamedTuple):
+class _Freivalds(NamedTuple):
     """The matrices, scalars and ops of the product."""
 
     a: DistributedMatrix
@@ -99,6 +188,19 @@ class _Product(NamedTuple):
     beta: complex
     op_a: str
     op_b: str
+
+    def verification(self) -> Verification:
+        """Check D on random vectors. Collective."""
+        k = self.a.shape[1 if self.op_a == "N" else 0]
+        rounding = element_type(accumulation_dtype(self.d.dtype)).roundoff
+        bound = 8 * math.sqrt(max(k, 1)) * rounding + 4 * element_type(self.d.dtype).roundoff
+        spoiled, counts = self.spoiled()
+        error, wrong = self.error_of_sums(spoiled), 0
+        for axis in (0, 1):
+            for lines in _some(np.flatnonzero(spoiled[axis])):
+                one, others = self.error_of_lines(lines, axis, bound)
+                error, wrong = max(error, one), wrong + others
+        return Verification(error, bound, *counts, wrong)
 
     def _tainted(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows of op(A) and which columns of op(B) hold NaN or infinities. Collective."""
@@ -142,7 +244,7 @@ class _Product(NamedTuple):
         comparable = ~rows & np.isfinite(size)
         return float(np.max((np.abs(difference) / size[:, None])[comparable], initial=0.0))
 
-    def error_of_lines(self, lines: NDArray[np.int64], axis: int, allowed: float) -> tuple[float, int]:
+    def error_of_lines(self, lines: NDArray[np.int64], axis: int, bound: float) -> tuple[float, int]:
         """Compare some rows (axis 0) or columns of D with what they must be. Collective.
 
         Returns:
@@ -156,10 +258,10 @@ class _Product(NamedTuple):
         row_taint, col_taint = self._tainted()
         tainted = (row_taint[:, None] | col_taint[lines]) if axis else (col_taint[:, None] | row_taint[lines])
         if self.alpha:
-            ours = _lines(*first, lines, axis)
+            part = _lines(*first, lines, axis)
             matrix, op = last
             product, sizes = _apply(
-                matrix, op if axis else _TRANSPOSED[op], ours, np.abs(ours), all_of_it=True
+                matrix, op if axis else _TRANSPOSED[op], part, np.abs(part), all_of_it=True
             )
             expected, size = self.alpha * product, abs(self.alpha) * sizes
         if self.c is not None:
@@ -169,8 +271,8 @@ class _Product(NamedTuple):
         size = size + element_type(self.d.dtype).smallest / element_type(self.d.dtype).roundoff
         finite = np.isfinite(got)
         error = np.abs(got - expected) / size
-        may_overflow = ~(size * (1 + allowed) < element_type(self.d.dtype).largest)
-        close = finite & (error <= allowed)
+        may_overflow = ~(size * (1 + bound) < element_type(self.d.dtype).largest)
+        close = finite & (error <= bound)
         plain = ~tainted & finite & np.isfinite(error)
         wrong = np.where(tainted, ~_same_kind(got, expected), ~finite & ~may_overflow)
         wrong &= ~close

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What descriptors and problems have in common as values: tables and TOML text of them, and their picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LayoutError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Value"]
+
+
+class Value:
+    """A value that descriptor files can hold, and notebooks draw.
+
+    Files and pictures are parts of the package above this one: they are imported when they are asked for.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return the value in a table of plain values: one from ``to_dict`` or a descriptor file. Local.
+
+        Args:
+            data: the keys of a descriptor file, of which ``title`` may be missing. Those that say nothing about layouts
+                (``title``, ``description``, ``alpha``, ``beta``) are checked and not kept.
+
+        Raises:
+            LayoutError: a key is unknown or missing, or a value makes no sense; the message names every fault.
+        """
+        from ..problems.tables import made_from
+
+        made: Self = made_from(cls, data)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str | None:
+        from ..drawing import draw
+
+        try:
+            return draw(self).svg
+        except LayoutError:  # it has no picture
+            return None
+
+
+class Problem(Value):
+    """A problem: a value with a title in files."""
+
+    __slots__ = ()
+
+    def to_dict(self, title: str = "") -> dict[str, Any]:
+        """Return a table of plain values that ``from_dict`` reads back: JSON and TOML can hold it. Local.
+
+        Args:
+            title: of the file; by default ``str`` of the problem.
+        """
+        raise NotImplementedError
+
+    def to_toml(self, title: str = "") -> str:
+        """Return the problem as the text of a descriptor file, which ``pblasmp.load_problem`` reads back. Local.
+
+        Args:
+            title: of the file; by default ``str`` of the problem.
+        """
+        from ..problems.schema import to_toml
+
+        return to_toml(self.to_dict(title))

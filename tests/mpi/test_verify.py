@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pb.verify: right products pass in every type, wrong ones do not."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.cases import agreed_error
+from tests.helpers.mpi import run_mpi
+
+DTYPES = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
+SHAPES = ((40, 50, 300), (1, 1, 1), (30, 20, 0), (0, 5, 5), (5, 0, 5))
+
+
+def matrix(ctx, seed, rows, cols, op, grid, dtype, order, positive):
+    shape = (rows, cols) if op == "N" else (cols, rows)
+    random = np.random.default_rng([seed, ctx.rank])
+
+    def numbers(i, j):
+        values = random.uniform(0.0 if positive else -1.0, 1.0, (i.size, j.size))
+        return values * (1 + 0.5j) if dtype.startswith("complex") else values
+
+    return ctx.from_function(numbers, pb.MatrixDescriptor(shape, (7, 7), grid, (0, 0), dtype, order))
+
+
+def verdicts(comm, grid):
+    """Every type and op; each product is right, and then wrong in one element."""
+    with pb.Context(comm) as ctx:
+        for number, (dtype, (m, n, k)) in enumerate(itertools.product(DTYPES, SHAPES)):
+            op_a, op_b = "NTC"[number % 3], "NTC"[number // 3 % 3]
+            scalars = {"alpha": 1.5, "beta": -0.5, "op_a": op_a, "op_b": op_b}
+            make = (pb.Grid(*grid), dtype)
+            a = matrix(ctx, 1, m, k, op_a, *make, "C", positive=number % 2 == 0)
+            b = matrix(ctx, 2, k, n, op_b, *make, "F", positive=number % 2 == 0)
+            c = matrix(ctx, 3, m, n, "N", *make, "C", positive=True)
+            d = pb.matmul(a, b, c, **scalars)
+            good = pb.verify(a, b, c, d, **scalars)
+            name = f"{dtype} {op_a}{op_b} {m} {n} {k}"
+            yield f"{name} right", None if good.ok else f"{good} though D is right"
+            if m * n == 0:
+                continue
+            for value, expected in ((1.0, "wrong"), (np.nan, "NaN")):
+                if d.local.size and ctx.rank == 0:
+                    d.local[0, 0] = d.local[0, 0] + np.asarray(value * (k + 1)).astype(d.dtype)
+                bad = pb.verify(a, b, c, d, **scalars)
+                yield f"{name} {expected}", f"{bad} though D is {expected}" if bad else None
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (1, 3)])
+def test_verdicts(grid):
+    run_mpi(verdicts, max(2, grid[0] * grid[1]), grid=grid)
+
+
+def spoil(x, kind):
+    """Put NaN, infinities or numbers whose products overflow into a few elements of an array."""
+    if kind == "nan":
+        x[1, 2] = np.nan
+    elif kind == "inf":
+        x[1, 2], x[0, 1] = np.inf, -np.inf
+    elif kind == "overflow":
+        x[2] = np.finfo(x.dtype).max / 2
+    elif kind == "many":
+        x[:, 1] = np.nan
+    return x
+
+
+SPOILED = ("nan", "inf", "overflow", "many")
+
+
+def not_finite(comm, grid):
+    """NaN, infinities and overflow in A, B or C: the product is right; with one element changed it is not."""
+    m, n, k = 23, 19, 31
+    rng = np.random.default_rng(5)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype, (where, kind), ops in itertools.product(
+            ("float64", "complex64"), itertools.product("abc", SPOILED), ("NN", "TC")
+        ):
+            op = dict(zip("ab", ops, strict=True))
+            shapes = {
+                "a": (m, k) if op["a"] == "N" else (k, m),
+                "b": (k, n) if op["b"] == "N" else (n, k),
+                "c": (m, n),
+            }
+            values = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+            spoil(values[where], kind)
+            matrices = {
+                name: ctx.scatter(x, pb.MatrixDescriptor(x.shape, (5, 5), pb.Grid(*grid), dtype=dtype))
+                for name, x in values.items()
+            }
+            a, b, c = matrices.values()
+            scalars = {"alpha": 1.5, "beta": -0.5, "op_a": op["a"], "op_b": op["b"]}
+            d = pb.matmul(a, b, c, **scalars)
+            whole = d.allgather()
+            good = pb.verify(a, b, c, d, **scalars)
+            name = f"{dtype} {ops} {kind} in {where}"
+            nans = np.isnan(whole)
+            told = (good.nans, good.infinities) == (nans.sum(), (~np.isfinite(whole) & ~nans).sum())
+            yield f"{name} right", None if good.ok and told else f"{good} though D is right"
+            i, j = (1, 2) if kind != "many" else (5, 6)
+            finite = bool(np.isfinite(whole[i, j]))
+            changes = [np.nan if finite else 7.0]
+            if kind != "overflow":
+                changes.append(whole[i, j] + 100 if finite else 3.0)
+            for value in changes:
+                wrong = whole.copy()
+                wrong[i, j] = value
+                bad = pb.verify(a, b, c, ctx.scatter(wrong, d.descriptor), **scalars)
+                yield f"{name}, {value:.0f} in D", f"{bad} though D is wrong" if bad else None
+
+
+def test_not_finite():
+    run_mpi(not_finite, 4, timeout=120, grid=(2, 2))
+
+
+def exactly(comm):
+    """Every element is compared, also those of sub-matrices, of other orders and of all copies of an AllReduce."""
+    rng = np.random.default_rng(8)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype, order in itertools.product(("float32", "complex128"), ("CCC", "CFC", "FCF")):
+            shapes = (9, 7), (7, 11), (9, 11)
+            values = [rng.integers(-4, 5, shape).astype(dtype) for shape in shapes]
+            layouts = [
+                pb.MatrixDescriptor(x.shape, (2, 3), pb.Grid.squarest(ctx.size), (0, 0), dtype, memory)
+                for x, memory in zip(values, order, strict=True)
+            ]
+            a, b, c = (ctx.scatter(x, d) for x, d in zip(values, layouts, strict=True))
+            d = pb.matmul(a, b, c, alpha=2, beta=-1)
+            how = {"alpha": 2, "beta": -1, "exact": True}
+            found = pb.verify(a, b, c, d, **how)
+            right = (found.ok, found.error, found.bound, found.wrong) == (True, 0, 0, 0)
+            yield f"{dtype} {order}", None if right else f"{found}"
+            part = pb.verify(a[1:6, :], b, c[1:6, :], d[1:6, :], **how)
+            yield f"{dtype} {order}, a part", None if part else f"{part}"
+            for i, j in ((0, 0), (8, 10)):
+                if d.descriptor.owner(i, j) == ctx.rank:
+                    _, li, lj = d.descriptor.to_local(i, j)
+                    d.local[li, lj] += 1
+            found = pb.verify(a, b, c, d, **how)
+            yield f"{dtype} {order}, wrong", None if not found and found.wrong == 2 else f"{found}"
+            same = len({repr(each) for each in ctx.comm.allgather(repr(found))}) == 1
+            yield f"{dtype} {order}, everywhere", None if same else "the ranks have different answers"
+
+
+def schemes(comm):
+    """The layouts of tensor-parallel products: every copy of the result of an AllReduce is checked."""
+    with pb.Context(comm, engine="host") as ctx:
+        for scheme, order in itertools.product(pb.layout.schemes.SCHEMES, "CF"):
+            if scheme == "gemm":
+                continue
+            p = getattr(pb.MatmulProblem, scheme)(8, 12, 16, ctx.size, order=order)
+            a, b = (ctx.random(x, seed=seed) for seed, x in enumerate((p.a, p.b)))
+            ops = {"op_a": p.op_a, "op_b": p.op_b, "scheme": scheme}
+            d = pb.matmul(a, b, **ops)
+            for exact in (False, True):
+                found = pb.verify(a, b, None, d, **ops, exact=exact)
+                close = found.error < 1e-14 if exact else found.ok
+                yield f"{scheme} {order} {exact}", None if close else f"{found}"
+            if ctx.rank == ctx.size - 1:
+                d.local[0, 0] += 1
+            found = pb.verify(a, b, None, d, **ops)
+            yield f"{scheme} {order}, the last rank is wrong", f"{found}" if found else None
+
+
+def refused(comm):
+    with pb.Context(comm, engine="host") as ctx:
+        a, wide = ctx.zeros((6, 6), block=2), ctx.zeros((6, 8), block=2)
+        last = ctx.rank == ctx.size - 1
+        cases = {
+            "array": (pb.ArgumentTypeError, ["b: expected a DistributedMatrix"], (a, a.local, None, a), {}),
+            "no d": (pb.ArgumentTypeError, ["d: expected a DistributedMatrix"], (a, a, None, None), {}),
+            "sizes": (pb.LayoutError, ["d: shape is 6x8, expected 6x6"], (a, a, None, wide), {}),
+            "no c": (pb.ArgumentError, ["c: beta is 2"], (a, a, None, a), {"beta": 2}),
+            "alpha": (pb.ArgumentTypeError, ["alpha: expected a number"], (a, a, None, a), {"alpha": "2"}),
+            "op": (pb.ArgumentError, ["op_a: expected"], (a, a, None, a), {"op_a": "X"}),
+            "one rank's scalar": (pb.RankMismatchError, ["alpha"], (a, a, None, a), {"alpha": 1.0 + last}),
+        }
+        for name, (kind, words, matrices, how) in cases.items():
+            if name != "one rank's scalar" or ctx.size > 1:
+                yield name, agreed_error(ctx, kind, words, pb.verify, *matrices, **how)
+        yield "and the context goes on", None if pb.verify(a, a, None, a) else "0 is not 0"
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_exactly(nranks):
+    run_mpi(exactly, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_schemes(nranks):
+    run_mpi(schemes, nranks)
+
+
+@pytest.mark.parametrize("nranks", [1, 2])
+def test_refused(nranks):
+    run_mpi(refused, nranks)
+
+
+def test_a_verification_says_what_it_found():
+    assert pb.Verification(1e-16, 1e-15)
+    assert not pb.Verification(1e-14, 1e-15)
+    assert not pb.Verification(float("nan"), 1e-15)
+    assert not pb.Verification(0.0, 1e-15, wrong=1)
