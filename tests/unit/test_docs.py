@@ -163,3 +163,9 @@ def test_docstrings_say_once_whether_a_call_is_collective(modules):
     generate, _ = modules
     said = {call.name: len(re.findall(r"\bCollective(?:\.| over)", call.text)) for call in generate.calls()}
     assert [name for name, count in said.items() if count > 1] == []
+
+
+def test_files_that_the_picture_of_the_call_path_names_exist():
+    files = re.findall(r"pblasmp/[\w/]+\.py", (DOCS / "pictures" / "call-path.svg").read_text())
+    assert len(files) >= 5
+    assert [file for file in files if not (DOCS.parent / file).exists()] == []
