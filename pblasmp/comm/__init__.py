@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
 from .board import make_boards
-from .communicator import Communicator, count_cores, nodes_of, ranks_per_node, wrap
+from .communicator import Communicator, count_cores, machine, nodes_of, ranks_per_node, wrap
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .repeated import RepeatedCalls
@@ -26,6 +26,7 @@ __all__ = [
     "count_cores",
     "is_agreed",
     "leave",
+    "machine",
     "make_boards",
     "nodes_of",
     "ranks_per_node",

@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import platform
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
@@ -39,6 +41,7 @@ __all__ = [
     "check_world",
     "chunks",
     "count_cores",
+    "machine",
     "mpi",
     "nodes_of",
     "ranks_per_node",
@@ -489,6 +492,14 @@ def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:
     if step is not None:
         nodes = [node[i : i + step] for node in nodes for i in range(0, len(node), step)]
     return nodes
+
+
+def machine() -> tuple[str, str]:
+    """Return this machine's name and what tells it from others of the same name: Linux's boot id, or "". Local."""
+    try:
+        return platform.node(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node(), ""
 
 
 def ranks_per_node() -> int | None:

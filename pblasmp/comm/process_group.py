@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import platform
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, LibraryNotFoundError
-from .communicator import Communicator, Votes, chunks
+from .communicator import Communicator, Votes, chunks, machine
 from .side_channel import Place, SideChannel
 
 __all__ = ["from_group"]
@@ -213,10 +211,8 @@ class _Gloo:
         return [self.channel.watch(_Message(work, self._changed)) for work in works]
 
     def nodes(self) -> list[tuple[int, ...]]:
-        boot = Path("/proc/sys/kernel/random/boot_id")  # different machines may have the same name
-        here = platform.node(), boot.read_text() if boot.exists() else ""
         ranks: dict[tuple[str, str], list[int]] = {}
-        for rank, place in enumerate(self.allgather(here)):
+        for rank, place in enumerate(self.allgather(machine())):
             ranks.setdefault(place, []).append(rank)
         return [tuple(each) for each in ranks.values()]
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comm import Agreement
+from ..errors import ArgumentError
 from ..layout import MatrixDescriptor
 from .protocol import Engine
 from .request import LocalArray
@@ -56,10 +57,17 @@ def scale(array: LocalArray, beta: complex) -> None:
 
 
 def blas_operand(array: LocalArray) -> tuple[str, int]:
-    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local."""
+    """Return BLAS's trans flag and leading dimension for a 2D array with one contiguous dimension. Local.
+
+    Raises:
+        ArgumentError: no dimension is contiguous.
+    """
     rows, cols = array.shape
     item = array.itemsize
     if (array.strides[0] == item or rows <= 1) and (cols <= 1 or array.strides[1] >= rows * item):
         return "N", max(1, rows, array.strides[1] // item if cols > 1 else 1)
-    assert array.strides[1] == item or cols <= 1, "BLAS needs one contiguous dimension"
+    if array.strides[1] != item and cols > 1:
+        raise ArgumentError(
+            f"local array: BLAS needs one contiguous dimension, got strides of {array.strides} bytes for {array.dtype}"
+        )
     return "T", max(1, cols, array.strides[0] // item if rows > 1 else 1)

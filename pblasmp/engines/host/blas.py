@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from ...dtypes import element_type
-from ...errors import ArgumentError, LibraryNotFoundError
+from ...errors import LibraryNotFoundError
 from ..arrays import blas_operand, scale
 
 __all__ = ["gemm", "library_name", "load", "trsm"]
@@ -124,10 +124,8 @@ def gemm(
 
     Args:
         library: "scipy" or "mkl".
-        a, b, d: m × k, k × n, m × n of one type: float32, float64, complex64 or complex128.
-
-    Raises:
-        ArgumentError: an extent does not fit the 32-bit integers of BLAS.
+        a, b, d: m × k, k × n, m × n of one type: float32, float64, complex64 or complex128. Extents may exceed BLAS's
+            32-bit integers: the product is then computed in parts.
 
     Source: BLAS, ?GEMM.
     """
@@ -141,7 +139,17 @@ def gemm(
         scale(d, beta)
         return
     (trans_a, lda), (trans_b, ldb) = blas_operand(a), blas_operand(b)
-    _check(f"a local product of {m} x {n} x {k}", m, n, k, lda, ldb, ldd)
+    apart = [("n", ldd), ("k" if trans_a == "N" else "m", lda), ("n" if trans_b == "N" else "k", ldb)]
+    along = _too_large({"m": m, "n": n, "k": k}, apart)
+    if along == "k":
+        gemm(library, alpha, a[:, : k // 2], b[: k // 2], beta, d)
+        gemm(library, alpha, a[:, k // 2 :], b[k // 2 :], 1, d)
+        return
+    if along:
+        for half in _halves({"m": m, "n": n}[along]):
+            rows, cols = (half, slice(None)) if along == "m" else (slice(None), half)
+            gemm(library, alpha, a[rows], b[:, cols], beta, d[rows, cols])
+        return
     load(library, element_type(d.dtype).blas)(
         trans_a.encode(), trans_b.encode(), _integer(m), _integer(n), _integer(k),
         _number(alpha, d), a.ctypes.data, _integer(lda), b.ctypes.data, _integer(ldb),
@@ -159,9 +167,6 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
         lower: which triangle of ``a`` is read.
         unit: the diagonal of ``a`` is taken as ones and not read.
 
-    Raises:
-        ArgumentError: an extent does not fit the 32-bit integers of BLAS.
-
     Source: BLAS, ?TRSM.
     """
     (trans_b, ldb), (trans_a, lda) = blas_operand(b), blas_operand(a)
@@ -169,7 +174,9 @@ def trsm(library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lowe
     m, n = b.shape[::-1] if turned else b.shape
     if m == 0 or n == 0:
         return
-    _check(f"solving {b.shape[0]} equations for {b.shape[1]} right-hand sides", m, n, lda, ldb)
+    if max(m, n, lda, ldb) > _INT_MAX:
+        _solve_in_parts(library, alpha, a, b, lower=lower, unit=unit)
+        return
     stored_lower = lower == (trans_a == "N")
     trans = b"T" if turned == (trans_a == "N") else b"N"
     load(library, element_type(b.dtype).blas, "trsm")(
@@ -188,6 +195,30 @@ def _number(x: complex, like: NDArray[Any]) -> bytes:
     return np.array(x, like.dtype).tobytes()
 
 
-def _check(what: str, *numbers: int) -> None:
-    if max(numbers) > _INT_MAX:
-        raise ArgumentError(f"{what} does not fit the 32-bit integers of BLAS: use more ranks")
+def _too_large(extents: dict[str, int], apart: list[tuple[str, int]]) -> str:
+    """Return the dimension to halve since BLAS's integers cannot hold an extent or a leading dimension, or "".
+
+    Args:
+        extents: m, n and k.
+        apart: leading dimensions, each after the dimension whose elements are so far apart.
+    """
+    large = [name for name, extent in extents.items() if extent > _INT_MAX]
+    large += [name for name, ld in apart if ld > _INT_MAX and extents[name] > 1]
+    return large[0] if large else ""
+
+
+def _halves(extent: int) -> tuple[slice, slice]:
+    return slice(0, extent // 2), slice(extent // 2, extent)
+
+
+def _solve_in_parts(
+    library: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], *, lower: bool, unit: bool
+) -> None:
+    """Solve for half of the right-hand sides at a time, or on copies whose leading dimensions are small."""
+    if b.shape[1] > 1 and (b.shape[1] > _INT_MAX or blas_operand(b)[1] > _INT_MAX):
+        for half in _halves(b.shape[1]):
+            trsm(library, alpha, a, b[:, half], lower=lower, unit=unit)
+        return
+    close_a, close_b = np.array(a, order="F"), np.array(b, order="F")
+    trsm(library, alpha, close_a, close_b, lower=lower, unit=unit)
+    b[...] = close_b

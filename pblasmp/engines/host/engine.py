@@ -50,12 +50,12 @@ class HostEngine:
     def __init__(self, comm: Communicator, why: str) -> None:
         self.why = why
         self._comm = comm
+        with Agreement(comm, "HostEngine"):
+            self._library = blas.library_name()
+            blas.load(self._library, "d")  # now, so that its threads can be limited
         here = next(ranks for ranks in comm.nodes() if comm.rank in ranks)
         nodes = nodes_of(comm)
-        self._node = comm.split(nodes)
-        with Agreement(comm, "HostEngine"):
-            library = blas.library_name()
-            blas.load(library, "d")  # now, so that its threads can be limited
+        self._node = comm.split(nodes)  # after everything that the ranks may agree to fail in
         self._buffers = Buffers(self._node)
         why_not_shared = next((why for why in comm.allgather(self._buffers.why_not_shared()) if why), "")
         cores = count_cores(comm, here)
@@ -63,7 +63,7 @@ class HostEngine:
         self.threads = max(1, cores // self._node.size)
         users = blas.threads_set_by_user()
         self._limits = None if users else threadpool_limits(self.threads, "blas")
-        self.operations: Operations = HostOperations(library, self._buffers)
+        self.operations: Operations = HostOperations(self._library, self._buffers)
         self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
 
     @property
@@ -74,7 +74,7 @@ class HostEngine:
     @property
     def libraries(self) -> str:
         """BLAS and NumPy. Local."""
-        return f"{blas.described(blas.library_name())}, NumPy {np.__version__}"
+        return f"{blas.described(self._library)}, NumPy {np.__version__}"
 
     def recycle(self, array: NDArray[Any]) -> None:
         """Do nothing: here the garbage collector frees memory. Local."""

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import itertools
+import os
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import pblasmp as pb
 from pblasmp.bindings import ComputeType, DataType, MatmulAlgoType, MatmulAttribute, MatmulEpilogue
+from tests.helpers.cases import agreed_error
 from tests.helpers.machine import Witness, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 SIXTEEN = {"float16": DataType.R_16F, "bfloat16": DataType.R_16BF}
@@ -126,6 +131,25 @@ def test_multicast_that_the_environment_switches_off_is_refused(alone, stand_in,
                 attributes(ctx, lib, AG, algo=name)
         assert attributes(ctx, lib, AG, algo="split_p2p") == {MatmulAttribute.ALGO_TYPE: 1}
     lib.assert_clean()
+
+
+def different_environments(comm, path):
+    """What one rank's environment says counts on all: they must choose the same algorithm."""
+    setting = {"CUBLASMP_DISABLE_MULTICAST": str(int(comm.rank == 1))}
+    with patch.dict(os.environ, setting), machine(path, comm=comm) as lib:
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            os.environ["CUBLASMP_DISABLE_MULTICAST"] = "0"  # later changes do not count
+            p = pb.MatmulProblem.allgather(8, 8, 8, comm.size)
+            a, b = ctx.zeros(p.a), ctx.zeros(p.b)
+            words = ["which CUBLASMP_DISABLE_MULTICAST switches off"]
+            call = partial(pb.matmul, a, b, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo="split_multicast")
+            yield "refused on all ranks", agreed_error(ctx, pb.UnsupportedError, words, call)
+        lib.assert_clean()
+
+
+@starts_ranks
+def test_multicast_that_one_rank_switches_off_is_refused_on_all(stand_in):
+    run_mpi(different_environments, 2, path=stand_in(1000))
 
 
 COMPUTE = {

@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 
 import pblasmp as pb
+from pblasmp.comm import wrap
+from pblasmp.engines.gpu.runtime.device import find_device
 from tests.helpers.machine import Witness, machine
 from tests.helpers.mpi import run_mpi, starts_ranks
 
@@ -56,6 +58,35 @@ def choices(comm: Any, path: str, old: str) -> Any:
             yield case, choice(comm, lib, expected, message)
             lib.assert_clean()
             lib.gpu.assert_clean()
+
+
+MACHINES = {  # names and boot ids of three ranks with one PCI address; which of them share a GPU
+    "one name, different machines": ([("node", "a"), ("node", "b"), ("node", "c")], None),
+    "two containers of one machine": (
+        [("one", "a"), ("two", "a"), ("three", "b")],
+        "ranks 0 and 1 have the same GPU",
+    ),
+    "no boot id": ([("one", ""), ("two", ""), ("one", "")], "ranks 0 and 2 have the same GPU"),
+}
+
+
+def machines(comm: Any, path: str) -> Any:
+    """Names of machines repeat; the boot id tells machines apart, and is the same in containers of one machine."""
+    for case, (places, message) in MACHINES.items():
+        here = patch("pblasmp.engines.gpu.runtime.device.machine", lambda place=places[comm.rank]: place)
+        with here, machine(path, comm=comm, devices=["0000:01:00.0"]) as lib:
+            found = find_device(wrap(comm))
+            told = str(found) if isinstance(found, Exception) else None
+            yield (
+                case,
+                None if told == message or (message and told and told.startswith(message)) else f"{found}",
+            )
+            lib.assert_clean()
+
+
+@starts_ranks
+def test_gpus_of_machines_of_one_name(stand_in):
+    run_mpi(machines, 3, path=stand_in(1000))
 
 
 def choice(comm: Any, lib: Witness, expected: type[Exception] | None, message: str) -> str | None:

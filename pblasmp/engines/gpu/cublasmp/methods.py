@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from ....bindings import FUNCTIONS, version_text
@@ -15,7 +14,7 @@ from ...composite import MovedProduct
 from ...product import Product
 from ...protocol import Engine, Method
 from ...request import Operands, Options, Problem
-from ..runtime.session import Session, session_of
+from ..runtime.session import NO_MULTICAST, Session, session_of
 from ..types import ALGO_TYPES, MULTICAST
 from . import epilogues, faults, scales
 from .contracts import nearest_level3, symbol_of
@@ -53,8 +52,8 @@ class MatmulMethod(Method):
         if session.version < self._since:
             needed, found = version_text(self._since), version_text(session.version)
             return f"it needs cuBLASMp {needed}, found {found}"
-        if self.name in MULTICAST and os.environ.get("CUBLASMP_DISABLE_MULTICAST", "0") not in ("", "0"):
-            return "it needs NVLink multicast, which CUBLASMP_DISABLE_MULTICAST switches off"
+        if self.name in MULTICAST and not session.multicast:
+            return f"it needs NVLink multicast, which {NO_MULTICAST} switches off"
         try:
             scales.check(
                 p, None if operands is None else operands.scales, session.version, session.capability

@@ -8,10 +8,9 @@ Source: NCCL's user guide, environment variables.
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass, replace
 
-from ....comm import Communicator, count_cores
+from ....comm import Communicator, count_cores, machine
 from ....errors import LibraryNotFoundError, UnsupportedError
 from ....extras import install
 
@@ -22,12 +21,22 @@ _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL 2.30 or later obeys it
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A rank's GPU: its CUDA index here, its PCI address, its node, and how many ranks share it."""
+    """A rank's GPU: its CUDA index here, its PCI address, its machine, and how many ranks share it.
+
+    ``host`` is the machine's name; ``boot`` is the same in all containers of a machine, and different on machines that
+    have the same name.
+    """
 
     index: int
     bus: str
     host: str
+    boot: str = ""
     ranks: int = 1
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What no other GPU has."""
+        return self.bus, self.boot or self.host
 
 
 def find_device(comm: Communicator) -> Device | Exception:
@@ -41,7 +50,7 @@ def find_device(comm: Communicator) -> Device | Exception:
     comm.patient = count_cores(comm, node) < len(node)
     said = comm.allgather((_current(), os.environ.get(_SHARING) == "1"))
     current, share = [device for device, _ in said], all(allowed for _, allowed in said)
-    chosen = len({(device.bus, device.host) for device in current if device is not None}) == comm.size
+    chosen = len({device.place for device in current if device is not None}) == comm.size
     indices = [current[rank].index for rank in node] if chosen else list(range(len(node)))
     found = comm.allgather(_own(indices, node.index(comm.rank), share=share))
     wrong = [(rank, fault) for rank, fault in enumerate(found) if isinstance(fault, Exception)]
@@ -49,12 +58,13 @@ def find_device(comm: Communicator) -> Device | Exception:
         rank, fault = wrong[0]
         return type(fault)(f"{fault} (on rank {rank})")
     devices = [device for device in found if isinstance(device, Device)]
-    places = [(device.bus, device.host) for device in devices]
+    places = [device.place for device in devices]
     for rank, place in enumerate(places):
         first = places.index(place)
         if first != rank and not share:
             return UnsupportedError(
-                f"ranks {first} and {rank} have the same GPU ({' of '.join(place)}): start one rank per GPU, "
+                f"ranks {first} and {rank} have the same GPU ({devices[rank].bus} of {devices[rank].host}): "
+                f"start one rank per GPU, "
                 f"show each rank its own through CUDA_VISIBLE_DEVICES, or let them share it: {_SHARING}=1"
             )
     return replace(devices[comm.rank], ranks=places.count(places[comm.rank]))
@@ -66,7 +76,7 @@ def _current() -> Device | None:
         import cupy
 
         index = cupy.cuda.runtime.getDevice()
-        return Device(index, cupy.cuda.runtime.deviceGetPCIBusId(index), platform.node())
+        return Device(index, cupy.cuda.runtime.deviceGetPCIBusId(index), *machine())
     except Exception:  # noqa: BLE001 - _own says what is missing
         return None
 
@@ -97,6 +107,6 @@ def _own(indices: list[int], number: int, *, share: bool) -> Device | Exception:
         deaf = [peer for peer in peers if not runtime.deviceCanAccessPeer(index, peer)]
         if deaf:
             return UnsupportedError(f"GPU {index} cannot reach GPU {deaf[0]} of its node (no peer access)")
-        return Device(index, runtime.deviceGetPCIBusId(index), platform.node())
+        return Device(index, runtime.deviceGetPCIBusId(index), *machine())
     except runtime.CUDARuntimeError as error:
         return LibraryNotFoundError(f"no GPU can be used: {error}")

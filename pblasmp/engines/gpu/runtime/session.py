@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,8 +30,9 @@ from .gpu import Gpu
 from .graphs import Recordings
 from .health import Health
 
-__all__ = ["Session", "open_library", "session_of", "stored_dtype"]
+__all__ = ["NO_MULTICAST", "Session", "open_library", "session_of", "stored_dtype"]
 
+NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
 _WINDOWS_SINCE = 800
 _SHARE_OF_MEMORY = 0.8
 
@@ -61,6 +63,7 @@ class Session:
     Attributes:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         shared_gpus: whether ranks share a GPU.
+        multicast: no rank's environment switches NVLink multicast off.
         gpu: local products, kernels, and symmetric memory if there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
         near: the ranks of this rank's node.
@@ -90,8 +93,10 @@ class Session:
                 capability = int(cupy.cuda.Device(device.index).compute_capability)
                 self._stream = cupy.cuda.get_current_stream()
                 self.health = Health(comm, device, self._queues, self._raise_flags)
-            said = comm.allgather((capability, device.ranks))
-            self.capability, self.shared_gpus = min(c for c, _ in said), any(n > 1 for _, n in said)
+            multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
+            said = comm.allgather((capability, multicast, device.ranks))  # all ranks choose by the same facts
+            self.capability, self.multicast = min(c for c, _, _ in said), all(allowed for _, allowed, _ in said)
+            self.shared_gpus = any(n > 1 for *_, n in said)
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
