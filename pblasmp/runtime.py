@@ -289,11 +289,12 @@ class Runtime(Generic[Matrix]):
         self._children.append(child)
         self._adopted += 1
         if len(self._children) == _MANY:
-            warnings.warn(
-                f"{self!r} made at {self.made_at} has {_MANY} open plans: close those that are no longer used",
-                ResourceWarning,
-                stacklevel=3,
-            )
+            with self.agreement("keeping plans"):  # warnings may be errors
+                warnings.warn(
+                    f"{self!r} made at {self.made_at} has {_MANY} open plans: close those that are no longer used",
+                    ResourceWarning,
+                    stacklevel=3,
+                )
         return self._adopted
 
     def release(self, child: Closable) -> None:
@@ -321,6 +322,7 @@ def _measured(comm: Communicator, engine: Engine) -> Measured:
         mine = engine.machine, engine.libraries
     machine = machine_of(comm, *mine)
     entries = None
-    if comm.rank == 0:
-        entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
+    with Agreement(comm, "Context: measured times"):  # an unusable file is a warning, which may be an error
+        if comm.rank == 0:
+            entries = [entry for entry in read_file(tuning_file()) if entry.machine == machine]
     return Measured(machine, engine.traits.records, {entry.bucket: entry for entry in comm.bcast(entries)})

@@ -75,7 +75,9 @@ class Agreement:
     """``with Agreement(comm, "matmul") as facts:`` collects facts and faults; leaving it makes the ranks agree.
 
     Inside, check the arguments and put into ``facts`` what must be equal on every rank; an exception raised inside is
-    this rank's fault. Collective over ``comm``: entered by every rank, left by every rank with the same outcome.
+    this rank's fault. NumPy ignores floating-point errors inside, whatever its error state on this rank: they depend
+    on the values that a rank has, and BLAS ignores them too. Collective over ``comm``: entered by every rank, left by
+    every rank with the same outcome.
 
     Args:
         comm: the ranks.
@@ -97,11 +99,13 @@ class Agreement:
     def __enter__(self) -> dict[str, Any]:
         _check_alive(self._comm)
         self._comm.channel.take_turn(self._facts["call"])
+        self._user_state = np.seterr(all="ignore")
         return self._facts
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        np.seterr(**self._user_state)
         channel, call = self._comm.channel, self._facts["call"]
         try:
             if error is not None and not isinstance(error, Exception):
@@ -126,7 +130,8 @@ class Running:
 
     Errors that the ranks agreed to raise pass through. After any other exception the others would wait for
     messages that never come. So the context is broken from then on: every rank that uses it or waits in it raises
-    ClosedError, which names this rank and the exception. Transfers in flight are ended, or their memory is kept.
+    ClosedError, which names this rank and the exception. Transfers in flight are ended, or their memory is kept. NumPy
+    ignores floating-point errors inside, as in an agreement.
 
     Local; may be nested.
 
@@ -145,10 +150,12 @@ class Running:
     def __enter__(self) -> None:
         _check_alive(self._comm)
         self._comm.channel.take_turn(self._call)
+        self._user_state = np.seterr(all="ignore")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        np.seterr(**self._user_state)
         channel = self._comm.channel
         try:
             if error is not None:

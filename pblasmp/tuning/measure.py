@@ -141,13 +141,16 @@ def _keep(
         why = "an extent is 0, and other products' times do not follow from this one's"
         return Tuned(str(problem), measured.machine, seconds, refused, "", why)
     measured.add(entry)
-    file = str(tuning_file())
-    why = save(tuning_file(), [entry]) if comm.rank == 0 else ""
+    file, why = "", ""
+    with Agreement(comm, "tune: saving the times"):  # a warning may be an error
+        if comm.rank == 0:
+            found = tuning_file()
+            file, why = str(found), save(found, [entry])
+        if why:
+            warnings.warn(
+                f"tune: the times could not be saved, only this context knows them: {why}", stacklevel=3
+            )
     file, why = comm.bcast((file, why))
-    if why and comm.rank == 0:
-        warnings.warn(
-            f"tune: the times could not be saved, only this context knows them: {why}", stacklevel=3
-        )
     return Tuned(str(problem), measured.machine, seconds, refused, "" if why else file, why)
 
 

@@ -176,17 +176,25 @@ def machine_of(comm: Communicator, mine: str, libraries: str) -> str:
     return f"{processors}, {comm.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, {loaded}"
 
 
-def tuning_file() -> Path:
-    """Return the file of measurements: PBLASMP_TUNING, or else one in the user's cache directory. Local."""
+def tuning_file() -> Path | None:
+    """Return the file of measurements: PBLASMP_TUNING, or else one in the user's cache directory. Local.
+
+    None if the variable is not set and the user has no home directory.
+    """
     named = os.environ.get("PBLASMP_TUNING", "")
     if named:
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if cache else Path.home() / ".cache") / "pblasmp" / "tuning.json"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "pblasmp" / "tuning.json"
+    except RuntimeError:  # the user has no entry among the accounts, as in some containers
+        return None
 
 
-def read_file(file: Path) -> list[Entry]:
+def read_file(file: Path | None) -> list[Entry]:
     """Return the usable measurements in a file; none, with a warning, if ``save`` did not write it. Local."""
+    if file is None:
+        return []
     try:
         return _read(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -207,12 +215,14 @@ def _read(file: Path) -> list[Entry]:
     return [entry for entry in map(Entry.read, found["measurements"]) if entry.usable]
 
 
-def save(file: Path, new: list[Entry]) -> str:
+def save(file: Path | None, new: list[Entry]) -> str:
     """Add measurements to a file, all or none of them, after waiting for other processes. Local.
 
     Returns:
         Why they could not be saved, or an empty string. A file that is not ours is never overwritten.
     """
+    if file is None:
+        return "there is no home directory: set PBLASMP_TUNING to a file"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file):

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between the environments of ranks: homes, variables, NumPy's error state, warnings that are errors.
+
+No rank may fail alone because of it after the ranks have agreed: either nothing happens or all raise one error.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from pblasmp import runtime
+from pblasmp.comm.communicator import _Mpi
+from tests.helpers.cases import agreed_error
+from tests.helpers.mpi import run_mpi
+
+HUGE = np.array([[1e300, -1e300, np.nan, 1e-300], [np.inf, 0.0, 1e200, -np.inf]])
+
+
+def values(ctx, dtype="float64"):
+    """Numbers that overflow, underflow and are invalid, on the last rank alone."""
+    array = np.ones((8, 8))
+    array[-2:, -4:] = HUGE
+    return ctx.scatter(array, block=2, dtype=dtype)
+
+
+def calls(ctx, folder):
+    """Calls by name in which NumPy would find floating-point errors on some ranks."""
+    a = values(ctx)
+    path = folder / "a.npy"
+    x = ctx.from_function(lambda i, j: 1e300 * (i + j + 1), (8, 8), block=2)
+    return {
+        "scatter": lambda: values(ctx, "float32"),
+        "astype": lambda: a.astype("float32"),
+        "astype float16": lambda: a.astype("float16"),
+        "astype bfloat16": lambda: a.astype("bfloat16"),
+        "times": lambda: a * 1e300,
+        "in place": lambda: a.copy().__imul__(1e300),
+        "by zero": lambda: x / (x - x),
+        "difference": lambda: a - a,
+        "sum of matrices": lambda: a + a.redistribute(block=4),
+        "redistribute": lambda: a.redistribute(block=3, dtype="float32"),
+        "product": lambda: a @ a,
+        "scaled": lambda: pb.matmul(a, a, alpha=1e300),
+        "gelu": lambda: pb.matmul(a, a, epilogue=pb.Epilogue("gelu")),
+        "symm": lambda: pb.symm(a, a, alpha=1e200),
+        "syrk": lambda: pb.syrk(a, alpha=1e200),
+        "her2k": lambda: pb.her2k(values(ctx, "complex128"), values(ctx, "complex128")),
+        "geadd": lambda: pb.geadd(a, a, alpha=1e200, beta=1e200),
+        "trsm": lambda: pb.trsm(a, x),
+        "norm": a.norm,
+        "sum": lambda: a.sum(axis=0),
+        "trace": a.trace,
+        "gather": lambda: values(ctx, "float32").gather(),
+        "save": lambda: a.save(path),
+        "load": lambda: ctx.load(path, block=3, dtype="float32"),
+        "tensor-parallel": lambda: pb.matmul_allreduce(np.full((8, 4), 1e200), np.full((8, 4), 1e200), ctx),
+    }
+
+
+def numpy_states(comm, folder):
+    """The last rank raises floating-point errors, another warns of them, and warnings are errors."""
+    with pb.Context(comm, engine="host") as ctx:
+        names = list(calls(ctx, Path(folder)))
+        for name in names:
+            with np.errstate(all="raise" if comm.rank == comm.size - 1 else "warn"):
+                before = np.geterr()
+                try:
+                    calls(ctx, Path(folder))[name]()
+                except (FloatingPointError, RuntimeWarning, pb.PblasmpError) as error:
+                    yield name, repr(error)
+                else:
+                    yield name, None if np.geterr() == before else f"the state is now {np.geterr()}"
+
+        def divided(i, j):
+            return 1 / (i + j)
+
+        with np.errstate(
+            all="raise" if comm.rank == 0 else "ignore"
+        ):  # the user's own function keeps the user's state
+            words = ["divide by zero", "on rank 0"]
+            make = ctx.from_function
+            yield (
+                "from_function",
+                agreed_error(ctx, FloatingPointError, words, make, divided, (8, 8), block=2),
+            )
+
+
+def test_floating_point_errors_are_no_errors_in_calls(tmp_path):
+    run_mpi(numpy_states, 4, folder=str(tmp_path))
+
+
+def homeless(comm, folder):
+    """One rank's user has no home directory: no file of measurements, and no error."""
+    variables = {"XDG_CACHE_HOME": "", "PBLASMP_TUNING": ""}
+    for rank in range(comm.size):
+        missing = RuntimeError("Could not determine home directory.")
+        home = {"side_effect": missing} if comm.rank == rank else {"return_value": Path(folder)}
+        with (
+            patch.dict("os.environ", variables),
+            patch.object(Path, "home", **home),
+            pb.Context(comm, engine="host") as ctx,
+        ):
+            a = ctx.zeros((8, 8), block=2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tuned = pb.tune(pb.matmul, a, a)
+            yield f"tuned {rank}", None if bool(tuned.reason) == (rank == 0) else f"{tuned}"
+            if rank == 0:
+                yield "reason", None if "set PBLASMP_TUNING" in tuned.reason else tuned.reason
+                words = ["could not be saved", "on rank 0"]
+                yield (
+                    "warnings as errors",
+                    agreed_error(ctx, UserWarning, words, pb.tune, pb.matmul, a, a),
+                )
+
+
+def test_a_user_without_a_home(tmp_path):
+    run_mpi(homeless, 2, folder=str(tmp_path))
+
+
+def unusable(comm, folder):
+    """Rank 0 cannot use the file of measurements and takes warnings as errors: every rank raises that error."""
+    file = Path(folder) / "tuning.json"
+    if comm.rank == 0:
+        file.write_text("{")
+    comm.barrier()
+    with patch.dict("os.environ", {"PBLASMP_TUNING": str(file)}):
+        for _ in range(3):
+            with pytest.raises(UserWarning, match=r"(?s)ignored.*on rank 0"):
+                pb.Context(comm, engine="host")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pb.Context(comm, engine="host") as ctx:
+                yield "ignored", None if ctx.comm.allgather(1) == [1] * comm.size else "?"
+
+
+def test_a_warning_that_is_an_error_on_one_rank_is_one_on_all(tmp_path):
+    run_mpi(unusable, 2, folder=str(tmp_path))
+
+
+def many(comm):
+    """With as many plans as make a warning, which is an error here, every rank raises it and the context lives on."""
+    with pb.Context(comm, engine="host") as ctx, patch.object(runtime, "_MANY", 3):
+        a = ctx.zeros((8, 8), block=2)
+        plans = [pb.plan(pb.matmul, a, a, alpha=float(i)) for i in (2, 3)]
+        yield "many", agreed_error(ctx, ResourceWarning, ["3 open plans"], pb.plan, pb.matmul, a, a)
+        yield "goes on", None if plans[0](a, a).norm() == 0 else "wrong"
+
+
+def test_many_plans_with_warnings_as_errors():
+    run_mpi(many, 2)
+
+
+def leaking(comm):
+    """Each communicator that an engine makes is freed, also if the engine refuses."""
+    made = []
+
+    class Counted(_Mpi):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+        def free(self):
+            super().free()
+            made.remove(self)
+
+    variables = [{"PBLASMP_BLAS": "none"}, {"PBLASMP_BLAS": "none" if comm.rank else "scipy"}]
+    variables += [{"PBLASMP_RANKS_PER_NODE": "0"}]
+    for i, variable in enumerate(variables):
+        with patch("pblasmp.comm.communicator._Mpi", Counted), patch.dict("os.environ", variable):
+            try:
+                pb.Context(comm, engine="host")
+            except pb.PblasmpError as error:
+                told = None if next(iter(variable)) in str(error) else str(error)
+            else:
+                told = "no error"
+            yield f"case {i}", told if told or not made else f"{len(made)} communicators are left"
+    with patch("pblasmp.comm.communicator._Mpi", Counted):
+        with pb.Context(comm, engine="host"):
+            yield "counted", None if made else "none were seen"
+        yield "closed", None if not made else f"{len(made)} communicators are left"
+
+
+def test_an_engine_that_refuses_leaves_no_communicator():
+    run_mpi(leaking, 2)
