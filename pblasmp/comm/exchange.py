@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..layout.axis import Axis
 from ..layout.descriptor import MatrixDescriptor
 from ..layout.grid import Grid
-from ..layout.intersection import Piece, copy, extent, intersect
+from ..layout.intersection import Piece, common_counts, copy, intersect
 from .communicator import Communicator, Request
 
 __all__ = ["SLOTS", "Cell", "Exchange", "Side"]
@@ -102,21 +102,18 @@ class Exchange:
         self._receives: dict[int, list[_Part]] = {}
         me = comm.rank
         self._sides = src, dst
-        for i, source in enumerate(src.cells):
-            for j, target in enumerate(dst.cells):
-                owner, writer = _ends(source.ranks, target.ranks)
-                if me not in (owner, writer):
-                    continue
-                piece = _common(src, source, dst, target)
-                if piece.size == 0:
-                    continue
-                part = _Part(i, j, piece)
-                if owner == writer:
-                    self._copies.append(part)
-                elif me == owner:
-                    self._sends.setdefault(writer, []).append(part)
-                else:
-                    self._receives.setdefault(owner, []).append(part)
+        for i, j in _pairs(me, src, dst):
+            source, target = src.cells[i], dst.cells[j]
+            owner, writer = _ends(source.ranks, target.ranks)
+            if me not in (owner, writer):
+                continue
+            part = _Part(i, j, _common(src, source, dst, target))
+            if owner == writer:
+                self._copies.append(part)
+            elif me == owner:
+                self._sends.setdefault(writer, []).append(part)
+            else:
+                self._receives.setdefault(owner, []).append(part)
         self.sent_bytes = dtype.itemsize * sum(
             part.piece.size for parts in self._sends.values() for part in parts
         )
@@ -127,15 +124,21 @@ class Exchange:
     def largest_bytes(self) -> int:
         """The most bytes that any rank sends to another one: the same on every rank."""
         src, dst = self._sides
-        rows, cols = (_extents(src, dst, which) for which in (0, 1))
-        between: dict[tuple[int, int], int] = {}
-        for source in src.cells:
-            for target in dst.cells:
-                ends = _ends(source.ranks, target.ranks)
-                if ends[0] != ends[1]:
-                    size = rows[source.coords[0], target.coords[0]] * cols[source.coords[1], target.coords[1]]
-                    between[ends] = between.get(ends, 0) + size
-        return max(between.values(), default=0) * self.dtype.itemsize
+        if not (src.cells and dst.cells):
+            return 0
+        sizes = _sizes(src, dst)
+        sources, targets = (_table([cell.ranks for cell in side.cells]) for side in (src, dst))
+        crosses = ~(sources[:, None, :, None] == targets[None, :, None, :]).any(axis=(2, 3))
+        owners = sources[:, 0]
+        counts = np.array([len(cell.ranks) for cell in dst.cells])
+        writers = targets[np.arange(len(counts)), owners[:, None] % counts]
+        between = np.zeros((sources.max() + 1, targets.max() + 1), np.int64)
+        np.add.at(
+            between,
+            (np.broadcast_to(owners[:, None], crosses.shape)[crosses], writers[crosses]),
+            sizes[crosses],
+        )
+        return int(between.max()) * self.dtype.itemsize
 
     @property
     def copies(self) -> Sequence[_Part]:
@@ -181,11 +184,49 @@ def _common(src: Side, source: Cell, dst: Side, target: Cell) -> Piece:
     return Piece(rows, intersect(src.cols, source.coords[1], dst.cols, target.coords[1]))
 
 
-def _extents(src: Side, dst: Side, which: int) -> dict[Coords, int]:
-    """Return how many rows (0) or columns (1) each process of ``src`` and each of ``dst`` share."""
-    of, to = (src.cols, dst.cols) if which else (src.rows, dst.rows)
-    sources, targets = ({cell.coords[which] for cell in side.cells} for side in (src, dst))
-    return {(p, q): extent(intersect(of, p, to, q)) for p in sources for q in targets}
+def _pairs(me: int, src: Side, dst: Side) -> list[tuple[int, int]]:
+    """Return the cells of ``src`` and of ``dst`` that share elements and of which rank ``me`` can access one.
+
+    Each rank looks at the rows and columns of its own cells, not at all pairs of cells.
+    """
+    rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
+    pairs: set[tuple[int, int]] = set()
+    for i in _accessible(src, me):
+        down, across = (
+            counts[x].tolist() for counts, x in zip((rows, cols), src.cells[i].coords, strict=True)
+        )
+        pairs.update((i, j) for j in _within(dst, down, across))
+    for j in _accessible(dst, me):
+        down, across = (
+            counts[:, x].tolist() for counts, x in zip((rows, cols), dst.cells[j].coords, strict=True)
+        )
+        pairs.update((i, j) for i in _within(src, down, across))
+    return sorted(pairs)
+
+
+def _accessible(side: Side, rank: int) -> list[int]:
+    return [i for i, cell in enumerate(side.cells) if rank in cell.ranks]
+
+
+def _within(side: Side, rows: Sequence[int], cols: Sequence[int]) -> list[int]:
+    """Return the cells whose process row and process column are not 0 in ``rows`` and ``cols``."""
+    return [i for i, cell in enumerate(side.cells) if rows[cell.coords[0]] and cols[cell.coords[1]]]
+
+
+def _sizes(src: Side, dst: Side) -> NDArray[np.int64]:
+    """Return how many elements each cell of ``src`` and each cell of ``dst`` share."""
+    sources, targets = (np.array([cell.coords for cell in side.cells]) for side in (src, dst))
+    rows, cols = common_counts(src.rows, dst.rows), common_counts(src.cols, dst.cols)
+    sizes: NDArray[np.int64] = (
+        rows[sources[:, None, 0], targets[:, 0]] * cols[sources[:, None, 1], targets[:, 1]]
+    )
+    return sizes
+
+
+def _table(lists: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return rows of equal length: each is filled up with its first number."""
+    longest = max(map(len, lists))
+    return np.array([[*each, *[each[0]] * (longest - len(each))] for each in lists])
 
 
 def _ends(source: tuple[int, ...], target: tuple[int, ...]) -> Coords:

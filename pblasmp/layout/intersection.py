@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 from ..dtypes import is_float8
 from .axis import Axis
 
-__all__ = ["Piece", "Stretch", "copy", "copy_all", "intersect", "packed", "regular", "unpacked"]
+__all__ = [
+    "Piece",
+    "Stretch",
+    "common_counts",
+    "copy",
+    "copy_all",
+    "intersect",
+    "packed",
+    "regular",
+    "unpacked",
+]
 
 # A transposing copy goes tile by tile. Tiles are short along the direction of writing, so that the caches can hold all
 # the rows that are read at a time, even if rows are a power of two apart.
@@ -84,6 +94,41 @@ def intersect(src: Axis, p: int, dst: Axis, q: int) -> Stretches:
     for phase in range(period):
         found += regular(length[phase::period], src_at[phase::period], dst_at[phase::period])
     return tuple(found)
+
+
+@lru_cache(4096)
+def common_counts(src: Axis, dst: Axis) -> NDArray[np.int64]:
+    """Return how many indices each process of ``src`` (rows) and each process of ``dst`` (columns) both own.
+
+    One period of the pattern is walked, in the larger blocks of the two axes. Recent results are cached, and read-only.
+    """
+    turned = src.nprocs > 1 and (dst.nprocs == 1 or src.block > dst.block)
+    coarse, fine = (src, dst) if turned else (dst, src)
+    period = math.lcm(*(axis.block * axis.nprocs for axis in (src, dst) if axis.nprocs > 1))
+    periods, rest = divmod(src.extent, period)
+    counts: NDArray[np.int64] = _counts_to(fine, coarse, rest)
+    if periods:
+        counts += periods * _counts_to(fine, coarse, period)
+    found = counts.T if turned else counts
+    found.flags.writeable = False
+    return found
+
+
+def _counts_to(fine: Axis, coarse: Axis, stop: int) -> NDArray[np.int64]:
+    """Return how many of the indices below ``stop`` each process of ``fine`` and each process of ``coarse`` own."""
+    first = coarse.block - coarse.lead
+    inside = range(first, stop, coarse.block) if coarse.nprocs > 1 else range(0)
+    bounds = np.array([0, *inside, stop], np.int64)
+    block = min(fine.block, fine.lead + stop + 1)  # gives the same counts without overflow
+    blocks, within = np.divmod(fine.lead + bounds[:, None], block)
+    rounds, extra = np.divmod(blocks, fine.nprocs)
+    turns = (np.arange(fine.nprocs) - fine.source) % fine.nprocs
+    below = rounds * block + np.where(turns < extra, block, np.where(turns == extra, within, 0))
+    owners = (coarse.source + np.arange(len(bounds) - 1)) % coarse.nprocs
+    counts = np.zeros((coarse.nprocs, fine.nprocs), np.int64)
+    np.add.at(counts, owners, np.diff(below, axis=0))
+    found: NDArray[np.int64] = counts.T
+    return found
 
 
 def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

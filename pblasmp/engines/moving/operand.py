@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..protocol import Engine, Transfer
 __all__ = ["Operand", "Staging", "needs"]
 
 Array = Any
+Needs = tuple[tuple[int, ...], ...]  # for every rank, the slabs that it multiplies
 
 
 def needs(d: MatrixDescriptor, size: int, axis: int) -> tuple[tuple[int, ...], ...]:
@@ -89,7 +90,20 @@ class Operand:
 
     def slabs(self, ranks: Sequence[int]) -> list[int]:
         """Return the distinct slabs that ``ranks`` multiply, ascending."""
-        return sorted({process for rank in ranks for process in self.needs[rank]})
+        return _needed(self.needs, ranks)
+
+
+def _needed(needs: Needs, ranks: Sequence[int]) -> list[int]:
+    return sorted({process for rank in ranks for process in needs[rank]})
+
+
+@lru_cache(16)  # every panel has the same slabs
+def _slabs(
+    needs: Needs, domains: tuple[tuple[int, ...], ...]
+) -> tuple[list[tuple[int, int]], tuple[Cell, ...]]:
+    """Return each slab as ``(domain, process)``, and its cell in an exchange."""
+    slabs = [(i, process) for i, ranks in enumerate(domains) for process in _needed(needs, ranks)]
+    return slabs, tuple(Cell((process, 0), domains[i]) for i, process in slabs)
 
 
 class Staging:
@@ -106,9 +120,8 @@ class Staging:
         rank, side = engine.transport.rank, operand.side
         self._operand = operand
         self._mine = next(i for i, ranks in enumerate(domains) if rank in ranks)
-        self._slabs = [(i, process) for i, ranks in enumerate(domains) for process in operand.slabs(ranks)]
+        self._slabs, cells = _slabs(operand.needs, tuple(domains))
         self._width = stop - start
-        cells = tuple(Cell((process, 0), domains[i]) for i, process in self._slabs)
         src = Side(side.rows, side.cols.window(start, stop), side.cells, side.order)
         dst = Side(operand.outer, Axis(self._width, max(1, self._width)), cells, operand.order or side.order)
         self._exchange = engine.transport.exchange(src, dst, operand.matrix.dtype)

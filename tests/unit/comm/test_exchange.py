@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ import pblasmp as pb
 from pblasmp.comm import Cell, Exchange, Side, communicator
 from pblasmp.comm import exchange as exchange_module
 from pblasmp.comm.communicator import _Serial
-from pblasmp.comm.exchange import _in_turn
+from pblasmp.comm.exchange import _ends, _in_turn
 from pblasmp.layout.axis import Axis
+from pblasmp.layout.intersection import Piece, intersect
 from tests.helpers.cases import part
 from tests.helpers.threads import on_ranks
 
@@ -160,3 +162,94 @@ def test_messages_take_turns_and_begin_after_this_rank():
     queues = {0: ["a", "b", "c"], 1: ["d"], 3: ["e", "f"]}
     assert _in_turn(queues, 2) == [(3, "e"), (0, "a"), (1, "d"), (3, "f"), (0, "b"), (0, "c")]
     assert _in_turn({}, 0) == []
+
+
+def by_all_pairs(me, src, dst):
+    """What rank ``me`` copies, sends and receives, and the most that two ranks exchange, from every pair of cells."""
+    copies, sends, receives, between = [], {}, {}, {}
+    for i, source in enumerate(src.cells):
+        for j, target in enumerate(dst.cells):
+            owner, writer = _ends(source.ranks, target.ranks)
+            rows = intersect(src.rows, source.coords[0], dst.rows, target.coords[0])
+            cols = intersect(src.cols, source.coords[1], dst.cols, target.coords[1])
+            piece = Piece(rows, cols)
+            if owner != writer:
+                between[owner, writer] = between.get((owner, writer), 0) + piece.size
+            if piece.size == 0 or me not in (owner, writer):
+                continue
+            if owner == writer:
+                copies.append((i, j, piece))
+            elif me == owner:
+                sends.setdefault(writer, []).append((i, j, piece))
+            else:
+                receives.setdefault(owner, []).append((i, j, piece))
+    return copies, sends, receives, max(between.values(), default=0)
+
+
+def random_side(rng, shape, size):
+    """A matrix or a sub-matrix on some of ``size`` ranks, perhaps transposed, or copies of it for groups of ranks."""
+    kind = rng.integers(3)
+    if kind == 2:
+        ranks = rng.permutation(size).tolist()
+        cuts = sorted({0, size, *rng.integers(1, size, 2).tolist()})
+        groups = [tuple(ranks[i:j]) for i, j in itertools.pairwise(cuts)]
+        nprocs = int(rng.integers(1, 4))
+        rows = Axis(shape[0], int(rng.integers(1, 9)), int(rng.integers(nprocs)), nprocs)
+        cells = tuple(Cell((p, 0), group) for group in groups for p in range(nprocs) if rng.integers(4))
+        return Side(rows, Axis(shape[1], max(1, shape[1])), cells, "C")
+    nprow = int(rng.integers(1, 4))
+    grid = pb.Grid(nprow, int(rng.integers(1, size // nprow + 1)), rng.choice(["row", "col"]))
+    start = rng.integers(0, 12, 2).tolist() if kind else [0, 0]
+    if rng.integers(2):
+        shape = shape[::-1]
+    whole = pb.MatrixDescriptor(
+        (shape[0] + start[0], shape[1] + start[1]),
+        rng.integers(1, 10, 2).tolist(),
+        grid,
+        (int(rng.integers(grid.nprow)), int(rng.integers(grid.npcol))),
+    )
+    return whole, start
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_are_those_of_all_pairs_of_cells(seed):
+    """Ragged blocks, sources, sub-matrices, transposed matrices, copies for groups; on every rank, in one order."""
+    rng, size = np.random.default_rng(seed), 7
+    moved = 0
+    for _ in range(25):
+        shape = tuple(rng.choice([0, 1, 5, 23, 64], 2, p=[0.05, 0.1, 0.25, 0.3, 0.3]).tolist())
+        src, dst = (as_side(random_side(rng, shape, size), shape) for _ in range(2))
+        for rank in range(size):
+            exchange = Exchange(SimpleNamespace(rank=rank), src, dst, np.dtype("float32"))
+            copies, sends, receives, largest = by_all_pairs(rank, src, dst)
+            plain = partial(map, lambda part: (part.src, part.dst, part.piece))
+            assert list(plain(exchange.copies)) == copies
+            assert [(to, list(plain(parts))) for to, parts in exchange.sends.items()] == list(sends.items())
+            assert [(of, list(plain(parts))) for of, parts in exchange.receives.items()] == list(
+                receives.items()
+            )
+            assert exchange.largest_bytes == 4 * largest
+            moved += len(copies) + len(sends) + len(receives)
+    assert moved > 100
+
+
+def as_side(made, shape):
+    """The side of what ``random_side`` made, turned so that it has this shape."""
+    if isinstance(made, Side):
+        return made
+    whole, (i, j) = made
+    side = Side.of(whole[i:, j:])
+    return side if (side.rows.extent, side.cols.extent) == shape else side.T
+
+
+def test_planning_looks_at_no_cells_that_share_nothing(monkeypatch):
+    """On 16 x 16 ranks, matrices alike: each rank intersects its own part, and no other."""
+    seen = []
+    monkeypatch.setattr(exchange_module, "intersect", lambda *args: seen.append(args) or intersect(*args))
+    d = pb.MatrixDescriptor((1024, 1024), (16, 16), pb.Grid(16, 16))
+    exchange = Exchange(SimpleNamespace(rank=37), Side.of(d), Side.of(d[0:1024, 0:1024]), np.dtype("float64"))
+    assert (len(exchange.copies), len(seen)) == (1, 2)
+    other = pb.MatrixDescriptor((1024, 1024), (32, 32), pb.Grid(16, 16), (3, 5))
+    exchange = Exchange(SimpleNamespace(rank=37), Side.of(d), Side.of(other), np.dtype("float64"))
+    parts = [*exchange.copies, *itertools.chain(*exchange.sends.values(), *exchange.receives.values())]
+    assert len(seen) - 2 == 2 * len(parts) <= 2 * 8

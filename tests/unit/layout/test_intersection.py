@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from pblasmp.dtypes import DTYPES
 from pblasmp.layout import Axis, Grid, MatrixDescriptor
-from pblasmp.layout.intersection import Piece, Stretch, copy, extent, intersect, packed, unpacked
+from pblasmp.layout.intersection import (
+    Piece,
+    Stretch,
+    common_counts,
+    copy,
+    extent,
+    intersect,
+    packed,
+    unpacked,
+)
 from tests.helpers.oracle import axes, deal, descriptors, empty, number, read, views, write
 
 
@@ -226,3 +235,31 @@ def test_types_are_converted_and_conjugated(src, dst, order, options):
     copy(to, of, Piece(intersect(axis[0], 0, axis[0], 0), intersect(axis[1], 0, axis[1], 0)), **options)
     assert to.dtype == dst
     assert np.array_equal(to, (values.conj() if options.get("conjugate") else values).astype(dst))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_of_common_indices_are_those_of_the_stretches(seed):
+    """Of any two distributions: periods that fit several times or never, starts inside a block, huge blocks."""
+    rng = np.random.default_rng(seed)
+    for _ in range(150):
+        size = int(rng.choice([0, 1, 7, 40, 333, 2000]))
+        src, dst = (
+            Axis(size, block, int(rng.integers(n)), n, int(rng.integers(min(block, 50))))
+            for n, block in zip(
+                rng.integers(1, 6, 2).tolist(),
+                rng.choice([1, 2, 3, 7, 16, 50, 10**6, 2**40], 2).tolist(),
+                strict=True,
+            )
+        )
+        counts = common_counts(src, dst)
+        expected = [[extent(intersect(src, p, dst, q)) for q in range(dst.nprocs)] for p in range(src.nprocs)]
+        assert counts.tolist() == expected, (src, dst)
+        assert int(counts.sum()) == size
+        assert not counts.flags.writeable
+
+
+def test_counts_of_an_extent_beyond_memory():
+    src, dst = Axis(10**15, 64, 1, 16), Axis(10**15, 100, 3, 7)
+    counts = common_counts(src, dst)
+    assert counts.sum(axis=1).tolist() == src.counts()
+    assert counts.sum(axis=0).tolist() == dst.counts()
