@@ -72,8 +72,8 @@ def main() -> None:
         runs = [planned(grid, block, start, options.panels, options.width, grid.size // 3) for _ in range(5)]
         seconds, parts = min(each for each, _ in runs), runs[0][1]
         print(
-            f"{grid}, {options.panels} panels of {options.width}, {text}: {seconds:.4f} s of processor time for A and B, "
-            f"{parts} messages and copies"
+            f"{grid}, {options.panels} panels of {options.width}, {text}: {seconds:.4f} s of processor time "
+            f"for A and B, {parts} messages and copies"
         )
 
 
