@@ -153,7 +153,10 @@ def command_line() -> str:
 
 def routines() -> str:
     """Return the table of the routines' names: in PBLAS, in Python, in cuBLASMp."""
-    own = [(f"p?{name}", f"pb.{name}", f"cublasMp{name.capitalize()}") for name in ROUTINES]
+    own = [
+        (f"p?{name}" if row.pblas else "", f"pb.{name}", f"cublasMp{name.capitalize()}")
+        for name, row in ROUTINES.items()
+    ]
     named = [
         ("p?gemm", "pb.matmul", "cublasMpMatmul"),
         *own,
@@ -161,9 +164,8 @@ def routines() -> str:
         ("p?gemr2d", "A.redistribute", "cublasMpGemr2D"),
         ("p?trmr2d", "A.redistribute(uplo=...)", "cublasMpGemr2D"),
     ]
-    absent = {"p?syrkx", "p?herkx"}
     rows = [
-        f"| {'' if pblas in absent else f'`{pblas}`'} | `{python}` | `{symbol}` "
+        f"| {f'`{pblas}`' if pblas else ''} | `{python}` | `{symbol}` "
         f"| {version_text(FUNCTIONS[symbol].since).removesuffix('.0')} |"
         for pblas, python, symbol in named
     ]

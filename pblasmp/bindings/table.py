@@ -13,6 +13,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from ..layout.routines import ROUTINES
 from .enums import C_ENUMS
 
 __all__ = ["FUNCTIONS", "OLDEST", "Argument", "Function", "LoggerCallback", "ctype"]
@@ -235,19 +236,12 @@ _ROWS = (
     # Products
     *_routine("Matmul", "handle matmulDesc m n k alpha A B beta C D! workspace"),
     *_routine("Gemm", "handle transA transB m n k alpha A B beta C! computeType workspace"),
-    *_routine("Symm", "handle side uplo m n alpha A B beta C! computeType workspace", 900),
-    *_routine("Hemm", "handle side uplo m n alpha A B beta C! computeType workspace", 900),
-    *_routine("Syrk", "handle uplo trans n k alpha A beta C! computeType workspace"),
-    *_routine("Herk", "handle uplo trans n k alpha A beta C! computeType workspace", 900),
-    *_routine("Syr2k", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
-    *_routine("Her2k", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
-    *_routine("Syrkx", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
-    *_routine("Herkx", "handle uplo trans n k alpha A B beta C! computeType workspace", 900),
-    *_routine("Trmm", "handle side uplo trans diag m n alpha A B C! computeType workspace", 900),
-    *_routine("Trsm", "handle side uplo trans diag m n alpha A B! computeType workspace"),
-    # Sums and redistribution
-    *_routine("Geadd", "handle trans m n alpha A beta C! workspace"),
-    *_routine("Tradd", "handle uplo trans m n alpha A beta C! workspace"),
+    *(
+        function
+        for name, row in ROUTINES.items()
+        for function in _routine(name.capitalize(), f"handle {row.cublasmp} workspace", row.since or OLDEST)
+    ),
+    # Redistribution
     *_routine("Gemr2D", "handle m n A B! workspace global_comm"),
     *_routine("Trmr2D", "handle uplo diag m n A B! workspace global_comm"),
     # Logging

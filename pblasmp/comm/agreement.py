@@ -75,9 +75,7 @@ class Agreement:
     """``with Agreement(comm, "matmul") as facts:`` collects facts and faults; leaving it makes the ranks agree.
 
     Inside, check the arguments and put into ``facts`` what must be equal on every rank; an exception raised inside is
-    this rank's fault. NumPy ignores floating-point errors inside, whatever its error state on this rank: they depend
-    on the values that a rank has, and BLAS ignores them too. Collective over ``comm``: entered by every rank, left by
-    every rank with the same outcome.
+    this rank's fault. Collective over ``comm``: entered by every rank, left by every rank with the same outcome.
 
     Args:
         comm: the ranks.
@@ -99,13 +97,15 @@ class Agreement:
     def __enter__(self) -> dict[str, Any]:
         _check_alive(self._comm)
         self._comm.channel.take_turn(self._facts["call"])
-        self._user_state = np.seterr(all="ignore")
+        user_state = self._comm.channel.user_state
+        self._before = None if user_state is None else np.seterr(**user_state)
         return self._facts
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        np.seterr(**self._user_state)
+        if self._before is not None:
+            np.seterr(**self._before)
         channel, call = self._comm.channel, self._facts["call"]
         try:
             if error is not None and not isinstance(error, Exception):
@@ -130,8 +130,10 @@ class Running:
 
     Errors that the ranks agreed to raise pass through. After any other exception the others would wait for
     messages that never come. So the context is broken from then on: every rank that uses it or waits in it raises
-    ClosedError, which names this rank and the exception. Transfers in flight are ended, or their memory is kept. NumPy
-    ignores floating-point errors inside, as in an agreement.
+    ClosedError, which names this rank and the exception. Transfers in flight are ended, or their memory is kept.
+
+    NumPy ignores floating-point errors inside, whatever its error state on this rank, as BLAS does: they depend on the
+    values that a rank has. In an agreement, where all ranks share an error, the user's state applies.
 
     Local; may be nested.
 
@@ -150,13 +152,19 @@ class Running:
     def __enter__(self) -> None:
         _check_alive(self._comm)
         self._comm.channel.take_turn(self._call)
-        self._user_state = np.seterr(all="ignore")
+        channel = self._comm.channel
+        self._before = np.seterr(all="ignore")
+        self._outermost = channel.user_state is None
+        if self._outermost:
+            channel.user_state = self._before
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        np.seterr(**self._user_state)
         channel = self._comm.channel
+        np.seterr(**self._before)
+        if self._outermost:
+            channel.user_state = None
         try:
             if error is not None:
                 _break_off(self._comm, error, self._call)

@@ -111,6 +111,7 @@ class SideChannel:
         name: the name of the context in messages.
         disowned: this process is a fork of the process that the context belongs to.
         device: the device to abort when the context breaks, or None.
+        user_state: NumPy's error state outside the call that is running, None outside calls.
         runs: how many runs of plans this rank has queued; on a device the ranks do not agree on each of them.
     """
 
@@ -122,6 +123,7 @@ class SideChannel:
         self.disowned = False
         self.name = "a context"
         self.device: Device | None = None
+        self.user_state: Any = None
         self.runs = 0
         self._members = members
         self._index = _made[members]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of level-3 routines other than GEMM."""
+"""The table of level-3 routines other than GEMM.
+
+A row is everything that is written down about a routine: the functions of ``pblasmp.pblas``, cuBLASMp's prototypes, the
+tables of the docs and the shared parts of the docstrings are made from it.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,10 @@ class Routine:
         swept_twice: D is updated by two products, A by B and B by A.
         real: the scalars that must be real for D to stay Hermitian.
         twin: the same routine of symmetric matrices if this is the Hermitian one, and the other way round.
+        pblas: PBLAS's arguments in their order; "A" stands for a, ia, ja and desca, and so on. Empty: PBLAS has no such
+            routine.
+        cublasmp: cuBLASMp's arguments in their order, between the handle and the workspace; "C!" is written.
+        since: the first version of cuBLASMp that has it, as ``bindings`` counts; 0: all that pblasmp supports.
 
     What can flip: "side" and "uplo"; "op", the transposition of A (and B); "conj", whether A (and B, if D is
     square) is conjugated; "alpha", whether alpha is; "swap", which of A and B comes first. Two flips cancel.
@@ -45,6 +53,9 @@ class Routine:
     swept_twice: bool = False
     real: tuple[str, ...] = ()
     twin: str = ""
+    pblas: str = ""
+    cublasmp: str = ""
+    since: int = 0
 
     @property
     def in_place(self) -> Literal["b", "c"]:
@@ -68,47 +79,66 @@ def _routine(
     )  # fmt: skip
 
 
+_SOLVED, _SIDED = "side uplo transa diag m n alpha A B", "side uplo m n alpha A B beta C"
+_RANK_K, _RANK_2K = "uplo trans n k alpha A beta C", "uplo trans n k alpha A B beta C"
+
 ROUTINES: dict[str, Routine] = {
     "trsm": _routine(
         "op(A) D = alpha B, or D op(A) = alpha B", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op",
         triangular=True, solves=True,
+        pblas=_SOLVED, cublasmp="side uplo trans diag m n alpha A B! computeType",
     ),
     "trmm": _routine(
         "D = alpha op(A) B, or alpha B op(A)", "ab", "side uplo op_a diag", "sided", "a", "side op", "uplo op",
         triangular=True,
+        pblas=_SOLVED, cublasmp="side uplo trans diag m n alpha A B C! computeType", since=900,
     ),
     "symm": _routine(
         "D = alpha A B + beta C, or alpha B A + beta C", "abc", "side uplo", "sided", "a", "side", "uplo",
         twin="hemm",
+        pblas=_SIDED, cublasmp=f"{_SIDED}! computeType", since=900,
     ),
     "hemm": _routine(
         "D = alpha A B + beta C, or alpha B A + beta C",
         "abc", "side uplo", "sided", "a", "side conj", "uplo conj", hermitian=True, twin="symm",
+        pblas=_SIDED, cublasmp=f"{_SIDED}! computeType", since=900,
     ),
     "syrk": _routine(
-        "D = alpha op(A) op(A)^T + beta C", "ac", "uplo op_a", "updated", "d", "uplo", "op", twin="herk"
+        "D = alpha op(A) op(A)^T + beta C", "ac", "uplo op_a", "updated", "d", "uplo", "op", twin="herk",
+        pblas=_RANK_K, cublasmp=f"{_RANK_K}! computeType",
     ),
     "herk": _routine(
         "D = alpha op(A) op(A)^H + beta C", "ac", "uplo op_a", "updated", "d", "uplo conj", "op conj",
         hermitian=True, real=("alpha", "beta"), twin="syrk",
+        pblas=_RANK_K, cublasmp=f"{_RANK_K}! computeType", since=900,
     ),
     "syr2k": _routine(
         "D = alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C",
         "abc", "uplo op_a", "updated", "d", "uplo", "op", swept_twice=True, twin="her2k",
+        pblas=_RANK_2K, cublasmp=f"{_RANK_2K}! computeType", since=900,
     ),
     "her2k": _routine(
         "D = alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C",
         "abc", "uplo op_a", "updated", "d", "uplo conj alpha", "op conj",
         hermitian=True, swept_twice=True, real=("beta",), twin="syr2k",
+        pblas=_RANK_2K, cublasmp=f"{_RANK_2K}! computeType", since=900,
     ),
     "syrkx": _routine(
-        "D = alpha op(A) op(B)^T + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap", "op", twin="herkx"
+        "D = alpha op(A) op(B)^T + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap", "op", twin="herkx",
+        cublasmp=f"{_RANK_2K}! computeType", since=900,
     ),
     "herkx": _routine(
         "D = alpha op(A) op(B)^H + beta C", "abc", "uplo op_a", "updated", "d", "uplo swap conj", "op conj",
         hermitian=True, real=("beta",), twin="syrkx",
+        cublasmp=f"{_RANK_2K}! computeType", since=900,
     ),
-    "geadd": _routine("D = alpha op(A) + beta C", "ac", "op_a", "added", "", "op", "op"),
-    "tradd": _routine("D = alpha op(A) + beta C", "ac", "uplo op_a", "added", "d", "uplo op", "op"),
+    "geadd": _routine(
+        "D = alpha op(A) + beta C", "ac", "op_a", "added", "", "op", "op",
+        pblas="trans m n alpha A beta C", cublasmp="trans m n alpha A beta C!",
+    ),
+    "tradd": _routine(
+        "D = alpha op(A) + beta C", "ac", "uplo op_a", "added", "d", "uplo op", "op",
+        pblas="uplo trans m n alpha A beta C", cublasmp="uplo trans m n alpha A beta C!",
+    ),
 }  # fmt: skip
 """Every routine by its name."""

@@ -22,11 +22,13 @@ use the same ones.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import ArgumentError
 from .arguments import ParameterError
 from .grids import gridexit, gridinfo, gridinit
 from .moves import mover
-from .routines import variant
+from .routines import ROUTINES, PblasFunction, variant
 from .tools import descinit, indxg2l, indxg2p, indxl2g, infog2l, numroc
 
 __all__ = [
@@ -41,73 +43,17 @@ __all__ = [
     "indxl2g",
     "infog2l",
     "numroc",
-    "pcgeadd",
-    "pcgemm",
-    "pcgemr2d",
-    "pchemm",
-    "pcher2k",
-    "pcherk",
-    "pcsymm",
-    "pcsyr2k",
-    "pcsyrk",
-    "pctradd",
-    "pctranc",
-    "pctranu",
-    "pctrmm",
-    "pctrmr2d",
-    "pctrsm",
-    "pdgeadd",
-    "pdgemm",
-    "pdgemr2d",
-    "pdsymm",
-    "pdsyr2k",
-    "pdsyrk",
-    "pdtradd",
-    "pdtran",
-    "pdtrmm",
-    "pdtrmr2d",
-    "pdtrsm",
-    "psgeadd",
-    "psgemm",
-    "psgemr2d",
-    "pssymm",
-    "pssyr2k",
-    "pssyrk",
-    "pstradd",
-    "pstran",
-    "pstrmm",
-    "pstrmr2d",
-    "pstrsm",
-    "pzgeadd",
-    "pzgemm",
-    "pzgemr2d",
-    "pzhemm",
-    "pzher2k",
-    "pzherk",
-    "pzsymm",
-    "pzsyr2k",
-    "pzsyrk",
-    "pztradd",
-    "pztranc",
-    "pztranu",
-    "pztrmm",
-    "pztrmr2d",
-    "pztrsm",
 ]
 
-psgemm, pdgemm, pcgemm, pzgemm = (variant("gemm", letter) for letter in "sdcz")
-pssymm, pdsymm, pcsymm, pzsymm = (variant("symm", letter) for letter in "sdcz")
-pchemm, pzhemm = (variant("hemm", letter) for letter in "cz")
-pssyrk, pdsyrk, pcsyrk, pzsyrk = (variant("syrk", letter) for letter in "sdcz")
-pcherk, pzherk = (variant("herk", letter) for letter in "cz")
-pssyr2k, pdsyr2k, pcsyr2k, pzsyr2k = (variant("syr2k", letter) for letter in "sdcz")
-pcher2k, pzher2k = (variant("her2k", letter) for letter in "cz")
-pstrmm, pdtrmm, pctrmm, pztrmm = (variant("trmm", letter) for letter in "sdcz")
-pstrsm, pdtrsm, pctrsm, pztrsm = (variant("trsm", letter) for letter in "sdcz")
-psgeadd, pdgeadd, pcgeadd, pzgeadd = (variant("geadd", letter) for letter in "sdcz")
-pstradd, pdtradd, pctradd, pztradd = (variant("tradd", letter) for letter in "sdcz")
-pstran, pdtran = (variant("tran", letter) for letter in "sd")
-pctranu, pztranu = (variant("tranu", letter) for letter in "cz")
-pctranc, pztranc = (variant("tranc", letter) for letter in "cz")
-psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = (mover("gemr2d", letter) for letter in "sdcz")
-pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = (mover("trmr2d", letter) for letter in "sdcz")
+_FUNCTIONS = {
+    f"p{letter}{name}": variant(name, letter)
+    for name, routine in ROUTINES.items()
+    for letter in routine.letters
+} | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}
+__all__ += [*sorted(_FUNCTIONS)]  # noqa: PLE0604
+globals().update(_FUNCTIONS)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> PblasFunction:
+        """Return one of the functions above, for type checkers."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level-3 PBLAS, made from one table: the arguments in their order, the shapes, and the function called."""
+"""The level-3 PBLAS: functions made from the table of routines, with PBLAS's arguments in their order."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ import numpy as np
 from .. import level3
 from ..dtypes import ELEMENT_TYPES, scalar
 from ..errors import ArgumentError
+from ..layout.routines import ROUTINES as LEVEL3
+from ..layout.routines import Routine
 from ..matrix import DistributedMatrix
 from ..products import matmul
 from .arguments import Faults
 from .operands import Operand, check_sharing, entries, grid_of, staged
 
-__all__ = ["DTYPE", "ROUTINES", "PblasFunction", "Routine", "variant"]
+__all__ = ["DTYPE", "ROUTINES", "PblasFunction", "PblasRoutine", "variant"]
 
 PblasFunction = Callable[..., None]
 Values = dict[str, Any]
@@ -39,8 +42,8 @@ _KEPT = {*_OPTIONS, "transa", "transb", "alpha", "beta"}
 
 
 @dataclass(frozen=True, slots=True)
-class Routine:
-    """One row of the table.
+class PblasRoutine:
+    """A level-3 routine as PBLAS has it.
 
     Attributes:
         name: without p and the letter of the type.
@@ -54,6 +57,7 @@ class Routine:
         trans: the letters that its trans may have, for real and for complex types.
         real: scalars that are real for every type.
         written: the matrix that is written.
+        note: more about the matrices, one sentence.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Routine:
     trans: tuple[str, str] = ("NTC", "NTC")
     real: str = ""
     written: str = "c"
+    note: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -90,48 +95,58 @@ class Routine:
         return (cols, rows) if len(words) > 2 and values[words[2]] != "N" else (rows, cols)
 
 
-def _rows() -> list[Routine]:
-    mm = {"a": "side", "b": "m n", "c": "m n"}
-    rank_k = {"a": "n k trans", "c": "n n"}
-    rank_2k = {"a": "n k trans", "b": "n k trans", "c": "n n"}
-    triangular = {"a": "side", "b": "m n"}
-    add = {"a": "m n trans", "c": "m n"}
-    transpose = {"a": "n m", "c": "m n"}
-    symm, syrk = "side uplo m n alpha A B beta C", "uplo trans n k alpha A beta C"
-    syr2k, trsm = "uplo trans n k alpha A B beta C", "side uplo transa diag m n alpha A B"
-    product = "sub(C) = alpha sub(A) sub(B) + beta sub(C), or alpha sub(B) sub(A) + beta sub(C), sub(A) being"
-    rank = "sub(C) = alpha op(sub(A)) op(sub(A))%s + beta sub(C), one triangle of it"
-    rank2 = "sub(C) = alpha op(sub(A)) op(sub(B))%s + %s op(sub(B)) op(sub(A))%s + beta sub(C), one triangle of it"
-    plus = "sub(C) = alpha %s + beta sub(C)"
-    return [
-        Routine("gemm", "sdcz", "transa transb m n k alpha A B beta C",
-                {"a": "m k transa", "b": "k n transb", "c": "m n"},
-                "sub(C) = alpha op(sub(A)) op(sub(B)) + beta sub(C)", matmul),
-        Routine("symm", "sdcz", symm, mm, f"{product} symmetric", level3.symm),
-        Routine("hemm", "cz", symm, mm, f"{product} Hermitian", level3.hemm),
-        Routine("syrk", "sdcz", syrk, rank_k, rank % "^T", level3.syrk, trans=("NTC", "NT")),
-        Routine("herk", "cz", syrk, rank_k, rank % "^H", level3.herk, trans=("", "NC"), real="alpha beta"),
-        Routine("syr2k", "sdcz", syr2k, rank_2k, rank2 % ("^T", "alpha", "^T"), level3.syr2k,
-                trans=("NTC", "NT")),
-        Routine("her2k", "cz", syr2k, rank_2k, rank2 % ("^H", "conj(alpha)", "^H"), level3.her2k,
-                trans=("", "NC"), real="beta"),
-        Routine("trmm", "sdcz", trsm, triangular,
-                "sub(B) = alpha op(sub(A)) sub(B), or alpha sub(B) op(sub(A)), sub(A) being triangular",
-                level3.trmm, written="b"),
-        Routine("trsm", "sdcz", trsm, triangular,
-                "sub(B) = X with op(sub(A)) X = alpha sub(B), or X op(sub(A)) = alpha sub(B), sub(A) being "
-                "triangular", level3.trsm, written="b"),
-        Routine("geadd", "sdcz", "trans m n alpha A beta C", add, plus % "op(sub(A))", level3.geadd),
-        Routine("tradd", "sdcz", "uplo trans m n alpha A beta C", add,
-                plus % "op(sub(A))" + ", one trapezoid of it", level3.tradd),
-        Routine("tran", "sd", "m n alpha A beta C", transpose, plus % "sub(A)^T", level3.geadd, fixed={"op_a": "T"}),
-        Routine("tranu", "cz", "m n alpha A beta C", transpose, plus % "sub(A)^T", level3.geadd, fixed={"op_a": "T"}),
-        Routine("tranc", "cz", "m n alpha A beta C", transpose, plus % "sub(A)^H", level3.geadd, fixed={"op_a": "C"}),
-    ]  # fmt: skip
+def _of_row(name: str, row: Routine) -> PblasRoutine:
+    """Return a routine of PBLAS as the table of routines says it is."""
+    if row.shape == "sided":
+        shapes, trans = {"a": "side", "b": "m n", "c": "m n"}, ("NTC", "NTC")
+    elif row.shape == "updated":
+        shapes = {"a": "n k trans", "b": "n k trans", "c": "n n"}
+        trans = ("", "NC") if row.hermitian else ("NTC", "NT")
+    else:
+        shapes, trans = {"a": "m n trans", "c": "m n"}, ("NTC", "NTC")
+    kind = "triangular" if row.triangular else "Hermitian" if row.hermitian else "symmetric"
+    note = f"sub(A) is {kind}. " if row.shape == "sided" else ""
+    if row.triangle == "d":
+        note = f"Only one {'triangle' if row.shape == 'updated' else 'trapezoid'} of sub(C) is used. "
+    return PblasRoutine(
+        name, "cz" if row.hermitian else "sdcz", row.pblas, {x: shapes[x] for x in row.operands}, _formula(row),
+        getattr(level3, name), trans=trans, real=" ".join(row.real), written=row.in_place, note=note,
+    )  # fmt: skip
 
 
-ROUTINES = {routine.name: routine for routine in _rows()}
+def _formula(row: Routine) -> str:
+    """Return the definition in terms of PBLAS's sub-matrices; the result takes the place of B or C."""
+    written = f"sub({row.in_place.upper()})"
+    text = re.sub(r"\b[ABC]\b", r"sub(\g<0>)", row.formula)
+    return f"{written} = X, with {text.replace('D', 'X')}" if row.solves else text.replace("D", written)
+
+
+def _transposed(name: str, letters: str, op: str) -> PblasRoutine:
+    """Return geadd for one transposition, which PBLAS has as a routine of its own."""
+    geadd = ROUTINES["geadd"]
+    return replace(
+        geadd, name=name, letters=letters, arguments=geadd.arguments.removeprefix("trans "),
+        shapes={"a": "n m", "c": "m n"}, formula=geadd.formula.replace("op(sub(A))", f"sub(A)^{op.replace('C', 'H')}"),
+        fixed={"op_a": op},
+    )  # fmt: skip
+
+
+_GEMM = PblasRoutine(
+    "gemm", "sdcz", "transa transb m n k alpha A B beta C", {"a": "m k transa", "b": "k n transb", "c": "m n"},
+    "sub(C) = alpha op(sub(A)) op(sub(B)) + beta sub(C)", matmul,
+)  # fmt: skip
+
+ROUTINES = {"gemm": _GEMM, **{name: _of_row(name, row) for name, row in LEVEL3.items() if row.pblas}}
 """The level-3 routines by name."""
+
+ROUTINES |= {
+    routine.name: routine
+    for routine in (
+        _transposed("tran", "sd", "T"),
+        _transposed("tranu", "cz", "T"),
+        _transposed("tranc", "cz", "C"),
+    )
+}
 
 
 def variant(name: str, letter: str) -> PblasFunction:
@@ -156,7 +171,7 @@ def variant(name: str, letter: str) -> PblasFunction:
     return function
 
 
-def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
+def _run(routine: PblasRoutine, full: str, dtype: np.dtype, given: Values) -> None:
     """Check the arguments, agree on them, compute. Collective over the grid."""
     faults = Faults(full, routine.names)
     grid = grid_of([given[f"desc{x}"] for x in routine.shapes])
@@ -190,7 +205,7 @@ def _run(routine: Routine, full: str, dtype: np.dtype, given: Values) -> None:
         routine.compute(values, used)
 
 
-def _checked(routine: Routine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
+def _checked(routine: PblasRoutine, faults: Faults, given: Values, dtype: np.dtype) -> Values:
     """Return the options, sizes and scalars, each in a standard form; note what is wrong with them."""
     values: Values = {}
     for name in routine.names:
@@ -211,7 +226,7 @@ def _checked(routine: Routine, faults: Faults, given: Values, dtype: np.dtype) -
     return values
 
 
-def _operand(routine: Routine, faults: Faults, name: str, given: Values, values: Values) -> Operand:
+def _operand(routine: PblasRoutine, faults: Faults, name: str, given: Values, values: Values) -> Operand:
     i, j = (faults.integer(each, given[each], 1) for each in (f"i{name}", f"j{name}"))
     desc = entries(faults, f"desc{name}", given[f"desc{name}"])
     return Operand(name, given[name], i, j, desc, routine.shape(name, values))
@@ -222,7 +237,7 @@ def _fact(value: Any) -> Any:
     return (value.i, value.j, value.desc[2:8]) if isinstance(value, Operand) else value
 
 
-def _annotation(name: str, routine: Routine) -> str:
+def _annotation(name: str, routine: PblasRoutine) -> str:
     if name in _OPTIONS or name.startswith("trans"):
         return "str"
     if name in ("alpha", "beta"):
@@ -232,15 +247,15 @@ def _annotation(name: str, routine: Routine) -> str:
     return "Any" if name in routine.shapes else "int"
 
 
-def _docstring(routine: Routine, full: str, dtype: np.dtype) -> str:
+def _docstring(routine: PblasRoutine, full: str, dtype: np.dtype) -> str:
     """Return the text that help() shows."""
     written = routine.written.upper()
     lines = [
         f"Compute {routine.formula}, in {dtype.name}.",
         "",
         (
-            "Collective over the grid. Indices are 1-based. Local arrays are in Fortran order, or have one dimension, "
-            f"column after column. sub({written}) is written in place."
+            f"Collective over the grid. {routine.note}Indices are 1-based. Local arrays are in Fortran order, or have "
+            f"one dimension, column after column. sub({written}) is written in place."
         ),
         "",
         "Args:",
@@ -262,7 +277,7 @@ def _docstring(routine: Routine, full: str, dtype: np.dtype) -> str:
     )
 
 
-def _meaning(routine: Routine, name: str, dtype: np.dtype) -> str:
+def _meaning(routine: PblasRoutine, name: str, dtype: np.dtype) -> str:
     x = name[-1].upper()
     if name == "trans":
         words = {"N": '"N"', "T": '"T" (transpose)', "C": '"C" (conjugate transpose)'}

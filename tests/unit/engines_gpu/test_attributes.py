@@ -139,7 +139,7 @@ def different_environments(comm, path):
     with patch.dict(os.environ, setting), machine(path, comm=comm) as lib:
         with pb.Context(comm, engine="cublasmp") as ctx:
             os.environ["CUBLASMP_DISABLE_MULTICAST"] = "0"  # later changes do not count
-            p = pb.MatmulProblem.allgather(8, 8, 8, comm.size)
+            p = MAKERS[AG](8, 8, 8, comm.size)
             a, b = ctx.zeros(p.a), ctx.zeros(p.b)
             words = ["which CUBLASMP_DISABLE_MULTICAST switches off"]
             call = partial(pb.matmul, a, b, op_a=p.op_a, op_b=p.op_b, scheme=p.scheme, algo="split_multicast")

@@ -95,7 +95,10 @@ class Session:
                 self.health = Health(comm, device, self._queues, self._raise_flags)
             multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
             said = comm.allgather((capability, multicast, device.ranks))  # all ranks choose by the same facts
-            self.capability, self.multicast = min(c for c, _, _ in said), all(allowed for _, allowed, _ in said)
+            self.capability, self.multicast = (
+                min(c for c, _, _ in said),
+                all(allowed for _, allowed, _ in said),
+            )
             self.shared_gpus = any(n > 1 for *_, n in said)
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
