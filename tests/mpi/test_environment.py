@@ -63,7 +63,9 @@ def calls(ctx, folder):
     }
 
 
-ELEMENTWISE = ("astype", "astype float16", "times", "in place", "by zero", "difference", "sum of matrices")
+ELEMENTWISE = (  # computed or converted while the ranks agree
+    "astype", "astype float16", "astype bfloat16", "times", "in place", "by zero", "difference", "sum of matrices", "load",
+)  # fmt: skip
 
 
 def numpy_states(comm, folder):
