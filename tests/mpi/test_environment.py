@@ -64,7 +64,8 @@ def calls(ctx, folder):
 
 
 ELEMENTWISE = (  # computed or converted while the ranks agree
-    "astype", "astype float16", "astype bfloat16", "times", "in place", "by zero", "difference", "sum of matrices", "load",
+    "astype", "astype float16", "astype bfloat16", "times", "in place", "by zero", "difference", "sum of matrices",
+    "load",
 )  # fmt: skip
 
 
