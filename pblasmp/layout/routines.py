@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of level-3 routines other than GEMM.
 
-A row is everything that is written down about a routine: the functions of ``pblasmp.pblas``, cuBLASMp's prototypes, the
-tables of the docs and the shared parts of the docstrings are made from it.
+The functions of ``pblasmp.pblas``, cuBLASMp's prototypes and the tables of the docs are made from it.
 """
 
 from __future__ import annotations
