@@ -55,7 +55,7 @@ def some(comm, engine, seed, count, length):
 
 
 @starts_ranks
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 6])
 def test_sequences_on_cpu_ranks(nranks):
     lines, counts = run_mpi(some, nranks, engine="host", seed=nranks, count=3, length=60)[0]
     assert not lines, "\n".join(lines)
