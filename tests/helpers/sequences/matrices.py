@@ -11,7 +11,7 @@ import numpy as np
 
 import pblasmp as pb
 from pblasmp import pblas
-from pblasmp.dtypes import as_dtype, is_float8, is_foreign
+from pblasmp.dtypes import ELEMENT_TYPES, as_dtype, is_float8, is_foreign
 from pblasmp.layout import Trapezoid
 from pblasmp.pblas.routines import DTYPE, ROUTINES
 from pblasmp.philox import random_values
@@ -303,7 +303,9 @@ def reduce(s: Session, of: int, how: str) -> None:
         found, expected = held.matrix.trace(), whole.trace()
     else:
         axis = {"sum": None, "rows": 1, "columns": 0}[how]
-        found, expected = held.matrix.sum(axis), whole.sum(axis)
+        expected = whole.sum(axis)
+        overflows = np.abs(expected).max(initial=0) > ELEMENT_TYPES[held.whole.dtype.name].largest
+        found = held.matrix.sum(axis, dtype=whole.dtype if overflows else None)
         scale = 2 * rounding(held.whole.dtype, float(np.abs(whole).sum()))
     expect(
         differs(np.atleast_1d(exact(np.asarray(found))), np.atleast_1d(exact(np.asarray(expected))), scale)
