@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import PRODUCTS
 from tests.helpers import gpu_runs
 from tests.helpers.under_mpirun import (  # noqa: F401 - hooks
     pytest_configure,
@@ -51,7 +51,7 @@ def _together(ctx: pb.Context) -> Iterator[None]:
 def _for_so_many_ranks(request: pytest.FixtureRequest, ctx: pb.Context) -> None:
     """Skip an algorithm that is for another number of ranks."""
     name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
-    kinds = [kinds[name] for kinds in ALGORITHMS.values() if name in kinds]
+    kinds = [kinds[name] for kinds in PRODUCTS.values() if name in kinds]
     if kinds and all(kind.ranks not in (None, ctx.size) for kind in kinds):
         pytest.skip(f"{name} is for {kinds[0].ranks} ranks")
 

@@ -12,7 +12,7 @@ import torch
 
 import pblasmp as pb
 import pblasmp.tensor_parallel as tp
-from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import PRODUCTS
 from tests.helpers import float8
 from tests.helpers.epilogues import difference, part_of_d, placed
 from tests.helpers.gpu.products import everywhere
@@ -160,7 +160,7 @@ def test_tensor_parallel_reports(ctx):
                 plan()
                 report = plan.report()
             if form == "matmul_allgather" or not even:  # which cuBLASMp has not
-                assert report.algorithm in ALGORITHMS[form], report
+                assert report.algorithm in PRODUCTS[form], report
     case = Case(ctx, rng, "matmul_allgather", TYPES[3], 64, 64 * p, 64)
     assert everywhere(ctx, case.wrong(case(), tolerance=TOLERANCE) or "") == ""
 

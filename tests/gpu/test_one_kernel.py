@@ -10,9 +10,9 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import PRODUCTS
 
-FORMS = [form for form, kinds in ALGORITHMS.items() if "one_kernel" in kinds]
+FORMS = [form for form, kinds in PRODUCTS.items() if "one_kernel" in kinds]
 SIZES = [
     (1, 8, 1),
     (5, 24, 3),

@@ -12,9 +12,9 @@ import pytest
 
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import PRODUCTS
 
-NAMES = [(form, name) for form, kinds in ALGORITHMS.items() for name in kinds]
+NAMES = [(form, name) for form, kinds in PRODUCTS.items() for name in kinds]
 SUMS = ("matmul_reduce_scatter", "matmul_allreduce")
 ONE_KERNEL = ("bfloat16", "float16")
 RUNS = 1000  # of a product whose bits are compared
@@ -152,7 +152,7 @@ def test_what_was_measured_is_taken(ctx, form, tmp_path, monkeypatch):
     monkeypatch.setenv("PBLASMP_TUNING", file)
     case = Case(ctx, form, "bfloat16", large=True)
     found = pb.tune(form, case.local_x, case.local_w, ctx)
-    assert set(ALGORITHMS[form]) <= set(found.seconds)
+    assert set(PRODUCTS[form]) <= set(found.seconds)
     with pb.plan(form, case.local_x, case.local_w, ctx) as plan:
         assert plan.report().algorithm == found.best
         assert "measured on this machine" in str(plan.report())

@@ -14,16 +14,13 @@ import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.runtime.gpu import Gpu
-from pblasmp.engines.gpu.tensor import ALGORITHMS, Spec
-from pblasmp.engines.gpu.tensor.spec import offsets, shares
+from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.engines.gpu.tensor.base import travels
+from pblasmp.engines.gpu.tensor.pieces import offsets, shares
+from pblasmp.engines.request import Options
+from tests.helpers.copy_products import SPLIT, problem, product, queue
 
-NAMES = [(form, name) for form, algorithms in ALGORITHMS.items() for name in algorithms]
-SPLIT = {
-    "allgather_matmul": ("tokens", "outputs"),
-    "matmul_reduce_scatter": ("tokens", "inputs"),
-    "matmul_allreduce": ("inputs",),
-    "matmul_allgather": ("outputs",),
-}
+NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms]
 E4M3 = FLOAT8["float8_e4m3fn"]
 SMALL = {"tokens": 300, "outputs": 208, "inputs": 144}
 RUNS = 1000  # of a product whose bits are compared
@@ -57,7 +54,8 @@ class Case:
         out_dtype = how.pop("out_dtype", DTYPES["bfloat16"] if is_float8(kind) else kind)
         c_dtype = DTYPES["bfloat16"] if is_float8(out_dtype) else out_dtype
         uneven, with_bias, self.scales = (how.pop(name, None) for name in ("uneven", "bias", "scales"))
-        how.setdefault("transposed", True)
+        self.activation, outputs_first = how.pop("activation", None), how.pop("transposed", True)
+        self.options = Options(**how)
         rng = np.random.default_rng(7)
         t, n, k = (extents[name] for name in ("tokens", "outputs", "inputs"))
         self.x, self.w, self.c, self.bias = (
@@ -71,12 +69,12 @@ class Case:
                 cut = (*[unit * (rank + 1) for rank in range(ctx.size - 1)],)
                 cut = (*cut, total - sum(cut))
             parts[name] = cut if name in SPLIT[form] else (total,)
-        self.spec = spec = Spec(
-            form, **parts, dtype=kind, w_dtype=kind, out_dtype=out_dtype, c_dtype=c_dtype, **how
+        self.p = problem(
+            form, ctx.size, parts, kind, out_dtype=out_dtype, c_dtype=c_dtype, outputs_first=outputs_first
         )
 
         def part(name: str) -> slice:
-            cut = getattr(spec, name)
+            cut = parts[name]
             return slice(None) if len(cut) == 1 else slice(*offsets(cut)[ctx.rank : ctx.rank + 2])
 
         tokens, outputs, inputs = (part(name) for name in ("tokens", "outputs", "inputs"))
@@ -87,8 +85,8 @@ class Case:
         w = self.w[outputs, inputs]
         self.arrays = {
             "x": self._put(self.x[tokens if gathers else all_, inputs], kind),
-            "w": self._put(w if spec.transposed else w.T, kind),
-            "c": self._put(self.c[self.rows, self.cols], c_dtype) if spec.beta else None,
+            "w": self._put(w if outputs_first else w.T, kind),
+            "c": self._put(self.c[self.rows, self.cols], c_dtype) if self.options.beta else None,
             "out": self._put(np.full((t, n), np.nan)[self.rows, self.cols], out_dtype),
             "bias": self._put(self.bias[None, outputs], c_dtype)[0] if with_bias else None,
             "scales": self.scales,
@@ -96,12 +94,20 @@ class Case:
 
     def run(self, name: str) -> None:
         """Run an algorithm; "ring" refuses C, and sums in another type than the result's."""
-        kind = ALGORITHMS[self.form][name]
-        why = kind.why_not(self.gpu, self.spec)
-        if name == "ring" and (self.spec.beta or self.spec.travels != self.spec.out_dtype):
+        kind = PRODUCTS[self.form][name]
+        why = kind.why_not(self.gpu, self.p, self.options)
+        if name == "ring" and (self.options.beta or travels(self.p, self.options) != self.p.out_dtype):
             assert why
             pytest.skip(why)
-        kind(self.gpu, self.spec).run(**self.arrays)
+        self.queue(self.product(name))
+
+    def product(self, name: str) -> Any:
+        """Return this product by an algorithm."""
+        return product(self.gpu, name, self.p, self.options)
+
+    def queue(self, made: Any) -> None:
+        """Queue a run of it."""
+        queue(made, **self.arrays, activation=self.activation)
 
     @staticmethod
     def _numbers(rng: np.random.Generator, shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
@@ -114,26 +120,27 @@ class Case:
         return self.cupy.asarray(values.view(np.uint8) if is_float8(kind) else values)
 
     def expected(self) -> np.ndarray:
-        spec, scales = self.spec, self.scales or SimpleNamespace(a=None, b=None, d=None)
+        options, scales = self.options, self.scales or SimpleNamespace(a=None, b=None, d=None)
         x = self.x * (scales.a or 1)
-        y = spec.alpha * (x @ (self.w * (scales.b or 1)).T) + spec.beta * self.c
+        y = options.alpha * (x @ (self.w * (scales.b or 1)).T) + options.beta * self.c
         y = y + self.bias if self.arrays["bias"] is not None else y
-        if spec.activation == "relu":
+        if self.activation == "relu":
             y = np.maximum(y, 0)
-        if spec.activation == "gelu":
+        if self.activation == "gelu":
             y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
         return (y * (scales.d or 1))[self.rows, self.cols]
 
     def got(self) -> np.ndarray:
         out = self.cupy.asnumpy(self.arrays["out"])
-        return out.view(self.spec.out_dtype) if is_float8(self.spec.out_dtype) else out
+        return out.view(self.p.out_dtype) if is_float8(self.p.out_dtype) else out
 
     def check(self) -> None:
         """Every rank learns of a fault on any."""
         got, expected = self.got(), self.expected()
-        kinds = {self.spec.dtype.itemsize, self.spec.out_dtype.itemsize, self.spec.travels.itemsize}
+        summed = travels(self.p, self.options)
+        kinds = {self.p.dtype.itemsize, self.p.out_dtype.itemsize, summed.itemsize}
         worst = {1: 4e-2, 2: 6e-3}.get(
-            min(kinds), 2e-6 if self.spec.dtype.name in ("float32", "complex64") else 1e-13
+            min(kinds), 2e-6 if self.p.dtype.name in ("float32", "complex64") else 1e-13
         )
         error = 0.0
         if got.size:
@@ -149,9 +156,9 @@ class Case:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "complex64", "complex128"])
 def test_types(ctx, gpu, form, name, dtype, uneven):
     case = Case(ctx, gpu, form, SMALL, dtype=DTYPES[dtype], uneven=uneven)
-    algorithm = ALGORITHMS[form][name](gpu, case.spec)
+    algorithm = case.product(name)
     for _ in range(3):
-        algorithm.run(**case.arrays)
+        case.queue(algorithm)
     case.check()
 
 
@@ -191,12 +198,12 @@ def test_several_pieces_eagerly_and_from_a_graph(ctx, gpu, form, name):
     import cupy
 
     case = Case(ctx, gpu, form, LARGE, dtype=DTYPES["bfloat16"])
-    algorithm = ALGORITHMS[form][name](gpu, case.spec)
-    algorithm.run(**case.arrays)
+    algorithm = case.product(name)
+    case.queue(algorithm)
     case.check()
     stream = cupy.cuda.get_current_stream()
     stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-    algorithm.run(**case.arrays)
+    case.queue(algorithm)
     graph = stream.end_capture()
     case.arrays["out"].fill(float("nan"))
     for _ in range(5):
@@ -209,13 +216,13 @@ def test_allreduce_has_the_same_bits_everywhere_and_always(ctx, gpu, name):
     import cupy
 
     case = Case(ctx, gpu, "matmul_allreduce", LARGE)
-    algorithm = ALGORITHMS["matmul_allreduce"][name](gpu, case.spec)
+    algorithm = case.product(name)
     out = case.arrays["out"].view(np.uint16)
-    algorithm.run(**case.arrays)
+    case.queue(algorithm)
     first = out.copy()
     differ = cupy.zeros((), np.int64)
     for _ in range(RUNS):  # compared on the GPU, so that the host never waits
-        algorithm.run(**case.arrays)
+        case.queue(algorithm)
         differ += (out != first).any()
     sums = int(first.astype(np.uint64).sum())
     assert set(ctx.comm.allgather((int(differ), sums))) == {(0, sums)}

@@ -8,7 +8,7 @@ from ..protocol import Method
 from ..tensor import messages
 from .cublasmp import methods as cublasmp
 from .push import product as push
-from .tensor import algorithms as tensor
+from .tensor import methods as tensor
 
 __all__ = ["METHODS"]
 

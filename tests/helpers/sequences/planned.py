@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import PRODUCTS as OF_TENSORS
 from pblasmp.layout.level3 import ROUTINES
 from tests.helpers import epilogues, float8
 from tests.helpers.gpu.algorithms import (
@@ -55,7 +55,7 @@ def prepare(s: Session, slot: int, kind: str, seed: int, stream: int, planned: b
     s.drop(slot)
     rng = random.Random(seed)
     form, routine = rng.choice(list(PARALLEL)), rng.choice(list(ROUTINES))
-    overlapped = list(ALGORITHMS[form]) if s.ctx.engine.name == "cublasmp" else []
+    overlapped = list(OF_TENSORS[form]) if s.ctx.engine.name == "cublasmp" else []
     algo = rng.choice(
         {
             "product": PRODUCTS,

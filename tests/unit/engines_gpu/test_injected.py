@@ -19,7 +19,8 @@ import pytest
 import pblasmp as pb
 from pblasmp.comm.side_channel import SideChannel
 from pblasmp.engines.gpu.runtime import health
-from pblasmp.engines.gpu.tensor import ALGORITHMS as KINDS
+from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.engines.gpu.tensor.base import CopyProduct
 from pblasmp.memory import NcclWindows
 from tests.helpers import float8
 from tests.helpers.cases import agreed_error
@@ -80,10 +81,10 @@ def overlapped_life(lib: Meeting, comm: Any) -> None:
         lib.channel = ctx.control.channel
         cupy, size = sys.modules["cupy"], ctx.size
         x, w = (cupy.zeros((8, 8), np.float32) for _ in range(2))
-        for form, names in KINDS.items():
+        for form, names in PRODUCTS.items():
             for name in [name for name in names if name != "one_kernel"]:
                 with pb.plan(form, x, w, ctx, algo=name) as plan:
-                    assert type(plan._product).__name__ == "OverlappedProduct", plan.report()
+                    assert isinstance(plan._product, CopyProduct), plan.report()
                     for _ in range(3):
                         plan()
         y, gathered = pb.allgather_matmul(x, w, ctx, algo="push", return_gathered=True)

@@ -14,9 +14,11 @@ from pblasmp.dtypes import DTYPES
 from pblasmp.engines.gpu.kernels import one_kernel as kernels
 from pblasmp.engines.gpu.kernels.one_kernel import FORMS, TILE_ROWS, Job, OneKernel, tiling
 from pblasmp.engines.gpu.kernels.views import View
-from pblasmp.engines.gpu.tensor import ALGORITHMS, Spec
+from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
-from pblasmp.engines.gpu.tensor.spec import offsets, shares
+from pblasmp.engines.gpu.tensor.pieces import offsets, shares
+from pblasmp.engines.request import Options
+from tests.helpers.copy_products import SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
 
 HALF, BFLOAT = DTYPES["float16"], DTYPES["bfloat16"]
@@ -43,43 +45,40 @@ class Product:
     ) -> None:
         self.peers, self.form, size = peers, form, peers.size
         (t, n, k), self.bias = sizes, how.pop("bias", None)
-        split = {
-            "matmul_reduce_scatter": ("tokens", "inputs"), "matmul_allreduce": ("inputs",),
-            "matmul_allgather": ("outputs",),
-        }[form]  # fmt: skip
-        parts = {
-            name: how.pop(name, shares(total, size)) if name in split else (total,)
+        self.parts = {
+            name: how.pop(name, shares(total, size)) if name in SPLIT[form] else (total,)
             for name, total in (("tokens", t), ("outputs", n), ("inputs", k))
         }
-        self.spec = Spec(form, **parts, dtype=dtype, w_dtype=dtype, out_dtype=dtype, c_dtype=dtype, **how)
+        self.activation = how.pop("activation", None)
+        self.p, self.options = problem(form, size, self.parts, dtype), Options(**how)
         rng = np.random.default_rng(t + n + k)
         self.x, self.w = rng.integers(-2, 3, (t, k)), rng.integers(-2, 3, (n, k))
 
     def _cut(self, name: str, rank: int) -> slice:
-        parts = getattr(self.spec, name)
+        parts = self.parts[name]
         return slice(None) if len(parts) == 1 else slice(*offsets(parts)[rank : rank + 2])
 
     def run(self, times: int = 1, seed: int | None = 0, gap: int = 0) -> None:
         """Queue it on every rank, run it, and compare; rows are ``gap`` entries further apart than they must be."""
-        outs, dtype = [], self.spec.dtype
-        made = [ALGORITHMS[self.form]["one_kernel"](gpu, self.spec) for gpu in self.peers.gpus]
+        outs, dtype = [], self.p.dtype
+        made = [product(gpu, "one_kernel", self.p, self.options) for gpu in self.peers.gpus]
         for rank, gpu in enumerate(self.peers.gpus):
             tokens, outputs, inputs = (self._cut(name, rank) for name in ("tokens", "outputs", "inputs"))
             x, w = self.x[:, inputs].astype(dtype), self.w[outputs, inputs].astype(dtype)
             rows = tokens if self.form == "matmul_reduce_scatter" else slice(None)
-            expected = self.spec.alpha * (self.x @ self.w.T)[rows]
+            expected = self.options.alpha * (self.x @ self.w.T)[rows]
             put = self.peers.array
             bias = None
             if self.bias is not None:
                 bias = put(rank, self.bias[None, outputs].astype(dtype))
                 expected = expected + self.bias
-            if self.spec.activation:
+            if self.activation:
                 expected = np.maximum(expected, 0)
             ld = lambda cols: -(-cols // 8) * 8 + gap  # noqa: E731
             x, w = put(rank, x, ld=ld(x.shape[1])), put(rank, w, ld=ld(w.shape[1]))
             for _ in range(times):
                 out = put(rank, np.full(expected.shape, 77).astype(dtype), ld=ld(expected.shape[1]))
-                made[rank].run(x, w, None, out, bias)
+                queue(made[rank], x, w, None, out, bias, activation=self.activation)
                 gpu.use(x, w, out, *([] if bias is None else [bias]))
                 outs.append((out.values, expected))
         self.peers.run(seed)
@@ -136,7 +135,7 @@ def test_memory_that_no_tensor_map_reaches_is_copied(small, form):
     ({"dtype": DTYPES["float32"]}, "for bfloat16 and float16"),
     ({"out_dtype": DTYPES["float32"]}, "a single type"),
     ({"comm_dtype": DTYPES["float32"]}, "a single type"),
-    ({"transposed": False}, "outputs × inputs"),
+    ({"outputs_first": False}, "outputs × inputs"),
     ({"beta": 1}, "adds no C"),
     ({"alpha": 1j}, "real alpha"),
     ({"compute": "float32"}, "no compute type"),
@@ -145,28 +144,29 @@ def test_memory_that_no_tensor_map_reaches_is_copied(small, form):
 ])  # fmt: skip
 def test_what_is_refused(how, why):
     gpu = Peers(2).gpus[0]
-    kind, of_all = ALGORITHMS["matmul_allreduce"]["one_kernel"], how.get("dtype", BFLOAT)
-    types = dict.fromkeys(("dtype", "w_dtype", "out_dtype", "c_dtype"), of_all)
-    spec = {"tokens": (64,), "outputs": (48,), "inputs": (8, 8)} | types
+    kind, how = PRODUCTS["matmul_allreduce"]["one_kernel"], dict(how)
+    parts = {"tokens": (64,), "outputs": (48,), "inputs": (8, 8)}
     if "dtype" not in how:
-        assert kind.why_not(gpu, Spec("matmul_allreduce", **spec)) == ""
-    assert why in kind.why_not(gpu, Spec("matmul_allreduce", **(spec | how)))
+        assert kind.why_not(gpu, problem("matmul_allreduce", 2, parts, BFLOAT), Options()) == ""
+    parts |= {name: how.pop(name) for name in parts if name in how}
+    options = {name: how.pop(name) for name in ("alpha", "beta", "comm_dtype", "compute") if name in how}
+    p = problem("matmul_allreduce", 2, parts, **({"dtype": BFLOAT} | how))
+    assert why in kind.why_not(gpu, p, Options(**options))
 
 
 def test_which_gpus_are_refused():
-    kind = ALGORITHMS["matmul_reduce_scatter"]["one_kernel"]
-    spec = Spec("matmul_reduce_scatter", (8, 8), (48,), (8, 8), BFLOAT, BFLOAT, BFLOAT, BFLOAT)
+    kind = PRODUCTS["matmul_reduce_scatter"]["one_kernel"]
+    p = problem("matmul_reduce_scatter", 2, {"tokens": (8, 8), "outputs": (48,), "inputs": (8, 8)}, BFLOAT)
     for name, value, why in (
         ("capability", 100, "Hopper"), ("shared_gpus", True, "share a GPU"), ("why_no_windows", "too far", "too far"),
     ):  # fmt: skip
         gpu = Peers(2).gpus[0]
-        assert kind.why_not(gpu, spec) == ""
+        assert kind.why_not(gpu, p, Options()) == ""
         setattr(gpu, name, value)
-        assert why in kind.why_not(gpu, spec)
-    odd = Spec("matmul_allgather", (8,), (12, 12), (8,), BFLOAT, BFLOAT, BFLOAT, BFLOAT)
-    assert "multiple of 8 outputs" in ALGORITHMS["matmul_allgather"]["one_kernel"].why_not(
-        Peers(2).gpus[0], odd
-    )
+        assert why in kind.why_not(gpu, p, Options())
+    odd = problem("matmul_allgather", 2, {"tokens": (8,), "outputs": (12, 12), "inputs": (8,)}, BFLOAT)
+    kind = PRODUCTS["matmul_allgather"]["one_kernel"]
+    assert "multiple of 8 outputs" in kind.why_not(Peers(2).gpus[0], odd, Options())
 
 
 @pytest.mark.parametrize("form", FORMS)

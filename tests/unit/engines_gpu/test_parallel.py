@@ -11,13 +11,13 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
-from pblasmp.engines.gpu.tensor import ALGORITHMS
+from pblasmp.engines.gpu.tensor import PRODUCTS
 from tests.helpers.eagergpu import EagerGpu
 from tests.helpers.schemes import AG, AR, MAKERS, RS
 
 NAMES = [
     (form, name)
-    for form, kinds in ALGORITHMS.items()
+    for form, kinds in PRODUCTS.items()
     for name in kinds
     if kinds[name].ranks is None and name != "one_kernel"
 ]

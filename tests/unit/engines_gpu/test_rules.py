@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pblasmp.dtypes import DTYPES
-from pblasmp.engines.gpu.tensor import ALGORITHMS
-from pblasmp.engines.gpu.tensor import algorithms as parallel
+from pblasmp.engines.gpu.tensor import PRODUCTS, methods
 from pblasmp.engines.request import Options
 from pblasmp.layout import ParallelProblem
 
@@ -37,9 +36,9 @@ def taken(
     assert p.sizes == sizes
     options = Options(repeated=plan)
     names = [
-        name for name, kind in ALGORITHMS[form].items() if kind.ranks in (None, size) and name not in refused
+        name for name, kind in PRODUCTS[form].items() if kind.ranks in (None, size) and name not in refused
     ]
-    costs = {name: parallel._cost(name, p, options, H200) for name in names}
+    costs = {name: methods._cost(name, p, options, H200) for name in names}
     if gathers and min(costs.values()) > 1:
         return "cuBLASMp's"
     return min(costs, key=costs.__getitem__)
@@ -138,5 +137,5 @@ def test_one_kernel_is_taken_where_it_was_the_fastest(form, size, sizes, plan, f
         rows=(tokens // size if form == "matmul_reduce_scatter" else tokens,) * size,
         dtype=HALF, w_dtype=HALF, out_dtype=HALF,
     )  # fmt: skip
-    costs = {name: parallel._cost(name, p, Options(repeated=plan), H200) for name in ALGORITHMS[form]}
+    costs = {name: methods._cost(name, p, Options(repeated=plan), H200) for name in PRODUCTS[form]}
     assert (min(costs, key=costs.__getitem__) == "one_kernel") is fastest

@@ -10,22 +10,16 @@ import numpy as np
 import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
-from pblasmp.engines.gpu.tensor import ALGORITHMS, Spec
-from pblasmp.engines.gpu.tensor.spec import offsets, pieces, shares
+from pblasmp.engines.gpu.tensor import PRODUCTS
+from pblasmp.engines.gpu.tensor.pieces import offsets, pieces, shares
+from pblasmp.engines.request import Options
 from pblasmp.errors import UnsupportedError
+from tests.helpers.copy_products import SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
 
-NAMES = [
-    (form, name) for form, algorithms in ALGORITHMS.items() for name in algorithms if name != "one_kernel"
-]
+NAMES = [(form, name) for form, algorithms in PRODUCTS.items() for name in algorithms if name != "one_kernel"]
 OVERLAPPED = [(form, name) for form, name in NAMES if name != "nccl"]
-PAIRS = {name for form, name in NAMES if ALGORITHMS[form][name].ranks == 2}
-SPLIT = {
-    "allgather_matmul": ("tokens", "outputs"),
-    "matmul_reduce_scatter": ("tokens", "inputs"),
-    "matmul_allreduce": ("inputs",),
-    "matmul_allgather": ("outputs",),
-}
+PAIRS = {name for form, name in NAMES if PRODUCTS[form][name].ranks == 2}
 
 
 class Case:
@@ -39,13 +33,15 @@ class Case:
         uneven = how.pop("uneven", False)
         self.with_bias, self.gathers = how.pop("bias", False), how.pop("gathered", False)
         out_dtype = (DTYPES | FLOAT8)[how.pop("out_dtype", dtype)]
-        parts = {
+        self.parts = {
             name: (_uneven(n, size) if uneven else shares(n, size)) if name in SPLIT[form] else (n,)
             for name, n in extents.items()
         }
-        how.setdefault("transposed", True)
-        self.spec = Spec(
-            form, **parts, dtype=kind, w_dtype=kind, out_dtype=out_dtype, c_dtype=out_dtype, **how
+        self.activation = how.pop("activation", None)
+        outputs_first = how.pop("transposed", True)
+        self.options = Options(**how)
+        self.p = problem(
+            form, size, self.parts, kind, out_dtype=out_dtype, c_dtype=out_dtype, outputs_first=outputs_first
         )
         rng = np.random.default_rng(5)
         t, n, k = (extents[name] for name in ("tokens", "outputs", "inputs"))
@@ -55,15 +51,15 @@ class Case:
 
     def _numbers(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         values = rng.integers(-2, 3, shape).astype(float)
-        return values + 1j * rng.integers(-2, 3, shape) if self.spec.dtype.kind == "c" else values
+        return values + 1j * rng.integers(-2, 3, shape) if self.p.dtype.kind == "c" else values
 
     def _cut(self, name: str, rank: int) -> slice:
-        parts = getattr(self.spec, name)
+        parts = self.parts[name]
         return slice(None) if len(parts) == 1 else slice(*offsets(parts)[rank : rank + 2])
 
     def arrays(self, rank: int) -> dict[str, Any]:
         """Return this rank's operands, rows further apart than they are long."""
-        spec, put = self.spec, self.peers.array
+        p, options, put = self.p, self.options, self.peers.array
         tokens, outputs, inputs = (self._cut(name, rank) for name in ("tokens", "outputs", "inputs"))
         gathers = self.form == "allgather_matmul"
         self.part = getattr(self, "part", {})
@@ -71,24 +67,30 @@ class Case:
         rows = tokens if self.form == "matmul_reduce_scatter" else all_
         cols = outputs if gathers else all_
         self.part[rank] = rows, cols
-        x = self.x[tokens if gathers else all_, inputs].astype(spec.dtype)
-        w = self.w[outputs, inputs].astype(spec.w_dtype)
-        w = w if spec.transposed else np.ascontiguousarray(w.T)
-        c = self.c[rows, cols].astype(spec.c_dtype)
-        out = np.full(c.shape, 77).astype(spec.out_dtype)
+        x = self.x[tokens if gathers else all_, inputs].astype(p.dtype)
+        w = self.w[outputs, inputs].astype(p.w_dtype)
+        w = w if p.outputs_first else np.ascontiguousarray(w.T)
+        c = self.c[rows, cols].astype(p.c_dtype)
+        out = np.full(c.shape, 77).astype(p.out_dtype)
         return {
             "x": put(rank, x, ld=x.shape[1] + 3), "w": put(rank, w, ld=w.shape[1] + 1),
-            "c": put(rank, c) if spec.beta else None, "out": put(rank, out, ld=c.shape[1] + 2),
-            "bias": put(rank, self.bias[:, outputs].astype(spec.out_dtype)) if self.with_bias else None,
-            "gathered": put(rank, np.full(self.x.shape, 77).astype(spec.dtype)) if self.gathers else None,
+            "c": put(rank, c) if options.beta else None, "out": put(rank, out, ld=c.shape[1] + 2),
+            "bias": put(rank, self.bias[:, outputs].astype(p.out_dtype)) if self.with_bias else None,
+            "gathered": put(rank, np.full(self.x.shape, 77).astype(p.dtype)) if self.gathers else None,
         }  # fmt: skip
 
     def expected(self, rank: int) -> np.ndarray:
-        spec = self.spec
-        y = spec.alpha * (self.x @ self.w.T) + spec.beta * self.c
+        p, options = self.p, self.options
+        y = options.alpha * (self.x @ self.w.T) + options.beta * self.c
         y = y + self.bias if self.with_bias else y
-        y = np.maximum(y, 0) if spec.activation == "relu" else y
-        return y[self.part[rank]].astype(spec.out_dtype)
+        y = np.maximum(y, 0) if self.activation == "relu" else y
+        return y[self.part[rank]].astype(p.out_dtype)
+
+    def product(self, gpu: Any, name: str) -> Any:
+        return product(gpu, name, self.p, self.options)
+
+    def why_not(self, name: str) -> str:
+        return PRODUCTS[self.form][name].why_not(self.peers.gpus[0], self.p, self.options)
 
     def run(self, *names: str, seed: int | None = 0) -> list[int]:
         """Queue products one behind another on every rank, run them, and check the last one.
@@ -98,22 +100,20 @@ class Case:
         """
         outs, signals = [], []
         gpus = self.peers.gpus
-        chosen = [[ALGORITHMS[self.form][name](gpu, self.spec) for gpu in gpus] for name in names]
+        chosen = [[self.product(gpu, name) for gpu in gpus] for name in names]
         for rank, gpu in enumerate(gpus):
             arrays = self.arrays(rank)
             outs.append((arrays["out"].values, arrays["gathered"] and arrays["gathered"].values))
             for algorithms in chosen:
-                algorithms[rank].run(**arrays)
+                queue(algorithms[rank], **arrays, activation=self.activation)
                 gpu.use(*(a for a in arrays.values() if a is not None))
                 signals += [gpu.synchronisations] if rank == 1 else []
         self.peers.run(seed)
         for rank, (out, gathered) in enumerate(outs):
             if gathered is not None:
-                np.testing.assert_array_equal(
-                    gathered.astype(self.spec.dtype), self.x.astype(self.spec.dtype)
-                )
+                np.testing.assert_array_equal(gathered.astype(self.p.dtype), self.x.astype(self.p.dtype))
             np.testing.assert_array_equal(
-                out.astype(self.spec.out_dtype), self.expected(rank), err_msg=f"rank {rank}"
+                out.astype(self.p.out_dtype), self.expected(rank), err_msg=f"rank {rank}"
             )
         return signals
 
@@ -138,12 +138,12 @@ def test_products_are_right(form, name, size, uneven):
     peers = Peers(size)
     product = case(peers, form, uneven=uneven)
     if name in PAIRS and size != 2:
-        assert ALGORITHMS[form][name].why_not(peers.gpus[0], product.spec) == f"it is for 2 GPUs, not {size}"
+        assert product.why_not(name) == f"it is for 2 GPUs, not {size}"
     else:
         product.run(name, name)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS["allgather_matmul"])
+@pytest.mark.parametrize("name", PRODUCTS["allgather_matmul"])
 @pytest.mark.parametrize("seed", [1, 2, 3, None])
 @pytest.mark.parametrize("uneven", [False, True])
 def test_x_gathered_as_well(name, seed, uneven):
@@ -170,7 +170,7 @@ def test_options(form, name, how):
     elif name in PAIRS and "comm_dtype" in how:
         refused = "adds no float32 to a bfloat16 D"
     if refused:
-        assert refused in ALGORITHMS[form][name].why_not(peers.gpus[0], product.spec)
+        assert refused in product.why_not(name)
     else:
         product.run(name, name)
 
@@ -182,12 +182,12 @@ def test_amax_is_the_largest_of_all_pieces(form, name, tokens):
     extents = {"tokens": tokens, "outputs": 32, "inputs": 32}
     product = case(peers, form, extents=extents, dtype="float8_e4m3fn")
     product.x[0] *= 4  # the first piece has the largest
-    algorithms = [ALGORITHMS[form][name](gpu, product.spec) for gpu in peers.gpus]
+    algorithms = [product.product(gpu, name) for gpu in peers.gpus]
     found = []
     for rank, algorithm in enumerate(algorithms):
         amax = peers.array(rank, np.full((1, 1), np.nan, np.float32))
         scales = SimpleNamespace(a=None, b=None, d=None, amax=amax)
-        algorithm.run(**product.arrays(rank), scales=scales)
+        queue(algorithm, **product.arrays(rank), scales=scales)
         found.append(amax.values)
     peers.run(1)
     largest, whole = [amax.item() for amax in found], abs(product.x @ product.w.T)
@@ -232,9 +232,9 @@ def test_no_signal_can_be_left_out(form, name):
 @pytest.mark.parametrize(("form", "name"), NAMES)
 def test_the_workspace_is_all_that_is_reserved(form, name):
     peers = Peers(2 if name in PAIRS else 3)
-    spec = case(peers, form, extents=TALL, uneven=True).spec
+    tall = case(peers, form, extents=TALL, uneven=True)
     for gpu in peers.gpus:
-        told = ALGORITHMS[form][name](gpu, spec).workspace
+        told = tall.product(gpu, name).workspace.device_bytes
         reserved = [nbytes for _, nbytes in gpu._scratch.values()]
         reserved += [
             each[gpu.rank][1] for (what, _), each in peers.meetings.items() if what.startswith("reserve ")
@@ -247,7 +247,7 @@ def test_sums_inside_the_product_are_for_two():
 
 
 def test_every_algorithm_is_under_its_name():
-    for form, algorithms in ALGORITHMS.items():
+    for form, algorithms in PRODUCTS.items():
         assert all((a.form, a.name) == (form, name) for name, a in algorithms.items())
 
 
@@ -256,11 +256,10 @@ def test_without_windows_nccl_is_left():
     for gpu in peers.gpus:
         gpu.why_no_windows = "one of them is far away"
     for form, name in NAMES:
-        spec = case(peers, form).spec
-        why = ALGORITHMS[form][name].why_not(peers.gpus[0], spec)
+        why = case(peers, form).why_not(name)
         assert why == ("" if name == "nccl" else "one of them is far away")
     with pytest.raises(UnsupportedError, match="'push' of matmul_allreduce: one of them is far away"):
-        ALGORITHMS["matmul_allreduce"]["push"](peers.gpus[0], case(peers, "matmul_allreduce").spec)
+        case(peers, "matmul_allreduce").product(peers.gpus[0], "push")
 
 
 def test_what_8_bit_products_cannot_be():
@@ -274,11 +273,13 @@ def test_what_8_bit_products_cannot_be():
             "out_dtype": DTYPES["bfloat16"],
             "c_dtype": DTYPES["bfloat16"],
         }
-        spec = {"tokens": (32,), "outputs": (48,), "inputs": (32, 32)} | types | how
-        return ALGORITHMS["matmul_allreduce"]["push"].why_not(gpu, Spec("matmul_allreduce", **spec))
+        parts = {"tokens": (32,), "outputs": (48,), "inputs": (32, 32)}
+        parts |= {name: how.pop(name) for name in parts if name in how}
+        p = problem("matmul_allreduce", 2, parts, **(types | how))
+        return PRODUCTS["matmul_allreduce"]["push"].why_not(gpu, p, Options())
 
     assert why() == ""
-    assert "outputs × inputs" in why(transposed=False)
+    assert "outputs × inputs" in why(outputs_first=False)
     assert "both float8_e5m2" in why(dtype=e5m2, w_dtype=e5m2)
     assert why(inputs=(32, 24)) == "8-bit products need multiples of 16 inputs, got 24"
     assert why(outputs=(50,)) == "8-bit products need multiples of 16 outputs, got 50"

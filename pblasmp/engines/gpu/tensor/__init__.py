@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel products on GPUs from local GEMMs and copies that overlap them: a table of algorithms by form."""
 
-from ..runtime.gpu import Gpu
 from .allgather import NcclGather, PushedGather
 from .allreduce import NcclAllReduce, OneShotAllReduce, PushedAllReduce, RingAllReduce, TwoShotAllReduce
-from .base import Algorithm
+from .base import CopyProduct
 from .gathered_output import NcclGatheredOutput, PushedGatheredOutput
 from .one_kernel import (
     OneKernelAllReduce,
@@ -12,11 +11,10 @@ from .one_kernel import (
     OneKernelReduceScatter,
 )
 from .reduce_scatter import NcclReduceScatter, PulledReduceScatter, PushedReduceScatter, StoredReduceScatter
-from .spec import Spec
 
-__all__ = ["ALGORITHMS", "Algorithm", "Gpu", "Spec"]
+__all__ = ["PRODUCTS"]
 
-ALGORITHMS: dict[str, dict[str, type[Algorithm]]] = {
+PRODUCTS: dict[str, dict[str, type[CopyProduct]]] = {
     "allgather_matmul": {"nccl": NcclGather, "push": PushedGather},
     "matmul_reduce_scatter": {
         "nccl": NcclReduceScatter,
@@ -39,4 +37,4 @@ ALGORITHMS: dict[str, dict[str, type[Algorithm]]] = {
         "one_kernel": OneKernelGatheredOutput,
     },
 }
-"""The algorithms of each form, by the names that ``algo=`` takes."""
+"""The products of each form, by the names that ``algo=`` takes."""

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 from ..kernels.views import View
-from .base import Algorithm, Call
-from .spec import offsets
+from .base import CopyProduct, Views
+from .pieces import offsets
 
 __all__ = ["NcclGather", "PushedGather"]
 
 
-class _Gather(Algorithm):
+class _Gather(CopyProduct):
     form = "allgather_matmul"
 
     def _prepare(self) -> None:
-        spec = self.spec
-        self.starts = offsets(spec.tokens)
-        self.line_bytes = spec.inputs[0] * spec.dtype.itemsize
+        p = self.p
+        self.rows = sum(p.tokens)
+        self.starts = offsets(p.tokens)
+        self.line_bytes = p.inputs[0] * p.dtype.itemsize
 
     def lines_of(self, matrix: View, rank: int) -> View:
         """Return the rows of a rank."""
@@ -24,10 +25,10 @@ class _Gather(Algorithm):
 
     def view(self, address: int) -> View:
         """Return a view of the X of all tokens at an address."""
-        (inputs,) = self.spec.inputs
-        return View(address, self.spec.rows, inputs, inputs, self.spec.dtype)
+        inputs = self.p.inputs[0]
+        return View(address, self.rows, inputs, inputs, self.p.dtype)
 
-    def shard(self, stream: str, call: Call, rank: int, x: View) -> None:
+    def shard(self, stream: str, call: Views, rank: int, x: View) -> None:
         """Queue the product of a rank's tokens."""
         c = self.lines_of(call.c, rank) if call.c else None
         self.whole(stream, call, x, c, self.lines_of(call.out, rank))
@@ -41,19 +42,19 @@ class NcclGather(_Gather):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._reserve("gathered", self.spec.rows * self.line_bytes)
-        self._reserve("shard", self.spec.tokens[self.rank] * self.line_bytes)
+        self._reserve("gathered", self.rows * self.line_bytes)
+        self._reserve("shard", self.p.tokens[self.rank] * self.line_bytes)
 
-    def _queue(self, call: Call) -> None:
-        gpu, spec = self.gpu, self.spec
+    def _multiply(self, call: Views) -> None:
+        gpu = self.gpu
         gpu.begin()
-        gathered = call.gathered or self.view(gpu.scratch("gathered", spec.rows * self.line_bytes))
+        gathered = call.gathered or self.view(gpu.scratch("gathered", self.rows * self.line_bytes))
         own = call.x
         if not own.contiguous:
             at = gpu.scratch("shard", own.nbytes)
             own = View(at, own.rows, own.cols, own.cols, own.dtype)
             gpu.copy("main", own, call.x)
-        gpu.all_gather(own, gathered.address, [rows * self.line_bytes for rows in spec.tokens])
+        gpu.all_gather(own, gathered.address, [rows * self.line_bytes for rows in self.p.tokens])
         self.whole("main", call, gathered, call.c, call.out)
         gpu.end()
 
@@ -67,9 +68,9 @@ class PushedGather(_Gather):
     name = "push"
 
     def _buffers(self) -> dict[str, int]:
-        return {"gathered": self.spec.rows * self.line_bytes}
+        return {"gathered": self.rows * self.line_bytes}
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.begin("copy")
         for peer in reversed(self.peers) if call.x.rows else ():  # first the peer that needs this shard first
@@ -79,12 +80,12 @@ class PushedGather(_Gather):
         self.shard("main", call, self.rank, call.x)
         gathered = self.view(gpu.symmetric("gathered", self.rank))
         for peer in self.peers:
-            if self.spec.tokens[peer]:
+            if self.p.tokens[peer]:
                 gpu.await_flags("main", [(peer, 0)])
                 self.shard("main", call, peer, self.lines_of(gathered, peer))
         if call.gathered:
             start, stop = self.starts[self.rank], self.starts[self.rank + 1]
-            for first, end, of in ((0, start, gathered), (stop, self.spec.rows, gathered)):
+            for first, end, of in ((0, start, gathered), (stop, self.rows, gathered)):
                 gpu.copy("main", call.gathered.lines(first, end), of.lines(first, end))
             gpu.copy("main", call.gathered.lines(start, stop), call.x)
         gpu.end("copy")

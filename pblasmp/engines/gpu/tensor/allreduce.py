@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ....dtypes import is_float8
 from ..kernels.views import View
-from .base import Algorithm, Call
-from .spec import EVEN, HALVES, SMALL_LAST, Spec, offsets, pieces, shares
+from .base import CopyProduct, Views, travels
+from .pieces import EVEN, HALVES, SMALL_LAST, offsets, pieces, shares
 
 if TYPE_CHECKING:
+    from ....layout import ParallelProblem
+    from ...request import Options
     from ..runtime.gpu import Gpu
 
 __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduce", "TwoShotAllReduce"]
@@ -23,30 +25,30 @@ __all__ = ["NcclAllReduce", "OneShotAllReduce", "PushedAllReduce", "RingAllReduc
 _PULL = 2  # most ranks that pull sums
 
 
-class _AllReduce(Algorithm):
+class _AllReduce(CopyProduct):
     form = "matmul_allreduce"
 
     def _prepare(self) -> None:
-        spec = self.spec
-        self.rows, self.cols = spec.tokens[0], spec.outputs[0]
-        self.part_bytes = self.rows * self.cols * spec.travels.itemsize
-        self.sum_bytes = self.rows * self.cols * spec.out_dtype.itemsize
+        p = self.p
+        self.rows, self.cols = p.tokens[0], p.outputs[0]
+        self.part_bytes = self.rows * self.cols * self.travels.itemsize
+        self.sum_bytes = self.rows * self.cols * p.out_dtype.itemsize
 
     def parts_of(self, rank: int) -> View:
         """Return a rank's parts of all tokens, in symmetric memory."""
         at = self.gpu.symmetric("parts", rank)
-        return View(at, self.rows, self.cols, self.cols, self.spec.travels)
+        return View(at, self.rows, self.cols, self.cols, self.travels)
 
     def sums_of(self, rank: int) -> View:
         """Return where a rank's sums are for its peers, as many rows as all have."""
-        return View(self.gpu.symmetric("sums", rank), self.rows, self.cols, self.cols, self.spec.out_dtype)
+        return View(self.gpu.symmetric("sums", rank), self.rows, self.cols, self.cols, self.p.out_dtype)
 
     def partial(self) -> View:
         """Return this GPU's own memory for its parts of all tokens."""
         at = self.gpu.scratch("partial", self.part_bytes)
-        return View(at, self.rows, self.cols, self.cols, self.spec.travels)
+        return View(at, self.rows, self.cols, self.cols, self.travels)
 
-    def finish_lines(self, call: Call, start: int, stop: int) -> dict[str, Any]:
+    def finish_lines(self, call: Views, start: int, stop: int) -> dict[str, Any]:
         """Return the steps that follow the addition of the parts of these rows."""
         return self.finish(call, call.c.lines(start, stop) if call.c else None, call.out)
 
@@ -61,11 +63,11 @@ class NcclAllReduce(_AllReduce):
         super()._prepare()
         self._reserve("partial", self.part_bytes)
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu, out = self.gpu, call.out
         gpu.begin()
-        plain = not (call.c or call.bias or self.spec.activation or call.amax or is_float8(out.dtype))
-        straight = plain and out.contiguous and out.dtype == self.spec.travels
+        plain = not (call.c or call.bias or call.activation or call.amax or is_float8(out.dtype))
+        straight = plain and out.contiguous and out.dtype == self.travels
         partial = out if straight else self.partial()
         self.part("main", call, call.x, partial)
         gpu.all_reduce(partial)
@@ -82,7 +84,7 @@ class OneShotAllReduce(_AllReduce):
     def _buffers(self) -> dict[str, int]:
         return {"parts": self.part_bytes}
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.begin()
         self.part("main", call, call.x, self.parts_of(self.rank))
@@ -104,7 +106,7 @@ class TwoShotAllReduce(_AllReduce):
     def _buffers(self) -> dict[str, int]:
         return {"parts": self.part_bytes, "sums": self.sum_bytes}
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu, out = self.gpu, call.out
         gpu.begin()
         self.part("main", call, call.x, self.parts_of(self.rank))
@@ -143,7 +145,7 @@ class PushedAllReduce(_AllReduce):
         return {"parts": self.size * self._most() * self._line(), "sums": self.sum_bytes}
 
     def _line(self) -> int:
-        return self.cols * self.spec.travels.itemsize
+        return self.cols * self.travels.itemsize
 
     def _most(self) -> int:
         """Rows that the first rank adds: no other rank adds more."""
@@ -153,14 +155,14 @@ class PushedAllReduce(_AllReduce):
         """Return where ``owner`` receives the part of ``source``."""
         before = sum(split[owner] for split in self.split[:piece])
         at = self.gpu.symmetric("parts", owner) + (source * self._most() + before) * self._line()
-        return View(at, self.split[piece][owner], self.cols, self.cols, self.spec.travels)
+        return View(at, self.split[piece][owner], self.cols, self.cols, self.travels)
 
     def bounds(self, owner: int, piece: int) -> tuple[int, int]:
         """Return the rows that ``owner`` adds of a piece."""
         start = self.starts[piece] + sum(self.split[piece][:owner])
         return start, start + self.split[piece][owner]
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu, count = self.gpu, len(self.split)
         partial = self.partial()
         streams = ("copy", "sum", "back", *(["pull"] if self.pulls else []))
@@ -184,7 +186,7 @@ class PushedAllReduce(_AllReduce):
             self._take(call, count - 1)
         gpu.end(*streams)
 
-    def _add(self, call: Call, partial: View, piece: int) -> None:
+    def _add(self, call: Views, partial: View, piece: int) -> None:
         """Add this rank's rows of a piece once all parts have arrived; signal the peers, or send them the sums."""
         gpu = self.gpu
         start, stop = self.bounds(self.rank, piece)
@@ -205,7 +207,7 @@ class PushedAllReduce(_AllReduce):
                 gpu.push("back", self.sums_of(peer).lines(start, stop), own)
             gpu.raise_flag("back", peer, len(self.split) + piece)
 
-    def _pull(self, call: Call, piece: int) -> None:
+    def _pull(self, call: Views, piece: int) -> None:
         """Copy the peers' sums of a piece from their memory to D."""
         for owner in self.peers:
             start, stop = self.bounds(owner, piece)
@@ -213,7 +215,7 @@ class PushedAllReduce(_AllReduce):
                 self.gpu.await_flag("pull", owner, len(self.split) + piece)
                 self.gpu.push("pull", call.out.lines(start, stop), self.sums_of(owner).lines(start, stop))
 
-    def _take(self, call: Call, piece: int) -> None:
+    def _take(self, call: Views, piece: int) -> None:
         """Copy the peers' sums of a piece, which they pushed here, to D."""
         for owner in self.peers:
             start, stop = self.bounds(owner, piece)
@@ -233,13 +235,13 @@ class RingAllReduce(_AllReduce):
     ranks = 2
 
     @classmethod
-    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+    def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
-        if spec.beta != 0:
+        if options.beta != 0:
             return "cuBLASLt adds the peer's part in place of C"
-        if spec.travels != spec.out_dtype:
-            return f"cuBLASLt adds no {spec.travels.name} to a {spec.out_dtype.name} D"
-        return super().why_not(gpu, spec)
+        if travels(p, options) != p.out_dtype:
+            return f"cuBLASLt adds no {travels(p, options).name} to a {p.out_dtype.name} D"
+        return super().why_not(gpu, p, options)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -253,7 +255,7 @@ class RingAllReduce(_AllReduce):
         return pieces(stop - start, self.cols, self.gpu.multiprocessors, HALVES)
 
     def _half_bytes(self) -> int:
-        return self.starts[1] * self.cols * self.spec.out_dtype.itemsize
+        return self.starts[1] * self.cols * self.p.out_dtype.itemsize
 
     def _buffers(self) -> dict[str, int]:
         return dict.fromkeys(("parts", "sums"), self._half_bytes())
@@ -261,9 +263,9 @@ class RingAllReduce(_AllReduce):
     def half(self, address: int, owner: int) -> View:
         """Return the matrix of an owner's rows at an address."""
         start, stop = self.starts[owner : owner + 2]
-        return View(address, stop - start, self.cols, self.cols, self.spec.out_dtype)
+        return View(address, stop - start, self.cols, self.cols, self.p.out_dtype)
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu, mine, (peer,) = self.gpu, self.rank, self.peers
         streams = "gemm", "copy", "sum", "back", "pull"
         gpu.begin(*streams)

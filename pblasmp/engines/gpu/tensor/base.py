@@ -1,55 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm: what the tensor-parallel products on GPUs have in common."""
+"""What the tensor-parallel products have in common that are made of local GEMMs and copies between GPUs."""
 
 from __future__ import annotations
 
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, is_float8
 from ....errors import UnsupportedError
+from ....layout import ParallelProblem
+from ...product import Graphs, Product, Workspace
+from ...request import Operands, Options
+from ...tensor.base import row_major
 from ..kernels.lt import PLAIN, Finish, fuses
 from ..kernels.views import View
-from .spec import Form, Spec
 
 if TYPE_CHECKING:
     from ..kernels.lt import Op
     from ..runtime.gpu import Gpu
+    from ..runtime.session import Session
 
-__all__ = ["Algorithm", "Call"]
+__all__ = ["CopyProduct", "Views", "travels"]
 
 Array = Any
 _AMAX = DTYPES["float32"]
 
 
-class Call:
-    """The operands of a run, as views, and what follows the product.
+def travels(p: ParallelProblem, options: Options) -> np.dtype:
+    """Return the type in which partial sums travel: by default D's, or bfloat16 for an 8-bit D. Local."""
+    if options.comm_dtype is not None:
+        return options.comm_dtype
+    return DTYPES["bfloat16"] if is_float8(p.out_dtype) else p.out_dtype
+
+
+class Views:
+    """The arrays of a run as kernels see them.
 
     Args:
         gpu: the GPU on which scales that are numbers are stored.
-        spec: the product.
-        x, w, c, out, bias: CuPy arrays; 8-bit floats as arrays of bytes.
-        scales: with ``a`` (X's), ``b`` (W's), ``d`` and ``amax``, as in ``Scales``; None: none.
-        gathered: where to write all of X; None if it is not wanted.
+        p: the product.
+        options: says whether C is read.
+        operands: of the run.
     """
 
-    def __init__(
-        self,
-        gpu: Gpu,
-        spec: Spec,
-        x: Array,
-        w: Array,
-        c: Array | None,
-        out: Array,
-        bias: Array | None,
-        scales: Any,
-        gathered: Array | None = None,
-    ) -> None:
-        self.x = View.of(x, spec.dtype, "x")
-        self.w = View.of(w, spec.w_dtype, "w")
-        self.out = View.of(out, spec.out_dtype, "out")
-        self.c = None if c is None or spec.beta == 0 else View.of(c, spec.c_dtype, "c")
-        self.gathered = None if gathered is None else View.of(gathered, spec.dtype, "gathered X")
+    def __init__(self, gpu: Gpu, p: ParallelProblem, options: Options, operands: Operands) -> None:
+        x, w, c, d = row_major(p, operands)
+        e, scales, gathered = operands.epilogue, operands.scales, operands.gathered
+        self.x = View.of(x, p.dtype, "x")
+        self.w = View.of(w, p.w_dtype, "w")
+        self.out = View.of(d, p.out_dtype, "out")
+        self.c = None if c is None or options.beta == 0 else View.of(c, p.c_dtype or p.out_dtype, "c")
+        self.gathered = None if gathered is None else View.of(gathered, p.dtype, "gathered X")
+        bias = None if e is None else e.bias
         self.bias = None if bias is None else View.of(bias.reshape(1, -1), name="bias")
+        self.activation = None if e is None else e.activation
         self.scale_x, self.scale_w, self.scale_d, self.amax = (
             0 if scales is None else gpu.scalar(getattr(scales, name)) for name in ("a", "b", "d", "amax")
         )
@@ -60,162 +66,187 @@ class Call:
         return Finish(scale_x=self.scale_x, scale_w=self.scale_w) if self.scale_x or self.scale_w else PLAIN
 
 
-class Algorithm:
-    """One way to compute a tensor-parallel product. Making one is collective: it reserves symmetric memory.
+class CopyProduct(Product):
+    """A tensor-parallel product from local GEMMs and copies. Making and running one is collective over the context.
+
+    Making one reserves symmetric memory.
 
     Args:
-        gpu: this rank's.
-        spec: the product; the same on every rank.
+        session: this rank's GPU.
+        p: the product; the same on every rank.
+        options: alpha, beta, types.
 
     Raises:
         UnsupportedError: ``why_not`` says why.
-
-    Attributes:
-        workspace: bytes of memory that it needs, symmetric and local to this GPU, shared with other products.
     """
 
     name: ClassVar[str] = ""
-    form: ClassVar[Form]
+    form: ClassVar[str]
     needs_windows: ClassVar[bool] = True
     ranks: ClassVar[int | None] = None
     """The number of ranks that it is for; None: any."""
 
-    def __init__(self, gpu: Gpu, spec: Spec) -> None:
-        why = self.why_not(gpu, spec)
+    def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
+        gpu = session.gpu
+        assert gpu is not None, "its refusal says why there is none"
+        why = self.why_not(gpu, p, options)
         if why:
             raise UnsupportedError(f"algorithm {self.name!r} of {self.form}: {why}")
-        self.gpu, self.spec = gpu, spec
-        self.op_w: Op = "T" if spec.transposed else "N"
+        self.gpu, self.p, self.options, self._session = gpu, p, options, session
+        self.travels = travels(p, options)
+        self.op_w: Op = "T" if p.outputs_first else "N"
         self.rank, self.size = gpu.rank, gpu.size
         self.peers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
-        self.workspace = 0
+        self.path = f"{self.name}: {_first_sentence(type(self))}"
+        self.replays = not p.conjugated
+        self.first = partial(session.queueing, f"{p.form}: the first run")
+        self._nbytes = 0
         with gpu.agreement(f"{self.form}: preparing {self.name}"):
             self._prepare()
-            if is_float8(spec.out_dtype):
+            if is_float8(p.out_dtype):
                 self._reserve("amax", _AMAX.itemsize)
         buffers = self._buffers()
-        self.workspace += sum(buffers.values())
         for name, nbytes in buffers.items():
             gpu.reserve(name, nbytes)
+        self.workspace = Workspace(self._nbytes + sum(buffers.values()), 0)
+        self.sent_bytes = self._sent()
 
     @classmethod
-    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+    def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
-        if spec.form != cls.form:
-            return f"it is for {cls.form}"
         if cls.ranks not in (None, gpu.size):
             return f"it is for {cls.ranks} GPUs, not {gpu.size}"
         if cls.needs_windows and gpu.why_no_windows:
             return gpu.why_no_windows
-        if 0 in (sum(spec.tokens), sum(spec.outputs), sum(spec.inputs)) or spec.alpha == 0:
+        if 0 in p.sizes or options.alpha == 0:
             return "there is nothing to multiply"
-        if is_float8(spec.dtype):
-            return _why_not_float8(spec)
-        return ""
+        return _why_not_float8(p, options) if is_float8(p.dtype) else ""
+
+    @property
+    def queues(self) -> bool:
+        """Whether a run only queues work: always."""
+        return True
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """The store of its CUDA graphs."""
+        return self._session.recordings()
+
+    def why_no_graph(self) -> str:
+        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
+        conjugated = "operands are conjugated first, and each run may put the result elsewhere"
+        return conjugated if self.p.conjugated else ""
+
+    def _sent(self) -> int:
+        """Return the bytes that this rank sends in one run."""
+        p, others = self.p, self.size - 1
+        if p.gathers:
+            return int(p.tokens[self.rank] * p.inputs[0] * p.dtype.itemsize * others)
+        if not p.sums:
+            return int(p.tokens[0] * p.outputs[self.rank] * p.out_dtype.itemsize * others)
+        parts = p.tokens[0] * p.outputs[0] * others // self.size
+        result = p.out_dtype.itemsize if p.form == "matmul_allreduce" else 0
+        return int(parts * (self.travels.itemsize + result))
 
     def _prepare(self) -> None:
         """Choose what depends only on the sizes, and reserve this GPU's own buffers. Local."""
 
     def _reserve(self, name: str, nbytes: int) -> None:
         """Make this GPU's own buffer of that name large enough, before a graph records. Local."""
-        self.workspace += nbytes
+        self._nbytes += nbytes
         self.gpu.scratch(name, nbytes)
 
     def _buffers(self) -> dict[str, int]:
         """Return the symmetric buffers and their sizes, the same on every rank. Local."""
         return {}
 
-    def run(
-        self,
-        x: Array,
-        w: Array,
-        c: Array | None,
-        out: Array,
-        bias: Array | None = None,
-        scales: Any = None,
-        gathered: Array | None = None,
-    ) -> None:
-        """Queue the product on CuPy's current stream. Local to queue, collective to run.
-
-        Args:
-            x, w, c, out: row-major CuPy arrays; 8-bit floats as bytes. ``out`` may be ``c``.
-            bias: one entry for each output that this rank's D has.
-            scales: see ``Scales``; ``amax`` is set to zero first.
-            gathered: a contiguous array to which AllGather + GEMM writes all of X.
-        """
-        call = Call(self.gpu, self.spec, x, w, c, out, bias, scales, gathered)
-        if call.amax:
+    def _queue(self, operands: Operands) -> None:
+        scales = operands.scales
+        views = Views(self.gpu, self.p, self.options, operands)
+        if scales is not None and scales.amax is not None:
             scales.amax.fill(0)
-        self._queue(call)
+        self._multiply(views)
+        if scales is not None and scales.amax is not None and self._shares_amax:
+            self._session.share_largest(scales.amax)
 
-    def _queue(self, call: Call) -> None:
+    @property
+    def _shares_amax(self) -> bool:
+        return self.size > 1 and self.form in ("matmul_allreduce", "matmul_allgather")
+
+    def _multiply(self, call: Views) -> None:
         """Queue a run."""
         raise NotImplementedError
 
     # -- pieces of work
 
-    def part(self, stream: str, call: Call, x: View, d: View) -> None:
+    def part(self, stream: str, call: Views, x: View, d: View) -> None:
         """Queue a product whose result is added to others: ``d = alpha x W``."""
         self.gpu.multiply(
             stream, x, call.w, d,
-            op_w=self.op_w, alpha=self.spec.alpha, finish=call.scaled, compute=self.spec.compute,
+            op_w=self.op_w, alpha=self.options.alpha, finish=call.scaled, compute=self.options.compute,
         )  # fmt: skip
 
     def whole(
-        self, stream: str, call: Call, x: View, c: View | None, d: View, *, beta: complex | None = None
+        self, stream: str, call: Views, x: View, c: View | None, d: View, *, beta: complex | None = None
     ) -> None:
         """Queue a product complete with C, bias, activation and D's scale, with one rounding.
 
-        ``beta`` is the spec's by default.
+        ``beta`` is that of the options by default.
 
         cuBLASLt's epilogue does this if it has one for the type, otherwise a kernel; such types are not rounded in
         between. cuBLASLt overwrites the amax of an 8-bit D, but ``d`` may be one of several parts: a kernel takes the
         largest.
         """
-        spec = self.spec
-        inside = fuses(spec.dtype)
+        p, options = self.p, self.options
+        inside = fuses(p.dtype)
         bias = call.bias
         largest = None
-        if call.amax and is_float8(spec.out_dtype):
+        if call.amax and is_float8(p.out_dtype):
             largest = View(self.gpu.scratch("amax", _AMAX.itemsize), 1, 1, 1, _AMAX)
         finish = Finish(
-            activation=spec.activation if inside else None,
+            activation=call.activation if inside else None,
             bias=bias.address if inside and bias else 0,
             bias_dtype=bias.dtype if inside and bias else None,
             scale_x=call.scale_x, scale_w=call.scale_w, scale_d=call.scale_d,
             amax=largest.address if largest else 0,
         )  # fmt: skip
         self.gpu.multiply(
-            stream, x, call.w, d, op_w=self.op_w, alpha=spec.alpha, c=c,
-            beta=(spec.beta if beta is None else beta) if c else 0, finish=finish, compute=spec.compute,
+            stream, x, call.w, d, op_w=self.op_w, alpha=options.alpha, c=c,
+            beta=(options.beta if beta is None else beta) if c else 0, finish=finish, compute=options.compute,
         )  # fmt: skip
         if largest:
             self.gpu.add(stream, [largest], [largest], amax=call.amax)
         amax = 0 if largest else call.amax
-        if (not inside and (bias or spec.activation)) or amax:
+        if (not inside and (bias or call.activation)) or amax:
             self.gpu.add(
                 stream, [d], [d], bias=None if inside else bias,
-                activation=None if inside else spec.activation, amax=amax,
+                activation=None if inside else call.activation, amax=amax,
             )  # fmt: skip
 
-    def finish(self, call: Call, c: View | None, out: View) -> dict[str, Any]:
+    def finish(self, call: Views, c: View | None, out: View) -> dict[str, Any]:
         """Return the arguments of ``Gpu.add`` for what it does after adding the parts of ``out``."""
         return {
-            "beta": self.spec.beta if c else 0, "c": c, "bias": call.bias, "activation": self.spec.activation,
+            "beta": self.options.beta if c else 0, "c": c, "bias": call.bias, "activation": call.activation,
             "scale": call.scale_d if is_float8(out.dtype) else 0, "amax": call.amax,
         }  # fmt: skip
 
 
-def _why_not_float8(spec: Spec) -> str:
+def _first_sentence(kind: type) -> str:
+    text = (kind.__doc__ or "").split(".")[0]
+    return text[:1].lower() + text[1:]
+
+
+def _why_not_float8(p: ParallelProblem, options: Options) -> str:
     """Return why cuBLASLt cannot multiply these 8-bit floats on Hopper."""
-    if not spec.transposed:
+    if not p.outputs_first:
         return "8-bit products need W as outputs × inputs"
-    if spec.dtype == spec.w_dtype == FLOAT8["float8_e5m2"]:
+    if p.dtype == p.w_dtype == FLOAT8["float8_e5m2"]:
         return "X and W are both float8_e5m2"
-    for name in ("inputs", "outputs"):
-        odd = [n for n in getattr(spec, name) if n % 16]
+    for name, counts in (("inputs", p.inputs), ("outputs", p.outputs)):
+        odd = [n for n in counts if n % 16]
         if odd:
             return f"8-bit products need multiples of 16 {name}, got {odd[0]}"
-    if spec.travels not in (DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]):
-        return f"8-bit products are not summed in {spec.travels.name}"
+    summed = travels(p, options)
+    if summed not in (DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]):
+        return f"8-bit products are not summed in {summed.name}"
     return ""

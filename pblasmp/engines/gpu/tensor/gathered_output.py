@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 from ..kernels.views import View
-from .base import Algorithm, Call
-from .spec import offsets, pieces
+from .base import CopyProduct, Views
+from .pieces import offsets, pieces
 
 __all__ = ["NcclGatheredOutput", "PushedGatheredOutput"]
 
 
-class _GatheredOutput(Algorithm):
+class _GatheredOutput(CopyProduct):
     form = "matmul_allgather"
 
     def _prepare(self) -> None:
-        spec = self.spec
-        self.rows = spec.tokens[0]
-        self.starts = offsets(spec.outputs)
-        self.size_of = [self.rows * outputs * spec.out_dtype.itemsize for outputs in spec.outputs]
+        p = self.p
+        self.rows = p.tokens[0]
+        self.starts = offsets(p.outputs)
+        self.size_of = [self.rows * outputs * p.out_dtype.itemsize for outputs in p.outputs]
 
     def columns_of(self, matrix: View, rank: int) -> View:
         """Return the columns of a rank."""
@@ -25,8 +25,8 @@ class _GatheredOutput(Algorithm):
 
     def view(self, address: int, rank: int) -> View:
         """Return a view of a rank's columns alone, contiguous at an address."""
-        outputs = self.spec.outputs[rank]
-        return View(address, self.rows, outputs, outputs, self.spec.out_dtype)
+        outputs = self.p.outputs[rank]
+        return View(address, self.rows, outputs, outputs, self.p.out_dtype)
 
 
 class NcclGatheredOutput(_GatheredOutput):
@@ -40,7 +40,7 @@ class NcclGatheredOutput(_GatheredOutput):
         self._reserve("partial", self.size_of[self.rank])
         self._reserve("gathered", sum(self.size_of))
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.begin()
         own = self.view(gpu.scratch("partial", self.size_of[self.rank]), self.rank)
@@ -61,13 +61,13 @@ class PushedGatheredOutput(_GatheredOutput):
 
     def _prepare(self) -> None:
         super()._prepare()
-        widest = max(self.spec.outputs)
+        widest = max(self.p.outputs)
         self.pieces = offsets(pieces(self.rows, widest, self.gpu.multiprocessors))
 
     def _buffers(self) -> dict[str, int]:
         return {"parts": max(self.size_of)}
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.begin("pull", "tell")
         own = self.view(gpu.symmetric("parts", self.rank), self.rank)
@@ -81,7 +81,7 @@ class PushedGatheredOutput(_GatheredOutput):
                 for peer in self.peers:
                     gpu.raise_flag("tell", peer, piece)
             for peer in self.peers:
-                if self.spec.outputs[peer]:
+                if self.p.outputs[peer]:
                     gpu.await_flag("pull", peer, piece)
                     theirs = self.view(gpu.symmetric("parts", peer), peer).lines(start, stop)
                     gpu.push("pull", self.columns_of(call.out, peer).lines(start, stop), theirs)

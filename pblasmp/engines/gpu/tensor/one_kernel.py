@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 
 from ....dtypes import is_float8
+from ....layout import ParallelProblem
+from ...request import Options
 from ..kernels.one_kernel import TILE_ROWS, Job, OneKernel, Tiling, tiling
 from ..kernels.views import View
 from ..peers.windows import ONE_KERNEL_FLAGS
 from ..runtime.gpu import Gpu
-from .base import Algorithm, Call
-from .spec import Spec, offsets, shares
+from .base import CopyProduct, Views, travels
+from .pieces import offsets, shares
 
 __all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
 
@@ -35,16 +37,16 @@ _HOPPER = 90
 _TYPES = "bfloat16", "float16"
 
 
-class _OneKernel(Algorithm):
+class _OneKernel(CopyProduct):
     """One kernel multiplies and communicates, tile by tile."""
 
     name = "one_kernel"
     starts: Sequence[int]  # of the ranks' shares of the rows
 
     @classmethod
-    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+    def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
-        if why := super().why_not(gpu, spec):
+        if why := super().why_not(gpu, p, options):
             return why
         if gpu.capability != _HOPPER:
             return "the kernel is for Hopper GPUs (compute capability 9.0)"
@@ -52,17 +54,17 @@ class _OneKernel(Algorithm):
             return "ranks share a GPU: their kernels would wait for each other"
         if gpu.size > _MOST_RANKS:
             return f"the kernel is for {_MOST_RANKS} ranks at most"
-        if is_float8(spec.dtype) or {spec.dtype, spec.w_dtype, spec.out_dtype, spec.travels} != {spec.dtype}:
+        if is_float8(p.dtype) or {p.dtype, p.w_dtype, p.out_dtype, travels(p, options)} != {p.dtype}:
             return "the kernel multiplies, sums and stores a single type"
-        if spec.dtype.name not in _TYPES:
-            return f"the kernel is for {' and '.join(_TYPES)}, not {spec.dtype.name}"
-        if not spec.transposed:
+        if p.dtype.name not in _TYPES:
+            return f"the kernel is for {' and '.join(_TYPES)}, not {p.dtype.name}"
+        if not p.outputs_first:
             return "W must be outputs × inputs in memory"
-        if spec.beta != 0:
+        if options.beta != 0:
             return "the kernel adds no C"
-        if complex(spec.alpha).imag or spec.compute is not None:
+        if complex(options.alpha).imag or options.compute is not None:
             return "the kernel takes a real alpha and no compute type"
-        if 0 in (*spec.tokens, *spec.outputs, *spec.inputs):
+        if 0 in (*p.tokens, *p.rows, *p.outputs, *p.inputs):
             return "a rank has no part of the product"
         return ""
 
@@ -70,7 +72,7 @@ class _OneKernel(Algorithm):
         self._cut()
         rows, cols, multiplied = self._share()
         self.tiles: Tiling = tiling(self.form, rows, cols, multiplied, self.gpu.multiprocessors)
-        self.kernel = OneKernel(self.form, self.spec.dtype, self.size, self.tiles)
+        self.kernel = OneKernel(self.form, self.p.dtype, self.size, self.tiles)
 
     def _cut(self) -> None:
         """Set ``starts``, of the ranks' shares of the rows. Local."""
@@ -79,7 +81,7 @@ class _OneKernel(Algorithm):
     def _share(self) -> tuple[int, int, int]:
         """Return rows and columns of the largest share, and how many shares each rank multiplies. Local."""
         high = max(stop - start for start, stop in pairwise(self.starts))
-        return high, self.spec.outputs[0], self.size
+        return high, self.p.outputs[0], self.size
 
     def _buffers(self) -> dict[str, int]:
         images = _KINDS * self.size * self.tiles.count
@@ -88,7 +90,7 @@ class _OneKernel(Algorithm):
             ONE_KERNEL_FLAGS: _CONTROL_BYTES + 2 * images * np.dtype(np.uint32).itemsize,
         }
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.use_current_stream()
         out = self._aligned("one_kernel out", call.out, copy=False)
@@ -111,11 +113,11 @@ class _OneKernel(Algorithm):
             self.gpu.copy("main", own, matrix)
         return own
 
-    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
         """Return the arguments of a launch. Local."""
         raise NotImplementedError
 
-    def _with_boxes(self, call: Call, w: View, **how: Any) -> Job:
+    def _with_boxes(self, call: Views, w: View, **how: Any) -> Job:
         gpu, flags = self.gpu, ONE_KERNEL_FLAGS
         half = gpu.symmetric_bytes("one_kernel") // 2 // TILE_ROWS * TILE_ROWS
         words = (gpu.symmetric_bytes(flags) - _CONTROL_BYTES) // np.dtype(np.uint32).itemsize
@@ -124,7 +126,7 @@ class _OneKernel(Algorithm):
             control=gpu.symmetric(flags, self.rank),
             flags=[gpu.symmetric(flags, rank) + _CONTROL_BYTES for rank in range(self.size)],
             boxes=[[gpu.symmetric("one_kernel", rank) + odd * half for rank in range(self.size)] for odd in (0, 1)],
-            bias=call.bias, activation=self.spec.activation, alpha=float(complex(self.spec.alpha).real),
+            bias=call.bias, activation=call.activation, alpha=float(complex(self.options.alpha).real),
             **how,
         )  # fmt: skip
 
@@ -135,9 +137,9 @@ class OneKernelReduceScatter(_OneKernel):
     form = "matmul_reduce_scatter"
 
     def _cut(self) -> None:
-        self.starts = offsets(self.spec.tokens)
+        self.starts = offsets(self.p.rows)
 
-    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
         return self._with_boxes(call, w, x=x, d=out)
 
 
@@ -147,15 +149,15 @@ class OneKernelAllReduce(_OneKernel):
     form = "matmul_allreduce"
 
     def _cut(self) -> None:
-        self.starts = offsets(shares(self.spec.tokens[0], self.size))
+        self.starts = offsets(shares(self.p.tokens[0], self.size))
 
     @classmethod
-    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+    def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
-        few = "there are fewer tokens than ranks" if spec.tokens[0] < gpu.size else ""
-        return super().why_not(gpu, spec) or few
+        few = "there are fewer tokens than ranks" if p.tokens[0] < gpu.size else ""
+        return super().why_not(gpu, p, options) or few
 
-    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
+    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
         parts = [out.lines(start, stop) for start, stop in pairwise(self.starts)]
         return self._with_boxes(
             call, w, x=x, d=parts[self.rank],
@@ -169,22 +171,22 @@ class OneKernelGatheredOutput(_OneKernel):
     form = "matmul_allgather"
 
     @classmethod
-    def why_not(cls, gpu: Gpu, spec: Spec) -> str:
+    def why_not(cls, gpu: Gpu, p: ParallelProblem, options: Options) -> str:
         """Return why this algorithm cannot compute the product here, "" if it can; the same on every rank. Local."""
-        if why := super().why_not(gpu, spec):
+        if why := super().why_not(gpu, p, options):
             return why
-        if any(n * spec.dtype.itemsize % _ALIGN for n in spec.outputs[:-1]):
+        if any(n * p.dtype.itemsize % _ALIGN for n in p.outputs[:-1]):
             return "every rank but the last needs a multiple of 8 outputs"
         return ""
 
     def _cut(self) -> None:
-        self.starts = [0, self.spec.tokens[0]]
+        self.starts = [0, self.p.tokens[0]]
 
     def _share(self) -> tuple[int, int, int]:
-        return self.spec.tokens[0], max(self.spec.outputs), 1
+        return self.p.tokens[0], max(self.p.outputs), 1
 
-    def _job(self, call: Call, x: View, w: View, out: View) -> Job:
-        ends = offsets(self.spec.outputs)
+    def _job(self, call: Views, x: View, w: View, out: View) -> Job:
+        ends = offsets(self.p.outputs)
         parts = [out.columns(start, stop) for start, stop in pairwise(ends)]
         return self._with_boxes(
             call, w, x=x, d=parts[self.rank],

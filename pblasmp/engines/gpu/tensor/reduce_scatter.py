@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from ....dtypes import is_float8
 from ..kernels.views import View
-from .base import Algorithm, Call
-from .spec import offsets
+from .base import CopyProduct, Views
+from .pieces import offsets
 
 __all__ = ["NcclReduceScatter", "PulledReduceScatter", "PushedReduceScatter", "StoredReduceScatter"]
 
 
-class _ReduceScatter(Algorithm):
+class _ReduceScatter(CopyProduct):
     form = "matmul_reduce_scatter"
 
     def _prepare(self) -> None:
-        spec = self.spec
-        self.starts = offsets(spec.tokens)
-        self.mine = spec.tokens[self.rank]
-        self.cols = spec.outputs[0]
-        self.row_bytes = self.cols * spec.travels.itemsize
+        p = self.p
+        self.tokens = p.rows  # of each rank's result
+        self.rows = sum(p.rows)
+        self.starts = offsets(p.rows)
+        self.mine = p.rows[self.rank]
+        self.cols = p.outputs[0]
+        self.row_bytes = self.cols * self.travels.itemsize
 
     def lines_of(self, matrix: View, rank: int) -> View:
         """Return the rows of a rank."""
@@ -30,18 +32,18 @@ class _ReduceScatter(Algorithm):
 
     def slot(self, owner: int, source: int) -> View:
         """Return where ``owner`` receives the part of ``source``."""
-        rows = self.spec.tokens[owner]
+        rows = self.tokens[owner]
         at = self.gpu.symmetric("parts", owner) + source * rows * self.row_bytes
-        return View(at, rows, self.cols, self.cols, self.spec.travels)
+        return View(at, rows, self.cols, self.cols, self.travels)
 
     def partial(self) -> View:
         """Return this GPU's own memory for its parts of all tokens."""
-        at = self.gpu.scratch("partial", self.spec.rows * self.row_bytes)
-        return View(at, self.spec.rows, self.cols, self.cols, self.spec.travels)
+        at = self.gpu.scratch("partial", self.rows * self.row_bytes)
+        return View(at, self.rows, self.cols, self.cols, self.travels)
 
     def slots_bytes(self) -> int:
         """Bytes of the parts that the rank with the most tokens receives."""
-        return int(self.size * max(self.spec.tokens) * self.row_bytes)
+        return int(self.size * max(self.tokens) * self.row_bytes)
 
 
 class NcclReduceScatter(_ReduceScatter):
@@ -52,21 +54,21 @@ class NcclReduceScatter(_ReduceScatter):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._reserve("partial", self.spec.rows * self.row_bytes)
+        self._reserve("partial", self.rows * self.row_bytes)
         self._reserve("sums", self.mine * self.row_bytes)
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu, out = self.gpu, call.out
         gpu.begin()
         partial = self.partial()
         self.part("main", call, call.x, partial)
-        plain = not (call.c or call.bias or self.spec.activation or call.amax or is_float8(out.dtype))
-        straight = plain and out.contiguous and out.dtype == self.spec.travels
+        plain = not (call.c or call.bias or call.activation or call.amax or is_float8(out.dtype))
+        straight = plain and out.contiguous and out.dtype == self.travels
         sums = out
         if not straight:
             at = gpu.scratch("sums", self.mine * self.row_bytes)
-            sums = View(at, self.mine, self.cols, self.cols, self.spec.travels)
-        gpu.reduce_scatter(partial, sums, self.spec.tokens)
+            sums = View(at, self.mine, self.cols, self.cols, self.travels)
+        gpu.reduce_scatter(partial, sums, self.tokens)
         if not straight:
             gpu.add("main", [sums], [out], **self.finish(call, call.c, out))
         gpu.end()
@@ -78,13 +80,13 @@ class PulledReduceScatter(_ReduceScatter):
     name = "pull"
 
     def _buffers(self) -> dict[str, int]:
-        return {"parts": self.spec.rows * self.row_bytes}
+        return {"parts": self.rows * self.row_bytes}
 
-    def _queue(self, call: Call) -> None:
-        gpu, spec = self.gpu, self.spec
+    def _multiply(self, call: Views) -> None:
+        gpu = self.gpu
         gpu.begin()
         everywhere = [
-            View(gpu.symmetric("parts", rank), spec.rows, self.cols, self.cols, spec.travels)
+            View(gpu.symmetric("parts", rank), self.rows, self.cols, self.cols, self.travels)
             for rank in range(self.size)
         ]
         self.part("main", call, call.x, everywhere[self.rank])
@@ -102,7 +104,7 @@ class StoredReduceScatter(_ReduceScatter):
     def _buffers(self) -> dict[str, int]:
         return {"parts": self.slots_bytes()}
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.begin("gemm")
         for step, owner in enumerate([*self.peers, self.rank]):
@@ -122,12 +124,12 @@ class PushedReduceScatter(_ReduceScatter):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._reserve("partial", self.spec.rows * self.row_bytes)
+        self._reserve("partial", self.rows * self.row_bytes)
 
     def _buffers(self) -> dict[str, int]:
         return {"parts": self.slots_bytes()}
 
-    def _queue(self, call: Call) -> None:
+    def _multiply(self, call: Views) -> None:
         gpu = self.gpu
         gpu.begin("copy")
         partial = self.partial()

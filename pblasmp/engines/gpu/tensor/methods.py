@@ -1,126 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel products from local GEMMs and copies between GPUs, as algorithms of the GPU engine.
 
-The algorithms themselves are in ``overlapped``. A plan's second run on the same arrays records a CUDA graph, and later
-ones replay it: then the host queues a single launch.
+A plan's second run records a CUDA graph, and later ones replay it: then the host queues a single launch.
 """
 
 from __future__ import annotations
 
-from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ....dtypes import DTYPES, accumulation_dtype, is_float8
 from ....errors import PblasmpError
 from ....layout import MatmulProblem, ParallelProblem
-from ...product import Graphs, Product, Workspace
+from ...product import Product
 from ...protocol import Engine
 from ...request import Operands, Options, Problem
-from ...tensor.base import TensorMethod, row_major
+from ...tensor.base import TensorMethod
 from ...tensor.messages import MESSAGES
 from ..kernels.lt import fuses
 from ..runtime.session import session_of
 from ..types import compute_type
-from . import ALGORITHMS as KINDS
-from . import Spec
-from .spec import waves
+from . import PRODUCTS
+from .base import CopyProduct, travels
+from .pieces import waves
 
 if TYPE_CHECKING:
     from ..runtime.session import Session
-    from . import Algorithm as Kind
 
-__all__ = ["METHODS", "OverlappedProduct"]
+__all__ = ["METHODS"]
 
 Array = Any
-
-_SPLIT = {
-    "allgather_matmul": ("tokens", "outputs"),
-    "matmul_reduce_scatter": ("inputs",),
-    "matmul_allreduce": ("inputs",),
-    "matmul_allgather": ("outputs",),
-}
-_ALIGNED = 16  # bytes, of 8-bit operands
-
-
-def _spec(p: ParallelProblem, options: Options, activation: str | None) -> Spec:
-    """Return the product in the form that its algorithms take. Local."""
-    extents = {}
-    for name in ("tokens", "outputs", "inputs"):
-        counts: tuple[int, ...] = getattr(p, name)
-        extents[name] = counts if name in _SPLIT[p.form] else counts[:1]
-    if p.form == "matmul_reduce_scatter":
-        extents["tokens"] = p.rows
-    return Spec(
-        p.form, **extents,
-        dtype=p.dtype, w_dtype=p.w_dtype, out_dtype=p.out_dtype, c_dtype=p.c_dtype or p.out_dtype,
-        transposed=p.outputs_first, alpha=options.alpha, beta=options.beta, comm_dtype=options.comm_dtype,
-        compute=options.compute, activation=activation,
-    )  # fmt: skip
-
-
-class OverlappedProduct(Product):
-    """A product of local GEMMs and copies. Making and running one is collective over the context.
-
-    Args:
-        engine: where it runs.
-        p: the product.
-        options: alpha, beta, types.
-        operands: the planned ones, whose epilogue every run has.
-        kind: the algorithm.
-    """
-
-    def __init__(
-        self, engine: Engine, p: ParallelProblem, options: Options, operands: Operands, kind: type[Kind]
-    ) -> None:
-        self._session = session = session_of(engine)
-        assert session.gpu is not None, "its refusal says why it has none"
-        self._p = p
-        e = operands.epilogue
-        self._kind = kind(session.gpu, _spec(p, options, None if e is None else e.activation))
-        self.path = f"{kind.name}: {_first_sentence(kind)}"
-        self.workspace = Workspace(self._kind.workspace, 0)
-        self.sent_bytes = self._sent()
-        self._shares_amax = p.size > 1 and p.form in ("matmul_allreduce", "matmul_allgather")
-        self.replays = not p.conjugated
-        self.first = partial(session.queueing, f"{p.form}: the first run")
-
-    def _sent(self) -> int:
-        p, rank = self._p, self._session.rank
-        travels, others = self._kind.spec.travels.itemsize, p.size - 1
-        if p.form == "allgather_matmul":
-            return p.tokens[rank] * p.inputs[0] * p.dtype.itemsize * others
-        if p.form == "matmul_allgather":
-            return p.tokens[0] * p.outputs[rank] * p.out_dtype.itemsize * others
-        parts = p.tokens[0] * p.outputs[0] * others // p.size
-        return parts * (travels + (p.out_dtype.itemsize if p.form == "matmul_allreduce" else 0))
-
-    @property
-    def queues(self) -> bool:
-        """Whether a run only queues work: always."""
-        return True
-
-    @cached_property
-    def graphs(self) -> Graphs:
-        """The store of its CUDA graphs."""
-        return self._session.recordings()
-
-    def why_no_graph(self) -> str:
-        """Return why it cannot be recorded as a CUDA graph, or an empty string. Local."""
-        conjugated = "operands are conjugated first, and each run may put the result elsewhere"
-        return conjugated if self._p.conjugated else ""
-
-    def _queue(self, operands: Operands) -> None:
-        x, w, c, d = row_major(self._p, operands)
-        e, scales = operands.epilogue, operands.scales
-        how: dict[str, Any] = {} if operands.gathered is None else {"gathered": operands.gathered}
-        self._kind.run(x, w, c, d, None if e is None else e.bias, scales, **how)
-        if self._shares_amax and scales is not None and scales.amax is not None:
-            self._session.share_largest(scales.amax)
-
-
-def _first_sentence(kind: type) -> str:
-    text = (kind.__doc__ or "").split(".")[0]
-    return text[:1].lower() + text[1:]
 
 
 # -- the rows of the registry
@@ -135,7 +43,7 @@ class CopyMethod(TensorMethod):
     """
 
     def __init__(self, form: str, name: str) -> None:
-        self.name, self.forms, self._kind = name, (form,), KINDS[form][name]
+        self.name, self.forms, self._kind = name, (form,), PRODUCTS[form][name]
 
     def view(self, problem: Problem) -> Problem | str:
         """Return a problem as a tensor-parallel product with row-major X, or why it is not one."""
@@ -156,7 +64,7 @@ class CopyMethod(TensorMethod):
     def prepare(
         self, engine: Engine, problem: ParallelProblem, options: Options, operands: Operands
     ) -> Product:
-        return OverlappedProduct(engine, problem, options, operands, self._kind)
+        return self._kind(session_of(engine), problem, options)
 
 
 class PushTensorMethod(CopyMethod):
@@ -189,7 +97,7 @@ class PushTensorMethod(CopyMethod):
 
 
 def _why_not(
-    kind: type[Kind], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
+    kind: type[CopyProduct], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
     """Return why an algorithm of local GEMMs and copies cannot be taken. Collective the first time."""
     session = session_of(engine)
@@ -204,19 +112,16 @@ def _why_not(
         return "its epilogue runs after the product, but fused=True asks for a fused one"
     if operands is not None and operands.scales is not None and operands.scales.mode != "tensor":
         return f"scales of mode {operands.scales.mode!r} are for cuBLASMp on Blackwell GPUs"
-    spec = _spec(p, options, None if e is None else e.activation)
     if is_float8(p.dtype):
         if faults := p.misaligned():
             return faults[0]
     else:
-        known = p.dtype, accumulation_dtype(p.dtype)
-        if spec.out_dtype not in known or spec.travels not in known:
-            return (
-                f"cuBLASLt has no product of {p.dtype.name} in {spec.travels.name} for {spec.out_dtype.name}"
-            )
+        known, summed = (p.dtype, accumulation_dtype(p.dtype)), travels(p, options)
+        if p.out_dtype not in known or summed not in known:
+            return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
     try:
         compute_type(DTYPES["bfloat16"] if is_float8(p.dtype) else p.dtype, options.compute)
-        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, spec)
+        return session.why_no_gpu if session.gpu is None else kind.why_not(session.gpu, p, options)
     except PblasmpError as error:
         return str(error)
 
@@ -288,5 +193,5 @@ def _best(p: ParallelProblem, options: Options, session: Session) -> str:
 
 METHODS = tuple(
     PushTensorMethod(form) if name == "push" else CopyMethod(form, name)
-    for form, kinds in KINDS.items() for name in kinds
+    for form, kinds in PRODUCTS.items() for name in kinds
 )  # fmt: skip

@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spec: a tensor-parallel product in the form that its algorithms on GPUs take. A plain value."""
+"""How a product is cut into pieces, of which one travels while another is computed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
-import numpy as np
+__all__ = ["EVEN", "HALVES", "SMALL_LAST", "offsets", "pieces", "shares", "waves"]
 
-from ....dtypes import DTYPES, is_float8
-
-__all__ = ["EVEN", "HALVES", "SMALL_LAST", "Form", "Spec", "offsets", "pieces", "shares", "waves"]
-
-Form = Literal["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
 
 Weights = tuple[tuple[float, tuple[int, ...]], ...]
 
@@ -25,51 +18,6 @@ EVEN: Weights = (3, (1, 1, 1, 1)), (0, (1,))
 HALVES: Weights = (12, (4, 3, 2, 1)), (1.5, (3, 3, 2)), (0, (1, 1))
 """The same for each half of a product that two ranks share, with sums in the GEMM's epilogue; on two H100."""
 _TILE = 128, 256  # rows and columns of D that a multiprocessor computes at once, on Hopper
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """D = f(alpha X W + beta C + bias), all row-major; X is tokens × inputs, W inputs × outputs.
-
-    Args:
-        form: which of the four.
-        tokens, outputs, inputs: one number for each rank if the form splits them over the ranks ("allgather_matmul":
-            tokens, outputs; "matmul_reduce_scatter": tokens (of D), inputs; "matmul_allreduce": inputs;
-            "matmul_allgather": outputs), otherwise a single number.
-        dtype, w_dtype, out_dtype, c_dtype: types of X, W, D and C.
-        transposed: W is outputs × inputs in memory, as torch.nn has it.
-        alpha, beta: scalars.
-        comm_dtype: the type in which partial sums travel; None: D's, or bfloat16 for an 8-bit D.
-        compute: as in ``matmul``.
-        activation: None, "relu" or "gelu".
-    """
-
-    form: Form
-    tokens: tuple[int, ...]
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...]
-    dtype: np.dtype
-    w_dtype: np.dtype
-    out_dtype: np.dtype
-    c_dtype: np.dtype
-    transposed: bool = True
-    alpha: complex = 1
-    beta: complex = 0
-    comm_dtype: np.dtype | None = None
-    compute: str | None = None
-    activation: str | None = None
-
-    @property
-    def travels(self) -> np.dtype:
-        """The type in which partial sums travel."""
-        if self.comm_dtype is not None:
-            return self.comm_dtype
-        return DTYPES["bfloat16"] if is_float8(self.out_dtype) else self.out_dtype
-
-    @property
-    def rows(self) -> int:
-        """Rows of the whole X and D."""
-        return sum(self.tokens)
 
 
 def offsets(parts: Sequence[int]) -> list[int]:
