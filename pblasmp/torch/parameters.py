@@ -54,6 +54,7 @@ class ParallelModule(torch.nn.Module):
         super().__init__()
         check_context(ctx, type(self).__name__)
         self.ctx = ctx
+        self.made_by: tuple[Any, ...] | None = None  # the style that split it, and how
         self._replaced: dict[str, weakref.ref[torch.nn.Parameter]] = {}  # the whole ones, until the first use
         self._split_along = {name: given[1] for name, given in parameters.items() if given is not None}
         if device is None:

@@ -34,11 +34,13 @@ def work_on_part(module: torch.nn.Module, sequence: Sequence) -> torch.nn.Module
     """Let a module that works on whole sequences work on this rank's part of them, in place. Local.
 
     Raises:
-        ArgumentError: it takes statistics over tokens, or is split already.
+        ArgumentError: it takes statistics over tokens, or is split in another way already.
     """
     if isinstance(module, _OnPart):
+        if module._sequence == sequence:  # one module in several places of a model
+            return module
         raise ArgumentError(
-            f"SequenceParallel: this {type(module).__name__} is split already: name it once in the plan"
+            f"SequenceParallel: this {type(module).__name__} is split already, in another way"
         )
     for each in module.modules():
         if isinstance(each, torch.nn.modules.batchnorm._BatchNorm):

@@ -72,10 +72,11 @@ class _Style(ParallelStyle):
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
         name = type(self).__name__
+        how = type(self), self.input_layouts, self.output_layouts, device_mesh
         if isinstance(module, ParallelModule):
-            raise ArgumentError(
-                f"{name}: this {type(module).__name__} is split already: name it once in the plan"
-            )
+            if module.made_by == how:  # one module in several places of a model
+                return module
+            raise ArgumentError(f"{name}: this {type(module).__name__} is split already, in another way")
         if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
             raise ArgumentError(
                 f"{name}: this {type(module).__name__} has parameters that are DTensors already"
@@ -86,6 +87,7 @@ class _Style(ParallelStyle):
             made: Any = split._parameters[key]
             split.register_parameter(key, tied(parameter, made, split._split_along[key], name))
             split._replaced[key] = weakref.ref(parameter)
+        split.made_by = how
         return _become(module, split)
 
 

@@ -233,7 +233,11 @@ def what_sequences_refuse(ctx: pb.Context, mesh: DeviceMesh) -> None:
     raises(
         "dimension 1 is split over the ranks, expected one of the first 1", lambda: group(torch.ones(3, 4))
     )
-    raises("split already", lambda: parallelize_module(norm, mesh, pt.SequenceParallel()))
+    assert parallelize_module(norm, mesh, pt.SequenceParallel()) is norm
+    raises(
+        "this LayerNorm is split already, in another way",
+        lambda: parallelize_module(norm, mesh, pt.SequenceParallel(sequence_dim=1)),
+    )
     raises("sequence_dim: expected", lambda: pt.SequenceParallel(sequence_dim=-1))
 
 
@@ -334,8 +338,37 @@ def ties_that_cannot_be_kept(ctx: pb.Context, mesh: DeviceMesh) -> None:
         model(torch.arange(3))
     twice = nn.Sequential(nn.Linear(6, 6))
     parallelize_module(twice, mesh, {"0": column})
-    with pytest.raises(pb.ArgumentError, match="this ColumnParallelLinear is split already: name it once"):
-        parallelize_module(twice, mesh, {"0": column})
+    for other in (row, pt.ColwiseParallel(ctx=ctx, output_layouts=Replicate())):
+        with pytest.raises(
+            pb.ArgumentError, match="this ColumnParallelLinear is split already, in another way"
+        ):
+            parallelize_module(twice, mesh, {"0": other})
+
+
+def modules_in_several_places(ctx: pb.Context, mesh: DeviceMesh) -> None:
+    """One module that a plan's pattern finds twice is split once."""
+    torch.manual_seed(0)
+    up, norm, down = nn.Linear(6, 8), nn.LayerNorm(6), nn.Linear(8, 6)
+    whole = nn.ModuleList(
+        nn.ModuleDict({"norm": norm, "up": up, "down": each}) for each in (down, nn.Linear(8, 6))
+    ).double()
+    split = copy.deepcopy(whole)
+    plan = {
+        "*.norm": pt.SequenceParallel(), "*.up": pt.ColwiseParallel(ctx=ctx, input_layouts=Shard(0)),
+        "*.down": pt.RowwiseParallel(ctx=ctx, output_layouts=Shard(0)),
+    }  # fmt: skip
+    parallelize_module(split, mesh, plan)
+    assert split[0].up is split[1].up
+    assert len(list(split.parameters())) == len(list(whole.parameters()))
+    x = drawn(1, 2 * ctx.size, 6)
+    mine, expected = x[own(2 * ctx.size, ctx)], x
+    for a, b in zip(split, whole, strict=True):
+        mine, expected = a.down(a.up(a.norm(mine))), b.down(b.up(b.norm(expected)))
+    compare("y", mine, expected[own(2 * ctx.size, ctx)], 1e-12)
+    for value in (mine, expected):
+        value.square().sum().backward()
+    for (name, got), like in zip(split.named_parameters(), whole.parameters(), strict=True):
+        compare(name, full(got.grad), like.grad, 1e-12)
 
 
 # -- values
@@ -429,8 +462,8 @@ ON_WHOLES = (*INITIALISERS, ("orthogonal_", {}), ("sparse_", {"sparsity": 0.3}),
 def initialisers(ctx: pb.Context, mesh: DeviceMesh) -> None:
     """torch.nn.init gives split weights the whole one's numbers, drawn all at once or some at a time."""
     for at_once, (n, k), dtype in (
-        (2**18, (7, 8), torch.float32), (2**18, (40, 33), torch.float64), (64, (40, 33), torch.float32),
-        (64, (3, 64), torch.bfloat16), (16, (37, 5), torch.float32), (48, (1, 3), torch.float32),
+        (2**18, (7, 8), torch.float32), (64, (40, 33), torch.float64), (64, (3, 64), torch.bfloat16),
+        (16, (37, 5), torch.float32),
     ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draws, "_AT_ONCE", at_once)
@@ -518,7 +551,7 @@ def loss_options(ctx: pb.Context, mesh: DeviceMesh) -> None:
     for name, wrong, match in (
         ("label_smoothing", 1.5, "label_smoothing: expected a number from 0 to 1, got 1.5"),
         ("label_smoothing", "x", "label_smoothing: expected a number"),
-        ("weight", torch.ones(vocabulary + 2 * ctx.size), "weight: shape is .*, expected one number for each word"),
+        ("weight", torch.ones(vocabulary, 1), "weight: shape is .*, expected one number for each word"),
         ("weight", torch.ones(vocabulary, dtype=torch.int64), "weight: expected a plain tensor of floating-point"),
         ("ignore_index", 1.5, "ignore_index: expected an integer, got 1.5"),
     ):  # fmt: skip
@@ -790,8 +823,8 @@ def fused(ctx: pb.Context, mesh: DeviceMesh) -> None:
 
 CASES = (
     marks_last, frozen_stays_frozen, sequences, copies_of_sequence_modules, dtensors_through_sequence_modules,
-    what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept, on_meta, initialisers, rank_0s_numbers,
-    loss_options, subclasses, padding, batch_first, bias_apart, wrong_types, regions, fused,
+    what_sequences_refuse, dropout, ties, ties_that_cannot_be_kept, modules_in_several_places, on_meta, initialisers,
+    rank_0s_numbers, loss_options, subclasses, padding, batch_first, bias_apart, wrong_types, regions, fused,
     values_at_rank_0_only, scattered,
 )  # fmt: skip
 
@@ -842,8 +875,11 @@ def later_contexts(comm: Any) -> Iterator[Case]:
 # -- memory
 
 
-def peak_bytes(make: Callable[[], object]) -> int:
-    """The most memory that this process had while ``make`` ran, above what it had before."""
+def peak_bytes(make: Callable[[], object], kept: list[object]) -> int:
+    """The most memory that this process had while ``make`` ran, above what it had before; keep what it made.
+
+    What is freed may stay with the process and be used again, so that nothing would be seen.
+    """
 
     def of_status(name: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -852,14 +888,14 @@ def peak_bytes(make: Callable[[], object]) -> int:
 
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
     before = of_status("VmRSS")
-    make()
+    kept.append(make())
     return of_status("VmHWM") - before
 
 
 def large(comm: Any) -> None:
     """Making a layer takes a shard and some buffers of memory, not a whole weight, on ranks that have none."""
     n, k = 8192, 4096  # 128 MiB in float32, shards of 32
-    whole = 4 * n * k
+    whole, kept = 4 * n * k, []
     with host(comm) as ctx:
         pt.ColumnParallelLinear(64, 64, ctx=ctx)  # what is loaded and opened once
         linear = nn.Linear(k, n, device="cpu" if ctx.rank == 0 else "meta")
@@ -871,9 +907,9 @@ def large(comm: Any) -> None:
             ("from_linear by rows", lambda: pt.RowParallelLinear.from_linear(linear, ctx=ctx)),
             ("init", lambda: nn.init.normal_(pt.RowParallelLinear(k, n, ctx=ctx, device="cpu").weight)),
         ):
-            peaks = ctx.comm.allgather(peak_bytes(make))
-            assert max(peaks) < 0.5 * whole, f"{name}: {[round(p / 2**20) for p in peaks]} MiB"
-            assert min(peaks) > 0.2 * whole, f"{name}: {[round(p / 2**20) for p in peaks]} MiB: not measured"
+            peaks = ctx.comm.allgather(peak_bytes(make, kept))
+            assert max(peaks) < 0.6 * whole, f"{name}: {[round(p / 2**20) for p in peaks]} MiB"
+            assert min(peaks) > 0.1 * whole, f"{name}: {[round(p / 2**20) for p in peaks]} MiB: not measured"
 
 
 # -- torch.compile
