@@ -21,9 +21,8 @@ from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
-from pblasmp.plans import MatrixPlan, Plan
+from pblasmp.plans import MatrixPlan
 from pblasmp.problems.files import load_problem_file
-from pblasmp.report import Report
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
@@ -31,7 +30,7 @@ PUBLIC = {name: getattr(pb, name) for name in pb.__all__}
 INHERITED = {"Context": ("close",)}
 """Collective methods of users that a class has from an internal one."""
 
-RETURNED = {"Plan": Plan, "MatrixPlan": MatrixPlan, "Report": Report, "Workspace": Workspace}
+RETURNED = {"MatrixPlan": MatrixPlan, "Workspace": Workspace}
 """Classes that public calls return, without a public name."""
 
 OPERATORS = {

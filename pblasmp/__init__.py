@@ -20,6 +20,7 @@ TYPE_CHECKING = False  # typing's own takes as long to import as all the rest of
 if TYPE_CHECKING:
     from .context import Context as Context
     from .drawing import draw as draw
+    from .engines.method import Verdict as Verdict
     from .epilogue import Epilogue as Epilogue
     from .errors import ArgumentError as ArgumentError
     from .errors import ArgumentTypeError as ArgumentTypeError
@@ -51,9 +52,11 @@ if TYPE_CHECKING:
     from .planning import algorithms as algorithms
     from .planning import plan as plan
     from .planning import tune as tune
+    from .plans import Plan as Plan
     from .problems.files import load_problem as load_problem
     from .products import matmul as matmul
     from .products import plan_matmul as plan_matmul
+    from .report import Report as Report
     from .scales import Scales as Scales
     from .tensor_parallel import allgather_matmul as allgather_matmul
     from .tensor_parallel import matmul_allgather as matmul_allgather
@@ -78,11 +81,14 @@ _HOME = {
     "MatmulProblem": "layout",
     "MatrixDescriptor": "layout",
     "PblasmpError": "errors",
+    "Plan": "plans",
     "RankMismatchError": "errors",
+    "Report": "report",
     "Scales": "scales",
     "StatusError": "errors",
     "UnsupportedError": "errors",
     "Verification": "verification",
+    "Verdict": "engines.method",
     "algorithms": "planning",
     "allgather_matmul": "tensor_parallel",
     "draw": "drawing",

@@ -61,7 +61,7 @@ class Graph(Generic[Result]):
 
 
 class Plan(Generic[Result]):
-    """A prepared computation; a context manager. Made by ``pb.plan``.
+    """A prepared computation; a context manager. Made by ``pb.plan``, not directly. Local.
 
     Args:
         ctx: the context.

@@ -14,7 +14,7 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a plan does on this rank. ``str()`` gives it as text.
+    """What a plan does on this rank; ``str()`` gives it as text. Made by ``plan.report()``. Local.
 
     Attributes:
         call: the product: ops, sizes, type, scheme.

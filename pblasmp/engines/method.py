@@ -54,7 +54,7 @@ def type_refusal(engine: Engine, problem: Any, options: Options, operands: Opera
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on an algorithm for a problem; true if the algorithm is known to apply.
+    """The verdict on an algorithm for a problem; true if the algorithm is known to apply. Local.
 
     Attributes:
         applies: whether the algorithm can be taken; None if that was not asked, since another one was taken first.
