@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..extras import install
 from ..launchers import parent_rank, surroundings
-from .side_channel import Place, SideChannel, number_open
+from .side_channel import Meeting, SideChannel, number_open
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,7 +100,7 @@ class Communicator(Protocol):
     def bcast_into(self, array: Array, root: int) -> None:
         """Replace ``array`` (contiguous) by the root's array. Collective."""
 
-    def wait(self, request: Request, place: Place | None = None) -> None:
+    def wait(self, request: Request, place: Meeting | None = None) -> None:
         """Wait for a request, at a place where all ranks wait for each other if one is given. Local."""
 
     def wait_any(self, requests: Sequence[Request]) -> int:
@@ -177,7 +177,7 @@ class _Serial:  # its arguments matter only if there are several ranks
     def bcast_into(self, array: Array, root: int) -> None:
         pass
 
-    def wait(self, request: Request, place: Place | None = None) -> None:  # noqa: ARG002
+    def wait(self, request: Request, place: Meeting | None = None) -> None:  # noqa: ARG002
         raise AssertionError("a single rank has nothing to wait for")
 
     def wait_any(self, requests: Sequence[Request]) -> int:  # noqa: ARG002
@@ -313,7 +313,7 @@ class _Mpi:
     def barrier(self) -> None:
         self._done(self._comm.Ibarrier())
 
-    def wait(self, request: Request, place: Place | None = None) -> None:
+    def wait(self, request: Request, place: Meeting | None = None) -> None:
         sleep = getattr(request, "sleep", None)  # if it is a board's request
         self.channel.until(request.Test, patient=self.patient, sleep=sleep, place=place)
 

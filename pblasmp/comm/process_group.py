@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ArgumentError, LibraryNotFoundError
 from .communicator import Communicator, Votes, chunks, machine
-from .side_channel import Place, SideChannel
+from .side_channel import Meeting, SideChannel
 
 __all__ = ["from_group"]
 
@@ -67,7 +67,7 @@ class _Message:
         return not self._done
 
 
-class _Collective:
+class _GroupCollective:
     """A collective call in progress."""
 
     def __init__(self, work: Any) -> None:
@@ -88,7 +88,7 @@ class _Collective:
             self._work.wait(timedelta(seconds=_LOOK_SECONDS))
 
 
-class _Notes:
+class _StoreNotes:
     """Notes through the store in which the ranks found each other. Each look for notes is a message to its server."""
 
     any_thread = True
@@ -135,17 +135,17 @@ class _Gloo:
         self.channel = channel or SideChannel(self.rank, tuple(self._ranks))
         self._carries_notes = channel is None
         if self._carries_notes:
-            self.channel.connect(_Notes(store))
+            self.channel.connect(_StoreNotes(store))
 
-    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Collective:
+    def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _GroupCollective:
         out[...] = values
         return self._reduce(out, dist.ReduceOp.MAX)
 
-    def _started(self, work: Any) -> _Collective:
-        collective: _Collective = self.channel.watch(_Collective(work))
+    def _started(self, work: Any) -> _GroupCollective:
+        collective: _GroupCollective = self.channel.watch(_GroupCollective(work))
         return collective
 
-    def _reduce(self, array: Array, op: Any) -> _Collective:
+    def _reduce(self, array: Array, op: Any) -> _GroupCollective:
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self._started(self._group.allreduce([torch.from_numpy(array)], options))
@@ -174,7 +174,7 @@ class _Gloo:
     def barrier(self) -> None:
         self.wait(self._started(self._group.barrier()))
 
-    def wait(self, request: _Message | _Collective, place: Place | None = None) -> None:
+    def wait(self, request: _Message | _GroupCollective, place: Meeting | None = None) -> None:
         self.channel.until(request.Test, pause=request.pause, place=place)
 
     def wait_any(self, requests: Sequence[_Message]) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import ClosedError
 
-__all__ = ["Place", "SideChannel", "Transport", "nap", "number_open", "text_of"]
+__all__ = ["Meeting", "NoteTransport", "SideChannel", "nap", "number_open", "text_of"]
 
 YIELDS = 500  # polls that yield the core before a wait sleeps: a sleep takes longer
 SPINS = 50_000  # polls of a wait that is not patient, before it sleeps nevertheless
@@ -44,7 +44,7 @@ _made: Counter[Members] = Counter()
 _threads: set[int] = set()  # identifiers of the threads that have used a context
 
 
-class Transport(Protocol):
+class NoteTransport(Protocol):
     """How notes travel. Local.
 
     Attributes:
@@ -60,7 +60,7 @@ class Transport(Protocol):
         """Return the notes that have arrived since the last call."""
 
 
-class Device(Protocol):
+class RankDevice(Protocol):
     """A device (GPU) that computes for a rank, and on which work may wait for other ranks. Local."""
 
     def fault(self) -> Exception | None:
@@ -74,7 +74,7 @@ class Device(Protocol):
         """
 
 
-class Place(NamedTuple):
+class Meeting(NamedTuple):
     """Where a rank waits for all others: the ``number``-th agreement of a channel, or the making of one.
 
     Attributes:
@@ -122,18 +122,18 @@ class SideChannel:
         self.closed = False
         self.disowned = False
         self.name = "a context"
-        self.device: Device | None = None
+        self.device: RankDevice | None = None
         self.user_state: Any = None
         self.runs = 0
         self._members = members
         self._index = _made[members]
         _made[members] += 1
         self.connected = False
-        self._transport: Transport | None = None
+        self._transport: NoteTransport | None = None
         self._told = True
         self._agreements = 0
-        self._conflict: Place | None = None
-        self._waiting: dict[int, Place] = {}
+        self._conflict: Meeting | None = None
+        self._waiting: dict[int, Meeting] = {}
         self._stalled: dict[int, tuple[int, str, int]] = {}  # by waiting rank: its agreement, call and runs
         self._left: dict[int, int] = {}
         self._under_way: list[tuple[Any, bool]] = []
@@ -146,7 +146,7 @@ class SideChannel:
             None  # number of looks when the note was read, and the time
         )
 
-    def connect(self, transport: Transport) -> None:
+    def connect(self, transport: NoteTransport) -> None:
         """Send and receive notes through ``transport`` from now on."""
         self.connected = True
         if self.size > 1:
@@ -178,10 +178,10 @@ class SideChannel:
 
     # -- waiting
 
-    def next_agreement(self, call: str) -> Place:
+    def next_agreement(self, call: str) -> Meeting:
         """Return the place at which a rank waits in the agreement that it begins now."""
         self._agreements += 1
-        return Place(self._members, self._index, self._agreements, f"{call} ({self.name})")
+        return Meeting(self._members, self._index, self._agreements, f"{call} ({self.name})")
 
     def until(
         self,
@@ -190,7 +190,7 @@ class SideChannel:
         patient: bool = False,
         pause: Callable[[], None] | None = None,
         sleep: Callable[[], None] | None = None,
-        place: Place | None = None,
+        place: Meeting | None = None,
         for_runs: bool = False,
     ) -> None:
         """Wait until ``done()``.
@@ -293,7 +293,7 @@ class SideChannel:
         self._abort_device(blocked=True)
         return True
 
-    def _read(self, transport: Transport) -> None:
+    def _read(self, transport: NoteTransport) -> None:
         """Read the notes that have arrived, unless another thread is doing so."""
         if not self._reading.acquire(blocking=False):
             return
@@ -391,11 +391,11 @@ class SideChannel:
 
     # -- contexts that the ranks use in different orders
 
-    def making(self) -> Place:
+    def making(self) -> Meeting:
         """Return the place at which a rank waits while it makes a context."""
-        return Place(self._members, self._index, _MAKING, "making a context")
+        return Meeting(self._members, self._index, _MAKING, "making a context")
 
-    def _tell_where(self, place: Place) -> None:
+    def _tell_where(self, place: Meeting) -> None:
         """Tell where this rank waits to ranks that may wait for it in other contexts, or on their devices."""
         self._send(_HERE, (place.number, place.call, self.runs))
         for other in list(_open):
@@ -413,7 +413,7 @@ class SideChannel:
                 )
                 self.check()
 
-    def _check_order(self, place: Place) -> None:
+    def _check_order(self, place: Meeting) -> None:
         """Raise ClosedError if a rank that this one waits for is itself waiting for this one elsewhere."""
         for rank, elsewhere in self._waiting.items():
             if elsewhere.lacks_this_process():

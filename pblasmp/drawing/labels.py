@@ -20,7 +20,7 @@ __all__ = [
     "PALETTE",
     "Block",
     "Colours",
-    "View",
+    "MatrixView",
     "block_count",
     "blocks",
     "formula",
@@ -70,7 +70,7 @@ class Colours:
         return (3 * prow + pcol) % len(PALETTE)
 
 
-class View(NamedTuple):
+class MatrixView(NamedTuple):
     """An operand to be drawn: ``descriptor`` is the window of ``parent``, rows and columns given half-open."""
 
     name: str
@@ -90,12 +90,12 @@ class View(NamedTuple):
         return text + (" of {} × {}".format(*self.parent.local_shape(rank)) if self.windowed else "")
 
 
-def views(file: ProblemFile | RoutineFile) -> list[View]:
+def views(file: ProblemFile | RoutineFile) -> list[MatrixView]:
     """Return the operands; C only if its layout differs from D's."""
     found = []
     for name, parent in file.parents.items():
         rows, cols = parent.ranges(file.windows[name])
-        found.append(View(name.upper(), getattr(file.problem, name), parent, rows, cols))
+        found.append(MatrixView(name.upper(), getattr(file.problem, name), parent, rows, cols))
     of_d, of_c = (next((view for view in found if view.name == name), None) for name in "DC")
     if of_d is not None and of_c is not None and of_d[1:] == of_c[1:]:
         found = [view._replace(name="D, C") if view is of_d else view for view in found if view is not of_c]

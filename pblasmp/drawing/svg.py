@@ -21,7 +21,7 @@ from ..layout import Level3Problem, MatmulProblem, MatrixDescriptor, ParallelPro
 from ..layout.axis import Axis
 from ..layout.grid import Grid, short_repr
 from ..layout.trapezoid import Trapezoid
-from .labels import PALETTE, Block, Colours, View, block_count, blocks, formula, sizes, views
+from .labels import PALETTE, Block, Colours, MatrixView, block_count, blocks, formula, sizes, views
 
 if TYPE_CHECKING:
     from ..problems.files import ProblemFile, RoutineFile
@@ -158,7 +158,7 @@ def _of_file(file: ProblemFile | RoutineFile) -> Drawing:
     return _draw_panels(panels, file.title, lines=lines, faults=file.problem.faults())
 
 
-def _panel_of_view(view: View, file: ProblemFile | RoutineFile) -> Panel:
+def _panel_of_view(view: MatrixView, file: ProblemFile | RoutineFile) -> Panel:
     letter = view.name[0].lower()
     if not view.windowed:
         part = file.problem.touched(letter) if isinstance(file.problem, Level3Problem) else None

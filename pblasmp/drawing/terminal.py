@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..layout import Level3Problem
-from .labels import PALETTE, Colours, View, block_count, blocks, formula, grid_in_words, sizes, views
+from .labels import PALETTE, Colours, MatrixView, block_count, blocks, formula, grid_in_words, sizes, views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _units(axis: Axis, window: tuple[int, int], most: int, *, by_element: bool) 
     return found
 
 
-def _heading(view: View) -> list[Text]:
+def _heading(view: MatrixView) -> list[Text]:
     x = view.parent
     notes = [
         f"{x.dtype.name}, {x.order} order" + ("" if x.ld is None else f", ld {x.ld}"),
@@ -117,7 +117,7 @@ def _heading(view: View) -> list[Text]:
     ]
 
 
-def _map(view: View, colours: Colours, width: int, *, plain: bool) -> list[Text]:
+def _map(view: MatrixView, colours: Colours, width: int, *, plain: bool) -> list[Text]:
     """Return the lines of a map: by element if that fits, else by block, as many as fit."""
     x, rows, cols = view.parent, view.rows, view.cols
     if 0 in x.shape:
@@ -218,7 +218,7 @@ def _process_grid(grid: Grid, colours: Colours, width: int) -> list[Text]:
     return lines
 
 
-def _local_shapes(drawn: Sequence[View], colours: Colours) -> Table:
+def _local_shapes(drawn: Sequence[MatrixView], colours: Colours) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("rank", *(f"local {view.name}" for view in drawn)):
         table.add_column(title)
@@ -232,7 +232,7 @@ def _local_shapes(drawn: Sequence[View], colours: Colours) -> Table:
     return table
 
 
-def _local_shape(view: View, rank: int) -> str:
+def _local_shape(view: MatrixView, rank: int) -> str:
     if rank >= view.parent.grid.size:
         return "-"
     return view.local_shape(rank) + ("" if view.parent.ld is None else f", ld {view.parent.ld}")

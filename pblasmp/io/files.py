@@ -104,7 +104,7 @@ class _Tiling:
         return out[0], out[1]
 
 
-class _Part:
+class _FilePart:
     """This rank's local array, window by window, for a matrix as a C-ordered file holds it."""
 
     def __init__(
@@ -178,7 +178,7 @@ def load(
                     f"{path}: shape is {source.shape}, expected the descriptor's {descriptor.shape}"
                 )
             out = ctx.allocate(descriptor)
-            part = _Part(ctx, descriptor, out.local, source.order == "F")
+            part = _FilePart(ctx, descriptor, out.local, source.order == "F")
             tiling = _Tiling(part.descriptor, source.tile, ctx.size)
             count = _Count(out.local.nbytes, progress)
         for window in tiling.rounds():
@@ -217,7 +217,7 @@ def save(
                 where = replacement.path, offset
         name, offset = ctx.comm.bcast(where)
         with ctx.agreement("save: opening"):
-            part = _Part(ctx, d, matrix.local, order == "F")
+            part = _FilePart(ctx, d, matrix.local, order == "F")
             target: Target
             if format_of(path) == "zarr":
                 target = zarr.ZarrArray(name, write=True)

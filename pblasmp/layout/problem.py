@@ -12,7 +12,7 @@ from ..dtypes import as_dtype, result_dtype
 from ..errors import ArgumentError, LayoutError, faults_text
 from .descriptor import MatrixDescriptor, MemoryOrder
 from .grid import Grid, as_grid, integer, short_repr
-from .product import ColumnMajorProduct, Op, Product
+from .product import ColumnMajorProduct, MatrixProduct, Op
 from .rules import faults
 from .schemes import Scheme, scheme_operands, scheme_ops
 
@@ -23,7 +23,7 @@ __all__ = ["ColumnMajorProduct", "MatmulProblem", "Op"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MatmulProblem(Product):
+class MatmulProblem(MatrixProduct):
     """``D = alpha op(A) op(B) + beta C`` on distributed matrices. Local.
 
     Args:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Product: D = op(A) op(B) as descriptors, and its column-major form."""
+"""A matrix product: D = op(A) op(B) as descriptors, and its column-major form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .value import Problem
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ColumnMajorProduct", "Op", "Product"]
+__all__ = ["ColumnMajorProduct", "MatrixProduct", "Op"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ColumnMajorProduct:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Product(Problem):
+class MatrixProduct(Problem):
     """The operands and options of a ``MatmulProblem``, which documents them. Local."""
 
     a: MatrixDescriptor
@@ -116,7 +116,7 @@ class Product(Problem):
         (D^T = op(B)^T op(A)^T), and an operand whose order is not D's has its op flipped. Nothing moves.
         """
         swapped = self.d.order == "C"
-        p: Product = self.T if swapped else self
+        p: MatrixProduct = self.T if swapped else self
         a, op_a, conj_a = _column_major_operand(p.a, p.op_a)
         b, op_b, conj_b = _column_major_operand(p.b, p.op_b)
         copy_c = p.c is not None and p.c.order != p.d.order

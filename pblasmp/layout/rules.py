@@ -15,14 +15,14 @@ from .schemes import SCHEMES, scheme_faults, scheme_operands
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .product import Product
+    from .product import MatrixProduct
 
 __all__ = ["faults"]
 
 _FLOAT8_MULTIPLE = 16
 
 
-def faults(p: Product, result: str = "d") -> list[str]:
+def faults(p: MatrixProduct, result: str = "d") -> list[str]:
     """Return every fault of ``p``: operand, got, expected, the closest legal choice. Local.
 
     Args:
@@ -42,7 +42,7 @@ def _axis(op: str, axis: int) -> int:
     return axis if op == "N" else 1 - axis
 
 
-def _sizes(p: Product, d: str) -> Iterator[str]:
+def _sizes(p: MatrixProduct, d: str) -> Iterator[str]:
     k_of_b = p.b.shape[_axis(p.op_b, 0)]
     if p.k != k_of_b:
         yield (
@@ -62,7 +62,7 @@ def _size(x: MatrixDescriptor) -> str:
     return f"{x.shape[0]}x{x.shape[1]}"
 
 
-def _types(p: Product, d: str) -> Iterator[str]:
+def _types(p: MatrixProduct, d: str) -> Iterator[str]:
     if is_float8(p.a.dtype) or is_float8(p.b.dtype):
         yield from _float8(p, d)
         return
@@ -73,7 +73,7 @@ def _types(p: Product, d: str) -> Iterator[str]:
         yield f"{d}: dtype is {p.d.dtype.name}, expected {' or '.join(legal)} for operands of {p.a.dtype.name}"
 
 
-def _float8(p: Product, d: str) -> Iterator[str]:
+def _float8(p: MatrixProduct, d: str) -> Iterator[str]:
     """Yield the faults under the rules for 8-bit floats. Source: cuBLASLt's documentation; cublasmp.h of 0.10.0."""
     names = (p.a.dtype.name, p.b.dtype.name)
     for name, x in (("a", p.a), ("b", p.b)):
@@ -101,7 +101,7 @@ def _float8(p: Product, d: str) -> Iterator[str]:
                 )
 
 
-def _alignment(p: Product, d: str) -> Iterator[str]:
+def _alignment(p: MatrixProduct, d: str) -> Iterator[str]:
     for name, x in _operands(p, d):
         for axis, what in enumerate(("row", "column")):
             lead, block = x.lead[axis], x.block[axis]
@@ -113,19 +113,19 @@ def _alignment(p: Product, d: str) -> Iterator[str]:
                 )
 
 
-def _operands(p: Product, d: str) -> list[tuple[str, MatrixDescriptor]]:
+def _operands(p: MatrixProduct, d: str) -> list[tuple[str, MatrixDescriptor]]:
     named = [("a", p.a), ("b", p.b), (d, p.d)]
     return named if p.c is None else [*named, ("c", p.c)]
 
 
-def _grids(p: Product, d: str) -> Iterator[str]:
+def _grids(p: MatrixProduct, d: str) -> Iterator[str]:
     legal = (p.d.grid, p.d.grid.T)
     for name, x in _operands(p, d)[:2]:
         if not any(x.grid.same_ranks(grid) for grid in legal):
             yield f"{name}: grid is {x.grid}, expected that of {d} ({p.d.grid}) or its transpose ({p.d.grid.T})"
 
 
-def _blocks(p: Product, d: str) -> Iterator[str]:
+def _blocks(p: MatrixProduct, d: str) -> Iterator[str]:
     a_rows, a_cols = (p.a.block[_axis(p.op_a, axis)] for axis in (0, 1))
     b_rows, b_cols = (p.b.block[_axis(p.op_b, axis)] for axis in (0, 1))
     for name, what, got, like, expected in (
@@ -140,7 +140,7 @@ def _blocks(p: Product, d: str) -> Iterator[str]:
             )
 
 
-def _legal_block(p: Product, name: str) -> str:
+def _legal_block(p: MatrixProduct, name: str) -> str:
     """Name the block of ``a`` or ``b`` that would obey every rule."""
     k_block = p.a.block[_axis(p.op_a, 1)]
     block = (p.d.block[0], k_block) if name == "a" else (k_block, p.d.block[1])
@@ -148,7 +148,7 @@ def _legal_block(p: Product, name: str) -> str:
     return f"{name} in blocks of {block if op == 'N' else block[::-1]}"
 
 
-def _c_like_d(p: Product, d: str) -> Iterator[str]:
+def _c_like_d(p: MatrixProduct, d: str) -> Iterator[str]:
     if p.c is None:
         return
     if is_float8(p.d.dtype):
@@ -170,7 +170,7 @@ def _differences(name: str, got: MatrixDescriptor, expected: MatrixDescriptor, w
         yield f"{name}: grid is {got.grid}, expected {expected.grid} {why}"
 
 
-def _scheme(p: Product, result: str) -> Iterator[str]:
+def _scheme(p: MatrixProduct, result: str) -> Iterator[str]:
     form = p.column_major()
     m, n, ranks = p.m, p.n, p.d.grid.size
     if form.swapped:

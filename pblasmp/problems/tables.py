@@ -31,7 +31,7 @@ from .schema import (
     table_faults,
 )
 
-__all__ = ["Operands", "Window", "made_from", "product_operands", "routine_operands"]
+__all__ = ["TableOperands", "Window", "made_from", "product_operands", "routine_operands"]
 
 Window = tuple[slice, slice]
 
@@ -39,7 +39,7 @@ _FLIPPED: dict[Op, Op] = {"N": "T", "T": "N", "C": "N"}
 
 
 @dataclass(slots=True)
-class Operands:
+class TableOperands:
     """The matrices of a problem while they are made: a matrix's own table takes precedence over what all share.
 
     Attributes:
@@ -85,11 +85,11 @@ class Operands:
             self.faults.append(str(error))
 
 
-def product_operands(data: Table) -> tuple[Operands, dict[str, Any]]:
+def product_operands(data: Table) -> tuple[TableOperands, dict[str, Any]]:
     """Return the matrices of a product's table, or their faults, and its options. Local."""
     scheme: Scheme = data.get("scheme", "gemm")
     op_a, op_b = data.get("ops", "NN" if scheme == "gemm" else scheme_ops(data.get("order", "C")[-1]))
-    made = Operands(data)
+    made = TableOperands(data)
     try:
         if scheme == "gemm" or "m" not in data:
             _any_layout(made, op_a, op_b)
@@ -107,9 +107,9 @@ def product_operands(data: Table) -> tuple[Operands, dict[str, Any]]:
     return made, {"op_a": op_a, "op_b": op_b, "scheme": scheme}
 
 
-def routine_operands(data: Table) -> Operands:
+def routine_operands(data: Table) -> TableOperands:
     """Return the matrices of a level-3 routine's table, or their faults. Local."""
-    made = Operands(data)
+    made = TableOperands(data)
     shared: Table = {key: data[key] for key in ("grid", "block", "source", "dtype", "order") if key in data}
     try:
         if "grid" in shared:
@@ -183,7 +183,7 @@ _MAKERS: dict[type, Callable[[type, object], Any]] = {
 }
 
 
-def _any_layout(made: Operands, op_a: Op, op_b: Op) -> None:
+def _any_layout(made: TableOperands, op_a: Op, op_b: Op) -> None:
     """Make A, B and D of a product on any layout; D follows A and B unless its own table says otherwise."""
     data = made.data
     dtype = data.get("dtype", "float64")
@@ -215,7 +215,7 @@ def _any_layout(made: Operands, op_a: Op, op_b: Op) -> None:
     made.put("d", known["d"])
 
 
-def _scheme_layout(made: Operands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
+def _scheme_layout(made: TableOperands, scheme: Scheme, op_a: Op, op_b: Op) -> None:
     """Make A, B and D of a product in the layouts of a scheme, in any mix of memory orders."""
     data = made.data
     orders = dict(zip("abd", data.get("order", "C") * 3, strict=False))

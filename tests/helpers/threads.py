@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pblasmp.comm.communicator import _bytes
-from pblasmp.comm.side_channel import Place, SideChannel
+from pblasmp.comm.side_channel import Meeting, SideChannel
 
 LIMIT = 10.0  # seconds that a rank waits for others
 
@@ -158,7 +158,7 @@ class ThreadComm:
     def bcast_into(self, array: np.ndarray, root: int) -> None:
         array[...] = self.all_of(self._post(array.copy()))[root]
 
-    def wait(self, request: Any, place: Place | None = None) -> None:
+    def wait(self, request: Any, place: Meeting | None = None) -> None:
         since = time.monotonic()
 
         def done() -> bool:

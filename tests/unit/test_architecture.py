@@ -8,6 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -347,6 +348,21 @@ heavy = {"rich", "importlib.metadata", "statistics", "pydantic", "mpi4py", "scip
 print(sorted(heavy & sys.modules.keys()))
 """
     assert run_python(script) == "[]\n"
+
+
+SHARED_NAMES = {"Finish", "Job", "Operand", "_Messages"}
+"""Names of two classes each, which are to be renamed."""
+
+
+def test_no_two_classes_have_one_name():
+    """So that a search for the name finds the class."""
+    named = Counter(
+        node.name
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in named.items() if count > 1} == SHARED_NAMES
 
 
 def test_public_names_are_the_contract():

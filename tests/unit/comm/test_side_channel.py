@@ -332,7 +332,7 @@ def later(seconds=0.1):
 
 
 def elsewhere(number, index=1, call="gather (b)"):
-    return side_channel.Place((0, 1), index, number, call)
+    return side_channel.Meeting((0, 1), index, number, call)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_another_thread_may_come_where_a_rank_waits(channels, monkeypatch):
 def test_the_context_that_a_conflict_is_about_breaks_too(channels):
     a, b = channels
     b.next_agreement("gather")
-    here = side_channel.Place((0, 1), 1, 1, "gather (b)")
+    here = side_channel.Meeting((0, 1), 1, 1, "gather (b)")
     a._transport.coming.append((0, "broken", 1, ("a cause", here)))
     assert str(raised(lambda: b.until(later(5), place=here))) == f"{BROKEN}a cause"
     assert notes(b, "broken") == [("a cause", None)]
