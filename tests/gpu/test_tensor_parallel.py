@@ -186,14 +186,14 @@ def test_pytorch_tensors(ctx, form):
 
 
 def test_bench(ctx):
-    """What ``pblasmp bench`` does on each rank: ours as NCCL + cuBLAS, and a time for each."""
+    """What ``pblasmp bench`` does on each rank: pblasmp as NCCL + cuBLAS, and a time for each."""
     from pblasmp.cli.bench import BenchOptions, _work
     from pblasmp.cli.progress import Reporter
     from pblasmp.layout.forms import FORMS
 
     shapes = ((256, 128, 512), (1024, 512, 1024))
     result = _work(BenchOptions(tuple(FORMS), shapes, None, 3, "cublasmp", None), Reporter())
-    assert (result["rival"], result["dtype"]) == ("NCCL + cuBLAS", "bfloat16")
+    assert (result["separate"], result["dtype"]) == ("NCCL + cuBLAS", "bfloat16")
     for name, rows in result["sections"].items():
         for row in rows:
             assert row["good"], f"{name} {row}"
@@ -202,7 +202,7 @@ def test_bench(ctx):
 
 
 @pytest.fixture(scope="module")
-def rival(ctx):
+def nccl(ctx):
     """PyTorch's NCCL backend over the same ranks."""
     pytest.importorskip("torch")
     from mpi4py import MPI
@@ -215,7 +215,7 @@ def rival(ctx):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_as_nccl_and_cublas(ctx, rival, shape):
+def test_as_nccl_and_cublas(ctx, nccl, shape):
     """At the shapes of the benchmarks, in bfloat16: the same as PyTorch computes with all-gather and reduce-scatter."""
     import cupy
 
@@ -228,14 +228,14 @@ def test_as_nccl_and_cublas(ctx, rival, shape):
 
     x, w = random(t // ctx.size, k), random(n, k)
     y = pb.allgather_matmul(x, w, ctx)
-    expected = rival.ag(rival.view(x), rival.view(w), ctx.size)
+    expected = nccl.ag(nccl.view(x), nccl.view(w), ctx.size)
     expected.run()
-    error = rival.error(rival.view(y), expected.result())
+    error = nccl.error(nccl.view(y), expected.result())
     assert everywhere(ctx, "" if error < 1e-2 else f"all-gather: relative error {error}") == ""
     del y, expected
     x, w = random(t, k // ctx.size), random(n, k // ctx.size)
     y = pb.matmul_reduce_scatter(x, w, ctx)
-    expected = rival.rs(rival.view(x), rival.view(w), ctx.size)
+    expected = nccl.rs(nccl.view(x), nccl.view(w), ctx.size)
     expected.run()
-    error = rival.error(rival.view(y), expected.result())
+    error = nccl.error(nccl.view(y), expected.result())
     assert everywhere(ctx, "" if error < 2e-2 else f"reduce-scatter: relative error {error}") == ""
