@@ -126,7 +126,7 @@ def frozen(ctx: pb.Context, split: Split, whole: list[Tensor], how: dict[str, st
     x, w, bias = (each[part].clone() for each, part in zip(whole, split[1:4], strict=True))
     whole_x = whole[0].clone().requires_grad_()
     expected = nn.functional.linear(whole_x, *whole[1:])
-    y = split.function(x.requires_grad_(), w, ctx, bias, **how)
+    y = split.function(x.requires_grad_(), w, ctx, bias=bias, **how)
     compare("y", y, expected[split.y])
     weights = integers(ctx, 4, *expected.shape)
     (expected * weights).sum().backward()

@@ -694,7 +694,7 @@ def bias_apart(ctx: pb.Context, mesh: DeviceMesh) -> None:
         (partial(pt.ColumnParallelLinear.from_linear, gather_output=False), (slice(None), own(6, ctx))),
         (partial(pt.RowParallelLinear.from_linear, input_is_parallel=False), (slice(None), slice(None))),
     ):
-        layer = make(whole, ctx, skip_bias_add=True)
+        layer = make(whole, ctx=ctx, skip_bias_add=True)
         whole.load_state_dict({name: full(value) for name, value in layer.state_dict().items()})
         whole.zero_grad()
         y, bias = layer(x)
@@ -703,7 +703,7 @@ def bias_apart(ctx: pb.Context, mesh: DeviceMesh) -> None:
         whole(x).square().sum().backward()
         compare("bias", full(layer.bias.grad), whole.bias.grad, 1e-12)
         compare("weight", full(layer.weight.grad), whole.weight.grad, 1e-12)
-        assert make(nn.Linear(8, 6, bias=False), ctx, skip_bias_add=True)(x.float())[1] is None
+        assert make(nn.Linear(8, 6, bias=False), ctx=ctx, skip_bias_add=True)(x.float())[1] is None
 
 
 def wrong_types(ctx: pb.Context, mesh: DeviceMesh) -> None:
@@ -818,7 +818,7 @@ def fused(ctx: pb.Context, mesh: DeviceMesh) -> None:
     with pytest.raises(pb.ArgumentError, match="out_features: expected a size for each layer, by name"):
         pt.FusedColumnParallelLinear(6, [3, 4], ctx=ctx)
     with pytest.raises(pb.ArgumentError, match="linears: expected one number of inputs and one type"):
-        pt.FusedColumnParallelLinear.from_linears({"a": nn.Linear(6, 3), "b": nn.Linear(5, 3)}, ctx)
+        pt.FusedColumnParallelLinear.from_linears({"a": nn.Linear(6, 3), "b": nn.Linear(5, 3)}, ctx=ctx)
 
 
 CASES = (
