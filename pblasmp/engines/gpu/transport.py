@@ -82,7 +82,7 @@ class CublasmpTransport(Room):
             self._nccl_core.group_end()
         done = cupy.cuda.Event(disable_timing=True)
         done.record(self._stream)
-        return _Messages(cupy, done, [array for array, _ in (*sends, *receives)])
+        return _NcclMessages(cupy, done, [array for array, _ in (*sends, *receives)])
 
     def start_exchange(
         self,
@@ -149,7 +149,7 @@ class CublasmpTransport(Room):
         return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)
 
 
-class _Messages:
+class _NcclMessages:
     """Messages under way, with the arrays that they need."""
 
     def __init__(self, cupy: Any, done: Any, arrays: list[Array]) -> None:

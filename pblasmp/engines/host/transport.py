@@ -61,7 +61,7 @@ class HostTransport(Room):
         """Start messages. Local."""
         requests = [request for array, rank in receives for request in self._comm.irecv(array, rank)]
         requests += [request for array, rank in sends for request in self._comm.isend(array, rank)]
-        return _Messages(self._comm, requests, [array for array, _ in (*sends, *receives)])
+        return _MpiMessages(self._comm, requests, [array for array, _ in (*sends, *receives)])
 
     def start_exchange(
         self,
@@ -98,7 +98,7 @@ class HostTransport(Room):
         return accumulation_dtype(dtype)
 
 
-class _Messages:
+class _MpiMessages:
     """Messages in flight, with the arrays that they need."""
 
     def __init__(self, comm: Communicator, requests: list[Any], arrays: list[Array]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pblasmp.bindings import ComputeType, DataType
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.kernels import lt as lt_module
-from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Batch, Finish, LocalProducts, fuses
+from pblasmp.engines.gpu.kernels.lt import WORKSPACE_BYTES, Batch, Fused, LocalProducts, fuses
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.errors import ArgumentError, UnsupportedError
 from tests.helpers.fakelt import Epilogue, FakeLt
@@ -80,12 +80,9 @@ def test_c_may_be_another_matrix(lt, products):
     ({"bias": 64}, "BIAS", {"BIAS_POINTER": 64, "BIAS_DATA_TYPE": DataType.R_16BF}),
     ({"activation": "relu"}, "RELU", {}),
     ({"activation": "gelu", "bias": 64}, "GELU_BIAS", {"BIAS_POINTER": 64}),
-    ({"activation": "gelu", "aux": 128, "aux_ld": 24, "bias": 64}, "GELU_AUX_BIAS",
-     {"EPILOGUE_AUX_POINTER": 128, "EPILOGUE_AUX_LD": 24}),
-    ({"activation": "drelu", "aux": 128, "aux_ld": 128}, "DRELU", {"EPILOGUE_AUX_POINTER": 128}),
 ])  # fmt: skip
 def test_epilogues(lt, products, finish, name, attributes):
-    products.multiply(1, view(30, 50), view(20, 50), view(30, 20), op_w="T", finish=Finish(**finish))
+    products.multiply(1, view(30, 50), view(20, 50), view(30, 20), op_w="T", finish=Fused(**finish))
     (call,) = lt.calls
     assert call["EPILOGUE"] == Epilogue[name]
     assert attributes.items() <= call.items()
@@ -95,7 +92,7 @@ def test_scales_of_8_bit_products(lt, products):
     """X is the library's B, and W its A."""
     x, w = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn")
     d = view(32, 48, "float8_e4m3fn", 0x3000)
-    finish = Finish(scale_x=16, scale_w=32, scale_d=48, amax=4, bias=40)
+    finish = Fused(scale_x=16, scale_w=32, scale_d=48, amax=4, bias=40)
     products.multiply(1, x, w, d, op_w="T", finish=finish)
     (call,) = lt.calls
     assert (call["A_SCALE_POINTER"], call["B_SCALE_POINTER"]) == (32, 16)
@@ -110,8 +107,8 @@ def test_scales_of_8_bit_products(lt, products):
 def test_scales_at_other_addresses_are_copied_by_every_product(lt, products):
     x, w, d = view(32, 64, "float8_e5m2"), view(48, 64, "float8_e4m3fn"), view(32, 48)
     for stream in (1, 2):
-        products.multiply(stream, x, w, d, op_w="T", finish=Finish(scale_x=20, scale_w=32))
-    products.multiply(3, x, w, d, op_w="T", finish=Finish(scale_x=20, scale_w=36), lane="other")
+        products.multiply(stream, x, w, d, op_w="T", finish=Fused(scale_x=20, scale_w=32))
+    products.multiply(3, x, w, d, op_w="T", finish=Fused(scale_x=20, scale_w=36), lane="other")
     once, again, other = lt.calls
     assert [call["A_SCALE_POINTER"] for call in lt.calls[:2]] == [32, 32]
     mine = once["B_SCALE_POINTER"]
@@ -163,14 +160,11 @@ def test_a_product_is_looked_up_once(lt, products):
     x, w, d = view(30, 50), view(20, 50), view(30, 20)
     other_x = view(30, 50, at=0x9000)
     for a, bias in ((x, 64), (other_x, 64), (x, 128)):
-        products.multiply(1, a, w, d, op_w="T", finish=Finish(bias=bias))
+        products.multiply(1, a, w, d, op_w="T", finish=Fused(bias=bias))
     assert lt.searches == 1
     assert [call["BIAS_POINTER"] for call in lt.calls] == [64, 64, 128]
-    products.multiply(1, x, w, d, op_w="T", sms=100)
-    products.multiply(2, x, w, d, op_w="T", sms=116)
-    products.multiply(1, view(30, 50, at=0x1002), w, d, op_w="T", sms=116)  # worse aligned
-    assert lt.searches == 4
-    assert [call["SM_COUNT_TARGET"] for call in lt.calls[3:]] == [100, 116, 116]
+    products.multiply(1, view(30, 50, at=0x1002), w, d, op_w="T")  # worse aligned
+    assert lt.searches == 2
 
 
 def test_a_lane_has_one_workspace_on_whatever_stream(lt, products):
@@ -220,7 +214,7 @@ def test_what_the_library_cannot_do(lt, products):
         UnsupportedError,
         match="a product of 30 x 20 x 50, bfloat16 N by bfloat16 N to bfloat16, epilogue BIAS",
     ):
-        products.multiply(1, view(30, 50), view(50, 20), view(30, 20), finish=Finish(bias=64))
+        products.multiply(1, view(30, 50), view(50, 20), view(30, 20), finish=Fused(bias=64))
     assert list(lt.alive.values()) == ["handle"]  # nothing of it is left
     with pytest.raises(UnsupportedError, match="compute: 'tf32' is for float32"):
         products.multiply(1, view(30, 50), view(50, 20), view(30, 20), compute="tf32")

@@ -372,7 +372,7 @@ class Kernels:
             bias: one row.
             activation: None, "relu", "gelu".
             scale, amax: addresses of one float32, 0 for none.
-            blocks: of threads, at most; 0: two for each multiprocessor.
+            blocks: of threads, at most; 0: two for each multiprocessor. For tests.
 
         Raises:
             ArgumentError: the shapes or types differ.
@@ -422,17 +422,15 @@ class Kernels:
             u64(bias.address if bias else 0), np.int32(_ACTIVATIONS[activation]), u64(scale), u64(amax),
         )  # fmt: skip
 
-    def copy(self, stream: Any, to: View, of: View, blocks: int = 0) -> None:
+    def copy(self, stream: Any, to: View, of: View) -> None:
         """Queue a copy of a matrix at memory speed. Local."""
         if (to.rows, to.cols, to.dtype.itemsize) != (of.rows, of.cols, of.dtype.itemsize):
             raise ArgumentError(f"a matrix of {of.rows} x {of.cols} is to be copied to {to.rows} x {to.cols}")
         size = of.dtype.itemsize
         whole = (1, 1, of.rows, of.cols * size)
-        self.move(
-            stream, [(to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole)], blocks
-        )
+        self.move(stream, [(to.address, (0, 0, to.ld * size), of.address, (0, 0, of.ld * size), whole)])
 
-    def move(self, stream: Any, moves: Iterable[Move], blocks: int = 0) -> None:
+    def move(self, stream: Any, moves: Iterable[Move]) -> None:
         """Queue copies in four dimensions, the last of them contiguous bytes, which do not overlap. Local.
 
         Blocks of a block-cyclic matrix are packed so: (blocks down, rows of one, blocks across, bytes of a row of one).
@@ -441,7 +439,6 @@ class Kernels:
             stream: CuPy's.
             moves: of each where it is written, and the bytes from one to the next along the first three dimensions
                 there; the same where it is read; the extents of the four dimensions.
-            blocks: of threads, at most; 0: four for each multiprocessor.
 
         Raises:
             ArgumentError: an extent or a stride is negative.
@@ -459,17 +456,15 @@ class Kernels:
                 alike.setdefault((word, many), []).append(each)
         for (word, many), some in alike.items():
             for first in range(0, len(some), _MOVES):
-                self._move(
-                    stream, word, many, some[first : first + _MOVES], blocks or 4 * self.multiprocessors
-                )
+                self._move(stream, word, many, some[first : first + _MOVES])
 
-    def _move(self, stream: Any, word: int, each: int, moves: Sequence[Move], blocks: int) -> None:
+    def _move(self, stream: Any, word: int, each: int, moves: Sequence[Move]) -> None:
         """Queue one kernel: ``word`` bytes at a time, ``each`` times by a thread of a warp, or 0."""
         # a piece is what so many threads copy at a time
         threads, piece = (32, 32 * each * word) if each else (1, word)
         totals = [math.prod(counts) * -(-run // piece) for *_, (*counts, run) in moves]
         needed = [-(-total * threads // _THREADS) for total in totals]
-        grid, first, words = min(blocks, sum(needed)), 0, []
+        grid, first, words = min(4 * self.multiprocessors, sum(needed)), 0, []
         for (to, there, of, here, (_, b, c, run)), total, count in zip(moves, totals, needed, strict=True):
             words += [to, of, *there, *here, b, c, run // word, total, first]
             first = (first + count) % grid

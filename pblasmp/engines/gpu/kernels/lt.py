@@ -25,30 +25,27 @@ from ....errors import ArgumentError, LibraryNotFoundError, UnsupportedError
 from ..types import DATA_TYPES, compute_type
 from .views import View
 
-__all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Finish", "LocalProducts", "fuses", "why_not_float8"]
+__all__ = ["PLAIN", "SCALE_ALIGNED", "Batch", "Fused", "LocalProducts", "fuses", "why_not_float8"]
 
 WORKSPACE_BYTES = 32 << 20  # cuBLAS's own default on Hopper
 _REMEMBERED = 512  # products, with descriptors and heuristics: a few kB each, 20 µs to find again
 _ALIGNED = 256  # bytes; better alignment makes no difference
 _FLOAT8_ALIGNED = 16
 SCALE_ALIGNED = 16  # bytes; with other addresses of scales, cuBLASLt finds an algorithm that refuses to run
-_FORWARD, _BACKWARD = ("relu", "gelu"), ("drelu", "dgelu")
 
 Op = Literal["N", "T", "C"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Fused:
     """The scales and the epilogue of a product: ``D = scale_d f(alpha (scale_x X) (scale_w W) + beta C + bias)``.
 
     Addresses of device memory, 0 for none.
 
     Args:
-        activation: "relu", "gelu", or their derivatives "drelu", "dgelu", which read ``aux``.
+        activation: "relu" or "gelu".
         bias: a vector with an entry for every column of D.
         bias_dtype: its type, by default D's; bfloat16 or float16 with 8-bit operands.
-        aux: written by "relu" and "gelu", read by "drelu" and "dgelu"; see ``Epilogue.aux``.
-        aux_ld: entries from one of its rows to the next.
         scale_x, scale_w, scale_d: one float32 each, with 8-bit matrices.
         amax: one float32, overwritten with the largest absolute value of an 8-bit D.
     """
@@ -56,8 +53,6 @@ class Finish:
     activation: str | None = None
     bias: int = 0
     bias_dtype: np.dtype | None = None
-    aux: int = 0
-    aux_ld: int = 0
     scale_x: int = 0
     scale_w: int = 0
     scale_d: int = 0
@@ -67,7 +62,7 @@ class Finish:
     def epilogue(self) -> str:
         """Name, in cuBLASLt, of the bias and the activation."""
         parts = [self.activation.upper() if self.activation else ""]
-        parts += ["AUX" if self.aux and self.activation in _FORWARD else "", "BIAS" if self.bias else ""]
+        parts += ["BIAS" if self.bias else ""]
         return "_".join(part for part in parts if part) or "DEFAULT"
 
     @property
@@ -75,7 +70,6 @@ class Finish:
         """Attributes of a matmul descriptor for the given addresses; X is cuBLASLt's B, W its A."""
         given = {
             "BIAS_POINTER": self.bias,
-            "EPILOGUE_AUX_POINTER": self.aux,
             "A_SCALE_POINTER": self.scale_w,
             "B_SCALE_POINTER": self.scale_x,
             "D_SCALE_POINTER": self.scale_d,
@@ -84,7 +78,7 @@ class Finish:
         return {name: address for name, address in given.items() if address}
 
 
-PLAIN = Finish()
+PLAIN = Fused()
 
 
 class Batch(NamedTuple):
@@ -174,10 +168,9 @@ class LocalProducts:
         alpha: complex = 1,
         beta: complex = 0,
         c: View | None = None,
-        finish: Finish = PLAIN,
+        finish: Fused = PLAIN,
         compute: str | None = None,
         batch: Batch | None = None,
-        sms: int = 0,
         lane: str = "main",
     ) -> None:
         """Queue ``D = alpha op(X) op(W) + beta C`` and ``finish``, with one rounding. Local.
@@ -191,7 +184,6 @@ class LocalProducts:
             finish: bias, activation, scales.
             compute: as in ``matmul``: None, "tf32", "bf16x9", "fixedpoint".
             batch: how many products there are; ``x``, ``w``, ``d`` and ``c`` are those of the first one.
-            sms: how many multiprocessors to use at most, 0 for all.
             lane: products of one lane run one after another, on whatever stream, and share a workspace.
 
         Raises:
@@ -204,13 +196,13 @@ class LocalProducts:
         if (k, m, n) != (inner, d.rows, d.cols) or (c.rows, c.cols) != (d.rows, d.cols):
             raise ArgumentError(
                 f"op(X) is {m} x {k}, op(W) {inner} x {n}, C {c.rows} x {c.cols}, D {d.rows} x {d.cols}: "
-                "expected m x k, k x n and twice m x n"
+                "expected m x k, k x n, and m x n for C and D"
             )
         if not (m and n and k):
             raise ArgumentError(f"a product of {m} x {n} x {k}: there is nothing to multiply")
         if (finish.scale_x | finish.scale_w | finish.scale_d) % SCALE_ALIGNED:
             finish = self._with_aligned_scales(finish, stream, lane)
-        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, batch, sms)
+        product = self._product((m, n, k), (x, w, c, d), (op_x, op_w), beta, finish, compute, batch)
         product.point(self._lt, finish.pointers)
         kind = accumulation_dtype(x.dtype)
         scalars = self._scalars_of(alpha, beta, kind)
@@ -237,7 +229,7 @@ class LocalProducts:
         self._cublas.set_workspace(self._solver, *workspace)
         getattr(self._cublas, f"{letter}trsm")(self._solver, *arguments)
 
-    def _with_aligned_scales(self, finish: Finish, stream: int, lane: str) -> Finish:
+    def _with_aligned_scales(self, finish: Fused, stream: int, lane: str) -> Fused:
         """Queue copies of the scales whose addresses cuBLASLt does not take. Return ``finish`` with all addresses."""
         runtime = self._cupy.cuda.runtime
         copies: dict[str, Any] = {}
@@ -266,22 +258,21 @@ class LocalProducts:
         views: tuple[View, View, View, View],
         ops: tuple[Op, Op],
         beta: complex,
-        finish: Finish,
+        finish: Fused,
         compute: str | None,
         batch: Batch | None,
-        sms: int,
     ) -> _Prepared:
         """Return descriptors and algorithm, from the cache if they were made before."""
         key = (
-            extents, ops, beta == 0, compute, batch, sms,
+            extents, ops, beta == 0, compute, batch,
             tuple((view.dtype, view.ld, _alignment(view, step)) for view, step in _stepped(views, batch)),
-            finish.epilogue, finish.bias_dtype, finish.aux_ld, tuple(finish.pointers),
+            finish.epilogue, finish.bias_dtype, tuple(finish.pointers),
         )  # fmt: skip
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
             return found
-        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, batch, sms)
+        self._prepared[key] = found = self._prepare(extents, views, ops, beta, finish, compute, batch)
         if len(self._prepared) > _REMEMBERED:  # work that was queued with them no longer needs them
             self._prepared.popitem(last=False)[1].made.close()
         return found
@@ -292,10 +283,9 @@ class LocalProducts:
         views: tuple[View, View, View, View],
         ops: tuple[Op, Op],
         beta: complex,
-        finish: Finish,
+        finish: Fused,
         compute: str | None,
         batch: Batch | None,
-        sms: int,
     ) -> _Prepared:
         lt = self._lt
         x, w, c, d = views
@@ -313,13 +303,10 @@ class LocalProducts:
                 "TRANSA": int(Operation[ops[1]]),
                 "TRANSB": int(Operation[ops[0]]),
                 "EPILOGUE": int(lt.Epilogue[finish.epilogue]),
-                "SM_COUNT_TARGET": sms,
             }
             if finish.bias:
                 default = DTYPES["bfloat16"] if float8 and d.dtype != np.float16 else d.dtype
                 attributes["BIAS_DATA_TYPE"] = int(_data_type(finish.bias_dtype or default))
-            if finish.aux:
-                attributes["EPILOGUE_AUX_LD"] = finish.aux_ld
             for name, value in attributes.items():
                 _set(lt, "matmul_desc", description, name, value)
             product = _Prepared(description, without_c=float8 and beta == 0 and is_float8(d.dtype))
@@ -425,7 +412,7 @@ def _alignment(view: View, step: int = 0) -> int:
     return min(_ALIGNED, together & -together)
 
 
-def _words(extents: tuple[int, int, int], views: tuple[View, ...], ops: tuple[Op, Op], finish: Finish) -> str:
+def _words(extents: tuple[int, int, int], views: tuple[View, ...], ops: tuple[Op, Op], finish: Fused) -> str:
     m, n, k = extents
     x, w, _, d = (view.dtype.name for view in views)
     return f"a product of {m} x {n} x {k}, {x} {ops[0]} by {w} {ops[1]} to {d}, epilogue {finish.epilogue}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from ....errors import UnsupportedError
 from ..kernels.kernels import Kernels
-from ..kernels.lt import PLAIN, Finish, LocalProducts, Op
+from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import Job, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, check_driver, nccl_handle, open_windows
@@ -231,14 +231,13 @@ class Gpu:
         d: View,
         *,
         op_w: Op,
-        op_x: Op = "N",
         alpha: complex = 1,
         beta: complex = 0,
         c: View | None = None,
-        finish: Finish = PLAIN,
+        finish: Fused = PLAIN,
         compute: str | None = None,
     ) -> None:
-        """Queue D = alpha op(X) op(W) + beta C and what follows; D = 0 if there are no inputs. Local."""
+        """Queue D = alpha X op(W) + beta C and what follows; D = 0 if there are no inputs. Local."""
         if not d.rows * d.cols:
             return
         if not x.cols:
@@ -252,7 +251,7 @@ class Gpu:
             return
         self.products.multiply(
             self.stream(stream).ptr, x, w, d,
-            op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
+            op_w=op_w, alpha=alpha, beta=beta, c=c, finish=finish, compute=compute, lane=stream,
         )  # fmt: skip
 
     def one_kernel(self, kernel: OneKernel, job: Job) -> None:
@@ -291,10 +290,10 @@ class Gpu:
         copy.dstHeight, copy.srcHeight = (s // p for s, p in zip(b.slices, b.pitches, strict=True))
         check_driver(driver.cuMemcpy3DAsync(copy, stream))
 
-    def copy(self, stream: str, to: View, of: View, blocks: int = 0) -> None:
+    def copy(self, stream: str, to: View, of: View) -> None:
         """Copy a matrix by a kernel. Local."""
         if of.rows * of.cols:
-            self.kernels.copy(self.stream(stream), to, of, blocks)
+            self.kernels.copy(self.stream(stream), to, of)
 
     def move(self, stream: str, moves: Iterable[Move]) -> None:
         """Copy blocks by a kernel; see ``Kernels.move``. Local."""

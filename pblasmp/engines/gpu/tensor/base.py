@@ -14,7 +14,7 @@ from ....layout import ParallelProblem
 from ...product import Graphs, Product, Workspace
 from ...request import Operands, Options
 from ...tensor.base import row_major
-from ..kernels.lt import PLAIN, Finish, fuses
+from ..kernels.lt import PLAIN, Fused, fuses
 from ..kernels.views import View
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class Views:
         )
 
     @property
-    def scaled(self) -> Finish:
+    def scaled(self) -> Fused:
         """The scales of the operands alone: for products whose parts are added later."""
-        return Finish(scale_x=self.scale_x, scale_w=self.scale_w) if self.scale_x or self.scale_w else PLAIN
+        return Fused(scale_x=self.scale_x, scale_w=self.scale_w) if self.scale_x or self.scale_w else PLAIN
 
 
 class CopyProduct(Product):
@@ -203,7 +203,7 @@ class CopyProduct(Product):
         largest = None
         if call.amax and is_float8(p.out_dtype):
             largest = View(self.gpu.scratch("amax", _AMAX.itemsize), 1, 1, 1, _AMAX)
-        finish = Finish(
+        finish = Fused(
             activation=call.activation if inside else None,
             bias=bias.address if inside and bias else 0,
             bias_dtype=bias.dtype if inside and bias else None,
