@@ -91,6 +91,12 @@ def test_products_whose_operands_are_moved(ctx, way):
             assert everywhere(ctx, wrong(ctx, plan(), values[0] @ values[1])) == ""
         (line,) = [line for line in plan.report().moved if line.startswith("b is moved to")]
         assert way in line
+        out, graph = plan(), plan.graph()
+        for factor in (1, -2, 3):  # which the graph reads when it is replayed
+            out.local[...] = np.nan
+            a.local[...] *= factor
+            values[0] = values[0] * factor
+            assert everywhere(ctx, wrong(ctx, graph.replay(), values[0] @ values[1])) == ""
 
 
 @pytest.mark.parametrize("panel", [1000, 64 << 20])
