@@ -47,7 +47,7 @@ def new_part(engine: Engine, x: MatrixDescriptor) -> LocalArray:
 
 
 def scale(array: LocalArray, beta: complex) -> None:
-    """Multiply ``array`` by ``beta`` in place; 0 makes zeros, even of NaN. Local."""
+    """Multiply ``array`` by ``beta`` in place; 0 overwrites, so NaN does not survive. Local."""
     if array.strides[0] < array.strides[1]:  # CuPy's kernels run along rows
         array = array.T
     if beta == 0:

@@ -23,7 +23,7 @@ __all__ = ["METHODS", "FullProduct"]
 
 _STRIPES = 4  # in which a triangle is computed: together 10/16 of its square
 _FAST, _SLOW = 2.5, 8.0  # gathering costs 3
-_THIN = 8  # so many times as many rows as columns: then filling A takes longer than multiplying it
+_THIN = 8  # with so many times as many rows as columns, filling A costs more than the product
 
 
 class FullProduct(SteppedProduct):

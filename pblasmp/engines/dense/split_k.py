@@ -20,7 +20,7 @@ from ..request import Operands, Options, Problem
 
 __all__ = ["METHODS", "SummedUpdate"]
 
-_LONG = 8  # k is so many times as long as the result has rows: then summing the results costs little
+_LONG = 8  # take this only if k is at least so many times n
 
 Array = Any
 

@@ -30,7 +30,7 @@ from ..request import Operands, Options, Problem
 
 __all__ = ["METHODS", "StationaryProduct"]
 
-_LARGER = 2  # so many times as many elements must otherwise be moved; with fewer, both ways take as long
+_LARGER = 2  # worthwhile only if the alternative moves at least so many times as many elements
 _LEAST = 1 << 17  # elements that must otherwise be moved; with fewer, an extra meeting costs more
 
 Array = Any

@@ -24,7 +24,7 @@ _PANEL = (
     1024  # equations solved at a time: with more, more of A is copied; with fewer, the ranks meet more often
 )
 _LEAST = 4096  # equations; with fewer, the meetings take as long as copying A
-_THIN = 32  # so many times as many equations as right-hand sides; otherwise other algorithms are as fast
+_THIN = 32  # needs so many times as many equations as right-hand sides
 
 
 class StationarySolve(SteppedProduct):

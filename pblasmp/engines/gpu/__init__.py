@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cuBLASMp engine: one rank per GPU, CuPy arrays, NVIDIA cuBLASMp 0.5 to 0.10."""
+"""The GPU engine, "cublasmp": a GPU for each rank, or shared by ranks, CuPy arrays, NVIDIA cuBLASMp 0.5 to 0.10."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host engine: MPI ranks, one local GEMM over the whole of k, and operands that the ranks of a node share."""
+"""The host engine: MPI ranks with NumPy and BLAS, which share memory within a node."""
 
 from __future__ import annotations
 

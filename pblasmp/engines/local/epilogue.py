@@ -18,7 +18,7 @@ from ...scales import Scales
 from ..protocol import Engine
 from ..request import Operands
 
-__all__ = ["Finish", "activate", "number", "store"]
+__all__ = ["Finish", "activate", "number", "scale_and_clip"]
 
 Array = Any
 
@@ -77,7 +77,7 @@ class Finish:
             self._write(getattr(e, name), sums, matrix, stored, axis)
         if scales.amax is not None:
             scales.amax[...] = 0
-        store(self._xp, scales, p.d.dtype, x)
+        scale_and_clip(self._xp, scales, p.d.dtype, x)
 
     def _write(
         self, out: Array, sums: Array | None, matrix: MatrixDescriptor, stored: int, axis: int
@@ -129,8 +129,8 @@ def activate(xp: Any, e: Epilogue, v: Array, aux: Array | None) -> None:
         v *= 0.5 * (1 + t) + 0.5 * at * (1 - t * t) * _ROOT * (1 + 3 * _CUBE * at * at)
 
 
-def store(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
-    """Include a part of D in ``amax``, and scale and clip it in place to what a D of ``dtype`` stores. Local.
+def scale_and_clip(xp: Any, scales: Scales, dtype: np.dtype, v: Array) -> None:
+    """Update ``amax``, then scale ``v`` and clip it to the range of ``dtype``. Local.
 
     Args:
         xp: numpy or cupy.

@@ -14,7 +14,7 @@ __all__ = ["FOLLOWS", "Panels", "cut", "domains", "memory_refusal"]
 
 Array = Any
 
-FOLLOWS = 4  # k must be so many times a first panel for one to be worthwhile
+FOLLOWS = 4  # use a short first panel only if k is at least so many times as long
 
 
 def domains(engine: Engine, way: str) -> tuple[tuple[int, ...], ...]:

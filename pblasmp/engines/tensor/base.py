@@ -17,7 +17,7 @@ from ...epilogue import Epilogue
 from ...layout import MatmulProblem, ParallelProblem
 from ...layout.forms import FORMS
 from ...scales import Scales
-from ..local.epilogue import activate, store
+from ..local.epilogue import activate, scale_and_clip
 from ..product import Product
 from ..protocol import Engine, Method
 from ..request import Operands, Options, Problem
@@ -101,7 +101,7 @@ class ParallelProduct(Product):
         e: Epilogue | None = self._epilogue
         if e is not None:
             activate(self._engine.xp, e if e.bias is None else replace(e, bias=e.bias[columns]), target, None)
-        store(self._engine.xp, self._scales, self._p.out_dtype, target)
+        scale_and_clip(self._engine.xp, self._scales, self._p.out_dtype, target)
 
     def _sum(self, x: Array, w: Array, c: Array | None, target: Array) -> None:
         """Compute ``target = alpha x w + beta c``."""

@@ -42,7 +42,7 @@ class PreparedCall(Product, ABC):
         copied_bytes: bytes that are copied to and from temporaries in one run.
     """
 
-    holds_memory = True  # namely temporaries, which perhaps only some ranks need
+    holds_memory = True  # some ranks keep temporaries
     _listens = True  # whether the first run reads in the log what the library does
 
     def __init__(
@@ -232,7 +232,7 @@ class PreparedCall(Product, ABC):
             self._forget()
 
     def _first(self) -> None:
-        """Prepare the call and make it: the steps that can fail here come before any GPU waits for other ranks."""
+        """Prepare, then run: all that can fail here comes before any GPU waits for other ranks."""
         self._workspace.grow(*self._sizes)
         what, log = f"cublasMp{self._routine}: the first run", None
         try:

@@ -42,7 +42,7 @@ class Inbox:
         self._slots = [0] * _BOXES  # bytes of a slot, by box
         self._free = list(range(_BOXES))
         self._pushed: set[tuple[int, int]] = set()  # (box, receiver) of slots that have been written
-        self._telling = False  # whether flags may still be under way
+        self._telling = False  # whether the stream "tell" must still be joined
 
     def takes(self, largest: int) -> bool:
         """Return whether there is room for messages of up to ``largest`` bytes between any two ranks. Local."""

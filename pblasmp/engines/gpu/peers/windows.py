@@ -33,7 +33,7 @@ KINDS = "end", "between"
 
 _UP = 1
 _ROUNDED = 512 << 20  # bytes, at most, that NCCL adds to an allocation, for multicast
-_FAR = 0x3F  # each byte of a count of products that is never reached
+_FAR = 0x3F  # fill byte: larger than any real count of products
 
 
 class Buffer:

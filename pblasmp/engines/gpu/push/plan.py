@@ -2,8 +2,8 @@
 """Who sends which part of the operands of a product to whom, with one order of k for both operands.
 
 A rank multiplies a *slab* of A by a slab of B: their rows and columns of D, over the whole of k. The order of k does
-not matter inside a product, as long as both slabs have the same one. It stays as it is if copy engines can copy what
-one operand's owners have by few commands and the other operand is complete everywhere. Otherwise k is ordered in
+not matter inside a product, as long as both slabs have the same one. k keeps its order if one operand is complete
+on every rank and the other needs few copy commands. Otherwise k is ordered in
 *sections*, each of the indices that one process column of A and one process row of B own. What a rank sends then
 arrives as one range of k, however small the blocks are. If several processes own alternating blocks of a slab's rows,
 the rows are in sections as well, one per owner, the rank's own first: each section is multiplied in place, as a batch
@@ -28,8 +28,8 @@ from ...moving.operand import needs
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
 
-_OWNERS = 4  # most owners of a slab's rows that are in sections
-_FEW = 16  # a message of more copies of rows is packed
+_OWNERS = 4  # reorder rows by owner only if at most so many ranks own them
+_FEW = 16  # pack a message that would take more copies than this
 _LINE = 64  # entries of k; copy engines are slower with shorter lines
 _ALIGNED = 16  # bytes
 _APART = 128  # bytes; the leading dimension of a slab is a multiple of it
@@ -38,7 +38,7 @@ _SIDE = 2048  # of a square of D that occupies all multiprocessors of an H200 on
 _SHARES: tuple[tuple[float, tuple[int, ...]], ...] = (
     (12, (1, 1, 2, 4, 8)), (6, (1, 1, 2, 4)), (3, (1, 1, 2)), (1.5, (1, 1)), (0, (1,)),
 )  # fmt: skip
-"""How an operand is cut into chunks, if it is at least so many times as long as its first chunk should be."""
+"""Relative sizes of an operand's chunks, by its least length in units of the first chunk."""
 
 
 def clip(stretches: Stretches, start: int, stop: int) -> Stretches:

@@ -67,7 +67,7 @@ class Session:
         gpu: local products, kernels, and symmetric memory if there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
         near: the ranks of this rank's node.
-        held_with: objects that the GPU may use as long as it uses this session.
+        held_with: objects that are kept alive with the session.
     """
 
     def __init__(self, comm: Communicator, device: Device, library: Library, nccl: Any = None) -> None:

@@ -99,7 +99,7 @@ class PushTensorMethod(CopyMethod):
 def _why_not(
     kind: type[CopyProduct], engine: Engine, p: ParallelProblem, options: Options, operands: Operands | None
 ) -> str:
-    """Return why an algorithm of local GEMMs and copies cannot be taken. Collective the first time."""
+    """Return why an algorithm of local GEMMs and copies cannot be taken. Local."""
     session = session_of(engine)
     if p.size != session.size:
         return f"the operands are on {p.size} ranks; this algorithm needs all {session.size}"
