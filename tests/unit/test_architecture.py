@@ -260,15 +260,6 @@ def test_layers_of_engines_are_in_order():
     assert all((PACKAGE / "engines" / f"{name}.py").exists() for name in REGISTRY)
 
 
-def test_no_two_classes_of_engines_have_one_name():
-    homes: dict[str, list[str]] = {}
-    for module in of_engines(MODULES):
-        for node in ast.walk(ast.parse(MODULES[module].read_text())):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(module)
-    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
-
-
 def test_no_module_imports_itself_through_others():
     """Neither under TYPE_CHECKING nor within functions, but for the circles above."""
     graph = {
@@ -359,7 +350,7 @@ print(sorted(heavy & sys.modules.keys()))
     assert run_python(script) == "[]\n"
 
 
-SHARED_NAMES = {"Finish", "Job", "Operand", "_Messages"}
+SHARED_NAMES = {"Job", "Operand"}
 """Names of two classes each, which are to be renamed."""
 
 
