@@ -131,6 +131,19 @@ class Sequences:
         self.held: list[dict[str, int]] = []
         self.watch = Watch(comm.rank)
 
+    def begin(self) -> None:
+        """Load what threads and descriptors are kept of for the whole process, as zarr's. Collective over the ranks."""
+        layout = {
+            "shape": [4, 4],
+            "block": [4, 4],
+            "grid": [1, 1, "row"],
+            "source": [0, 0],
+            "dtype": "float64",
+        }
+        made = {"to": 0, "layout": {**layout, "order": "C", "pad": 0}, "how": "eye", "value": 1}
+        saved = [["save", {"of": 0, "to": 0, "kind": kind, "order": None}] for kind in FORMATS]
+        self.counts += self.replay(steps_of([["create", made], *saved])).counts
+
     def run(self, number: int) -> None:
         """Make a sequence; if it fails, print it as short as it can be. Collective over the ranks."""
         rng = random.Random(f"{self.seed} {number}")
@@ -220,6 +233,7 @@ def run(sequences: Sequences, *, seconds: float, count: int, first: int, say: Ca
             return False
         return number < first + count if count else bool(comm.bcast(time.monotonic() < start + seconds))
 
+    sequences.begin()
     while going_on():
         try:
             sequences.run(number)

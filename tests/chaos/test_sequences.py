@@ -234,7 +234,7 @@ def played(rounds, *, fails=(), more=0):
         program.held.append({"descriptors": 7 + more * len(program.held)})
         time.sleep(0.02)
 
-    program.run = one_sequence
+    program.run, program.begin = one_sequence, lambda: None
     program.growth = lambda: Sequences.growth(program)
     lines = []
     return program, done, lines

@@ -183,7 +183,7 @@ def drawn(rng: random.Random, ranks: int, length: int, large: int, only: Iterabl
     names = names or able
     draw = Draw(rng, ranks, large, rng.choice([0.05, 0.2, 0.5]))
     begins = [name for name in BEGIN if name in names] or names
-    taken = [rng.choice(begins)]
+    taken = rng.choices(begins, k=rng.choice([1, 2, 4]))
     taken += rng.choices(names, [CALLS[name].weight for name in names], k=rng.choice([4, 15, length, length]))
     if not only and rng.random() < 0.5:
         taken.insert(0, "panels")

@@ -60,7 +60,7 @@ def from_function(s: Session, to: int, layout: Any, a: int, b: int) -> None:
     d = descriptor(layout)
 
     def function(i: Any, j: Any) -> Any:
-        return (a * i + b * j) % 7 - 3
+        return (a * i + b * j + i * i // 9 + i * j) % 7 - 3  # parts of it differ
 
     whole = function(np.arange(d.shape[0])[:, None], np.arange(d.shape[1])[None]).astype(d.dtype)
     s.keep(to, s.ctx.from_function(function, d), np.broadcast_to(whole, d.shape).copy())
@@ -93,7 +93,7 @@ def create(s: Session, to: int, layout: Any, how: str, value: int) -> None:
         s.keep(to, s.ctx.zeros(d), whole)
 
 
-@call(2, layout=Draw.layout, seed=Draw.seed, root=Draw.rank)
+@call(4, layout=Draw.layout, seed=Draw.seed, root=Draw.rank)
 def random_numbers(s: Session, layout: Any, seed: int, root: int) -> None:
     """Random numbers, gathered at once. Of many rows some are compared: NumPy takes long for these numbers."""
     d = descriptor(layout)
