@@ -60,6 +60,10 @@ class Graph(Generic[Result]):
         return self._result
 
 
+def _nothing() -> None:
+    """Do nothing: no stream uses what the plan holds."""
+
+
 class Plan(Generic[Result]):
     """A prepared computation; a context manager. Made by ``pb.plan``, not directly. Local.
 
@@ -90,6 +94,7 @@ class Plan(Generic[Result]):
         self._bound: Bound | None = None
         self._asked, self.problem, self._reasons = problem, nearest or problem, reasons
         self._open = True
+        self._settle: Callable[[], None] = _nothing  # before what the plan holds is freed
         if options.algo == "measure":
             self._options = options = replace(options, algo="auto")
             if not ctx.engine.measured.knows(self.problem, options):
@@ -108,6 +113,8 @@ class Plan(Generic[Result]):
         """
         ctx, what = self._ctx, f"{self._call}: preparing"
         if ctx.engine.traits.queues:
+            with ctx.agreement(what):
+                self._settle = ctx.engine.lifetime()
             with ctx.agreement(what):
                 return prepare(ctx.engine, problem, self._options, operands, nearest)
         with ctx.running(what):
@@ -165,7 +172,7 @@ class Plan(Generic[Result]):
             workspace=product.workspace,
             algorithms=self._verdicts,
             moved=product.moved,
-            notes=self._reasons + product.notes,
+            notes=self._reasons + product.notes + engine.remarks,
         )
 
     def _title(self) -> str:
@@ -180,7 +187,10 @@ class Plan(Generic[Result]):
         if self._open:
             self._open = False
             self._ctx.release(self)
-            self._product.close()
+            try:
+                self._settle()
+            finally:
+                self._product.close()
 
     def __enter__(self) -> Self:
         return self

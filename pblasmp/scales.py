@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .layout.grid import one_of
 
 __all__ = ["BLOCK", "Scales", "block_scales"]
 
+_LARGEST = float(np.finfo(np.float32).max)
 BLOCK = 32  # entries of k that share a scale in mode "block"
 _TILE = 128, 4  # rows and scales that are stored together
 _ARRAYS = ("a", "b", "d", "amax")
@@ -28,8 +30,8 @@ _ARRAYS = ("a", "b", "d", "amax")
 class Scales:
     """The scales of a product of 8-bit matrices: ``D = d f(alpha (a op(A)) (b op(B)) + beta C)``. Local.
 
-    A scale is a number, or an array of one float32 of this rank's engine that every run reads; it must be the same on
-    every rank. One that is not given is 1. C has 16 or 32 bits and no scale.
+    A scale is a number, of Python or NumPy, or an array of one float32 of this rank's engine that every run reads; it
+    must be the same on every rank. One that is not given is 1. C has 16 or 32 bits and no scale.
 
     Args:
         a, b: the value of one unit of 8-bit A and B.
@@ -54,10 +56,11 @@ class Scales:
             raise ArgumentError(f"scales: mode is {self.mode!r}, expected 'tensor' or 'block'")
         for name in ("a", "b", "d"):
             value = getattr(self, name)
-            if isinstance(value, (int, float)) and not (self.mode == "tensor" and np.isfinite(value)):
-                expected = "a finite number" if self.mode == "tensor" else "an array of bytes"
-                raise ArgumentError(f"scales: {name} is {value!r}, expected {expected}")
-        if isinstance(self.amax, (int, float)):
+            if isinstance(value, (Number, np.generic)):
+                if self.mode != "tensor":
+                    raise ArgumentError(f"scales: {name} is {value!r}, expected an array of bytes")
+                object.__setattr__(self, name, _number(name, value))
+        if isinstance(self.amax, (Number, np.generic)):
             raise ArgumentError(f"scales: amax is {self.amax!r}, expected an array to write it to")
         if self.mode == "block" and (self.a is None or self.b is None or self.d is not None):
             raise ArgumentError("scales: mode 'block' needs a and b, and has no d")
@@ -73,7 +76,7 @@ class Scales:
     def facts(self) -> list[str]:
         """Return what must be the same on every rank. Local."""
         return [self.mode] + [
-            f"{name}: {value if isinstance(value, (int, float)) else 'an array'}"
+            f"{name}: {value if isinstance(value, float) else 'an array'}"
             for name in self.given
             for value in [getattr(self, name)]
         ]
@@ -90,9 +93,7 @@ class Scales:
             ArgumentError: a matrix has no such scale, or an array has another shape or type.
         """
         arrays = {
-            name: adopt(value)
-            for name in self.given
-            if not isinstance(value := getattr(self, name), (int, float))
+            name: adopt(value) for name in self.given if not isinstance(value := getattr(self, name), float)
         }
         faults = [f"scales: {fault}" for fault in self._faults(arrays, p, rank)]
         if faults:
@@ -120,6 +121,17 @@ class Scales:
                 yield f"{name}: expected {size} {dtype.name}, got {array.size} {array.dtype}"
         if "amax" in arrays and not getattr(arrays["amax"].flags, "writeable", True):
             yield "amax: is read-only, expected a writable array"
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a scale that is a number as a float that float32 can hold. Local."""
+    try:
+        found = float(value.real if value.imag == 0 else "nan")
+    except (TypeError, ValueError, OverflowError):
+        found = float("nan")
+    if not abs(found) <= _LARGEST:
+        raise ArgumentError(f"scales: {name} is {value!r}, expected a finite number that float32 can hold")
+    return found
 
 
 def block_scales(shape: tuple[int, int], transposed: bool, name: str) -> int:

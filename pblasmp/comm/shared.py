@@ -46,6 +46,11 @@ class SharedMemory:
         assert self._map is not None
         return np.frombuffer(self._map, np.uint8, nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        """The buffer's size. Local."""
+        return self._size
+
     def close(self) -> None:
         """Unmap the buffer; arrays that were handed out keep their memory as long as they exist."""
         self._map = None

@@ -242,6 +242,10 @@ class Engine(Protocol):
         """How ranks exchange data."""
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the runs so far did otherwise than planned, for the reports of plans."""
+
+    @property
     def methods(self) -> Sequence[Method]:
         """Its algorithms; of several with one name that serve a problem the first counts."""
 
@@ -249,6 +253,12 @@ class Engine(Protocol):
         self, shape: tuple[int, int], dtype: np.dtype, order: str, ld: int, *, symmetric: bool = False
     ) -> LocalArray:
         """Return an uninitialised local array with leading dimension ``ld``. Collective if ``symmetric``."""
+
+    def lifetime(self) -> Callable[[], None]:
+        """Return a function to be called before arrays that are made from now on are freed.
+
+        On GPUs, later work on the current stream, whose new arrays get their memory, waits for their last use.
+        """
 
     def recycle(self, array: LocalArray) -> None:
         """Let later symmetric arrays reuse the memory of this one, which is no longer used. Collective."""

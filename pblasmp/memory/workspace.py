@@ -22,9 +22,7 @@ class SharedWorkspace:
         free_device: ``free_device(address)`` frees it.
         new_host: ``new_host(nbytes)`` returns pinned memory: an object with ``ptr``.
         idle: waits until all work on the device is done.
-
-    Attributes:
-        generation: counts the replacements, so that a holder of addresses (a CUDA graph) can tell that they are stale.
+        replaced: is called before a buffer is replaced: whoever holds its address (a CUDA graph) must not use it again.
     """
 
     def __init__(
@@ -33,13 +31,13 @@ class SharedWorkspace:
         free_device: Callable[[int], None],
         new_host: Callable[[int], Any],
         idle: Callable[[], None],
+        replaced: Callable[[], None],
     ) -> None:
         self._new_device, self._give_back = new_device, free_device
-        self._new_host, self._idle = new_host, idle
+        self._new_host, self._idle, self._replaced = new_host, idle, replaced
         self.device, self.host = ctypes.c_void_p(), ctypes.c_void_p()
         self._device_bytes = self._host_bytes = 0
         self._host_memory: Any = None
-        self.generation = 0
 
     def covers(self, device_bytes: int, host_bytes: int) -> bool:
         """Return whether the buffers are already that large. Local."""
@@ -54,7 +52,8 @@ class SharedWorkspace:
         if self.covers(device_bytes, host_bytes):
             return
         self._idle()
-        self.generation += bool(self.device.value or self._host_memory is not None)
+        if self.device.value or self._host_memory is not None:
+            self._replaced()
         if device_bytes > self._device_bytes:
             self._free_device()
             device_bytes = roomy(device_bytes)

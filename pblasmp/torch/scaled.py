@@ -123,7 +123,7 @@ def fault_of_scales(scales: object, x: Tensor, w: Tensor, bias: Tensor | None) -
     if scales.mode != "tensor" or scales.d is not None or scales.amax is not None:
         return f"scales: {scales!r}, expected only a and b, in mode 'tensor'"
     for name, value in (("a", scales.a), ("b", scales.b)):
-        number = value is None or isinstance(value, (int, float))
+        number = value is None or isinstance(value, float)
         if not number and not (
             isinstance(value, Tensor) and value.numel() == 1 and value.dtype == torch.float32
         ):

@@ -39,8 +39,9 @@ class EagerGpu:
 
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}
-        self.generation, self.queued, self.moves, self.transposes = 0, 0, 0, 0
-        self.windows = SimpleNamespace(generation=0)
+        self.queued, self.moves, self.transposes = 0, 0, 0
+        self.windows = None
+        self.arena: Any = SimpleNamespace(replaced=lambda: None)
         self.kernels = SimpleNamespace(copy=self.copy, move=self.move, transpose=self.transpose)
 
     def agreement(self, what: str, *, blocks: bool = False) -> Any:
@@ -55,7 +56,8 @@ class EagerGpu:
 
     def scratch(self, name: str, nbytes: int) -> int:
         if name not in self.buffers or self.buffers[name].nbytes < nbytes:
-            self.generation += name in self.buffers
+            if name in self.buffers:
+                self.arena.replaced()
             self.buffers[name] = np.full(max(1, nbytes), 0xFF, np.uint8)
         return self.buffers[name].ctypes.data
 
@@ -73,10 +75,6 @@ class EagerGpu:
     def end(self, *names: str) -> None: ...
 
     def meet(self) -> None: ...
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        return self.generation, self.windows.generation
 
     def follow(self, later: str, earlier: str) -> None: ...
 

@@ -177,6 +177,7 @@ class FakeGpu:
         nccl_version: as NCCL numbers it.
         lt: cuBLASLt, and with it kernels, windows and flags, all of which compute nothing; None: nvmath is missing.
         capability: the GPUs' compute capability, as CuPy has it.
+        multiprocessors: how many each has.
         free: bytes that are free on the current GPU.
         fragmented: free memory is too fragmented to be allocated.
         current: index of the current GPU, at first the caller's.
@@ -216,7 +217,7 @@ class FakeGpu:
         self.deaf = deaf
         self.nccl_version = nccl_version
         self.free, self.fragmented = 1 << 40, False
-        self.capability = capability
+        self.capability, self.multiprocessors = capability, 4
         self.current = self.callers = current
         self.stream, self.entered = 0, [0]  # the current one, and those of ``with`` blocks
         self.capturing: set[int] = set()
@@ -533,7 +534,7 @@ class FakeGpu:
             getDevice=lambda: self.current,
             getDeviceCount=count,
             deviceCanAccessPeer=lambda a, b: (a, b) not in self.deaf,
-            getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": 4},
+            getDeviceProperties=lambda _: {"name": b"fake GPU", "multiProcessorCount": self.multiprocessors},
             deviceGetPCIBusId=lambda index: self.devices[index],
             deviceSynchronize=self._wait_for_the_device,
             memGetInfo=lambda: (self.free, 1 << 40),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -111,8 +112,44 @@ def test_scales_are_numbers_or_arrays_of_one():
     scales = pb.Scales(a=2.0, b=one, d=1, amax=amax)
     assert scales.given == ("a", "b", "d", "amax")
     assert bound(scales, p).b is one
-    assert scales.facts() == ["tensor", "a: 2.0", "b: an array", "d: 1", "amax: an array"]
+    assert scales.facts() == ["tensor", "a: 2.0", "b: an array", "d: 1.0", "amax: an array"]
     assert repr(scales) == "Scales(a, b, d, amax, tensor)"
+
+
+NUMBERS = [
+    2,
+    2.0,
+    np.float64(2),
+    np.float32(2),
+    np.float16(2),
+    np.int8(2),
+    np.uint64(2),
+    as_dtype("bfloat16").type(2),
+]
+NUMBERS += [True + 1, Fraction(2), 2 + 0j, np.complex64(2)]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda value: type(value).__name__)
+def test_numbers_of_python_and_numpy_are_one_kind(value):
+    """The ranks may have the same number in different types; engines know only floats."""
+    scales = pb.Scales(a=value, b=value, d=value)
+    assert [type(each) for each in (scales.a, scales.b, scales.d)] == [float] * 3
+    assert scales.facts() == pb.Scales(a=2.0, b=2.0, d=2.0).facts()
+    assert bound(scales, problem(d=E4)).a == 2.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.float32(np.inf), 1e39, 10**400, 1j, np.complex64(2 + 1j)])
+def test_numbers_that_float32_cannot_hold(value):
+    with pytest.raises(
+        pb.LayoutError, match=r"scales: b is .*, expected a finite number that float32 can hold"
+    ):
+        pb.Scales(b=value)
+
+
+def test_amax_is_no_number():
+    for value in (0.0, np.float32(0), 1):
+        with pytest.raises(pb.LayoutError, match="expected an array to write it to"):
+            pb.Scales(amax=value)
 
 
 @pytest.mark.parametrize(

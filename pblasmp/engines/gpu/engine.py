@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,11 @@ class CublasmpEngine:
             closing.pop_all()
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the runs so far did otherwise than planned. Local."""
+        return self.operations.remarks
+
+    @property
     def version(self) -> int:
         """CuBLASMp's version: 1000 is 0.10.0."""
         return self.session.version
@@ -96,6 +101,10 @@ class CublasmpEngine:
     ) -> Any:
         """Return an uninitialised local array with leading dimension ``ld``. Local; collective if ``symmetric``."""
         return self.session.empty(shape, dtype, order, ld, symmetric=symmetric)
+
+    def lifetime(self) -> Callable[[], None]:
+        """Return a function to be called before arrays that are made from now on are freed. Local."""
+        return partial(self.session.settle, self.xp.cuda.get_current_stream())
 
     def recycle(self, array: Any) -> None:
         """Let later symmetric arrays reuse the memory of this one, once queued work is done. Collective."""
@@ -180,10 +189,7 @@ class CublasmpEngine:
 
     def graphs(self) -> Recordings | None:
         """Return a store for a product's CUDA graphs. Local."""
-        operations, session = self.operations, self.session
-        if session.gpu is None:
-            return None
-        return session.recordings(lambda: (operations.generation, session.workspaces_replaced))
+        return None if self.session.gpu is None else self.session.recordings()
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work; raise if a rank is gone. Local."""

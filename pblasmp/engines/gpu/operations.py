@@ -37,6 +37,9 @@ class CublasmpOperations:
 
     Args:
         session: the session whose streams are used.
+
+    Attributes:
+        remarks: on products that another library computed than was meant to, for the reports of plans.
     """
 
     tile = 256  # smaller tiles waste less work but slow cuBLAS down
@@ -55,11 +58,10 @@ class CublasmpOperations:
         self._products = None if session.gpu is None else session.gpu.products
         self._handle = cupy.cuda.device.get_cublas_handle()
         self._lane = _LANES[0]
-        self._buffers: dict[str, Array] = {}
-        self.generation = 0  # of the buffers: a CUDA graph made before one is replaced holds stale addresses
         self._sums: dict[
             tuple[bool, bool, bool, str | None, bool], Any
         ] = {}  # kernels, by what they add and where
+        self.remarks: tuple[str, ...] = ()
         self._values: dict[np.dtype, Array] = {}  # value of every byte as an 8-bit float, by type
 
     def workspace(self, nbytes: int) -> Workspace:
@@ -72,15 +74,10 @@ class CublasmpOperations:
         flat: Array = self.bytes(name, nbytes)[:nbytes].view(stored_dtype(dtype))
         return flat.reshape(shape) if order == "C" else flat.reshape(shape[::-1]).T
 
-    def bytes(self, name: str, nbytes: int) -> Array:
-        """Return at least ``nbytes`` of the buffer ``name``. Local."""
+    def bytes(self, name: str, nbytes: int, owner: str = "operations") -> Array:
+        """Return at least ``nbytes`` of an owner's buffer ``name``. Local."""
         self._session.follow_stream()
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.size < nbytes:
-            self.generation += buffer is not None
-            self._buffers[name] = buffer = self.xp.empty(max(1, nbytes), np.uint8)
-            logger.debug("GPU buffer %s grown to %d bytes", name, nbytes)
-        return buffer
+        return self._session.arena.buffer(owner, name, nbytes)
 
     def stored(self, dtype: np.dtype) -> np.dtype:
         """Return ``dtype``, or bytes for 8-bit floats, which CuPy lacks. Local."""
@@ -186,9 +183,10 @@ class CublasmpOperations:
                     stream.ptr, x, w, d,
                     op_x=op_x, op_w=op_w, alpha=alpha, beta=beta, c=c, compute=compute, batch=batch, lane=self._lane,
                 )  # fmt: skip
-            except UnsupportedError:
+            except UnsupportedError as error:
                 if is_float8(x.dtype):
                     raise
+                self._substitute(f"in this context cuBLAS computed what cuBLASLt has not: {error}")
             else:
                 return
         for i in range(1 if batch is None else batch.size):
@@ -199,6 +197,12 @@ class CublasmpOperations:
                 assert self._session.gpu is not None
                 self._session.gpu.kernels.copy(stream, d, c)
             self._gemm_ex(x, w, d, op_x, op_w, alpha, beta, compute)
+
+    def _substitute(self, remark: str) -> None:
+        """Log and keep a remark on products that another library computed."""
+        if remark not in self.remarks:
+            logger.warning(remark)
+            self.remarks += (remark,)
 
     def _gemm_ex(
         self,

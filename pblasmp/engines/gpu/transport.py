@@ -138,11 +138,10 @@ class CublasmpTransport(Room):
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> Array:
         """Return at least ``nbytes`` of the buffer ``name``. Local."""
-        return self._operations.bytes(f"slab {name}", nbytes)
+        return self._operations.bytes(name, nbytes, "transport")
 
-    def _free(self) -> int:
-        free, _ = self._cupy.cuda.runtime.memGetInfo()
-        return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())
+    def _memory(self) -> tuple[int, int, int]:
+        return self._session.available_bytes, self._session.arena.held("transport"), 0
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type asked for, by default the result's, or bfloat16 if that has 8 bits. Local."""

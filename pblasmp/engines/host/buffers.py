@@ -35,6 +35,11 @@ class Buffers:
             logger.debug("buffer %s grown to %d bytes", name, nbytes)
         return self._private[name]
 
+    def held(self, prefix: str) -> tuple[int, int]:
+        """Return the bytes of private and of shared buffers whose names begin with ``prefix``. Local."""
+        private = sum(array.size for name, array in self._private.items() if name.startswith(prefix))
+        return private, sum(m.nbytes for name, m in self._shared.items() if name.startswith(prefix))
+
     def why_not_shared(self) -> str:
         """Return an empty string, or why the ranks of this node cannot share memory. Collective over the node."""
         probe = SharedMemory(self._node)

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class HostEngine:
 
     name = "host"
     traits = Traits(queues=False, records=False, overlaps_messages=False, fast_products=False)
+    remarks: tuple[str, ...] = ()
     measured: Any = None
     xp: Any = np
     device: Any = None
@@ -75,6 +76,10 @@ class HostEngine:
     def libraries(self) -> str:
         """BLAS and NumPy. Local."""
         return f"{blas.described(self._library)}, NumPy {np.__version__}"
+
+    def lifetime(self) -> Callable[[], None]:
+        """Return a function that does nothing: here nothing is queued. Local."""
+        return lambda: None
 
     def recycle(self, array: NDArray[Any]) -> None:
         """Do nothing: here the garbage collector frees memory. Local."""

@@ -88,10 +88,10 @@ class HostTransport(Room):
 
     def buffer(self, name: str, nbytes: int, *, shared: bool) -> NDArray[np.uint8]:
         """Return at least ``nbytes`` of the buffer ``name``. Collective over the node if ``shared``."""
-        return self._buffers.get(name, nbytes, shared=shared)
+        return self._buffers.get(f"transport {name}", nbytes, shared=shared)
 
-    def _free(self) -> int:
-        return available_bytes()
+    def _memory(self) -> tuple[int, int, int]:
+        return available_bytes(), *self._buffers.held("transport ")
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type that products are summed in: here sums never travel in less precision. Local."""

@@ -21,18 +21,21 @@ class Room(ABC):
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self._held = 0  # bytes that the buffers already have, and so need not be available again
+
+    nodes: tuple[tuple[int, ...], ...]
 
     @abstractmethod
-    def _free(self) -> int:
-        """Return the bytes that are free here. Local."""
+    def _memory(self) -> tuple[int, int, int]:
+        """Return the bytes that are free on this node, and those of this rank's and of the node's buffers. Local."""
 
     def fits(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every rank has ``nbytes`` available, and the least that any rank has. Collective."""
-        if nbytes > self._held:
-            everywhere: list[int] = self.comm.allgather(self._free())
-            limit = self._held + int(min(everywhere) * _SHARE)
-            if nbytes > limit:
-                return False, limit
-            self._held = nbytes
-        return True, self._held
+        """Return whether every node has ``nbytes`` available, and the least that any has. Collective.
+
+        Memory that buffers already have is used again, and so is available.
+        """
+        everyone = self.comm.allgather(self._memory())
+        limits = []
+        for node in self.nodes:
+            free, own, shared = zip(*(everyone[rank] for rank in node), strict=True)
+            limits.append(int(min(free) * _SHARE) + sum(own) + max(shared))
+        return nbytes <= min(limits), min(limits)

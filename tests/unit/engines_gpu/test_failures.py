@@ -58,7 +58,7 @@ LIFE = [
     "window", "BufferRegister", *made(3),
     "wait", "SetStream", "Matmul",
     *made(4), "synchronize", "BufferDeregister", "window released", "window", "BufferRegister", "pinned", *HEARD,
-    *GONE, *GONE, *GONE,
+    *GONE, "wait", *GONE, "wait", *GONE,
     "synchronize", "BufferDeregister", "window released", "GridDestroy", "BufferDeregister", "GridDestroy",
     "Destroy", "communicator released", "window released",
 ]  # fmt: skip

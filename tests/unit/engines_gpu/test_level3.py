@@ -469,7 +469,7 @@ LIFE = [
     *["MatrixDescriptorDestroy"] * 2,
     *["MatrixDescriptorCreate"] * 3, "Her2k_bufferSize",
     "LoggerOpenFile", "LoggerSetLevel", "LoggerSetCallback", "Her2k", "LoggerSetCallback", "LoggerSetLevel",
-    "wait", "SetStream", "Her2k", *["MatrixDescriptorDestroy"] * 3,
+    "wait", "SetStream", "Her2k", "wait", *["MatrixDescriptorDestroy"] * 3,
     "synchronize", "BufferDeregister", "window released", "GridDestroy", "Destroy", "communicator released",
 ]  # fmt: skip
 

@@ -27,6 +27,7 @@ TYPES = [np.float32, np.float64, np.complex64, bfloat16]
 @pytest.fixture
 def gpu(ctx, monkeypatch) -> EagerGpu:
     gpu = EagerGpu()
+    gpu.arena = ctx.engine.session.arena
     monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     return gpu
 

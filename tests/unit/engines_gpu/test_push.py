@@ -236,14 +236,14 @@ class Cupy:
 def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_replaced(monkeypatch):
     cupy = Cupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    generation = [1]
+    arena = SimpleNamespace(generation=1)
     session = SimpleNamespace(
         recording=cupy.cuda.get_current_stream(),
         relaxed="relaxed",
         follow_stream=lambda: None,
         capturing=False,
     )
-    recordings, queued = Recordings(session, lambda: generation[0]), []
+    recordings, queued = Recordings(session, arena), []
 
     class Counted(Product):
         replays, graphs = True, recordings
@@ -261,7 +261,7 @@ def test_the_second_run_on_the_same_arrays_replays_a_graph_until_memory_is_repla
     assert [counts(one) for _ in range(3)] == [(1, 0), (2, 1), (2, 2)]
     assert counts(other) == (3, 2)
     assert counts(one) == (3, 3)  # each has its own graph
-    generation[0] = 2
+    arena.generation = 2
     assert counts(one) == (4, 4)  # recorded anew
     one.release()
     assert len(recordings._recorded) == 0  # the graph goes with the arrays whose addresses it holds

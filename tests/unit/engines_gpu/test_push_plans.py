@@ -21,6 +21,7 @@ GRID = pb.Grid(1, 1)
 @pytest.fixture
 def gpu(ctx, monkeypatch) -> EagerGpu:
     gpu = EagerGpu()
+    gpu.arena = ctx.engine.session.arena
     monkeypatch.setattr(ctx.engine.session, "gpu", gpu)
     return gpu
 

@@ -14,7 +14,6 @@ from ....layout import Grid, MatrixDescriptor
 from ....layout.axis import Axis
 from ...product import Bound, Graphs, Product, Workspace
 from ...request import Operands
-from ..runtime.graphs import Recordings
 from ..runtime.session import Session
 from ..types import DATA_TYPES
 from .log import Listening
@@ -205,8 +204,7 @@ class PreparedCall(Product, ABC):
     @cached_property
     def graphs(self) -> Graphs:
         """The store of its CUDA graphs."""
-        workspace = self._workspace
-        return Recordings(self._session, lambda: workspace.generation)
+        return self._session.recordings()
 
     @property
     def inside(self) -> bool:

@@ -165,7 +165,7 @@ class CublasmpProduct(PreparedCall):
 
         If the library refuses the address of an array, its value is copied before each run.
         """
-        number = isinstance(value, (int, float))
+        number = isinstance(value, float)
         if not number:
             address = self._session.address(value)
             read = name != "amax" and self._scales is not None and self._scales.mode == "tensor"

@@ -58,11 +58,8 @@ class Windows:
 
     Args:
         session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
-            ``synchronize``, ``wait`` (see ``Session``).
+            ``synchronize``, ``wait``, ``arena`` (see ``Session``).
         kernels: for the barriers.
-
-    Attributes:
-        generation: counts the replacements of buffers: a CUDA graph made before holds stale addresses.
     """
 
     def __init__(self, session: Any, kernels: Kernels) -> None:
@@ -77,7 +74,6 @@ class Windows:
         self._runtime = session.cupy.cuda.runtime
         self._agreement = session.agreement
         self._buffers: dict[str, Buffer] = {}
-        self.generation = 0
         with self._agreement("symmetric memory"):
             stream = session.cupy.cuda.Stream(non_blocking=True)
             self._up = session.cupy.full(FLAGS * self.size, _UP, np.uint32)
@@ -97,11 +93,6 @@ class Windows:
     def buffer(self, name: str) -> Buffer:
         """Return the buffer of that name, empty until it is reserved. Local."""
         return self._buffers.setdefault(name, Buffer())
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest buffer."""
-        return max((buffer.nbytes for buffer in self._buffers.values()), default=0)
 
     def reserve(self, name: str, nbytes: int) -> Buffer:
         """Return a buffer of at least ``nbytes``, the same number on every rank. Collective if it must grow.
@@ -139,7 +130,8 @@ class Windows:
                 if missing:
                     raise UnsupportedError(f"rank {self.rank} cannot reach rank {missing[0]}'s GPU memory")
             new.pop_all()
-        self.generation += buffer.nbytes > 0
+        if buffer.nbytes:
+            self._session.arena.replaced()
         try:
             self._release(buffer)  # all ranks have agreed, and so are idle
         finally:

@@ -474,7 +474,7 @@ def _why_not_one_kernel(operands: Operands) -> str:
 def _read_by_host(operands: Operands) -> str:
     """Return which scales the host reads in every run, or an empty string. Local."""
     s = operands.scales
-    if s is None or all(x is None or isinstance(x, (int, float)) for x in (s.a, s.b)):
+    if s is None or all(x is None or isinstance(x, float) for x in (s.a, s.b)):
         return ""
     return "scales of A and B that are arrays are read by the host in every run; numbers are not"
 
@@ -534,7 +534,10 @@ class PushMethod(Method):
             return why
         if options.algo != "auto":
             return ""
-        enough, limit = session.room(plan.nbytes)
+        windows = session.gpu.windows
+        if windows is not None and plan.nbytes <= windows.buffer(_BUFFER).nbytes:
+            return ""
+        enough, limit = engine.transport.fits(plan.nbytes)
         needs = f"gathered operands would need {plan.nbytes} bytes per GPU, only {limit} available"
         return "" if enough else needs
 

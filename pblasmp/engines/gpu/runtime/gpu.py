@@ -19,6 +19,7 @@ from ..kernels.lt import PLAIN, Fused, LocalProducts, Op
 from ..kernels.one_kernel import Job, OneKernel
 from ..kernels.views import Blocks, Move, View, blocks
 from ..peers.windows import Windows, check_driver, nccl_handle, open_windows
+from .arena import Arena
 
 __all__ = ["Gpu"]
 
@@ -35,9 +36,11 @@ class Gpu:
 
     Args:
         session: ``rank``, ``size``, ``device`` (its index), ``nccl`` (nccl4py's communicator), ``cupy``, ``agreement``,
-            ``synchronize``, ``wait`` (see ``Session``).
+            ``synchronize``, ``wait``, ``arena``, ``multiprocessors`` (see ``Session``).
 
     Attributes:
+        arena: the memory that products share.
+        multiprocessors: the fewest of all ranks' GPUs.
         why_no_windows: why there is no symmetric memory, "" if there is.
     """
 
@@ -46,6 +49,8 @@ class Gpu:
 
         cupy = session.cupy
         self.rank, self.size = session.rank, session.size
+        self.arena: Arena = session.arena
+        self.multiprocessors: int = session.multiprocessors
         self._session, self._cupy, self._nccl = session, cupy, nccl_bindings
         self._runtime = cupy.cuda.runtime
         self._comm = nccl_handle(session.nccl)
@@ -63,14 +68,6 @@ class Gpu:
             self._closing = self._closing.pop_all()
         self._streams: dict[str, Any] = {}
         self._events: dict[str, Any] = {}
-        self._scratch: dict[str, Any] = {}
-        self._scalars: dict[float, Any] = {}
-        self.generation = 0
-
-    @property
-    def multiprocessors(self) -> int:
-        """Number of multiprocessors of the GPU."""
-        return self.kernels.multiprocessors
 
     @property
     def capability(self) -> int:
@@ -83,19 +80,9 @@ class Gpu:
         return bool(self._session.shared_gpus)
 
     @property
-    def addresses(self) -> tuple[int, int]:
-        """A value that changes when a buffer is replaced: a CUDA graph made before holds stale addresses."""
-        return self.generation, 0 if self.windows is None else self.windows.generation
-
-    @property
     def streams(self) -> list[Any]:
         """The CuPy streams on which this object has queued work."""
         return list(self._streams.values())
-
-    @property
-    def held(self) -> int:
-        """Bytes of the largest symmetric buffer."""
-        return 0 if self.windows is None else self.windows.largest
 
     def agreement(self, what: str) -> AbstractContextManager[Any]:
         """Return a ``with`` block in which an error on one rank is raised on every rank. Collective."""
@@ -124,23 +111,14 @@ class Gpu:
 
         Products reserve theirs when they are prepared: a buffer must not grow while a graph records.
         """
-        buffer = self._scratch.get(name)
-        if buffer is None or buffer.nbytes < nbytes:
-            if buffer is not None:
-                self._session.synchronize()
-                self.generation += 1
-            self._scratch[name] = buffer = self._cupy.empty(max(nbytes, 1), np.uint8)
-        return int(buffer.data.ptr)
+        return int(self.arena.buffer("gpu", name, nbytes).data.ptr)
 
     def scalar(self, value: Any) -> int:
         """Return the device address of a float32, given as an array or a number; 0 for None. Local."""
         if value is None:
             return 0
-        if hasattr(value, "data"):
-            return int(value.data.ptr)
-        if value not in self._scalars:
-            self._scalars[value] = self._cupy.full(1, value, np.float32)
-        return int(self._scalars[value].data.ptr)
+        array = self.arena.number(value) if isinstance(value, float) else value
+        return int(array.data.ptr)
 
     # -- order
 
@@ -341,8 +319,6 @@ class Gpu:
 
     def close(self) -> None:
         """Free everything, every step even if one fails. Collective."""
-        self._closing.callback(self._scalars.clear)
-        self._closing.callback(self._scratch.clear)
         self._closing.callback(self._runtime.deviceSynchronize)
         self._closing.close()
 

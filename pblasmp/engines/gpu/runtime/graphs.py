@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ....errors import ClosedError
+from .arena import Arena
 from .streams import current
 
 __all__ = ["Recordings"]
@@ -32,11 +33,11 @@ class Recordings:
 
     Args:
         session: the session whose streams are used, and recorded on.
-        generation: changes when memory whose addresses graphs hold is replaced.
+        arena: counts the replacements of memory whose addresses graphs hold.
     """
 
-    def __init__(self, session: _Session, generation: Callable[[], object]) -> None:
-        self._session, self._generation = session, generation
+    def __init__(self, session: _Session, arena: Arena) -> None:
+        self._session, self._arena = session, arena
         self._recorded: weakref.WeakSet[_Recorded] = weakref.WeakSet()
 
     @property
@@ -55,7 +56,7 @@ class Recordings:
             queue: queues the product.
             allocates: ``queue`` makes arrays, whose memory must last as long as the graph.
         """
-        session, generation = self._session, self._generation()
+        session, generation = self._session, self._arena.generation
         stream, pool = session.recording, None
         with ExitStack() as stack:
             stack.enter_context(current(stream))
@@ -89,7 +90,7 @@ class _Recorded:
     @property
     def current(self) -> bool:
         """Whether the memory whose addresses it holds is still in use, and its product open."""
-        return self.graph is not None and self.generation == self._store._generation()
+        return self.graph is not None and self.generation == self._store._arena.generation
 
     def launch(self) -> None:
         """Queue it on CuPy's current stream. Local."""

@@ -25,6 +25,7 @@ from ....memory import NcclWindows, NvshmemHeap, SharedWorkspace, SymmetricHeap,
 from ...arrays import overlap
 from ...protocol import Engine
 from ..cublasmp import faults
+from .arena import Arena
 from .device import Device
 from .gpu import Gpu
 from .graphs import Recordings
@@ -34,7 +35,6 @@ __all__ = ["NO_MULTICAST", "Session", "open_library", "session_of", "stored_dtyp
 
 NO_MULTICAST = "CUBLASMP_DISABLE_MULTICAST"  # cuBLASMp obeys it, too
 _WINDOWS_SINCE = 800
-_SHARE_OF_MEMORY = 0.8
 
 
 class _HasSession(Protocol):
@@ -64,6 +64,8 @@ class Session:
         capability: the least compute capability of all ranks' GPUs: 90 for 9.0.
         shared_gpus: whether ranks share a GPU.
         multicast: no rank's environment switches NVLink multicast off.
+        multiprocessors: the fewest of all ranks' GPUs, as pieces and flags follow from it.
+        arena: the memory that products share.
         gpu: local products, kernels, and symmetric memory if there is any; None: ``why_no_gpu`` says why.
         nodes: how many nodes the ranks are on.
         near: the ranks of this rank's node.
@@ -81,7 +83,6 @@ class Session:
         self._workspaces: dict[Grid, SharedWorkspace] = {}
         self._blocks: dict[int, tuple[int, int]] = {}  # symmetric memory, by the array that was handed out
         self._recycled: list[tuple[int, int]] = []
-        self._multiprocessors = 0
         self._recording: Any = None
         self.gpu: Gpu | None = None
         self.held_with: tuple[Any, ...] = ()
@@ -91,15 +92,17 @@ class Session:
                 self._closing.callback(cupy.cuda.Device(before).use)
                 cupy.cuda.Device(device.index).use()
                 capability = int(cupy.cuda.Device(device.index).compute_capability)
+                properties = cupy.cuda.runtime.getDeviceProperties(device.index)
+                found = capability, int(properties["multiProcessorCount"])
                 self._stream = cupy.cuda.get_current_stream()
                 self.health = Health(comm, device, self._queues, self._raise_flags)
             multicast = os.environ.get(NO_MULTICAST, "0") in ("", "0")
-            said = comm.allgather((capability, multicast, device.ranks))  # all ranks choose by the same facts
-            self.capability, self.multicast = (
-                min(c for c, _, _ in said),
-                all(allowed for _, allowed, _ in said),
-            )
-            self.shared_gpus = any(n > 1 for *_, n in said)
+            said = comm.allgather((*found, multicast, device.ranks))  # all ranks choose by the same facts
+            capabilities, multiprocessors, allowed, sharing = zip(*said, strict=True)
+            self.capability, self.multiprocessors = min(capabilities), min(multiprocessors)
+            self.multicast, self.shared_gpus = all(allowed), max(sharing) > 1
+            self.arena = Arena(cupy, self.settle)
+            self._closing.callback(self.arena.close)
             self.heap: SymmetricHeap = self._windows() if self.version >= _WINDOWS_SINCE else self._nvshmem()
             self._closing.callback(self.heap.close)
             self._nccl = self._communicator(nccl)
@@ -159,7 +162,8 @@ class Session:
         peers = SimpleNamespace(
             rank=self.rank, size=self.size, device=self.device.index, nccl=self._nccl, cupy=self._cupy,
             capability=self.capability, shared_gpus=self.shared_gpus,
-            agreement=self.agreement, synchronize=self.synchronize, wait=self.wait,
+            agreement=self.agreement, synchronize=self.synchronize, wait=self.wait, arena=self.arena,
+            multiprocessors=self.multiprocessors,
         )  # fmt: skip
         try:
             gpu = Gpu(peers)
@@ -183,14 +187,6 @@ class Session:
         """What CUDA calls the GPU. Local."""
         name = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)["name"]
         return str(name.decode() if isinstance(name, bytes) else name)
-
-    @property
-    def multiprocessors(self) -> int:
-        """How many the GPU has. Local."""
-        if not self._multiprocessors:
-            properties = self._cupy.cuda.runtime.getDeviceProperties(self.device.index)
-            self._multiprocessors = int(properties["multiProcessorCount"])
-        return self._multiprocessors
 
     def grid(self, grid: Grid) -> int:
         """Return cuBLASMp's handle of a grid over the first ranks, 0 outside it. Collective the first time."""
@@ -230,14 +226,10 @@ class Session:
                 partial(self._together, self.heap.free),
                 partial(self._together, self._cupy.cuda.alloc_pinned_memory),
                 partial(self._together, self.synchronize),
+                self.arena.replaced,
             )
             self._closing.callback(workspace.close)
         return self._workspaces[grid]
-
-    @property
-    def workspaces_replaced(self) -> int:
-        """How often a workspace has been replaced: graphs that call cuBLASMp hold their addresses. Local."""
-        return sum(workspace.generation for workspace in self._workspaces.values())
 
     def _new_memory(self, nbytes: int, grid: int | None = None) -> int:
         """Return the address of new symmetric memory, or raise on every rank. Collective.
@@ -279,24 +271,16 @@ class Session:
                     f"{nbytes} bytes of symmetric memory are needed, GPU {self.device.bus} has {free} free"
                 )
 
-    def room(self, nbytes: int) -> tuple[bool, int]:
-        """Return whether every GPU has ``nbytes`` for symmetric memory, and the least that any has. Collective."""
-        held = 0 if self.gpu is None else self.gpu.held
-        if nbytes <= held:
-            return True, held
+    @property
+    def available_bytes(self) -> int:
+        """Bytes of GPU memory that this rank can have: its share of what is free, and what CuPy keeps. Local."""
         free, _ = self._cupy.cuda.runtime.memGetInfo()
-        limit = int(min(self._comm.allgather(int(free) // self.device.ranks)) * _SHARE_OF_MEMORY)
-        return nbytes <= limit, limit
+        kept: int = self._cupy.get_default_memory_pool().free_bytes()
+        return int(free) // self.device.ranks + kept
 
-    def recordings(self, buffers: Callable[[], object] = int) -> Recordings:
-        """Return a store for the graphs of a product on ``gpu``. Local.
-
-        Args:
-            buffers: changes when memory other than the Gpu's own is replaced.
-        """
-        gpu = self.gpu
-        assert gpu is not None
-        return Recordings(self, lambda: (gpu.addresses, buffers()))
+    def recordings(self) -> Recordings:
+        """Return a store for the graphs of a product. Local."""
+        return Recordings(self, self.arena)
 
     def agreement(self, what: str, *, blocks: bool = False) -> Agreement:
         """Return a ``with`` block in which an error on one rank is raised on every rank. Collective over the context.
@@ -421,6 +405,18 @@ class Session:
             stream.wait_event(event)
         self.library.cublasMpSetStream(self.handle, stream.ptr)
         self._stream = stream
+
+    def settle(self, stream: Any) -> None:
+        """Let later work on a stream wait for what products have queued: memory made on it is about to be freed. Local.
+
+        CuPy gives the memory of a freed array to the next array that is made on the same stream, whatever other
+        streams still do with it.
+        """
+        last = self._stream
+        if stream.ptr != last.ptr and not stream.is_capturing() and not last.is_capturing():
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(last)
+            stream.wait_event(event)
 
     # -- waiting, and the end
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that products share, on several streams and in graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+
+N = 1 << 22  # bytes
+
+_SPIN = r"""
+extern "C" __global__ void spin(long long cycles) { long long end = clock64() + cycles; while (clock64() < end) {} }
+"""
+
+
+def test_a_buffer_that_another_stream_still_reads_is_no_new_array(ctx):
+    """CuPy would give its memory to the next array of the stream that it was made on."""
+    import cupy
+
+    operations, spin = ctx.engine.operations, cupy.RawKernel(_SPIN, "spin")
+    first, last = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with first:
+        operations.bytes("several streams", N)[...] = 1
+    with last:
+        buffer = operations.bytes("several streams", N)
+        found = cupy.empty(N, np.uint8)
+        spin((1,), (1,), (np.int64(400_000_000),))  # about 0.2 s
+        found[...] = buffer[:N]
+        del buffer
+        operations.bytes("several streams", 2 * N)
+    with first:
+        new = [cupy.full(N, 7, np.uint8) for _ in range(4)]
+    cupy.cuda.runtime.deviceSynchronize()
+    assert bool((found == 1).all())
+    assert len(new) == 4
+
+
+def test_a_graph_of_a_routine_in_steps_notices_a_new_workspace(ctx):
+    d = pb.MatrixDescriptor((512, 512), (64, 64), pb.Grid(1, ctx.size))
+    a, b = ctx.random(d, seed=1), ctx.random(d, seed=2)
+    with pb.plan(pb.symm, a, b, algo="full") as plan, pb.plan_matmul(a, b, algo="default") as product:
+        product()
+        expected = plan().gather()
+        graph = plan.graph()
+        graph.replay()
+        workspace = ctx.engine.session.workspace(d.grid)
+        workspace.grow(workspace._device_bytes + 1, 0)
+        with pytest.raises(pb.ClosedError, match="has been replaced"):
+            graph.replay()
+        product()
+        again = plan.graph()
+        again.replay()
+        found = plan().gather()
+        if ctx.rank == 0:
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_scales_that_are_numbers_of_numpy(ctx):
+    import cupy
+
+    x, w = (cupy.asarray(np.full((64, 64), 0x38, np.uint8)) for _ in range(2))  # ones
+    expected = pb.matmul_allreduce(x, w, ctx, algo="nccl", scales=pb.Scales(a=2.0, b=0.5))
+    for kind in (np.float64, np.float32, np.float16):
+        found = pb.matmul_allreduce(x, w, ctx, algo="nccl", scales=pb.Scales(a=kind(2), b=kind(0.5)))
+        assert bool((found == expected).all())
+
+
+def test_all_ranks_count_the_same_multiprocessors(ctx):
+    session = ctx.engine.session
+    counts = ctx.comm.allgather((session.multiprocessors, session.gpu.multiprocessors))
+    assert len(set(counts)) == 1
+    assert counts[0][0] <= session.gpu.kernels.multiprocessors

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that a GPU's products share: who may use it next, what graphs hold of it, how much there is."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.fakelt import FakeLt
+from tests.helpers.machine import Multiplying, machine
+from tests.helpers.mpi import run_mpi, starts_ranks
+
+D = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1))
+
+
+@pytest.fixture
+def lib(alone, stand_in):
+    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib:
+        yield lib
+        lib.assert_clean()
+        lib.gpu.assert_clean()
+
+
+@pytest.fixture
+def arena(ctx):
+    return ctx.engine.session.arena
+
+
+def streams(count=2):
+    return [sys.modules["cupy"].cuda.Stream(non_blocking=True) for _ in range(count)]
+
+
+def address(array):
+    return array.data.ptr
+
+
+def test_owners_have_buffers_of_their_own(arena):
+    mine, theirs = arena.buffer("mine", "x", 100), arena.buffer("theirs", "x", 50)
+    assert address(arena.buffer("mine", "x", 80)) == address(mine)
+    assert address(arena.buffer("theirs", "x", 50)) == address(theirs) != address(mine)
+    assert (arena.held("mine"), arena.held("theirs"), arena.held("nobody")) == (100, 50, 0)
+
+
+def test_a_graph_notices_that_any_buffer_is_replaced(arena):
+    generation = arena.generation
+    arena.buffer("mine", "x", 100)
+    arena.buffer("mine", "y", 100)
+    arena.buffer("mine", "x", 60)
+    assert arena.generation == generation
+    arena.buffer("mine", "x", 101)
+    assert arena.generation == generation + 1
+
+
+def test_a_buffer_that_another_stream_reads_is_not_the_next_array_of_its_first_stream(ctx, lib):
+    """CuPy gives it back to the stream that it was made on, which must wait for the stream that used it last."""
+    operations, (first, last) = ctx.engine.operations, streams()
+    with first:
+        operations.bytes("x", 100)
+    with last:
+        operations.bytes("x", 100)
+        lib.gpu.events.clear()
+        operations.bytes("x", 200)
+    assert lib.gpu.did("wait") == [(first.ptr, last.ptr)]
+    assert not lib.gpu.did("synchronize")  # the host does not wait
+    with last:
+        operations.bytes("x", 300)
+    assert lib.gpu.did("wait") == [(first.ptr, last.ptr)]  # made and used on one stream
+
+
+def test_memory_of_a_plan_that_another_stream_reads_is_not_the_next_array_of_its_first_stream(ctx, lib):
+    d = pb.MatrixDescriptor((8, 8), (4, 4), pb.Grid(1, 1), dtype="complex64", order="F")
+    a, b, out, (first, last) = ctx.zeros(d), ctx.zeros(d), ctx.zeros(d), streams()
+    with first:
+        plan = pb.plan(pb.symm, a, b, out=out, algo="full")
+    with last:
+        plan()
+    lib.gpu.events.clear()
+    plan.close()
+    assert (first.ptr, last.ptr) in lib.gpu.did("wait")
+
+
+def test_numbers_do_not_pile_up(ctx, arena):
+    """Dynamic scaling has another number in every step."""
+    gpu = ctx.engine.session.gpu
+    places = {gpu.scalar(1.0 / step) for step in range(1, 1001)}
+    assert len(arena._numbers) == 64
+    at = gpu.scalar(0.001)
+    assert at in places
+    assert gpu.scalar(0.001) == at
+    assert np.asarray(arena.number(0.001))[0] == np.float32(0.001)
+
+
+def test_numbers_in_graphs_stay(ctx, arena):
+    stream = streams(1)[0]
+    before = arena.number(0.25)
+    with stream:
+        stream.begin_capture("relaxed")
+        held, new = arena.number(0.25), arena.number(0.75)
+        stream.end_capture()
+    assert held is before
+    for step in range(1, 1001):
+        arena.number(1.0 / step + 10)
+    assert any(each is before for each in arena._recorded)
+    assert address(arena.number(0.75)) != address(new)  # that has its value only where the graph runs
+
+
+@pytest.mark.parametrize("kind", [int, float, np.float64, np.float32, np.int32, "array", "0-d array"])
+@pytest.mark.parametrize(
+    "form", ["allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"]
+)
+def test_scales_in_every_form(ctx, form, kind):
+    cupy = sys.modules["cupy"]
+    arrays = {"array": np.full(1, 2, np.float32), "0-d array": np.array(2, np.float32)}
+    value = cupy.asarray(arrays[kind]) if isinstance(kind, str) else kind(2)
+    x, w = (cupy.asarray(np.zeros((16, 16), np.uint8)) for _ in range(2))
+    getattr(pb, form)(x, w, ctx, algo="nccl", scales=pb.Scales(a=value, b=value))
+
+
+def test_a_product_of_cublas_in_place_of_cublaslt_is_reported(ctx, lib):
+    a, b = ctx.eye(D), ctx.eye(D)
+    lib.gpu.lt.found = 0
+    with pb.plan_matmul(a, b, algo="gathered") as plan:
+        assert not any("cuBLASLt" in note for note in plan.report().notes)
+        plan()
+        assert lib.gpu.did("gemm")
+        (note,) = [note for note in plan.report().notes if "cuBLASLt" in note]
+    assert note.startswith(
+        "in this context cuBLAS computed what cuBLASLt has not: a product of 8 x 8 x 8, float64"
+    )
+
+
+def test_what_is_available_is_asked_anew(ctx, lib):
+    """Memory that was promised and never taken is no memory that is held."""
+    transport = ctx.engine.transport
+    lib.gpu.free = 1000
+    assert transport.fits(800) == (True, 800)
+    lib.gpu.free = 100
+    assert transport.fits(800) == (False, 80)
+    transport.buffer("a0", 500, shared=False)
+    assert transport.fits(580) == (True, 580)  # what buffers have is used again
+    assert transport.fits(581) == (False, 580)
+
+
+def budgets(comm: Any, path: str) -> Any:
+    with (
+        machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib,
+        pb.Context(comm, engine="cublasmp") as ctx,
+    ):
+        lib.gpu.free = 1000 if comm.rank == 0 else 2000
+        found = ctx.engine.transport.fits(801)
+        yield "the least of all ranks", None if found == (False, 800) else f"{found}"
+        lib.gpu.free = 1 << 40
+        d = pb.MatrixDescriptor((256, 256), (64, 64), pb.Grid(1, comm.size))
+        problem = pb.MatmulProblem(a=d, b=d, d=d)
+        for free, expected in ((1 << 40, True), (1 << 10, False)):
+            lib.gpu.free = free
+            applies = pb.algorithms(problem, ctx)["push"].applies
+            yield f"push with {free}", None if applies == expected else f"{applies}"
+
+
+def unlike(comm: Any, path: str) -> Any:
+    """Pieces, slots and flags follow from the number of multiprocessors: it must be one number."""
+    with machine(path, Multiplying, comm=comm, lt=FakeLt()) as lib:
+        lib.gpu.multiprocessors = (132, 114)[comm.rank]
+        with pb.Context(comm, engine="cublasmp") as ctx:
+            session = ctx.engine.session
+            found = session.multiprocessors, session.gpu.multiprocessors
+            yield "the fewest", None if found == (114, 114) else f"{found}"
+            mine = session.gpu.kernels.multiprocessors
+            yield "launches", None if mine == lib.gpu.multiprocessors else f"{mine}"
+            x = ctx.engine.empty((8192, 64), np.dtype(np.float32), "C", 64)
+            w = ctx.engine.empty((8192, 64), np.dtype(np.float32), "C", 64)
+            with pb.tensor_parallel.plan_matmul_allreduce(x, w, ctx, algo="push") as plan:
+                starts = comm.allgather(plan._product._kind.starts)
+            yield "pieces", None if starts[0] == starts[1] else f"{starts}"
+
+
+@starts_ranks
+@pytest.mark.parametrize("case", [budgets, unlike])
+def test_ranks_that_differ(case, stand_in):
+    run_mpi(case, 2, timeout=60, path=stand_in(1000))
