@@ -141,14 +141,14 @@ def test_numbers_of_python_and_numpy_are_one_kind(value):
 @pytest.mark.parametrize("value", [np.nan, np.float32(np.inf), 1e39, 10**400, 1j, np.complex64(2 + 1j)])
 def test_numbers_that_float32_cannot_hold(value):
     with pytest.raises(
-        pb.LayoutError, match=r"scales: b is .*, expected a finite number that float32 can hold"
+        pb.ArgumentError, match=r"scales: b is .*, expected a finite number that float32 can hold"
     ):
         pb.Scales(b=value)
 
 
 def test_amax_is_no_number():
     for value in (0.0, np.float32(0), 1):
-        with pytest.raises(pb.LayoutError, match="expected an array to write it to"):
+        with pytest.raises(pb.ArgumentError, match="expected an array to write it to"):
             pb.Scales(amax=value)
 
 
