@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.peers.flags import SLOTS
 from pblasmp.engines.gpu.peers.inbox import Inbox
 from tests.helpers.fakepeers import Fault, Peers
 
 LARGEST = 256
 BOXES = 4
-FREE = range(48, 64)  # flags that say that a slot may be written again
+FREE = {SLOTS.at(box) for box in range(SLOTS.count)}  # flags that say that a slot may be written again
 
 
 class Messages:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblasmp.engines.gpu.peers.windows import FLAGS, Windows, open_windows
+from pblasmp.engines.gpu.peers.flags import FLAGS
+from pblasmp.engines.gpu.peers.windows import Windows, open_windows
 from pblasmp.errors import StatusError, UnsupportedError
 from tests.helpers.fakegpu import stream_operations
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..kernels.views import View
+from .flags import MESSAGES, SLOTS
 
 if TYPE_CHECKING:
     from ..runtime.gpu import Gpu
 
 __all__ = ["Inbox"]
 
-_BOXES = 16  # most exchanges under way at once
-_CAME, _FREE = 32, 48  # flags of a message and of a slot, one for each box
+_BOXES = MESSAGES.count  # most exchanges under way at once
 _MOST = 4 << 30  # bytes of a box; larger exchanges go through NCCL
 _ALIGNED = 256
 _BYTE = np.dtype(np.uint8)
@@ -74,7 +74,7 @@ class Inbox:
         gpu.use_current_stream()
         for to, (_, pack) in packs.items():
             if (box, to) in self._pushed:
-                gpu.await_flags("main", [(to, _FREE + box)])
+                gpu.await_flags("main", [(to, SLOTS.at(box))])
             pack(packed + to * slot)
         if packs:
             gpu.follow("copy", "main")
@@ -82,7 +82,7 @@ class Inbox:
             if to in packs:
                 there = gpu.symmetric(f"inbox {box}", to) + gpu.rank * slot
                 gpu.push("copy", _line(there, packs[to][0]), _line(packed + to * slot, packs[to][0]))
-                gpu.raise_flag("copy", to, _CAME + box)
+                gpu.raise_flag("copy", to, MESSAGES.at(box))
                 self._pushed.add((box, to))
         if packs:
             gpu.mark(f"box {box}", "copy")
@@ -94,13 +94,13 @@ class Inbox:
         gpu = self._gpu
         gpu.use_current_stream()
         for source, unpack in unpacks.items():
-            gpu.await_flags("main", [(source, _CAME + box)])
+            gpu.await_flags("main", [(source, MESSAGES.at(box))])
             unpack(gpu.symmetric(f"inbox {box}", gpu.rank) + source * slot)
         if unpacks:  # the flags queue after messages in the copy engines: "main" does not wait for them
             gpu.follow("tell", "main")
             self._telling = True
         for source in unpacks:
-            gpu.raise_flag("tell", source, _FREE + box)
+            gpu.raise_flag("tell", source, SLOTS.at(box))
         if pushed:
             gpu.await_mark("main", f"box {box}")
         self._free.append(box)

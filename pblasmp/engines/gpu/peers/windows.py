@@ -19,11 +19,9 @@ import numpy as np
 from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
 from ..kernels.kernels import Kernels
+from .flags import FLAGS
 
-__all__ = ["FLAGS", "ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
-
-FLAGS = 64
-"""How many flags every rank has from every other one."""
+__all__ = ["ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
 
 ONE_KERNEL_FLAGS = "one_kernel flags"
 """The symmetric buffer of the flags of ``one_kernel.cu``."""

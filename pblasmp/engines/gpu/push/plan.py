@@ -25,6 +25,7 @@ from ....layout import MatmulProblem
 from ....layout.axis import Axis
 from ....layout.intersection import Stretch, Stretches, extent, intersect, packed, regular, unpacked
 from ...moving.operand import needs
+from ..peers.flags import PUSHED
 
 __all__ = ["Part", "PushPlan", "Slab", "clip", "common_order", "cuts", "push_plan", "runs"]
 
@@ -413,6 +414,10 @@ class PushPlan:
                 shares, cut = next(shares for least, shares in _SHARES if length / first >= least), True
             unit = section[0].length if section[0].repeat > 1 else _TILE[0]
             found += [(start + i, start + j) for i, j in cuts(0, shares, unit, length)]
+        if len(found) > PUSHED[which].count:
+            raise IndexError(
+                f"push: {len(found)} chunks of {'AB'[which]}, there are {PUSHED[which].count} flags"
+            )
         return found
 
     def tiles(self, which: int, rank: int, start: int, stop: int) -> Stretches:

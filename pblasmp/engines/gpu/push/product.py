@@ -26,6 +26,7 @@ from ...protocol import Engine, Method
 from ...request import Operands, Options, Problem
 from ..kernels.lt import Batch, Op
 from ..kernels.views import View, contiguous, moves
+from ..peers.flags import PUSHED
 from ..runtime.gpu import Gpu
 from ..runtime.session import Session, session_of
 from .plan import Part, PushPlan, Slab, push_plan
@@ -34,7 +35,6 @@ __all__ = ["METHODS", "Pushed", "PushedProduct"]
 
 _BUFFER = "slabs"
 _STREAM = "copy"  # copies on two streams would share the copy engines in an unknown order
-_CHUNKS = 8  # of an operand, at most
 _FLOAT8 = 16  # 8-bit products take multiples of this
 _ALIGNED = 16  # bytes
 
@@ -202,14 +202,16 @@ class Pushed:
                     s.repeat,
                     (s.dst_step, s.src_step) if by_rows else (s.dst_step * target.ld, s.src_step * of.ld),
                 )
-            gpu.raise_flag(_STREAM, to, _flag(which, chunk))
+            gpu.raise_flag(_STREAM, to, PUSHED[which].at(chunk))
 
     # -- receiving
 
     def _receive(self, chunks: list[tuple[int, int]], slabs: list[View]) -> None:
         """Queue the wait for what other ranks push of these chunks, and unpack it if that is needed."""
         received = [(which, chunk, part) for which, chunk in chunks for part in self._received[which][chunk]]
-        self._gpu.await_flags("main", [(part.source, _flag(which, chunk)) for which, chunk, part in received])
+        self._gpu.await_flags(
+            "main", [(part.source, PUSHED[which].at(chunk)) for which, chunk, part in received]
+        )
         for which, chunk, part in received:
             if not part.direct:
                 message = self._message(self._rank, which, chunk, part.source, part)
@@ -293,10 +295,6 @@ class Pushed:
         slab: Slab = self._plan.slabs[which]
         lines, runs = (outer, inner) if slab.side.order == "C" else (inner, outer)
         self._gpu.move("main", moves(to, of, lines, runs))
-
-
-def _flag(which: int, chunk: int) -> int:
-    return which * _CHUNKS + chunk
 
 
 def _tile(view: View, rows: tuple[int, int], cols: tuple[int, int]) -> View:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ..kernels.views import View
+from ..peers.flags import PIECES
 from .base import CopyProduct, Views
 from .pieces import offsets
 
@@ -76,12 +77,12 @@ class PushedGather(_Gather):
         for peer in reversed(self.peers) if call.x.rows else ():  # first the peer that needs this shard first
             gathered = self.view(gpu.symmetric("gathered", peer))
             gpu.push("copy", self.lines_of(gathered, self.rank), call.x)
-            gpu.raise_flag("copy", peer, 0)
+            gpu.raise_flag("copy", peer, PIECES.at(0))
         self.shard("main", call, self.rank, call.x)
         gathered = self.view(gpu.symmetric("gathered", self.rank))
         for peer in self.peers:
             if self.p.tokens[peer]:
-                gpu.await_flags("main", [(peer, 0)])
+                gpu.await_flags("main", [(peer, PIECES.at(0))])
                 self.shard("main", call, peer, self.lines_of(gathered, peer))
         if call.gathered:
             start, stop = self.starts[self.rank], self.starts[self.rank + 1]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....dtypes import is_float8
 from ..kernels.views import View
+from ..peers.flags import PIECES
 from .base import CopyProduct, Views, travels
 from .pieces import EVEN, HALVES, SMALL_LAST, offsets, pieces, shares
 
@@ -176,7 +177,7 @@ class PushedAllReduce(_AllReduce):
                 start, stop = self.bounds(owner, piece)
                 if stop > start:
                     gpu.push("copy", self.slot(owner, self.rank, piece), partial.lines(start, stop))
-                    gpu.raise_flag("copy", owner, piece)
+                    gpu.raise_flag("copy", owner, PIECES.at(piece))
             self._add(call, partial, piece)
             if self.pulls:
                 self._pull(call, piece)
@@ -194,7 +195,7 @@ class PushedAllReduce(_AllReduce):
             return
         gpu.follow("sum", "main")
         for source in self.peers:
-            gpu.await_flag("sum", source, piece)
+            gpu.await_flag("sum", source, PIECES.at(piece))
         parts = [
             partial.lines(start, stop) if source == self.rank else self.slot(self.rank, source, piece)
             for source in range(self.size)
@@ -205,14 +206,14 @@ class PushedAllReduce(_AllReduce):
         for peer in self.peers:
             if not self.pulls:
                 gpu.push("back", self.sums_of(peer).lines(start, stop), own)
-            gpu.raise_flag("back", peer, len(self.split) + piece)
+            gpu.raise_flag("back", peer, PIECES.at(len(self.split) + piece))
 
     def _pull(self, call: Views, piece: int) -> None:
         """Copy the peers' sums of a piece from their memory to D."""
         for owner in self.peers:
             start, stop = self.bounds(owner, piece)
             if stop > start:
-                self.gpu.await_flag("pull", owner, len(self.split) + piece)
+                self.gpu.await_flag("pull", owner, PIECES.at(len(self.split) + piece))
                 self.gpu.push("pull", call.out.lines(start, stop), self.sums_of(owner).lines(start, stop))
 
     def _take(self, call: Views, piece: int) -> None:
@@ -220,7 +221,7 @@ class PushedAllReduce(_AllReduce):
         for owner in self.peers:
             start, stop = self.bounds(owner, piece)
             if stop > start:
-                self.gpu.await_flag("sum", owner, len(self.split) + piece)
+                self.gpu.await_flag("sum", owner, PIECES.at(len(self.split) + piece))
                 self.gpu.copy("sum", call.out.lines(start, stop), self.sums_of(self.rank).lines(start, stop))
 
 
@@ -279,16 +280,16 @@ class RingAllReduce(_AllReduce):
             self.part(stream, call, x[peer].lines(*lines), partial.lines(*lines))
             gpu.follow("copy", stream)
             gpu.push("copy", sent.lines(*lines), partial.lines(*lines))
-            gpu.raise_flag("copy", peer, piece)
+            gpu.raise_flag("copy", peer, PIECES.at(piece))
         for piece, lines in enumerate(pairwise(self.ends[mine])):
             stream = next(turns)
-            gpu.await_flag(stream, peer, piece)
+            gpu.await_flag(stream, peer, PIECES.at(piece))
             self.whole(stream, call, x[mine].lines(*lines), inbox.lines(*lines), sums.lines(*lines), beta=1)
             gpu.follow("back", stream)
-            gpu.raise_flag("back", peer, self.count + piece)
+            gpu.raise_flag("back", peer, PIECES.at(self.count + piece))
             gpu.follow("sum", stream)
             gpu.copy("sum", out[mine].lines(*lines), sums.lines(*lines))
         for piece, lines in enumerate(pairwise(self.ends[peer])):
-            gpu.await_flag("pull", peer, self.count + piece)
+            gpu.await_flag("pull", peer, PIECES.at(self.count + piece))
             gpu.push("pull", out[peer].lines(*lines), theirs.lines(*lines))
         gpu.end(*streams)

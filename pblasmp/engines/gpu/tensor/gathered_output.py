@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ..kernels.views import View
+from ..peers.flags import PIECES
 from .base import CopyProduct, Views
 from .pieces import offsets, pieces
 
@@ -79,10 +80,10 @@ class PushedGatheredOutput(_GatheredOutput):
                 self.whole("main", call, call.x.lines(start, stop), c.lines(start, stop) if c else None, d)
                 gpu.follow("tell", "main")
                 for peer in self.peers:
-                    gpu.raise_flag("tell", peer, piece)
+                    gpu.raise_flag("tell", peer, PIECES.at(piece))
             for peer in self.peers:
                 if self.p.outputs[peer]:
-                    gpu.await_flag("pull", peer, piece)
+                    gpu.await_flag("pull", peer, PIECES.at(piece))
                     theirs = self.view(gpu.symmetric("parts", peer), peer).lines(start, stop)
                     gpu.push("pull", self.columns_of(call.out, peer).lines(start, stop), theirs)
         gpu.copy("main", columns, own)

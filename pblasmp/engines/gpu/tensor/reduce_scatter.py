@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ....dtypes import is_float8
 from ..kernels.views import View
+from ..peers.flags import PIECES
 from .base import CopyProduct, Views
 from .pieces import offsets
 
@@ -139,10 +140,10 @@ class PushedReduceScatter(_ReduceScatter):
                 self.part("main", call, self.lines_of(call.x, owner), lines)
                 gpu.follow("copy", "main")
                 gpu.push("copy", self.slot(owner, self.rank), lines)
-                gpu.raise_flag("copy", owner, 0)
+                gpu.raise_flag("copy", owner, PIECES.at(0))
         self.part("main", call, self.lines_of(call.x, self.rank), self.slot(self.rank, self.rank))
         if self.mine:
-            gpu.await_flags("main", [(source, 0) for source in self.peers])
+            gpu.await_flags("main", [(source, PIECES.at(0)) for source in self.peers])
             parts = [self.slot(self.rank, source) for source in range(self.size)]
             gpu.add("main", parts, [call.out], **self.finish(call, call.c, call.out))
         gpu.end("copy")
