@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ import numpy as np
 from pblasmp.dtypes import accumulation_dtype
 from pblasmp.engines.gpu.kernels.lt import PLAIN, Batch
 from pblasmp.engines.gpu.kernels.views import Blocks, Move, View, blocks
+from pblasmp.engines.gpu.peers.flags import SLOTS
 
 ROOM = 1 << 16  # bytes of each rank
 _OPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -92,6 +93,10 @@ class Peers:
         self.program: list[list[Op]] = [[] for _ in range(size)]
         self.flags: dict[tuple[int, int, int], Flag] = defaultdict(Flag)  # of rank, from rank, number
         clocks = size * _STREAMS
+        for rank, other, box in itertools.product(
+            range(size), range(size), range(SLOTS.count)
+        ):  # free at first
+            self.flags[rank, other, SLOTS.at(box)] = Flag(True, np.zeros(clocks, int))
         self.arrivals: dict[tuple[int, str], list[np.ndarray]] = {
             (rank, "end"): [np.zeros(clocks, int)] for rank in range(size)
         }
@@ -160,10 +165,10 @@ class Peers:
 
     # -- running
 
-    def run(self, seed: int | None = None, left_up: Collection[int] = ()) -> None:
+    def run(self, seed: int | None = None) -> None:
         """Run all that is queued: in an order by chance, or, without a seed, each rank in the order it was queued.
 
-        Flags ``left_up`` may be up at the end: what follows would wait for them.
+        Flags of free slots are up at the end: what follows would wait for them.
         """
         chance = random.Random(seed)
         lines = list(self.program) if seed is None else list(self.queues.values())
@@ -175,7 +180,8 @@ class Peers:
             line = chance.choice(able)
             self._run(line.pop(0))
         self.queues.clear()
-        up = [key for key, flag in self.flags.items() if flag.up and key[2] not in left_up]
+        free = {SLOTS.at(box) for box in range(SLOTS.count)}
+        up = [key for key, flag in self.flags.items() if flag.up and key[2] not in free]
         if up:
             raise Fault(f"flags that nobody waited for: {up}")
 

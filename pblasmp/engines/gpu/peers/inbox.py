@@ -2,8 +2,8 @@
 """Messages between GPUs that reach each other: copy engines push them into the receivers' symmetric memory.
 
 This needs no multiprocessor, so messages travel while a product runs. Each exchange under way has a box: memory on
-every rank with a slot for each sender. A sender writes to a slot again once the receiver has signalled that it has
-unpacked the previous message.
+every rank with a slot for each sender. A sender writes to a slot once the receiver has signalled that it is free: at
+first, and when the previous message has been unpacked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Inbox:
         self._gpu = gpu
         self._slots = [0] * _BOXES  # bytes of a slot, by box
         self._free = list(range(_BOXES))
-        self._pushed: set[tuple[int, int]] = set()  # (box, receiver) of slots that have been written
         self._telling = False  # whether the stream "tell" must still be joined
 
     def takes(self, largest: int) -> bool:
@@ -73,8 +72,7 @@ class Inbox:
         self._free.remove(box)
         gpu.use_current_stream()
         for to, (_, pack) in packs.items():
-            if (box, to) in self._pushed:
-                gpu.await_flags("main", [(to, SLOTS.at(box))])
+            gpu.await_flags("main", [(to, SLOTS.at(box))])
             pack(packed + to * slot)
         if packs:
             gpu.follow("copy", "main")
@@ -83,7 +81,6 @@ class Inbox:
                 there = gpu.symmetric(f"inbox {box}", to) + gpu.rank * slot
                 gpu.push("copy", _line(there, packs[to][0]), _line(packed + to * slot, packs[to][0]))
                 gpu.raise_flag("copy", to, MESSAGES.at(box))
-                self._pushed.add((box, to))
         if packs:
             gpu.mark(f"box {box}", "copy")
 

@@ -19,7 +19,7 @@ import numpy as np
 from ....errors import StatusError, UnsupportedError
 from ....memory.workspace import roomy
 from ..kernels.kernels import Kernels
-from .flags import FLAGS
+from .flags import FLAGS, SLOTS
 
 __all__ = ["ONE_KERNEL_FLAGS", "Buffer", "Windows", "check_driver", "nccl_handle", "open_windows"]
 
@@ -80,6 +80,9 @@ class Windows:
         self._first = 4 * len(KINDS) * (self.size + 2)
         try:
             with self._agreement("symmetric memory: barriers"):
+                free, copy = self._offset(SLOTS.first, 0), self._runtime.memcpyDefault
+                at, ups = self._flags.peers[self.rank], int(self._up.data.ptr)
+                self._runtime.memcpyAsync(at + free, ups, 4 * SLOTS.count * self.size, copy, stream.ptr)
                 self.arrive(stream)  # there is no product before the first one to wait for
                 session.wait(stream)
         except BaseException:
