@@ -40,7 +40,7 @@ class EagerGpu:
     def __init__(self) -> None:
         self.buffers: dict[str, np.ndarray] = {}
         self.queued, self.moves, self.transposes = 0, 0, 0
-        self.windows = None
+        self.windows = SimpleNamespace(buffer=lambda name: SimpleNamespace(nbytes=0))
         self.arena: Any = SimpleNamespace(replaced=lambda: None)
         self.kernels = SimpleNamespace(copy=self.copy, move=self.move, transpose=self.transpose)
 

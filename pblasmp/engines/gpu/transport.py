@@ -93,7 +93,7 @@ class CublasmpTransport(Room):
         conjugate: bool = False,
         slots: int | None = None,
     ) -> Transfer:
-        """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Local."""
+        """Queue an exchange: messages are packed and sent, and ``finish`` unpacks those received. Collective."""
         self._session.follow_stream()  # all exchanges share boxes and flags
         return _Exchange(self, self._cupy, exchange, src, dst, conjugate)
 
