@@ -163,10 +163,11 @@ def main() -> None:
     results.add_option(parser)
     options = parser.parse_args()
     with pb.Context(engine="cublasmp") as ctx:
+        import cupy
         import torch
         import torch.distributed as dist
 
-        torch.cuda.set_device(ctx.engine.device)
+        torch.cuda.set_device(cupy.cuda.runtime.getDevice())
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
         dist.init_process_group("nccl", rank=ctx.rank, world_size=ctx.size)
         clock = Clock(ctx, options.rounds)
