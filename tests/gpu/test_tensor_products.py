@@ -13,6 +13,7 @@ import pytest
 import pblasmp as pb
 from pblasmp.dtypes import DTYPES, FLOAT8, is_float8
 from pblasmp.engines.gpu.kernels.views import View
+from pblasmp.engines.gpu.runtime.arena import Arena
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor.base import travels
@@ -35,6 +36,8 @@ def gpu(ctx: pb.Context) -> Iterator[Gpu]:
     session = SimpleNamespace(
         rank=ctx.rank, size=ctx.size, device=mine.device.index, nccl=mine.nccl, cupy=cupy,
         agreement=mine.agreement, synchronize=mine.synchronize, wait=mine.wait,
+        arena=Arena(cupy, mine.settle), multiprocessors=mine.multiprocessors, capability=mine.capability,
+        shared_gpus=mine.shared_gpus,
     )  # fmt: skip
     with cupy.cuda.Stream(non_blocking=True):
         gpu = Gpu(session)

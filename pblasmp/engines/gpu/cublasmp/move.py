@@ -170,6 +170,10 @@ class _Gemr2D(PreparedCall):
         """Bytes that this rank holds and other ranks need."""
         return self._exchange.sent_bytes
 
+    def why_no_graph(self) -> str:
+        """Return that it cannot be recorded: cuBLASMp 0.10 does what CUDA forbids while a stream is captured. Local."""
+        return "cublasMpGemr2D cannot be recorded"
+
     def _point_at(self, operands: Operands) -> None:
         """Point the call at the local arrays, or at temporaries for them."""
         source, target = operands.a, operands.d
