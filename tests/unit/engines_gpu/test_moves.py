@@ -149,8 +149,9 @@ def moving_plan(ctx: pb.Context, a: Any, b: Any) -> Any:
     return pb.plan_matmul(a, b, algo="default")
 
 
-def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in):
+def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in, monkeypatch):
     """Which holds the moves, too; its product and its moves are bound to their arrays once."""
+    monkeypatch.setattr(move._Gemr2D, "why_no_graph", lambda _: "")  # stands for a move that can be recorded
     with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib, pb.Context(engine="cublasmp") as ctx:
         a, b = ctx.empty(D), ctx.empty(replace(D, shape=(8, 4), block=(2, 2)))
         a.local[...], b.local[...] = np.arange(48.0).reshape(6, 8), 2
@@ -167,6 +168,17 @@ def test_a_plan_that_moves_operands_is_a_graph(alone, stand_in):
             graph.replay()
     lib.assert_clean()
     lib.gpu.assert_clean()
+
+
+def test_a_plan_that_moves_operands_by_cublasmp_is_no_graph(alone, stand_in):
+    """On real GPUs cublasMpGemr2D invalidates the recording."""
+    with machine(stand_in(1000), Multiplying, lt=FakeLt()) as lib, pb.Context(engine="cublasmp") as ctx:
+        a, b = ctx.zeros(D), ctx.zeros(replace(D, shape=(8, 4), block=(2, 2)))
+        with moving_plan(ctx, a, b) as plan:
+            with pytest.raises(pb.UnsupportedError, match="cublasMpGemr2D cannot be recorded"):
+                plan.graph()
+            plan()
+    lib.assert_clean()
 
 
 def life(_: Witness, comm: Any = None) -> None:

@@ -17,7 +17,7 @@
 #define CHUNK (BN % 64 == 0 ? 64 : 32)  // columns of a part of the staging, one box of TMA
 #define SUMS (FORM < 2)    // other ranks have parts of this rank's tiles
 #define COPIES (FORM > 0)  // other ranks' tiles are results of this rank, too
-#define PIECE 16384  // bytes sent to another rank at once; two of them are in flight
+#define PIECE 8192  // bytes in flight to other ranks: with more, loads of X and W wait behind them
 #define STRIP 16  // rows that a warp copies at once
 
 typedef unsigned char u8; typedef unsigned int u32; typedef unsigned long long u64;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void send(u8* to, u32 of) {
   for (u32 i = 0; i < IMAGE; i += PIECE) {
     store(to + i, of + i, min((u32)PIECE, IMAGE - i));
     commit();
-    stored<1>();
+    stored<0>();
   }
 }
 
