@@ -596,7 +596,7 @@ def test_tune(pblasmp, tmp_path, environment):
     machine, title, line, kept = done.stdout.splitlines()
     assert machine.endswith(", float32")
     assert "µs" in title
-    found = re.fullmatch(r"all_reduce +8, 6, 4((?:  \w+ \d+)+)", line)
+    found = re.fullmatch(r"matmul_allreduce +8, 6, 4((?:  \w+ \d+)+)", line)
     names, times = found[1].split()[::2], [int(us) for us in found[1].split()[1::2]]
     assert set(names) == {"mpi", "sum", "one_shot", "two_shot", "ring", "push"}
     assert times == sorted(times)
@@ -664,7 +664,7 @@ def test_tune_of_what_does_not_divide(pblasmp):
     done = pblasmp("tune", "-n2", "--engine=host", "-pmatmul_allreduce", "--shape=64,32,47")
     assert (done.returncode, done.stdout) == (2, "")
     why = "K is split over the ranks, expected a multiple of 2"
-    assert done.stderr == f"pblasmp: all_reduce of 64,32,47: {why}\n"
+    assert done.stderr == f"pblasmp: matmul_allreduce of 64,32,47: {why}\n"
 
 
 def test_bench_over_sizes(pblasmp, tmp_path):
@@ -697,7 +697,7 @@ def test_bench_of_what_does_not_divide(pblasmp):
     )
     assert (done.returncode, done.stdout) == (2, "")
     why = "T and K are split over the ranks, expected multiples of 2"
-    assert done.stderr == f"pblasmp: reduce_scatter of 63,32,47: {why}\n"
+    assert done.stderr == f"pblasmp: matmul_reduce_scatter of 63,32,47: {why}\n"
 
 
 EVEN_WHERE_SPLIT = [

@@ -57,14 +57,14 @@ def everything(comm: Any) -> Iterator[Case]:
 def spied() -> Iterator[Ran]:
     """Yield the products that run, each with the algorithm that it takes."""
     ran: Ran = []
-    run = ParallelPlan.run_with
+    run = ParallelPlan._run_with
 
     def run_with(plan: ParallelPlan, arrays: Any) -> Any:
         ran.append((plan._call, plan.report().algorithm))
         return run(plan, arrays)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ParallelPlan, "run_with", run_with)
+        patch.setattr(ParallelPlan, "_run_with", run_with)
         yield ran
 
 
