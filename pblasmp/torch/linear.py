@@ -86,7 +86,7 @@ class _ParallelLinear(ParallelModule):
             self.load_linear(linear)
 
     @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, *, ctx: Context, **options: Any) -> Self:
+    def from_linear(cls, linear: torch.nn.Linear, ctx: Context, **options: Any) -> Self:
         """Return this rank's shard of rank 0's whole layer. Collective over the context.
 
         Args:

@@ -90,7 +90,7 @@ class VocabParallelEmbedding(ParallelModule):
             self.load_embedding(embedding)
 
     @classmethod
-    def from_embedding(cls, embedding: torch.nn.Embedding, *, ctx: Context, **options: Any) -> Self:
+    def from_embedding(cls, embedding: torch.nn.Embedding, ctx: Context, **options: Any) -> Self:
         """Return this rank's shard of rank 0's whole table. Collective over the context.
 
         Args:

@@ -283,12 +283,12 @@ def forms_of_layers(ctx: pb.Context) -> None:
     column, row = pt.ColumnParallelLinear.from_linear, pt.RowParallelLinear.from_linear
     everything: Any = slice(None)
     layers = [
-        (column(whole, ctx=ctx, scales=scales), everything, (..., outputs)),
-        (column(whole, ctx=ctx, scales=scales, gather_output=True), everything, everything),
-        (column(whole, ctx=ctx, scales=scales, sequence_parallel=True), tokens, (..., outputs)),
-        (row(whole, ctx=ctx, scales=scales), (..., inputs), everything),
-        (row(whole, ctx=ctx, scales=scales, input_is_parallel=False), everything, everything),
-        (row(whole, ctx=ctx, scales=scales, sequence_parallel=True), (..., inputs), tokens),
+        (column(whole, ctx, scales=scales), everything, (..., outputs)),
+        (column(whole, ctx, scales=scales, gather_output=True), everything, everything),
+        (column(whole, ctx, scales=scales, sequence_parallel=True), tokens, (..., outputs)),
+        (row(whole, ctx, scales=scales), (..., inputs), everything),
+        (row(whole, ctx, scales=scales, input_is_parallel=False), everything, everything),
+        (row(whole, ctx, scales=scales, sequence_parallel=True), (..., inputs), tokens),
     ]
     mesh = pt.meshes.mesh_of(ctx)
     if mesh is not None:
