@@ -226,7 +226,8 @@ def _case(
         times = _in_turn(ctx, contenders, options.samples)
         error = max(ctx.comm.allgather(max(separate.error(run()) for run in checked.values())))
     return {
-        "case": f"{t}, {n}, {k}", "us": times, "path": report.path, "error": error,
+        "case": f"{t}, {n}, {k}", "flops": 2 * t * n * k * (1 if "K" in _SPLIT[name] else ctx.size),
+        "us": times, "path": report.path, "error": error,
         "good": error <= ELEMENT_TYPES[dtype].tolerance, "left_out": left_out,
     }  # fmt: skip
 
@@ -247,9 +248,9 @@ def _in_turn(ctx: Context, contenders: dict[str, Callable[[], Any]], count: int)
     return {name: float(np.median(each)) * 1e6 for name, each in times.items()}
 
 
-def print_bench(result: dict[str, Any]) -> None:
-    """Print a table for each product. Local."""
-    for line in _lines(result):
+def print_bench(result: dict[str, Any], *, rate: bool = False) -> None:
+    """Print a table for each product: times, or ``rate``. Local."""
+    for line in _lines(result, rate):
         click.echo(line)
 
 
@@ -278,19 +279,25 @@ def _title(name: Form, result: dict[str, Any]) -> str:
     return f"{FORMS[name].title}, {result['ranks']} ranks"
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
+def _cell(row: dict[str, Any], column: str, rate: bool) -> str:
+    time = row["us"].get(column)
+    if time is None:
+        return f"{'-':>18}"
+    return f"{row['flops'] / time / 1e6:18.3g}" if rate else f"{time:18.0f}"
+
+
+def _lines(result: dict[str, Any], rate: bool) -> Iterator[str]:
     ranks = "one rank" if result["ranks"] == 1 else f"{result['ranks']} ranks"
     yield f"{ranks}, {result['dtype']}, engine {result['engine']}"
-    yield f"times until all ranks are done in µs, median of {result['samples']}"
+    what = "TFLOP/s over all ranks" if rate else "times until all ranks are done in µs"
+    yield f"{what}, median of {result['samples']}"
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(column for row in rows for column in row["us"]))
         yield ""
         yield click.style(f"{FORMS[name].title} (-p {name})", bold=True)
         yield f"{'T, N, K':>20}" + "".join(f"{column:>18}" for column in columns)
         for row in rows:
-            cells = "".join(
-                f"{row['us'][column]:18.0f}" if column in row["us"] else f"{'-':>18}" for column in columns
-            )
+            cells = "".join(_cell(row, column, rate) for column in columns)
             size = f"  {size_text(row['bytes'])}" if "bytes" in row else ""
             yield f"{row['case']:>20}{cells}{size}" + ("" if row["good"] else "   WRONG")
         for path in dict.fromkeys(row["path"] for row in rows):

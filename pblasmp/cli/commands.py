@@ -341,11 +341,12 @@ def list_problems(as_json: bool) -> None:
     show_default=True,
     help="Algorithm of pblasmp's, or all: every one that applies, side by side.",
 )
+@click.option("--rate", is_flag=True, help="Print TFLOP/s over all ranks instead of times.")
 @engine
 @click.option("-o", "--output", metavar="PICTURE", type=FILE, help="Draw a chart, an SVG file.")
 @as_json
 @common
-def bench(ranks: int | None, products: tuple[Form, ...], as_json: bool, **given: Any) -> None:
+def bench(ranks: int | None, products: tuple[Form, ...], rate: bool, as_json: bool, **given: Any) -> None:
     """Compare tensor-parallel products with GEMM plus a separate collective, and with GEMM alone."""
     from .bench import BenchOptions, draw_bench, print_bench
     from .bench import bench as run_bench
@@ -355,7 +356,7 @@ def bench(ranks: int | None, products: tuple[Form, ...], as_json: bool, **given:
     options = BenchOptions(products=tuple(dict.fromkeys(products)) or tuple(FORMS), **given)
     result = run_bench(options, ranks)
     if leading():
-        print_json(result) if as_json else print_bench(result)
+        print_json(result) if as_json else print_bench(result, rate=rate)
         draw_bench(options, result)
     if not all(row["good"] for rows in result["sections"].values() for row in rows):
         raise FailureError("a product is wrong")

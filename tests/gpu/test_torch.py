@@ -24,7 +24,7 @@ from tests.mpi.torch import test_layers as cases
 from tests.mpi.torch import test_models as models
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ctx() -> Iterator[pb.Context]:
     """A context on all ranks' GPUs, of MPI's ranks or of PyTorch's."""
     by_torchrun = dist.is_torchelastic_launched()

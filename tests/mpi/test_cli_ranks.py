@@ -545,6 +545,21 @@ def test_bench(pblasmp, tmp_path):
     assert all(chart.count(f">{case}</text>") == 4 for case in ("64, 32, 48", "6, 5, 4"))
 
 
+def test_bench_prints_rates(pblasmp):
+    how = (
+        "-n2",
+        "--engine=host",
+        "-pmatmul_allreduce",
+        "-pmatmul_allgather",
+        "--shape=64,32,48",
+        "--samples=2",
+    )
+    done = pblasmp("bench", *how, "--rate")
+    assert done.returncode == 0, done.stderr
+    assert "TFLOP/s over all ranks, median of 2" in done.stdout
+    assert len(re.findall(r"^ +64, 32, 48( +[\d.e-]+){3}$", done.stdout, re.MULTILINE)) == 2
+
+
 def test_bench_chooses_shapes_that_divide(pblasmp):
     done = pblasmp("bench", "-n3", "--engine=host", "-pmatmul_allreduce", "--samples=1")
     assert done.returncode == 0, done.stderr

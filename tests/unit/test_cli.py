@@ -594,3 +594,22 @@ def test_python_m_pblasmp_and_the_script_are_the_same(tmp_path):
     assert done.stderr == (
         "pblasmp: got A but no B: give two files, or none for random matrices. Try 'pblasmp matmul --help'\n"
     )
+
+
+def test_rates_of_bench(capsys):
+    """Operations of all ranks by the time until all are done."""
+    from pblasmp.cli.bench import print_bench
+
+    row = {
+        "case": "8, 6, 4",
+        "flops": 3_000_000_000,
+        "us": {"pblasmp": 1500.0},
+        "path": "",
+        "left_out": "",
+        "good": True,
+    }
+    sections = {"matmul_allreduce": [row]}
+    print_bench(
+        {"ranks": 2, "dtype": "float32", "engine": "host", "samples": 5, "sections": sections}, rate=True
+    )
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["8,", "6,", "4", "2"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +187,34 @@ def test_tiles_fill_the_multiprocessors():
     assert tiling("matmul_reduce_scatter", 512, 1024, 2, 132).width == 64  # 128 tiles, one round
     assert tiling("matmul_reduce_scatter", 2048, 1792, 2, 132).width == 224  # 256 tiles, two rounds
     assert tiling("matmul_allreduce", 2048, 1792, 2, 132).width == 128  # sums travel, too: smaller last tiles
+
+
+def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch):
+    """However many plans use it; GPUs, forms and tilings are told apart."""
+    loaded = []
+    here = SimpleNamespace(device=0)
+    driver = SimpleNamespace(
+        cuCtxGetDevice=lambda: (0, here.device),
+        cuModuleLoadData=lambda cubin: (0, loaded.append((here.device, cubin)) or len(loaded)),
+        cuModuleGetFunction=lambda module, name: (0, (module, name)),
+        cuFuncSetAttribute=lambda *attribute: (0,),
+        CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8),
+        CUtensorMapDataType=SimpleNamespace(
+            CU_TENSOR_MAP_DATA_TYPE_FLOAT16=6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16=9
+        ),
+    )
+    for name, module in (("cuda", SimpleNamespace()), ("cuda.bindings", SimpleNamespace(driver=driver))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(kernels, "compiled", lambda *which: which)
+    kernels._loaded.cache_clear()
+    narrow, wide = (tiling(FORMS[0], rows, 1792, 2, 132) for rows in (512, 2048))
+    asked = [(0, FORMS[0], narrow), (0, FORMS[0], wide), (0, FORMS[1], wide), (1, FORMS[0], narrow)]
+    functions = []
+    for here.device, form, tiles in asked * 3:
+        functions.append(OneKernel(form, HALF, 2, tiles)._function)
+    kernels._loaded.cache_clear()
+    assert len(loaded) == len(set(functions)) == len(asked)
+    assert functions == functions[: len(asked)] * 3
 
 
 class _Packed(ctypes.Structure):

@@ -76,8 +76,9 @@ __device__ __forceinline__ void await_flag(const u32* flag, u32 value) {
   u32 v;
   do { asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(flag) : "memory"); } while ((int)(v - value) < 0);
 }
+__device__ __forceinline__ void release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }  // once for all flags
 __device__ __forceinline__ void raise_flag(u32* flag, u32 value)
-{ asm volatile("st.release.sys.global.u32 [%0],%1;" :: "l"(flag), "r"(value) : "memory"); }
+{ asm volatile("st.relaxed.sys.global.u32 [%0],%1;" :: "l"(flag), "r"(value) : "memory"); }
 __device__ __forceinline__ u64 matrix(u32 at)  // a WGMMA descriptor: k contiguous, swizzled by 128 bytes, 8 rows in 1 KiB
 { return (u64)((at & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
 
@@ -266,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) one_kernel(const __grid_con
         if (FORM == 0 && own) continue;
         stored<0>();
         fence_proxies();
-        __threadfence_system();
+        release();
         if (SUMS && !own) raise_flag(flag_at(job, t.owner, parity, 0, job.rank, number), epoch);
         else for (int i = 1; i < RANKS; i++) raise_flag(flag_at(job, (job.rank + i) % RANKS, parity, 1, job.rank, number), epoch);
       }

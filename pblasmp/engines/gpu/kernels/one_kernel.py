@@ -160,13 +160,9 @@ class OneKernel:
         from cuda.bindings import driver
 
         self._driver, self.ranks, self.tiles, self.sums = driver, ranks, tiles, form != "matmul_allgather"
-        cubin = compiled(form, dtype.name, ranks, tiles.width, tiles.slots, tiles.stages)
-        status, self._module = driver.cuModuleLoadData(cubin)
+        status, device = driver.cuCtxGetDevice()
         check_driver((status,))
-        status, self._function = driver.cuModuleGetFunction(self._module, b"one_kernel")
-        check_driver((status,))
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check_driver(driver.cuFuncSetAttribute(self._function, attribute, tiles.shared_bytes))
+        self._function = _loaded(int(device), form, dtype.name, ranks, tiles)
         kinds = driver.CUtensorMapDataType
         self._kind = (
             kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -230,9 +226,21 @@ class OneKernel:
         check_driver((status,))
         return ctypes.string_at(tensor_map.getPtr(), _MAP_BYTES)
 
-    def close(self) -> None:
-        """Unload the kernel. Local."""
-        check_driver(self._driver.cuModuleUnload(self._module))
+
+@cache
+def _loaded(device: int, form: str, dtype: str, ranks: int, tiles: Tiling) -> Any:  # noqa: ARG001 - a key of the cache
+    """Return the kernel's function on a GPU, the current one; it stays there for the process's other plans. Local."""
+    from cuda.bindings import driver
+
+    status, module = driver.cuModuleLoadData(
+        compiled(form, dtype, ranks, tiles.width, tiles.slots, tiles.stages)
+    )
+    check_driver((status,))
+    status, function = driver.cuModuleGetFunction(module, b"one_kernel")
+    check_driver((status,))
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    check_driver(driver.cuFuncSetAttribute(function, attribute, tiles.shared_bytes))
+    return function
 
 
 @cache
