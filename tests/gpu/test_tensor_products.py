@@ -16,9 +16,9 @@ from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.runtime.arena import Arena
 from pblasmp.engines.gpu.runtime.gpu import Gpu
 from pblasmp.engines.gpu.tensor import PRODUCTS
-from pblasmp.engines.gpu.tensor.base import travels
-from pblasmp.engines.gpu.tensor.pieces import offsets, shares
+from pblasmp.engines.gpu.types import carried
 from pblasmp.engines.request import Options
+from pblasmp.engines.tensor.pieces import offsets, shares
 from pblasmp.layout import ParallelProblem
 from tests.helpers.copy_products import SPLIT, problem, product, queue
 
@@ -27,10 +27,10 @@ E4M3 = FLOAT8["float8_e4m3fn"]
 SMALL = {"tokens": 300, "outputs": 208, "inputs": 144}
 RUNS = 1000  # of a product whose bits are compared
 REFUSED: dict[str, Callable[[ParallelProblem, Options], bool]] = {
-    "ring": lambda p, options: bool(options.beta) or travels(p, options) != p.out_dtype,
+    "ring": lambda p, options: bool(options.beta) or carried(p.out_dtype, options.comm_dtype) != p.out_dtype,
     "one_kernel": lambda p, options: (
         p.dtype.name not in ("bfloat16", "float16")
-        or {p.out_dtype, travels(p, options)} != {p.dtype}
+        or {p.out_dtype, carried(p.out_dtype, options.comm_dtype)} != {p.dtype}
         or options.beta != 0
         or not p.outputs_first
     ),
@@ -151,7 +151,7 @@ class Case:
     def check(self) -> None:
         """Every rank learns of a fault on any."""
         got, expected = self.got(), self.expected()
-        summed = travels(self.p, self.options)
+        summed = carried(self.p.out_dtype, self.options.comm_dtype)
         kinds = {self.p.dtype.itemsize, self.p.out_dtype.itemsize, summed.itemsize}
         worst = {1: 4e-2, 2: 6e-3}.get(
             min(kinds), 2e-6 if self.p.dtype.name in ("float32", "complex64") else 1e-13

@@ -18,10 +18,10 @@ import pytest
 from ml_dtypes import bfloat16
 
 import pblasmp as pb
-from pblasmp.engines.host import collective
 from pblasmp.engines.product import Product
 from pblasmp.engines.protocol import Method
 from pblasmp.engines.request import Options
+from pblasmp.engines.tensor import collective
 from tests.helpers.mpi import run_mpi
 
 NAMES = [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...comm import Exchange, Side
-from ...dtypes import DTYPES, is_float8
+from ...comm.communicator import MpiCollectives
 from ...layout.intersection import Piece
 from ..moving.room import Room
 from ..protocol import Transfer
@@ -18,6 +18,7 @@ from .kernels.views import View, moves, transposing_moves
 from .operations import CublasmpOperations
 from .peers.inbox import Inbox
 from .runtime.session import Session, stored_dtype
+from .types import carried
 
 __all__ = ["CublasmpTransport"]
 
@@ -35,6 +36,7 @@ class CublasmpTransport(Room):
     """
 
     why_not_shared = "GPUs share no memory: each needs its own slabs"
+    collectives: MpiCollectives | None = None
 
     def __init__(self, session: Session, operations: CublasmpOperations) -> None:
         import cupy
@@ -145,7 +147,7 @@ class CublasmpTransport(Room):
 
     def carries(self, dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
         """Return the type asked for, by default the result's, or bfloat16 if that has 8 bits. Local."""
-        return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)
+        return carried(dtype, asked)
 
 
 class _NcclMessages:

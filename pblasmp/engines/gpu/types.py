@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...bindings import ComputeType, DataType, MatmulAlgoType
-from ...dtypes import ELEMENT_TYPES
+from ...dtypes import DTYPES, ELEMENT_TYPES, is_float8
 from ...errors import UnsupportedError
 
-__all__ = ["ALGO_TYPES", "DATA_TYPES", "MULTICAST", "compute_type"]
+__all__ = ["ALGO_TYPES", "DATA_TYPES", "MULTICAST", "carried", "compute_type"]
 
 DATA_TYPES = {name: DataType[row.cuda] for name, row in ELEMENT_TYPES.items()}
 
@@ -42,3 +42,11 @@ def compute_type(dtype: np.dtype, compute: str | None) -> ComputeType:
             f"compute: {compute!r} is for {' or '.join(row)}, the operands are {dtype.name}"
         )
     return row[precision]
+
+
+def carried(dtype: np.dtype, asked: np.dtype | None) -> np.dtype:
+    """Return the type in which partial sums of a result of ``dtype`` travel. Local.
+
+    It is the one that was asked for, by default the result's, or bfloat16 if that has 8 bits.
+    """
+    return asked or (DTYPES["bfloat16"] if is_float8(dtype) else dtype)

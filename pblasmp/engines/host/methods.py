@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from .. import dense
 from ..protocol import Method
-from ..tensor import messages, shared_memory
-from . import collective
+from ..tensor import collective, messages, shared_memory
 
 __all__ = ["METHODS"]
 

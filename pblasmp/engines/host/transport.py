@@ -34,9 +34,6 @@ class HostTransport(Room):
         nodes: the ranks of each node.
         buffers: memory that all products use, one at a time.
         why_not_shared: empty, or why ranks cannot share memory.
-
-    Attributes:
-        collectives: MPI's; None if the ranks do not communicate by MPI.
     """
 
     def __init__(

@@ -1,31 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tensor-parallel products have in common: D[T, N] = alpha X W + beta C.
 
-All arrays are C-ordered; X is tokens × inputs, W inputs × outputs.
+All matrices are C-ordered; X is tokens × inputs, W inputs × outputs. An algorithm is a ``TensorProduct``, written in
+terms of tools: products, sums of parts, copies, memory that other ranks reach, and collectives. ``ParallelProduct`` has
+the tools for arrays, by an engine's operations and transport; the GPU's folder has them for kernels and copy engines.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from ...comm.communicator import MpiCollectives
 from ...dtypes import accumulation_dtype, is_float8
-from ...epilogue import Epilogue
 from ...layout import MatmulProblem, ParallelProblem
 from ...layout.forms import FORMS
 from ...scales import Scales
 from ..local.epilogue import activate, scale_and_clip
 from ..product import Product
-from ..protocol import Engine, Method
+from ..protocol import Engine, Method, Operations
 from ..request import Operands, Options, Problem
+from .pieces import shares
 
-__all__ = ["ParallelProduct", "TensorMethod", "parts_of", "row_major"]
+__all__ = [
+    "ArrayCall",
+    "Call",
+    "CallT",
+    "Memory",
+    "ParallelProduct",
+    "TensorMethod",
+    "TensorProduct",
+    "row_major",
+]
 
 Array = Any
+Matrix = Any  # an array, or a view of GPU memory: its rows and columns are cut by slices
 _NO_SCALES = Scales()
+_PIECE_BYTES = 128 << 10  # of each part that is added at a time: a few pieces fit into a core's own cache
 
 
 def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Array | None, Array]:
@@ -44,8 +59,172 @@ def row_major(p: ParallelProblem, operands: Operands) -> tuple[Array, Array, Arr
     return x, w, c, d
 
 
-class ParallelProduct(Product):
-    """The common part of the products here.
+class Call:
+    """The matrices of a run.
+
+    Attributes:
+        x, out: X and D.
+        c: C; None if it is not read.
+        gathered: for the X of all tokens; None if it is not wanted.
+        plain: D is the product alone: no C, no epilogue, no scale follows.
+    """
+
+    x: Matrix
+    out: Matrix
+    c: Matrix | None
+    gathered: Matrix | None
+    plain: bool
+
+
+CallT = TypeVar("CallT", bound=Call)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Contiguous matrices that a product needs besides its operands.
+
+    Attributes:
+        dtype: their type.
+        shapes: of each: of this rank's own one, or of each rank's.
+        disjoint: the ranks write different rows: where they share memory, one matrix is enough for all.
+    """
+
+    dtype: np.dtype
+    shapes: Sequence[tuple[int, int]]
+    disjoint: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(rows * cols for rows, cols in self.shapes) * self.dtype.itemsize
+
+
+class TensorProduct(Product, Generic[CallT]):
+    """A tensor-parallel product in terms of an engine's tools.
+
+    Attributes:
+        p: the product.
+        options: alpha, beta, types.
+        rank, size: of the ranks.
+        peers: the other ranks, in an order that spreads the receivers.
+        travels: the type in which partial sums travel.
+        own: this rank's memory by name, set by ``_prepare``.
+        shared: memory that all ranks reach by name, set by ``_prepare``.
+    """
+
+    form: ClassVar[str] = ""
+    p: ParallelProblem
+    options: Options
+    rank: int
+    size: int
+    travels: np.dtype
+
+    def _begin(self, p: ParallelProblem, options: Options, rank: int, size: int) -> None:
+        self.p, self.options, self.rank, self.size = p, options, rank, size
+        self.peers = [(rank + step) % size for step in range(1, size)]
+        self.own: dict[str, Memory] = {}
+        self.shared: dict[str, Memory] = {}
+
+    def _prepare(self) -> None:
+        """Choose what depends only on the sizes, and which memory is needed. Local."""
+
+    def _multiply(self, call: CallT) -> None:
+        """Compute D, or queue that. Collective over the ranks."""
+        raise NotImplementedError
+
+    def _sent(self) -> int:
+        """Return the bytes that this rank sends to other ranks in one run, if parts and results travel once."""
+        p, others = self.p, self.size - 1
+        if p.gathers:
+            return int(p.tokens[self.rank] * p.inputs[0] * p.dtype.itemsize * others)
+        if not p.sums:
+            return int(p.tokens[0] * p.outputs[self.rank] * p.out_dtype.itemsize * others)
+        rows = self.rows_of(self.rank)
+        mine, outputs = rows.stop - rows.start, p.outputs[0]
+        results = mine * outputs * p.out_dtype.itemsize * others if self.everywhere else 0
+        return int((p.tokens[0] - mine) * outputs * self.travels.itemsize + results)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every rank gets all sums, not only those of its rows."""
+        return self.p.form == "matmul_allreduce"
+
+    def rows_of(self, rank: int) -> slice:
+        """Return the rows that a rank adds: of its own result, or its share if every rank gets all sums."""
+        p = self.p
+        counts = shares(p.tokens[0], p.size) if self.everywhere else p.rows
+        start = sum(counts[:rank])
+        return slice(start, start + counts[rank])
+
+    # -- tools
+
+    def part(self, call: CallT, x: Matrix, d: Matrix) -> None:
+        """Compute a product whose result is added to others: ``d = alpha x W``."""
+        raise NotImplementedError
+
+    def whole(self, call: CallT, x: Matrix, c: Matrix | None, d: Matrix) -> None:
+        """Compute a product with C, bias, activation and D's scale."""
+        raise NotImplementedError
+
+    def add(self, call: CallT, parts: Sequence[Matrix], outs: Sequence[Matrix], c: Matrix | None) -> None:
+        """Write the sum of ``parts`` and C, after the epilogue and rounded once, into each of ``outs``."""
+        raise NotImplementedError
+
+    def copy(self, to: Matrix, of: Matrix) -> None:
+        """Copy a matrix."""
+        raise NotImplementedError
+
+    def packed(self, matrix: Matrix) -> bool:
+        """Return whether there are no gaps between the rows of a matrix. Local."""
+        raise NotImplementedError
+
+    def memory(self, name: str) -> Matrix:
+        """Return this rank's own matrix of that name. Local."""
+        raise NotImplementedError
+
+    @staticmethod
+    def cut(matrix: Matrix, shapes: Sequence[tuple[int, int]]) -> list[Matrix]:
+        """Return matrices of these shapes, end to end in the memory of a contiguous one. Local."""
+        raise NotImplementedError
+
+    def everyones(self, name: str) -> list[Matrix]:
+        """Return each rank's matrix of the shared memory of that name."""
+        raise NotImplementedError
+
+    def meet(self) -> None:
+        """Wait until every rank is here, and sees what all wrote to shared memory. Collective over the ranks."""
+        raise NotImplementedError
+
+    def all_gather(self, of: Matrix, to: Matrix, sizes: Sequence[int]) -> None:
+        """Write every rank's ``of``, with so many entries, end to end from ``to`` on. Collective over the ranks."""
+        raise NotImplementedError
+
+    def reduce_scatter(self, of: Matrix, to: Matrix, rows: Sequence[int]) -> None:
+        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Collective over the ranks."""
+        raise NotImplementedError
+
+    def all_reduce(self, matrix: Matrix) -> None:
+        """Replace a matrix by its sum over the ranks. Collective over the ranks."""
+        raise NotImplementedError
+
+
+class ArrayCall(Call):
+    """The arrays of a run; W is in a type that ``gemm`` takes, and C may be D."""
+
+    def __init__(
+        self, operations: Operations, p: ParallelProblem, options: Options, operands: Operands
+    ) -> None:
+        self.x, w, c, self.out = row_major(p, operands)
+        w = operations.operand(w, p.w_dtype, "w")
+        self.w = w.T if p.outputs_first else w
+        self.c = None if options.beta == 0 else c
+        self.gathered, self.epilogue = operands.gathered, operands.epilogue
+        self.scales = operands.scales or _NO_SCALES
+        self.plain = self.c is None and self.epilogue is None and operands.scales is None
+
+
+class ParallelProduct(TensorProduct[ArrayCall]):
+    """A tensor-parallel product by an engine's operations and transport. Local to make.
 
     Args:
         engine: where it runs.
@@ -55,75 +234,147 @@ class ParallelProduct(Product):
 
     def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
         self._engine, self._operations, self._transport = engine, engine.operations, engine.transport
-        self._p, self._options = p, options
+        self._begin(p, options, engine.transport.rank, engine.transport.size)
+        self.travels = engine.transport.carries(p.out_dtype, options.comm_dtype)
         self._float8 = is_float8(p.dtype)
         if self._float8:
             wide = self._operations.multiplies(p.dtype).name
             self.notes += (f"8-bit operands are multiplied in {wide}, which holds their values exactly",)
+        self._prepare()
+        memory = (*self.own.values(), *self.shared.values())
+        self.workspace = self._operations.workspace(sum(each.nbytes for each in memory))
 
     def _queue(self, operands: Operands) -> None:
-        x, w, c, d = row_major(self._p, operands)
-        self._epilogue, self._scales = operands.epilogue, operands.scales or _NO_SCALES
-        if self._scales.amax is not None:
-            self._scales.amax[...] = 0
-        try:
-            self._run(x, w, c, d, operands.gathered)
-        finally:
-            self._epilogue = self._scales = None  # type: ignore[assignment]
+        call = ArrayCall(self._operations, self.p, self.options, operands)
+        if call.scales.amax is not None:
+            call.scales.amax[...] = 0
+        self._multiply(call)
+        if call.scales.amax is not None and self.p.form in ("matmul_allreduce", "matmul_allgather"):
+            self._share_amax(call.scales.amax)
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
-        raise NotImplementedError
+    # -- tools
 
-    def _turns(self) -> list[tuple[int, int]]:
-        """Return the pairs of ranks to send to and to receive from, in an order that spreads the receivers."""
-        me, size = self._transport.rank, self._transport.size
-        return [((me + step) % size, (me - step) % size) for step in range(1, size)]
+    def part(self, call: ArrayCall, x: Array, d: Array) -> None:
+        """Compute ``d = alpha x W``."""
+        self._sum(call, x, call.w, None, d)
+
+    def whole(
+        self, call: ArrayCall, x: Array, c: Array | None, d: Array, columns: slice = slice(None)
+    ) -> None:
+        """Compute a product with C, bias, activation and D's scale, of W's ``columns``; ``c`` may be ``d``."""
+        exact = accumulation_dtype(self.p.out_dtype)
+        late = (call.epilogue is not None or self._float8) and exact != d.dtype  # D is rounded at the end
+        target = self._operations.scratch("sum", d.shape, exact) if late else d
+        self._sum(call, x, call.w[:, columns], c, target)
+        self._finish(call, target, columns)
+        if late:
+            self._operations.store(d, target, self.p.out_dtype)
+
+    def add(self, call: ArrayCall, parts: Sequence[Array], outs: Sequence[Array], c: Array | None) -> None:
+        """Write the sum of ``parts`` and C, after the epilogue, into ``outs``: in pieces that stay in the caches."""
+        xp, d = self._engine.xp, outs[0]
+        exact = accumulation_dtype(self.p.out_dtype)
+        rows, cols = d.shape
+        step = max(1, _PIECE_BYTES // max(1, cols * exact.itemsize))
+        for start in range(0, rows, step):
+            at = slice(start, min(start + step, rows))
+            straight = c is None and d.dtype == exact
+            total = d[at] if straight else self._operations.scratch("piece", d[at].shape, exact)
+            if len(parts) == 1:
+                total[...] = parts[0][at]
+            else:
+                xp.add(parts[0][at], parts[1][at], out=total)
+            for part in parts[2:]:
+                total += part[at]
+            if c is not None:
+                total += exact.type(self.options.beta) * c[at].astype(exact, copy=False)
+            self._finish(call, total, slice(None))
+            for out in outs if not straight else outs[1:]:
+                out[at] = total
+
+    def copy(self, to: Array, of: Array) -> None:
+        """Copy a matrix."""
+        to[...] = of
+
+    def packed(self, matrix: Array) -> bool:
+        """Return whether a matrix is contiguous. Local."""
+        return bool(matrix.flags.c_contiguous)
+
+    def memory(self, name: str) -> Array:
+        """Return this rank's own matrix of that name. Local."""
+        wanted = self.own[name]
+        return self._operations.scratch(name, wanted.shapes[0], wanted.dtype)
+
+    @staticmethod
+    def cut(matrix: Array, shapes: Sequence[tuple[int, int]]) -> list[Array]:
+        """Return matrices of these shapes, end to end in the memory of a contiguous one. Local."""
+        flat, found, at = matrix.reshape(-1), [], 0
+        for rows, cols in shapes:
+            found.append(flat[at : at + rows * cols].reshape(rows, cols))
+            at += rows * cols
+        return found
+
+    def everyones(self, name: str) -> list[Array]:
+        """Return each rank's matrix of the shared memory of that name. Collective over the ranks."""
+        wanted = self.shared[name]
+        memory = self._transport.buffer(name, wanted.nbytes, shared=True)[: wanted.nbytes]
+        found = self.cut(memory.view(wanted.dtype), wanted.shapes)
+        return found * self.size if wanted.disjoint else found
+
+    def meet(self) -> None:
+        """Wait until every rank is here, and sees what all wrote. Collective over the ranks."""
+        self._transport.fence()
+
+    def all_gather(self, of: Array, to: Array, sizes: Sequence[int]) -> None:
+        """Write every rank's ``of`` end to end from ``to`` on. Collective over the ranks."""
+        self._collectives.gather_into(of, to, sizes)
+
+    def reduce_scatter(self, of: Array, to: Array, rows: Sequence[int]) -> None:
+        """Add the ranks' ``of``; each gets its ``rows`` in ``to``. Collective over the ranks."""
+        self._collectives.sum_scatter_into(of, to, [each * of.shape[1] for each in rows])
+
+    def all_reduce(self, matrix: Array) -> None:
+        """Replace a matrix by its sum over the ranks. Collective over the ranks."""
+        self._transport.sum_ranks(matrix)
+
+    @property
+    def _collectives(self) -> MpiCollectives:
+        assert self._transport.collectives is not None, "its refusal says so"
+        return self._transport.collectives
+
+    # -- arithmetic
 
     def _tokens(self, x: Array) -> Array:
-        return self._operations.operand(x, self._p.dtype, "x")
+        return self._operations.operand(x, self.p.dtype, "x")
 
-    def _weights(self, w: Array) -> Array:
-        w = self._operations.operand(w, self._p.w_dtype, "w")
-        return w.T if self._p.outputs_first else w
-
-    def _multiply(self, x: Array, w: Array, c: Array | None, d: Array, columns: slice) -> None:
-        """Compute a part of D from W's ``columns``, and apply the epilogue; ``c`` may be ``d``."""
-        exact = accumulation_dtype(self._p.out_dtype)
-        late = (self._epilogue is not None or self._float8) and exact != d.dtype  # D is rounded at the end
-        target = self._operations.scratch("sum", d.shape, exact) if late else d
-        self._sum(x, w, c, target)
-        self._finish(target, columns)
-        if late:
-            self._operations.store(d, target, self._p.out_dtype)
-
-    def _finish(self, target: Array, columns: slice) -> None:
+    def _finish(self, call: ArrayCall, target: Array, columns: slice) -> None:
         """Add the bias of W's ``columns``, apply the activation and D's scale."""
-        e: Epilogue | None = self._epilogue
+        e = call.epilogue
         if e is not None:
             activate(self._engine.xp, e if e.bias is None else replace(e, bias=e.bias[columns]), target, None)
-        scale_and_clip(self._engine.xp, self._scales, self._p.out_dtype, target)
+        scale_and_clip(self._engine.xp, call.scales, self.p.out_dtype, target)
 
-    def _sum(self, x: Array, w: Array, c: Array | None, target: Array) -> None:
+    def _sum(self, call: ArrayCall, x: Array, w: Array, c: Array | None, target: Array) -> None:
         """Compute ``target = alpha x w + beta c``."""
-        alpha, beta = self._options.alpha, self._options.beta
+        alpha, beta, x = self.options.alpha, self.options.beta, self._tokens(x)
         if self._float8:
-            self._sum_scaled(x, w, c, target)
+            self._sum_scaled(call.scales, x, w, c, target)
             return
-        if beta == 0 or c is None:
+        if c is None:
             beta = 0
         elif c is not target:
             target[...] = c
         if alpha != 0 and x.size and w.size:
-            self._operations.gemm(alpha, x, w, beta, target, self._options.compute)
+            self._operations.gemm(alpha, x, w, beta, target, self.options.compute)
         elif beta == 0:
             target[...] = 0
         else:
             target *= beta
 
-    def _sum_scaled(self, x: Array, w: Array, c: Array | None, target: Array) -> None:
+    def _sum_scaled(self, given: Scales, x: Array, w: Array, c: Array | None, target: Array) -> None:
         """Compute ``target = alpha (a x) (b w) + beta c`` in float32, with the scales' current values."""
-        options, exact = self._options, accumulation_dtype(self._p.dtype)
-        scales = [scale for scale in (self._scales.a, self._scales.b) if scale is not None]
+        options, exact = self.options, accumulation_dtype(self.p.dtype)
+        scales = [scale for scale in (given.a, given.b) if scale is not None]
         numbers = [scale for scale in scales if isinstance(scale, (int, float))]
         separate = target.dtype != exact or c is target
         product = self._operations.scratch("product", target.shape, exact) if separate else target
@@ -134,28 +385,20 @@ class ParallelProduct(Product):
                     product *= scale.reshape(())
         else:
             product[...] = 0
-        if options.beta != 0 and c is not None:
+        if c is not None:
             product += options.beta * c.astype(exact)
         if separate:
             target[...] = product
 
-    def _share_amax(self) -> None:
+    def _share_amax(self, amax: Array) -> None:
         """Replace amax by the largest of all ranks, since every rank has all of D."""
-        amax, transport = self._scales.amax, self._transport
-        if amax is None or transport.size == 1:
+        if self.size == 1:
             return
-        found = self._operations.scratch("amax", (transport.size, 1), np.dtype(np.float32))
-        found[transport.rank] = amax.reshape(1)
-        turns = self._turns()
-        mine, others = found[transport.rank], [(found[source], source) for _, source in turns]
-        transport.start([(mine, to) for to, _ in turns], others).finish()
+        found = self._operations.scratch("amax", (self.size, 1), np.dtype(np.float32))
+        found[self.rank] = amax.reshape(1)
+        mine, others = found[self.rank], [(found[source], source) for source in reversed(self.peers)]
+        self._transport.start([(mine, to) for to in self.peers], others).finish()
         amax[...] = found.max()
-
-
-def parts_of(c: Array | None, d: Array, rows: slice) -> tuple[Array | None, Array]:
-    """Return the same rows of C and of D, as one array if C is D."""
-    part = d[rows]
-    return (None if c is None else part if c is d else c[rows]), part
 
 
 class TensorMethod(Method):

@@ -7,15 +7,14 @@ inputs, W inputs × outputs.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from ...dtypes import accumulation_dtype
 from ...layout import ParallelProblem
-from ...layout.axis import Axis
 from ..protocol import Engine, Transfer
 from ..request import Operands, Options
-from .base import ParallelProduct, TensorMethod, parts_of
+from .base import ArrayCall, Memory, ParallelProduct, TensorMethod
 
 __all__ = ["MESSAGES", "METHODS", "MessageMethod"]
 
@@ -29,91 +28,81 @@ class MessageGather(ParallelProduct):
 
     path = "push: every rank's part of X is multiplied as it arrives"
 
-    def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
-        super().__init__(engine, p, options)
-        self._parts = p.slices("tokens")
-        row = p.inputs[0] * p.dtype.itemsize
-        self.sent_bytes = p.tokens[self._transport.rank] * row * (p.size - 1)
-        needed = p.size > 1 and not p.return_gathered
-        self.workspace = self._operations.workspace(sum(p.tokens) * row if needed else 0)
+    def _prepare(self) -> None:
+        p = self.p
+        if p.size > 1 and not p.return_gathered:
+            self.own["gathered"] = Memory(p.dtype, [(sum(p.tokens), p.inputs[0])])
+        self.sent_bytes = self._sent()
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
-        p, parts, transport = self._p, self._parts, self._transport
-        mine, total = parts[transport.rank], gathered
-        if total is not None:
-            total[mine] = x
-        else:
-            shape = (parts[-1].stop if p.size > 1 else 0, p.inputs[0])
-            total = self._operations.scratch("gathered", shape, x.dtype)
-        if p.size > 1 and not x.flags.c_contiguous:  # messages must be contiguous
+    def _multiply(self, call: ArrayCall) -> None:
+        if self.size == 1:
+            if call.gathered is not None:
+                call.gathered[...] = call.x
+            self.whole(call, call.x, call.c, call.out)
+            return
+        x, parts = call.x, self.p.slices("tokens")
+        mine, total = parts[self.rank], call.gathered
+        if total is None:
+            total = self.memory("gathered")
+        if call.gathered is not None or not self.packed(x):  # messages must be contiguous
             total[mine] = x
             x = total[mine]
         transfers = []
-        for to, source in self._turns():
+        for to, source in _turns(self):
             arriving = total[parts[source]]
-            transfers.append((source, arriving, transport.start(_some(x, to), _some(arriving, source))))
-        w, columns = self._weights(w), slice(0, d.shape[1])
-        self._multiply(self._tokens(x), w, *parts_of(c, d, mine), columns)
+            transfers.append((source, arriving, self._transport.start(_some(x, to), _some(arriving, source))))
+        self.whole(call, x, *_parts_of(call, mine))
         for source, arrived, transfer in transfers:
             transfer.finish()
-            self._multiply(self._tokens(arrived), w, *parts_of(c, d, parts[source]), columns)
+            self.whole(call, arrived, *_parts_of(call, parts[source]))
 
 
 class MessageSum(ParallelProduct):
     """GEMM + ReduceScatter, or + AllReduce: each rank receives its rows of all partial products and sums them."""
 
-    def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
-        super().__init__(engine, p, options)
-        self._everywhere = p.form == "matmul_allreduce"
-        if self._everywhere:  # each rank sums some rows, and gathers the other rows
-            p = replace(p, rows=tuple(Axis.even(p.tokens[0], p.size).counts()))
-        self._parts = p.slices("rows")
-        self._travels = self._transport.carries(p.out_dtype, options.comm_dtype)
+    def _prepare(self) -> None:
+        self._parts = [self.rows_of(rank) for rank in range(self.size)]
         self.path = "push: partial products are summed by the rank that owns their rows"
-        mine, outputs, size = p.rows[self._transport.rank], p.outputs[0], p.size
-        row = outputs * self._travels.itemsize
-        self.sent_bytes = (sum(p.rows) - mine) * row
-        if self._everywhere:
+        if self.everywhere:
             self.path += ", and gathered"
-            self.sent_bytes += mine * outputs * p.out_dtype.itemsize * (size - 1)
-        nbytes = (sum(p.rows) + (size - 1) * mine) * row if size > 1 else 0
-        self.workspace = self._operations.workspace(nbytes)
+        self.sent_bytes = self._sent()
+        tokens, outputs, mine = self.p.tokens[0], self.p.outputs[0], self._parts[self.rank]
+        if self.size > 1:
+            self.own["outgoing"] = Memory(self.travels, [(tokens, outputs)])
+            incoming = (self.size - 1) * (mine.stop - mine.start)
+            self.own["incoming"] = Memory(self.travels, [(incoming, outputs)])
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
-        transport, parts, scratch = self._transport, self._parts, self._operations.scratch
-        mine = parts[transport.rank]
-        count, width = mine.stop - mine.start, d.shape[1]
-        x, w = self._tokens(x), self._weights(w)
+    def _multiply(self, call: ArrayCall) -> None:
+        parts, x = self._parts, call.x
+        mine = parts[self.rank]
+        count, width = mine.stop - mine.start, call.out.shape[1]
         transfers = []
-        if transport.size > 1:
-            outgoing = scratch("outgoing", (parts[-1].stop, width), self._travels)
-            incoming = scratch("incoming", ((transport.size - 1) * count, width), self._travels)
-        for turn, (to, source) in enumerate(self._turns()):
+        if self.size > 1:
+            outgoing, incoming = self.memory("outgoing"), self.memory("incoming")
+        for turn, (to, source) in enumerate(_turns(self)):
             part, arriving = outgoing[parts[to]], incoming[turn * count : (turn + 1) * count]
-            self._sum(x[parts[to]], w, None, part)
-            transfers.append((arriving, transport.start(_some(part, to), _some(arriving, source))))
-        c, own = parts_of(c, d, mine if self._everywhere else slice(None))
-        exact = accumulation_dtype(self._p.out_dtype)
-        target = own if exact == own.dtype else scratch("sum", own.shape, exact)
-        self._sum(x[mine], w, c, target)
+            self.part(call, x[parts[to]], part)
+            transfers.append((arriving, self._transport.start(_some(part, to), _some(arriving, source))))
+        c, own = _parts_of(call, mine if self.everywhere else slice(None))
+        exact = accumulation_dtype(self.p.out_dtype)
+        target = own if exact == own.dtype else self._operations.scratch("sum", own.shape, exact)
+        self._sum(call, x[mine], call.w, c, target)
         for arrived, transfer in transfers:
             transfer.finish()
             target += arrived if arrived.dtype == target.dtype else arrived.astype(target.dtype)
-        self._finish(target, slice(0, width))
+        self._finish(call, target, slice(0, width))
         if target is not own:
-            self._operations.store(own, target, self._p.out_dtype)
-        if self._everywhere and transport.size > 1:
-            self._gather(d)
-            self._share_amax()
+            self._operations.store(own, target, self.p.out_dtype)
+        if self.everywhere and self.size > 1:
+            self._gather(call.out)
 
     def _gather(self, d: Array) -> None:
         """Send this rank's rows of D to all ranks, and receive theirs."""
-        parts, rank = self._parts, self._transport.rank
-        total = d
-        if not d.flags.c_contiguous:
+        parts, total = self._parts, d
+        if not self.packed(d):
             total = self._operations.scratch("outgoing", d.shape, d.dtype)
-            total[parts[rank]] = d[parts[rank]]
-        _exchange_parts(self, total[parts[rank]], lambda source: total[parts[source]]).finish()
+            total[parts[self.rank]] = d[parts[self.rank]]
+        _exchange_parts(self, total[parts[self.rank]], lambda source: total[parts[source]]).finish()
         if total is not d:
             d[...] = total
 
@@ -121,45 +110,43 @@ class MessageSum(ParallelProduct):
 class MessageOutput(ParallelProduct):
     """GEMM + AllGather of the output, in panels of its columns: one is gathered while the next one is multiplied."""
 
-    def __init__(self, engine: Engine, p: ParallelProblem, options: Options) -> None:
-        super().__init__(engine, p, options)
+    def _prepare(self) -> None:
+        p = self.p
         self._parts = p.slices("outputs")
         tokens, widest = p.tokens[0], max(p.outputs)
         worth = int(2 * tokens * widest * p.inputs[0] / self._operations.panel_flops)
         self._panels = max(1, min(_PANELS, widest // _PANEL, worth))
         self.path = f"push: panels of columns, each gathered while the next one is multiplied: {self._panels}"
-        column, rank = tokens * p.out_dtype.itemsize, self._transport.rank
-        self.sent_bytes = p.outputs[rank] * column * (p.size - 1)
-        panel = -(-sum(p.outputs) // self._panels) + p.size
-        nbytes = min(2, self._panels) * panel * column if p.size > 1 else 0
-        self.workspace = self._operations.workspace(nbytes)
+        self.sent_bytes = self._sent()
+        if p.size > 1:
+            for rank, i in product(range(p.size), range(min(2, self._panels))):
+                panel = -(-p.outputs[rank] // self._panels)
+                self.own[f"panel{i}.{rank}"] = Memory(p.out_dtype, [(tokens, panel)])
 
-    def _run(self, x: Array, w: Array, c: Array | None, d: Array, gathered: Array | None) -> None:
-        transport = self._transport
-        x, w = self._tokens(x), self._weights(w)
-        if transport.size == 1:
-            self._multiply(x, w, c, d, slice(0, d.shape[1]))
+    def _multiply(self, call: ArrayCall) -> None:
+        x, c, d = call.x, call.c, call.out
+        if self.size == 1:
+            self.whole(call, x, c, d)
             return
-        first = self._parts[transport.rank].start
+        first = self._parts[self.rank].start
         under_way: list[tuple[Transfer, list[tuple[Array, slice]]]] = []
         for panel in range(self._panels):
-            parts = {rank: self._panel(rank, panel, d) for rank in range(transport.size)}
-            part, columns = parts.pop(transport.rank)
+            parts = {rank: self._panel(rank, panel, d.shape[0]) for rank in range(self.size)}
+            part, columns = parts.pop(self.rank)
             here = slice(columns.start - first, columns.stop - first)
-            self._multiply(x, w[:, here], None if c is None else c[:, columns], part, here)
+            self.whole(call, x, None if c is None else c[:, columns], part, here)
             transfer = _exchange_parts(self, part, lambda source, parts=parts: parts[source][0])
             under_way.append((transfer, [(part, columns), *parts.values()]))
             if panel:
                 self._place(*under_way.pop(0), d)
         self._place(*under_way.pop(), d)
-        self._share_amax()
 
-    def _panel(self, rank: int, panel: int, d: Array) -> tuple[Array, slice]:
+    def _panel(self, rank: int, panel: int, tokens: int) -> tuple[Array, slice]:
         """Return the buffer for what ``rank`` computes of a panel, and which columns of D these are."""
         start, stop = self._parts[rank].start, self._parts[rank].stop
         cuts = [start + (stop - start) * i // self._panels for i in (panel, panel + 1)]
-        shape = d.shape[0], cuts[1] - cuts[0]
-        return self._operations.scratch(f"panel{panel % 2}.{rank}", shape, d.dtype), slice(*cuts)
+        (array,) = self.cut(self.memory(f"panel{panel % 2}.{rank}"), [(tokens, cuts[1] - cuts[0])])
+        return array, slice(*cuts)
 
     @staticmethod
     def _place(transfer: Transfer, parts: list[tuple[Array, slice]], d: Array) -> None:
@@ -169,13 +156,24 @@ class MessageOutput(ParallelProduct):
             d[:, columns] = array
 
 
-def _exchange_parts(product: ParallelProduct, mine: Array, theirs: Any) -> Transfer:
+def _parts_of(call: ArrayCall, rows: slice) -> tuple[Array | None, Array]:
+    """Return the same rows of C and of D, as one array if C is D."""
+    c, part = call.c, call.out[rows]
+    return (None if c is None else part if c is call.out else c[rows]), part
+
+
+def _exchange_parts(of: ParallelProduct, mine: Array, theirs: Any) -> Transfer:
     """Start sending this rank's part to all ranks, and receiving their parts into ``theirs(rank)``."""
-    turns = product._turns()
-    return product._transport.start(
+    turns = _turns(of)
+    return of._transport.start(
         [each for to, _ in turns for each in _some(mine, to)],
         [each for _, source in turns for each in _some(theirs(source), source)],
     )
+
+
+def _turns(of: ParallelProduct) -> list[tuple[int, int]]:
+    """Return the pairs of ranks to send to and to receive from, in an order that spreads the receivers."""
+    return list(zip(of.peers, reversed(of.peers), strict=True))
 
 
 def _some(array: Array, peer: int) -> list[tuple[Array, int]]:

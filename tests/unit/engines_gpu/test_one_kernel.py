@@ -17,8 +17,8 @@ from pblasmp.engines.gpu.kernels.one_kernel import FORMS, TILE_ROWS, Job, OneKer
 from pblasmp.engines.gpu.kernels.views import View
 from pblasmp.engines.gpu.tensor import PRODUCTS
 from pblasmp.engines.gpu.tensor import one_kernel as algorithms
-from pblasmp.engines.gpu.tensor.pieces import offsets, shares
 from pblasmp.engines.request import Options
+from pblasmp.engines.tensor.pieces import offsets, shares
 from tests.helpers.copy_products import SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers
 

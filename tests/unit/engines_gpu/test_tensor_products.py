@@ -11,8 +11,8 @@ import pytest
 
 from pblasmp.dtypes import DTYPES, FLOAT8
 from pblasmp.engines.gpu.tensor import PRODUCTS
-from pblasmp.engines.gpu.tensor.pieces import offsets, pieces, shares
 from pblasmp.engines.request import Options
+from pblasmp.engines.tensor.pieces import offsets, pieces, shares
 from pblasmp.errors import UnsupportedError
 from tests.helpers.copy_products import SPLIT, problem, product, queue
 from tests.helpers.fakepeers import Fault, Peers

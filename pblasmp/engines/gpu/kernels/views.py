@@ -72,6 +72,15 @@ class View:
         """Whether there are no gaps between its rows."""
         return self.ld == self.cols or self.rows <= 1
 
+    def __getitem__(self, at: slice | tuple[slice, slice]) -> View:
+        """Return some rows, or some columns of some rows, as of an array. Local."""
+        down, across = at if isinstance(at, tuple) else (at, slice(None))
+        row, col = down.start or 0, across.start or 0
+        rows = (self.rows if down.stop is None else down.stop) - row
+        cols = (self.cols if across.stop is None else across.stop) - col
+        address = self.address + (row * self.ld + col) * self.dtype.itemsize
+        return View(address, rows, cols, self.ld, self.dtype)
+
     def shifted(self, entries: int) -> View:
         """Return a matrix of the same size that begins so many entries later. Local."""
         at = self.address + entries * self.dtype.itemsize

@@ -3,90 +3,53 @@
 
 from __future__ import annotations
 
+from ...tensor.base import Memory
+from ...tensor.collective import CollectiveGather
 from ..kernels.views import View
 from ..peers.flags import PIECES
 from .base import CopyProduct, Views
-from .pieces import offsets
 
 __all__ = ["NcclGather", "PushedGather"]
 
 
-class _Gather(CopyProduct):
-    form = "allgather_matmul"
-
-    def _prepare(self) -> None:
-        p = self.p
-        self.rows = sum(p.tokens)
-        self.starts = offsets(p.tokens)
-        self.line_bytes = p.inputs[0] * p.dtype.itemsize
-
-    def lines_of(self, matrix: View, rank: int) -> View:
-        """Return the rows of a rank."""
-        return matrix.lines(self.starts[rank], self.starts[rank + 1])
-
-    def view(self, address: int) -> View:
-        """Return a view of the X of all tokens at an address."""
-        inputs = self.p.inputs[0]
-        return View(address, self.rows, inputs, inputs, self.p.dtype)
-
-    def shard(self, stream: str, call: Views, rank: int, x: View) -> None:
-        """Queue the product of a rank's tokens."""
-        c = self.lines_of(call.c, rank) if call.c else None
-        self.whole(stream, call, x, c, self.lines_of(call.out, rank))
-
-
-class NcclGather(_Gather):
+class NcclGather(CollectiveGather[Views], CopyProduct):
     """NCCL's AllGather (its Broadcasts if the ranks' tokens differ), then one product."""
 
     name = "nccl"
     needs_windows = False
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._reserve("gathered", self.rows * self.line_bytes)
-        self._reserve("shard", self.p.tokens[self.rank] * self.line_bytes)
 
-    def _multiply(self, call: Views) -> None:
-        gpu = self.gpu
-        gpu.begin()
-        gathered = call.gathered or self.view(gpu.scratch("gathered", self.rows * self.line_bytes))
-        own = call.x
-        if not own.contiguous:
-            at = gpu.scratch("shard", own.nbytes)
-            own = View(at, own.rows, own.cols, own.cols, own.dtype)
-            gpu.copy("main", own, call.x)
-        gpu.all_gather(own, gathered.address, [rows * self.line_bytes for rows in self.p.tokens])
-        self.whole("main", call, gathered, call.c, call.out)
-        gpu.end()
-
-
-class PushedGather(_Gather):
+class PushedGather(CopyProduct):
     """Copy engines push every rank's tokens to all peers; each multiplies its own first, the others' as they come.
 
     If the caller wants all of X, kernels copy it there when no product runs.
     """
 
+    form = "allgather_matmul"
     name = "push"
+    streams = ("copy",)
 
-    def _buffers(self) -> dict[str, int]:
-        return {"gathered": self.rows * self.line_bytes}
+    def _prepare(self) -> None:
+        self.rows = self.p.slices("tokens")
+        everything = sum(self.p.tokens), self.p.inputs[0]
+        self.shared["gathered"] = Memory(self.p.dtype, [everything] * self.size)
 
     def _multiply(self, call: Views) -> None:
-        gpu = self.gpu
-        gpu.begin("copy")
+        gpu, rows, everyones = self.gpu, self.rows, self.everyones("gathered")
+        mine, gathered = rows[self.rank], everyones[self.rank]
         for peer in reversed(self.peers) if call.x.rows else ():  # first the peer that needs this shard first
-            gathered = self.view(gpu.symmetric("gathered", peer))
-            gpu.push("copy", self.lines_of(gathered, self.rank), call.x)
+            gpu.push("copy", everyones[peer][mine], call.x)
             gpu.raise_flag("copy", peer, PIECES.at(0))
-        self.shard("main", call, self.rank, call.x)
-        gathered = self.view(gpu.symmetric("gathered", self.rank))
+        self._shard(call, mine, call.x)
         for peer in self.peers:
             if self.p.tokens[peer]:
                 gpu.await_flags("main", [(peer, PIECES.at(0))])
-                self.shard("main", call, peer, self.lines_of(gathered, peer))
+                self._shard(call, rows[peer], gathered[rows[peer]])
         if call.gathered:
-            start, stop = self.starts[self.rank], self.starts[self.rank + 1]
-            for first, end, of in ((0, start, gathered), (stop, self.rows, gathered)):
-                gpu.copy("main", call.gathered.lines(first, end), of.lines(first, end))
-            gpu.copy("main", call.gathered.lines(start, stop), call.x)
-        gpu.end("copy")
+            for others in (slice(0, mine.start), slice(mine.stop, None)):
+                self.copy(call.gathered[others], gathered[others])
+            self.copy(call.gathered[mine], call.x)
+
+    def _shard(self, call: Views, rows: slice, x: View) -> None:
+        """Queue the product of a rank's tokens."""
+        self.whole(call, x, call.c[rows] if call.c else None, call.out[rows])

@@ -3,39 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from ....dtypes import DTYPES, FLOAT8, is_float8
 from ....errors import UnsupportedError
 from ....layout import ParallelProblem
-from ...product import Graphs, Product, Workspace
+from ...product import Graphs, Workspace
 from ...request import Operands, Options
-from ...tensor.base import row_major
+from ...tensor.base import Call, TensorProduct, row_major
+from ...tensor.pieces import offsets
 from ..kernels.lt import PLAIN, Fused, fuses
 from ..kernels.views import View
+from ..types import carried
 
 if TYPE_CHECKING:
     from ..kernels.lt import Op
     from ..runtime.gpu import Gpu
     from ..runtime.session import Session
 
-__all__ = ["CopyProduct", "Views", "travels"]
+__all__ = ["CopyProduct", "Views"]
 
 Array = Any
 _AMAX = DTYPES["float32"]
 
 
-def travels(p: ParallelProblem, options: Options) -> np.dtype:
-    """Return the type in which partial sums travel: by default D's, or bfloat16 for an 8-bit D. Local."""
-    if options.comm_dtype is not None:
-        return options.comm_dtype
-    return DTYPES["bfloat16"] if is_float8(p.out_dtype) else p.out_dtype
-
-
-class Views:
+class Views(Call):
     """The arrays of a run as kernels see them.
 
     Args:
@@ -59,6 +53,7 @@ class Views:
         self.scale_x, self.scale_w, self.scale_d, self.amax = (
             0 if scales is None else gpu.scalar(getattr(scales, name)) for name in ("a", "b", "d", "amax")
         )
+        self.plain = not (self.c or self.bias or self.activation or self.amax or is_float8(p.out_dtype))
 
     @property
     def scaled(self) -> Fused:
@@ -66,7 +61,7 @@ class Views:
         return Fused(scale_x=self.scale_x, scale_w=self.scale_w) if self.scale_x or self.scale_w else PLAIN
 
 
-class CopyProduct(Product):
+class CopyProduct(TensorProduct[Views]):
     """A tensor-parallel product from local GEMMs and copies. Making and running one is collective over the context.
 
     Making one reserves symmetric memory.
@@ -81,10 +76,11 @@ class CopyProduct(Product):
     """
 
     name: ClassVar[str] = ""
-    form: ClassVar[str]
     needs_windows: ClassVar[bool] = True
     ranks: ClassVar[int | None] = None
     """The number of ranks that it is for; None: any."""
+    streams: tuple[str, ...] = ()
+    """The streams that it forks from the main one."""
 
     def __init__(self, session: Session, p: ParallelProblem, options: Options) -> None:
         gpu = session.gpu
@@ -92,17 +88,18 @@ class CopyProduct(Product):
         why = self.why_not(gpu, p, options)
         if why:
             raise UnsupportedError(f"algorithm {self.name!r} of {self.form}: {why}")
-        self.gpu, self.p, self.options, self._session = gpu, p, options, session
-        self.travels = travels(p, options)
+        self.gpu, self._session = gpu, session
+        self._begin(p, options, gpu.rank, gpu.size)
+        self.travels = carried(p.out_dtype, options.comm_dtype)
         self.op_w: Op = "T" if p.outputs_first else "N"
-        self.rank, self.size = gpu.rank, gpu.size
-        self.peers = [(gpu.rank + step) % gpu.size for step in range(1, gpu.size)]
         self.path = f"{self.name}: {_first_sentence(type(self))}"
         self.replays = not p.conjugated
         self.first = partial(session.queueing, f"{p.form}: the first run")
         self._nbytes = 0
         with gpu.agreement(f"{self.form}: preparing {self.name}"):
             self._prepare()
+            for name, memory in self.own.items():
+                self._reserve(name, memory.nbytes)
             if is_float8(p.out_dtype):
                 self._reserve("amax", _AMAX.itemsize)
         buffers = self._buffers()
@@ -137,20 +134,6 @@ class CopyProduct(Product):
         conjugated = "operands are conjugated first, and each run may put the result elsewhere"
         return conjugated if self.p.conjugated else ""
 
-    def _sent(self) -> int:
-        """Return the bytes that this rank sends in one run."""
-        p, others = self.p, self.size - 1
-        if p.gathers:
-            return int(p.tokens[self.rank] * p.inputs[0] * p.dtype.itemsize * others)
-        if not p.sums:
-            return int(p.tokens[0] * p.outputs[self.rank] * p.out_dtype.itemsize * others)
-        parts = p.tokens[0] * p.outputs[0] * others // self.size
-        result = p.out_dtype.itemsize if p.form == "matmul_allreduce" else 0
-        return int(parts * (self.travels.itemsize + result))
-
-    def _prepare(self) -> None:
-        """Choose what depends only on the sizes, and reserve this GPU's own buffers. Local."""
-
     def _reserve(self, name: str, nbytes: int) -> None:
         """Make this GPU's own buffer of that name large enough, before a graph records. Local."""
         self._nbytes += nbytes
@@ -158,14 +141,19 @@ class CopyProduct(Product):
 
     def _buffers(self) -> dict[str, int]:
         """Return the symmetric buffers and their sizes, the same on every rank. Local."""
-        return {}
+        return {
+            name: max(rows * cols for rows, cols in memory.shapes) * memory.dtype.itemsize
+            for name, memory in self.shared.items()
+        }
 
     def _queue(self, operands: Operands) -> None:
         scales = operands.scales
         views = Views(self.gpu, self.p, self.options, operands)
         if scales is not None and scales.amax is not None:
             scales.amax.fill(0)
+        self._start()
         self._multiply(views)
+        self._end()
         if scales is not None and scales.amax is not None and self._shares_amax:
             self._session.share_largest(scales.amax)
 
@@ -173,13 +161,15 @@ class CopyProduct(Product):
     def _shares_amax(self) -> bool:
         return self.size > 1 and self.form in ("matmul_allreduce", "matmul_allgather")
 
-    def _multiply(self, call: Views) -> None:
-        """Queue a run."""
-        raise NotImplementedError
+    def _start(self) -> None:
+        self.gpu.begin(*self.streams)
 
-    # -- pieces of work
+    def _end(self) -> None:
+        self.gpu.end(*self.streams)
 
-    def part(self, stream: str, call: Views, x: View, d: View) -> None:
+    # -- tools
+
+    def part(self, call: Views, x: View, d: View, stream: str = "main") -> None:
         """Queue a product whose result is added to others: ``d = alpha x W``."""
         self.gpu.multiply(
             stream, x, call.w, d,
@@ -187,7 +177,14 @@ class CopyProduct(Product):
         )  # fmt: skip
 
     def whole(
-        self, stream: str, call: Views, x: View, c: View | None, d: View, *, beta: complex | None = None
+        self,
+        call: Views,
+        x: View,
+        c: View | None,
+        d: View,
+        stream: str = "main",
+        *,
+        beta: complex | None = None,
     ) -> None:
         """Queue a product complete with C, bias, activation and D's scale, with one rounding.
 
@@ -223,6 +220,59 @@ class CopyProduct(Product):
                 activation=None if inside else call.activation, amax=amax,
             )  # fmt: skip
 
+    def add(self, call: Views, parts: Sequence[View], outs: Sequence[View], c: View | None) -> None:
+        """Queue the sum of ``parts`` and C, finished and rounded once, by a kernel that no GEMM delays."""
+        self.gpu.add("main", parts, outs, **self.finish(call, c, outs[0]))
+
+    def copy(self, to: View, of: View) -> None:
+        """Queue a copy by a kernel."""
+        self.gpu.copy("main", to, of)
+
+    def packed(self, matrix: View) -> bool:
+        """Return whether there are no gaps between the rows of a matrix. Local."""
+        return matrix.contiguous
+
+    def memory(self, name: str) -> View:
+        """Return this GPU's own matrix of that name. Local."""
+        wanted = self.own[name]
+        rows, cols = wanted.shapes[0]
+        return View(self.gpu.scratch(name, wanted.nbytes), rows, cols, cols, wanted.dtype)
+
+    @staticmethod
+    def cut(matrix: View, shapes: Sequence[tuple[int, int]]) -> list[View]:
+        """Return matrices of these shapes, end to end in the memory of a contiguous one. Local."""
+        ends = offsets([rows * cols for rows, cols in shapes])
+        at = (matrix.address + end * matrix.dtype.itemsize for end in ends)
+        return [
+            View(each, rows, cols, cols, matrix.dtype) for each, (rows, cols) in zip(at, shapes, strict=False)
+        ]
+
+    def everyones(self, name: str) -> list[View]:
+        """Return each rank's matrix of the symmetric memory of that name. Local."""
+        return [self.at(name, rank) for rank in range(self.size)]
+
+    def at(self, name: str, rank: int) -> View:
+        """Return a rank's matrix of the symmetric memory of that name. Local."""
+        wanted = self.shared[name]
+        rows, cols = wanted.shapes[rank]
+        return View(self.gpu.symmetric(name, rank), rows, cols, cols, wanted.dtype)
+
+    def meet(self) -> None:
+        """Queue a barrier, in the main stream. Local."""
+        self.gpu.meet()
+
+    def all_gather(self, of: View, to: View, sizes: Sequence[int]) -> None:
+        """Queue NCCL's AllGather, or its Broadcasts if the sizes differ."""
+        self.gpu.all_gather(of, to.address, [size * of.dtype.itemsize for size in sizes])
+
+    def reduce_scatter(self, of: View, to: View, rows: Sequence[int]) -> None:
+        """Queue NCCL's ReduceScatter, or its Reduce to each rank if the rows differ."""
+        self.gpu.reduce_scatter(of, to, rows)
+
+    def all_reduce(self, matrix: View) -> None:
+        """Queue NCCL's AllReduce."""
+        self.gpu.all_reduce(matrix)
+
     def finish(self, call: Views, c: View | None, out: View) -> dict[str, Any]:
         """Return the arguments of ``Gpu.add`` for what it does after adding the parts of ``out``."""
         return {
@@ -246,7 +296,7 @@ def _why_not_float8(p: ParallelProblem, options: Options) -> str:
         odd = [n for n in counts if n % 16]
         if odd:
             return f"8-bit products need multiples of 16 {name}, got {odd[0]}"
-    summed = travels(p, options)
+    summed = carried(p.out_dtype, options.comm_dtype)
     if summed not in (DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]):
         return f"8-bit products are not summed in {summed.name}"
     return ""

@@ -16,12 +16,12 @@ from ...protocol import Engine
 from ...request import Operands, Options, Problem
 from ...tensor.base import TensorMethod
 from ...tensor.messages import MESSAGES
+from ...tensor.pieces import waves
 from ..kernels.lt import fuses
 from ..runtime.session import session_of
-from ..types import compute_type
+from ..types import carried, compute_type
 from . import PRODUCTS
-from .base import CopyProduct, travels
-from .pieces import waves
+from .base import CopyProduct
 
 if TYPE_CHECKING:
     from ..runtime.session import Session
@@ -116,7 +116,7 @@ def _why_not(
         if faults := p.misaligned():
             return faults[0]
     else:
-        known, summed = (p.dtype, accumulation_dtype(p.dtype)), travels(p, options)
+        known, summed = (p.dtype, accumulation_dtype(p.dtype)), carried(p.out_dtype, options.comm_dtype)
         if p.out_dtype not in known or summed not in known:
             return f"cuBLASLt has no product of {p.dtype.name} in {summed.name} for {p.out_dtype.name}"
     try:

@@ -20,12 +20,13 @@ import numpy as np
 from ....dtypes import is_float8
 from ....layout import ParallelProblem
 from ...request import Options
+from ...tensor.pieces import offsets, shares
 from ..kernels.one_kernel import TILE_ROWS, Job, OneKernel, Tiling, tiling
 from ..kernels.views import View
 from ..peers.windows import ONE_KERNEL_FLAGS
 from ..runtime.gpu import Gpu
-from .base import CopyProduct, Views, travels
-from .pieces import offsets, shares
+from ..types import carried
+from .base import CopyProduct, Views
 
 __all__ = ["OneKernelAllReduce", "OneKernelGatheredOutput", "OneKernelReduceScatter"]
 
@@ -54,7 +55,12 @@ class _OneKernel(CopyProduct):
             return "ranks share a GPU: their kernels would wait for each other"
         if gpu.size > _MOST_RANKS:
             return f"the kernel is for {_MOST_RANKS} ranks at most"
-        if is_float8(p.dtype) or {p.dtype, p.w_dtype, p.out_dtype, travels(p, options)} != {p.dtype}:
+        if is_float8(p.dtype) or {
+            p.dtype,
+            p.w_dtype,
+            p.out_dtype,
+            carried(p.out_dtype, options.comm_dtype),
+        } != {p.dtype}:
             return "the kernel multiplies, sums and stores a single type"
         if p.dtype.name not in _TYPES:
             return f"the kernel is for {' and '.join(_TYPES)}, not {p.dtype.name}"
@@ -90,9 +96,14 @@ class _OneKernel(CopyProduct):
             ONE_KERNEL_FLAGS: _CONTROL_BYTES + 2 * images * np.dtype(np.uint32).itemsize,
         }
 
+    def _start(self) -> None:
+        self.gpu.use_current_stream()
+
+    def _end(self) -> None:
+        """Do nothing: no rank is two calls ahead of another."""
+
     def _multiply(self, call: Views) -> None:
         gpu = self.gpu
-        gpu.use_current_stream()
         out = self._aligned("one_kernel out", call.out, copy=False)
         x, w = self._aligned("one_kernel x", call.x), self._aligned("one_kernel w", call.w)
         job = self._job(call, x, w, out)
