@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -415,6 +416,52 @@ def tune(ranks: int | None, as_json: bool, **given: Any) -> None:
     result = run_tune(TuneOptions(**given), ranks)
     if leading():
         print_json(result) if as_json else print_tuned(result)
+
+
+@cli.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "pblasmp preload -- mpirun -n 4 ./program",
+        "pblasmp preload --min 4096 --engine cublasmp -- mpirun -n 8 ./program input.dat",
+        'eval "$(pblasmp preload)"; srun ./program     in a batch job: the variables alone',
+    ),
+)
+@click.option(
+    "--min",
+    "least",
+    type=click.IntRange(0),
+    default=1024,
+    show_default=True,
+    envvar="PBLASMP_PRELOAD_MIN",
+    show_envvar=True,
+    help="Compute products with at least as many operations as one of N × N matrices; leave smaller ones to the "
+    "program's own library.",
+    metavar="N",
+)
+@engine
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@common
+def preload(least: int, engine: Any, command: tuple[str, ...]) -> None:
+    """Run an existing ScaLAPACK program with its large level-3 products computed by pblasmp.
+
+    Without a command, print the variables that do so, for a shell.
+    """
+    from ..preload import environment, run
+
+    if not command:
+        for name, value in environment(least, engine).items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+        return
+    status, calls = run(command, least, engine)
+    if calls is None:
+        caution(
+            "no call of the program could be seen: it has made none, its ScaLAPACK is linked statically, or process 0 "
+            "was ended"
+        )
+    else:
+        total = calls.by_pblasmp + calls.by_library
+        click.echo(f"pblasmp: {calls.by_pblasmp} of {total} products computed by pblasmp", err=True)
+    sys.exit(status)
 
 
 @cli.command(epilog=examples("pblasmp info", "pblasmp info --json > versions.json"))

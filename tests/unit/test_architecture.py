@@ -64,6 +64,7 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
     | {"level3", "tensor_parallel"},
     "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3"},
+    "preload": {"errors", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
     "": {
         "errors",
@@ -103,6 +104,7 @@ LAYERS: dict[str, set[str]] = {
         "testing",
         "info",
         "planning",
+        "preload",
         "timing",
     },
     "__main__": {"cli"},

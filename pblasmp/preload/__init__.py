@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Existing ScaLAPACK programs, with their large products computed by pblasmp: ``pblasmp preload``.
+
+A small C library, made from the table of routines (``source``) and compiled when it is first needed, is loaded into the
+program before its ScaLAPACK (LD_PRELOAD). It has the names of the level-3 PBLAS. It passes large calls to a Python
+inside the program's process (``serve``), and leaves all others to the program's own library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..engines.choice import EngineName
+from ..errors import ArgumentError, LibraryNotFoundError, UnsupportedError
+from .source import source
+
+__all__ = ["Calls", "environment", "library", "run"]
+
+_COUNTS = "PBLASMP_PRELOAD_COUNTS"  # the file into which process 0 writes the numbers of calls
+
+
+class Calls(NamedTuple):
+    """How a program's process 0 had its products computed.
+
+    Attributes:
+        by_pblasmp: the number of calls that pblasmp answered.
+        by_library: the number of those that the program's own library answered.
+    """
+
+    by_pblasmp: int
+    by_library: int
+
+
+def run(command: Sequence[str], least: int, engine: EngineName) -> tuple[int, Calls | None]:
+    """Run a command that starts a ScaLAPACK program. Local.
+
+    Args:
+        command: such as ``["mpirun", "-n", "4", "./program"]``.
+        least, engine: as for ``environment``.
+
+    Returns:
+        Its exit status, 128 + the number of the signal that ended it; and its calls, None if process 0 made none that
+        could be seen, or did not come to its end.
+
+    Raises:
+        As ``environment``; LibraryNotFoundError also if the command is not there.
+    """
+    with tempfile.TemporaryDirectory(prefix="pblasmp-preload-") as folder:
+        counts = Path(folder, "counts")
+        variables = {**os.environ, **environment(least, engine), _COUNTS: str(counts)}
+        try:
+            process = subprocess.Popen(command, env=variables)
+        except OSError as error:
+            raise LibraryNotFoundError(f"cannot start {command[0]!r}: {error.strerror}") from None
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        calls = Calls(*map(int, counts.read_text().split())) if counts.exists() else None
+    return (status if status >= 0 else 128 - status), calls
+
+
+def environment(least: int, engine: EngineName) -> dict[str, str]:
+    """Return the variables with which every process of a program must be started. Local.
+
+    Compiles the library if that has not been done before.
+
+    Args:
+        least: n; products with at least as many operations as that of two n × n matrices are computed by pblasmp.
+        engine: as in ``pblasmp.Context``.
+
+    Raises:
+        ArgumentError: ``least`` is negative.
+        LibraryNotFoundError: there is no C compiler, or this Python has no shared library.
+        UnsupportedError: the compiler fails, or this is not Linux.
+    """
+    if least < 0:
+        raise ArgumentError(f"expected a size of at least 0, got {least}")
+    if sys.platform != "linux":
+        raise UnsupportedError(f"libraries are loaded into programs on Linux only, this is {sys.platform}")
+    before = os.environ.get("LD_PRELOAD", "")
+    return {
+        "LD_PRELOAD": f"{library()}:{before}".rstrip(":"),
+        "PBLASMP_PRELOAD_MIN": str(least),
+        "PBLASMP_PRELOAD_ENGINE": engine,
+        "PBLASMP_PRELOAD_PYTHON": str(_shared_python()),
+        "PBLASMP_PRELOAD_HOME": sys.base_prefix,
+        "PBLASMP_PRELOAD_SYS": json.dumps(
+            {
+                "path": [str(Path(each).resolve()) for each in sys.path if each],
+                "prefix": sys.prefix,
+                "executable": sys.executable,
+            }
+        ),
+    }
+
+
+def library() -> Path:
+    """Return the path of the library, compiled with ``$CC`` or ``cc`` if it is not in the cache. Local.
+
+    Raises:
+        LibraryNotFoundError: there is no C compiler.
+        UnsupportedError: the compiler fails.
+    """
+    text = source()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pblasmp"
+    path = folder / f"preload-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    compiler = os.environ.get("CC") or "cc"
+    if shutil.which(compiler) is None:
+        raise LibraryNotFoundError(
+            f"the library for ScaLAPACK programs is compiled when it is first needed, but there is no C compiler "
+            f"{compiler!r}: install one (gcc, clang), or name it in CC"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        code, made = Path(scratch, "preload.c"), Path(scratch, path.name)
+        code.write_text(text, encoding="utf-8")
+        command = [compiler, "-O2", "-fPIC", "-shared", "-o", str(made), str(code), "-ldl"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UnsupportedError(f"{' '.join(command[:5])} failed: {done.stderr.strip()}")
+        made.replace(path)  # another process may have been as fast
+    return path
+
+
+def _shared_python() -> Path:
+    """Return the path of the shared library of this Python."""
+    name, folder = str(sysconfig.get_config_var("INSTSONAME")), str(sysconfig.get_config_var("LIBDIR"))
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        for place in (Path(folder), Path(folder, multiarch)):
+            if (place / name).exists():
+                return place / name
+    version = ".".join(map(str, sys.version_info[:2]))
+    raise LibraryNotFoundError(
+        f"{sys.executable}: this Python has no shared library, libpython{version}.so, which a program could load. "
+        f"On Debian install the package libpython{version}; a Python built here needs --enable-shared"
+    )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a ScaLAPACK program, answered by ``pblasmp.pblas`` on the program's own memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import traceback
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from .. import pblas
+from ..engines.choice import EngineName
+from ..errors import PblasmpError, UnsupportedError
+from ..pblas.routines import DTYPE, ROUTINES
+from .source import NAMES
+
+__all__ = ["Server", "begin"]
+
+_BLACS_COMMUNICATOR = 10  # what BLACS_GET calls the communicator of a grid's processes
+_DESCRIPTOR_INTEGERS = {1: 9, 2: 11}  # by DTYPE_
+
+_kept: list[Any] = []  # what C calls: ctypes does not keep it
+
+
+def begin() -> None:
+    """Answer calls of the program in this process from now on; mpi4py neither begins nor ends MPI. Local."""
+    server = Server()
+    serve = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(server.serve)
+    forget = ctypes.CFUNCTYPE(None, ctypes.c_int)(server.forget)
+    _kept.extend([serve, forget])
+    server.program.pblasmp_preload_begin(serve, forget)
+
+
+class Server:
+    """What answers the calls of a process: pblasmp's grids, by the program's contexts."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi, self.program = MPI, ctypes.CDLL(None)
+        self.engine = cast("EngineName", os.environ["PBLASMP_PRELOAD_ENGINE"])
+        self.grids: dict[int, int] = {}
+
+    def serve(self, routine: int, arguments: Any) -> int:
+        """Answer a call; return 0 if the program's library is to. Collective over the grid."""
+        name = NAMES[routine]
+        try:
+            getattr(pblas, name)(*self._values(name, arguments))
+        except pblas.ParameterError:
+            return 0  # on every process, and nothing was written: the program's library takes it, or ends the job
+        except PblasmpError as error:
+            self._end(f"{name}: {error}")
+        except BaseException:  # noqa: BLE001 - nothing may pass into C
+            self._end(f"{name}: {traceback.format_exc()}")
+        return 1
+
+    def forget(self, context: int) -> None:
+        """Close what pblasmp has on a grid, or on all of them (-1). Collective over the grids."""
+        try:
+            for each in list(self.grids) if context < 0 else [context]:
+                if (number := self.grids.pop(each, -1)) != -1:
+                    pblas.gridexit(number)
+        except BaseException:  # noqa: BLE001 - nothing may pass into C
+            self._end(traceback.format_exc())
+
+    def _values(self, name: str, arguments: Any) -> list[Any]:
+        """Return the arguments as ``pblasmp.pblas`` takes them."""
+        routine, dtype = ROUTINES[name[2:]], DTYPE[name[1]]
+        addresses = {each: arguments[i] or 0 for i, each in enumerate(routine.names)}
+        values: dict[str, Any] = {}
+        for each, address in addresses.items():
+            if each in ("side", "uplo", "diag") or each.startswith("trans"):
+                values[each] = ctypes.string_at(address, 1).decode("latin-1")
+            elif each in ("alpha", "beta"):
+                kind = np.empty(0, dtype).real.dtype if each in routine.real.split() else dtype
+                values[each] = _memory(address, 1, kind)[0].item()
+            elif each.startswith("desc"):
+                kind_of = ctypes.c_int.from_address(address).value
+                integers = ctypes.c_int * _DESCRIPTOR_INTEGERS.get(kind_of, 9)
+                values[each] = list(integers.from_address(address))
+                values[each][1] = self._grid_of(values[each][1])
+            elif each not in routine.shapes:
+                values[each] = ctypes.c_int.from_address(address).value
+        for each in routine.shapes:
+            values[each] = _local(addresses[each], values[f"desc{each}"], dtype)
+        return [values[each] for each in routine.names]
+
+    def _grid_of(self, context: int) -> int:
+        """Return pblasmp's context for the program's, -1 without one. Collective over the grid, the first time."""
+        if context in self.grids:
+            return self.grids[context]
+        MPI, reference = self.mpi, ctypes.byref
+        if not MPI.Is_initialized():
+            raise UnsupportedError(
+                f"the program's MPI library is not that of mpi4py ({MPI.Get_library_version().splitlines()[0]}): "
+                "install mpi4py for the program's (pip install --no-binary mpi4py mpi4py)"
+            )
+        shape = [ctypes.c_int(-1) for _ in range(4)]
+        self.program.Cblacs_gridinfo(context, *map(reference, shape))
+        nprow, npcol = shape[0].value, shape[1].value
+        if nprow < 1:
+            return -1
+        number, what, handle = ctypes.c_int(context), ctypes.c_int(_BLACS_COMMUNICATOR), ctypes.c_int()
+        self.program.blacs_get_(reference(number), reference(what), reference(handle))
+        comm = MPI.Comm.f2py(handle.value)  # its processes are in the order of the grid's, row after row
+        self.grids[context] = pblas.gridinit(comm, "Row", nprow, npcol, engine=self.engine)
+        return self.grids[context]
+
+    def _end(self, message: str) -> NoReturn:
+        """Say why, and end the job."""
+        sys.stderr.write(f"pblasmp preload: {message}\n")
+        sys.stderr.flush()
+        if self.mpi.Is_initialized() and not self.mpi.Is_finalized():
+            self.mpi.COMM_WORLD.Abort(1)
+        os._exit(1)
+
+
+def _local(address: int, desc: list[int], dtype: np.dtype) -> np.ndarray:
+    """Return the program's local array, column after column, over its memory."""
+    _, npcol, _, mycol = pblas.gridinfo(desc[1])
+    n, nb, csrc, lld = desc[3], desc[-4], desc[-2], desc[-1]
+    legal = n > 0 and nb > 0 and 0 <= csrc < npcol and lld > 0
+    count = lld * pblas.numroc(n, nb, mycol, csrc, npcol) if legal else 0
+    if not (count and address):
+        return np.empty(0, dtype)  # it has no column here; or the descriptor is illegal, which pblasmp finds
+    return _memory(address, count, dtype)
+
+
+def _memory(address: int, count: int, dtype: np.dtype) -> np.ndarray:
+    """Return the program's memory as an array."""
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype)

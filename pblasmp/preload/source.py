@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C library that is loaded into ScaLAPACK programs, made from the table of the level-3 PBLAS."""
+
+from __future__ import annotations
+
+from ..pblas.routines import ROUTINES, PblasRoutine
+
+__all__ = ["NAMES", "source"]
+
+
+def _has_volume(routine: PblasRoutine) -> bool:
+    """Return whether a routine multiplies: sums and transposes are left to the program's library."""
+    return bool({"k", "side"} & set(routine.names))
+
+
+NAMES = [
+    f"p{letter}{name}"
+    for name, routine in ROUTINES.items()
+    if _has_volume(routine)
+    for letter in routine.letters
+]
+"""The routines of the library, in the order of the numbers by which it calls Python."""
+
+
+def source() -> str:
+    """Return the library's text. Local."""
+    functions = [_function(number, name, ROUTINES[name[2:]]) for number, name in enumerate(NAMES)]
+    return "\n".join([_HEAD.lstrip(), *functions, _TAIL])
+
+
+def _function(number: int, name: str, routine: PblasRoutine) -> str:
+    arguments = routine.names
+    at = {each: f"INTEGER(a{arguments.index(each)})" for each in ("m", "n", "k") if each in arguments}
+    if "side" in arguments:
+        side = f"(LETTER(a{arguments.index('side')}) == 'L' ? {at['m']} : {at['n']})"
+        volume = f"{at['m']} * {at['n']} * {side}"
+    else:
+        volume = f"{at.get('m', at['n'])} * {at['n']} * {at['k']}"
+    parameters = [f"a{i}" for i in range(len(arguments))]
+    declared, passed = ", ".join(f"void *{each}" for each in parameters), ", ".join(parameters)
+    types = ", ".join("void *" for _ in parameters)
+    return f"""
+void {name}_({declared}) {{
+    static void (*own)({types});
+    void *arguments[] = {{{passed}}};
+    if (served({number}, {volume}, arguments)) return;
+    if (!own) own = (void (*)({types}))next("{name}_");
+    own({passed});
+}}"""
+
+
+_HEAD = r"""
+/* Made by pblasmp.preload.source. Level-3 PBLAS for LD_PRELOAD: large calls go to pblasmp, in a Python inside the
+   process, all others to the program's own library. To be loaded it needs neither Python nor MPI. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define INTEGER(address) ((double)*(int *)(address))
+#define LETTER(address) toupper(*(unsigned char *)(address))
+
+/* Functions of Python: answer a call, and return 0 if it is not for pblasmp; BLACS is about to free a grid, -1: all. */
+static int (*serve)(int routine, void **arguments);
+static void (*forget)(int context);
+static double least; /* operations from which a call is large */
+static int begun, process;
+static long by_pblasmp, by_library;
+
+static void give_up(const char *what) {
+    const char *why = dlerror();
+    fprintf(stderr, "pblasmp preload: %s%s%s\n", what, why ? ": " : "", why ? why : "");
+    fflush(NULL);
+    _exit(1);
+}
+
+static void *next(const char *name) {
+    void *found = dlsym(RTLD_NEXT, name);
+    if (!found) give_up(name);
+    return found;
+}
+
+static const char *variable(const char *name) {
+    const char *value = getenv(name);
+    if (!value) {
+        fprintf(stderr, "pblasmp preload: the environment lacks %s: start the program with pblasmp preload\n", name);
+        _exit(1);
+    }
+    return value;
+}
+
+/* Called by pblasmp.preload.serve. */
+void pblasmp_preload_begin(int (*given_serve)(int, void **), void (*given_forget)(int)) {
+    serve = given_serve;
+    forget = given_forget;
+}
+
+static void start_python(void) {
+    int (*here)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    if (here && here()) give_up("this program is a Python program: let it import pblasmp.pblas instead");
+    void *python = dlopen(variable("PBLASMP_PRELOAD_PYTHON"), RTLD_NOW | RTLD_GLOBAL);
+    if (!python) give_up("cannot load Python");
+    void (*initialize)(int) = (void (*)(int))dlsym(python, "Py_InitializeEx");
+    int (*run)(const char *, void *) = (int (*)(const char *, void *))dlsym(python, "PyRun_SimpleStringFlags");
+    void *(*let_go)(void) = (void *(*)(void))dlsym(python, "PyEval_SaveThread");
+    if (!initialize || !run || !let_go) give_up("this Python lacks a function");
+    const char *home = getenv("PYTHONHOME");
+    char *before = home ? strdup(home) : NULL;
+    setenv("PYTHONHOME", variable("PBLASMP_PRELOAD_HOME"), 1);
+    initialize(0);
+    if (before) setenv("PYTHONHOME", before, 1);
+    else unsetenv("PYTHONHOME");
+    free(before);
+    if (run("import json, os, sys\n"
+            "vars(sys).update(json.loads(os.environ['PBLASMP_PRELOAD_SYS']))\n"
+            "sys.exec_prefix = sys.prefix\n"
+            "import mpi4py\n"
+            "mpi4py.rc.initialize = mpi4py.rc.finalize = False\n"
+            "import pblasmp.preload.serve\n"
+            "pblasmp.preload.serve.begin()\n", NULL) || !serve)
+        give_up("pblasmp does not start");
+    let_go();
+}
+
+static int served(int routine, double volume, void **arguments) {
+    if (!begun) {
+        int count;
+        double n = atof(variable("PBLASMP_PRELOAD_MIN"));
+        least = n * n * n;
+        ((void (*)(int *, int *))next("Cblacs_pinfo"))(&process, &count);
+        begun = 1;
+    }
+    if (volume >= least) {
+        if (!serve) start_python();
+        if (serve(routine, arguments)) {
+            by_pblasmp++;
+            return 1;
+        }
+    }
+    by_library++;
+    return 0;
+}
+"""
+
+_TAIL = r"""
+/* A grid's number may be given to another grid, and MPI may end: pblasmp closes what it has on a grid before. */
+void blacs_gridexit_(int *context) {
+    if (forget) forget(*context);
+    ((void (*)(int *))next("blacs_gridexit_"))(context);
+}
+
+void Cblacs_gridexit(int context) {
+    if (forget) forget(context);
+    ((void (*)(int))next("Cblacs_gridexit"))(context);
+}
+
+void blacs_exit_(int *more) {
+    if (forget) forget(-1);
+    ((void (*)(int *))next("blacs_exit_"))(more);
+}
+
+void Cblacs_exit(int more) {
+    if (forget) forget(-1);
+    ((void (*)(int))next("Cblacs_exit"))(more);
+}
+
+static void __attribute__((destructor)) write_counts(void) {
+    const char *path = getenv("PBLASMP_PRELOAD_COUNTS");
+    FILE *file = begun && !process && path ? fopen(path, "w") : NULL;
+    if (file) {
+        fprintf(file, "%ld %ld\n", by_pblasmp, by_library);
+        fclose(file);
+    }
+}
+"""

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pblasmp.preload`` without ScaLAPACK: its library, its variables, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from pblasmp import ArgumentError, LibraryNotFoundError, UnsupportedError, preload
+from pblasmp.pblas.routines import ROUTINES
+from pblasmp.preload.source import NAMES, source
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The directory of the library, which is not there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "pblasmp"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def compiled(shared, monkeypatch):
+    """A cache that tests share."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+
+
+def test_every_product_is_in_the_library_and_nothing_else_of_pblas(cache):
+    loaded = ctypes.CDLL(str(preload.library()))
+    for name, routine in ROUTINES.items():
+        for letter in routine.letters:
+            multiplies = name not in ("geadd", "tradd", "tran", "tranu", "tranc")
+            assert hasattr(loaded, f"p{letter}{name}_") == multiplies, name
+            assert (f"p{letter}{name}" in NAMES) == multiplies
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+def test_it_is_compiled_once(cache, monkeypatch):
+    first = preload.library()
+    monkeypatch.setenv("CC", "/bin/false")
+    assert preload.library() == first
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("pdgemm", "INTEGER(a2) * INTEGER(a3) * INTEGER(a4)"),
+        ("pdsyrk", "INTEGER(a2) * INTEGER(a2) * INTEGER(a3)"),
+        ("pdtrsm", "INTEGER(a4) * INTEGER(a5) * (LETTER(a0) == 'L' ? INTEGER(a4) : INTEGER(a5))"),
+    ],
+)
+def test_operations(name, volume):
+    assert f"served({NAMES.index(name)}, {volume}, arguments)" in source()
+
+
+def test_variables(compiled, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/lib/other.so")
+    found = preload.environment(100, "host")
+    assert found["LD_PRELOAD"] == f"{preload.library()}:/lib/other.so"
+    assert found["PBLASMP_PRELOAD_MIN"] == "100"
+    assert found["PBLASMP_PRELOAD_ENGINE"] == "host"
+    assert json.loads(found["PBLASMP_PRELOAD_SYS"])["executable"] == sys.executable
+    ctypes.CDLL(found["PBLASMP_PRELOAD_PYTHON"])
+
+
+def test_no_compiler(cache, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(LibraryNotFoundError, match="no C compiler 'no-such-compiler'"):
+        preload.library()
+    assert not cache.exists()
+
+
+def test_a_compiler_that_fails(cache, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(UnsupportedError, match="false -O2"):
+        preload.library()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_python_without_a_shared_library(compiled, monkeypatch):
+    known = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: 0 if name == "Py_ENABLE_SHARED" else known(name)
+    )
+    with pytest.raises(LibraryNotFoundError, match="has no shared library"):
+        preload.environment(0, "host")
+
+
+def test_a_size_below_zero():
+    with pytest.raises(ArgumentError, match="at least 0"):
+        preload.environment(-1, "host")
+
+
+def test_another_system(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UnsupportedError, match="Linux"):
+        preload.environment(0, "host")
+
+
+def test_a_command_that_is_not_there(compiled):
+    with pytest.raises(LibraryNotFoundError, match="cannot start 'no-such-command'"):
+        preload.run(["no-such-command"], 0, "host")
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("kill -9 $$", 137)])
+def test_the_commands_status_and_no_calls(compiled, command, status):
+    assert preload.run(["sh", "-c", command], 0, "host") == (status, None)
+
+
+PROGRAM = r"""
+void pdgemm_();
+#include <stdio.h>
+int main(void) {
+    int n = 4;
+    double x = 1;
+    pdgemm_("N", "N", &n, &n, &n, &x, &x, &n, &n, &n, &x, &n, &n, &n, &x, &x, &n, &n, &n);
+    printf("the end\n");
+    return 0;
+}
+"""
+OWN = r"""
+#include <stdio.h>
+void Cblacs_pinfo(int *rank, int *ranks) { *rank = 0; *ranks = 1; }
+void pdgemm_(void) { puts("the program's own"); }
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A program on one process with a p?gemm of its own."""
+    (tmp_path / "own.c").write_text(OWN)
+    (tmp_path / "main.c").write_text(PROGRAM)
+    own, path = tmp_path / "libown.so", tmp_path / "main"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", own, tmp_path / "own.c"], check=True)
+    subprocess.run(["cc", "-w", "-std=gnu89", "-rdynamic", "-o", path, tmp_path / "main.c", own], check=True)
+    return str(path)
+
+
+def test_small_calls_are_left_to_the_programs_library(program, compiled, capfd):
+    assert preload.run([program], 5, "host") == (0, preload.Calls(0, 1))
+    assert capfd.readouterr().out == "the program's own\nthe end\n"
+
+
+def test_without_the_variables(program, compiled):
+    done = subprocess.run(
+        [program], env={"LD_PRELOAD": str(preload.library())}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "lacks PBLASMP_PRELOAD_MIN: start the program with pblasmp preload" in done.stderr
+
+
+def test_a_python_that_is_not_there(program, compiled):
+    variables = preload.environment(0, "host") | {"PBLASMP_PRELOAD_PYTHON": "/no/libpython.so"}
+    done = subprocess.run([program], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cannot load Python: /no/libpython.so" in done.stderr
