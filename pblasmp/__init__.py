@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from .errors import ArgumentError as ArgumentError
     from .errors import ArgumentTypeError as ArgumentTypeError
     from .errors import ClosedError as ClosedError
+    from .errors import FactorisationError as FactorisationError
     from .errors import LayoutError as LayoutError
     from .errors import LibraryNotFoundError as LibraryNotFoundError
     from .errors import PblasmpError as PblasmpError
     from .errors import RankMismatchError as RankMismatchError
     from .errors import StatusError as StatusError
     from .errors import UnsupportedError as UnsupportedError
+    from .factorisations import cho_solve as cho_solve
+    from .factorisations import cholesky as cholesky
+    from .factorisations import solve as solve
     from .layout import Grid as Grid
     from .layout import Level3Problem as Level3Problem
     from .layout import MatmulProblem as MatmulProblem
@@ -74,6 +78,7 @@ _HOME = {
     "Context": "context",
     "DistributedMatrix": "matrix",
     "Epilogue": "epilogue",
+    "FactorisationError": "errors",
     "Grid": "layout",
     "LayoutError": "errors",
     "Level3Problem": "layout",
@@ -91,6 +96,8 @@ _HOME = {
     "Verdict": "engines.method",
     "algorithms": "planning",
     "allgather_matmul": "tensor_parallel",
+    "cho_solve": "factorisations",
+    "cholesky": "factorisations",
     "draw": "drawing",
     "geadd": "level3",
     "hemm": "level3",
@@ -105,6 +112,7 @@ _HOME = {
     "numroc": "layout",
     "plan": "planning",
     "plan_matmul": "products",
+    "solve": "factorisations",
     "symm": "level3",
     "syr2k": "level3",
     "syrk": "level3",

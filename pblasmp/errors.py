@@ -9,6 +9,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ClosedError",
+    "FactorisationError",
     "LayoutError",
     "LibraryNotFoundError",
     "PblasmpError",
@@ -48,6 +49,23 @@ class LibraryNotFoundError(PblasmpError, OSError):
 
 class StatusError(PblasmpError, RuntimeError):
     """A C library returned a status other than success."""
+
+
+class FactorisationError(PblasmpError, ArithmeticError):
+    """A matrix is exactly singular, or not positive definite; raised on every rank.
+
+    Attributes:
+        index: the row and column, from 0, of the first diagonal element of the factor that shows it.
+    """
+
+    index: int = 0
+
+    @classmethod
+    def at(cls, index: int, message: str) -> FactorisationError:
+        """Return the error for a diagonal element. Local."""
+        error = cls(message)
+        error.index = index
+        return error
 
 
 class ClosedError(PblasmpError, RuntimeError):

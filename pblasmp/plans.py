@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -467,7 +467,7 @@ def check_c(problem: Problem, beta: complex) -> None:
         raise ArgumentError(f"c: beta is {beta}, expected a matrix to scale by it")
 
 
-def check_operands(ctx: Runtime[Any], required: str, matrices: Mapping[str, object]) -> None:
+def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mapping[str, object]) -> None:
     """Raise ArgumentError unless all ``required`` operands, and all that are given, are matrices of ``ctx``. Local."""
     for name, x in matrices.items():
         if x is None and name not in required:

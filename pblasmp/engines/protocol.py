@@ -23,7 +23,7 @@ from .local_part import LocalPart
 from .product import Graphs, Product, Workspace
 from .request import LocalArray, Operands, Options, Problem
 
-__all__ = ["Engine", "Method", "Operations", "Traits", "Transfer", "Transport"]
+__all__ = ["Engine", "FactorOperations", "Method", "Operations", "Traits", "Transfer", "Transport"]
 
 Message = tuple[LocalArray, int]  # a contiguous array and the other rank
 
@@ -122,6 +122,37 @@ class Operations(Protocol):
 
     def copy_where(self, dst: LocalArray, src: Any, mask: LocalArray | None) -> None:
         """Copy ``src`` (an array or a number) where ``mask`` is true, or everywhere if there is no mask."""
+
+
+class FactorOperations(Operations, Protocol):
+    """The operations of an engine that also has a LAPACK. Local; arrays are in F order.
+
+    Attributes:
+        workers: ranks of a node that may compute at the same time: no more than it has cores.
+        factor_width: columns of a panel of a factorisation.
+        factor_alone: order up to which one rank of a node factors a matrix alone.
+    """
+
+    workers: int
+    factor_width: int
+    factor_alone: int
+
+    def potrf(self, a: LocalArray, *, lower: bool = True) -> int:
+        """Replace a triangle of a square ``a`` by its Cholesky factor; return INFO as LAPACK does."""
+
+    def getrf(self, a: LocalArray, pivots: NDArray[np.int32]) -> int:
+        """Replace ``a``,, by its LU factors; write the pivots, from 1, and return INFO."""
+
+    def swap_rows(
+        self, a: LocalArray, first: int, last: int, pivots: NDArray[np.int32], *, back: bool = False
+    ) -> None:
+        """Exchange rows ``first`` to ``last`` (half-open) of ``a``,, with those in ``pivots`` (from 1)."""
+
+    def geqrt(self, a: LocalArray, t: LocalArray) -> None:
+        """Replace ``a``, and no wider than high, by R and Householder vectors, and write their T."""
+
+    def larft(self, v: LocalArray, tau: LocalArray, t: LocalArray) -> None:
+        """Write the T of Householder vectors below the diagonal of ``v``, whose factors are ``tau``."""
 
 
 class Transfer(Protocol):

@@ -22,10 +22,13 @@ use the same ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from .arguments import ParameterError
+from .factorisations import ROUTINES as FACTORISATIONS
+from .factorisations import factoriser
 from .grids import gridexit, gridinfo, gridinit
 from .moves import mover
 from .routines import ROUTINES, PblasFunction, variant
@@ -45,11 +48,20 @@ __all__ = [
     "numroc",
 ]
 
-_FUNCTIONS = {
-    f"p{letter}{name}": variant(name, letter)
-    for name, routine in ROUTINES.items()
-    for letter in routine.letters
-} | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}
+_FACTORISATIONS: dict[str, Callable[..., object]] = {
+    f"p{letter}{name}": factoriser(name, letter)
+    for name, row in FACTORISATIONS.items()
+    for letter in row.letters
+}
+_FUNCTIONS: dict[str, Callable[..., object]] = (
+    _FACTORISATIONS
+    | {
+        f"p{letter}{name}": variant(name, letter)
+        for name, routine in ROUTINES.items()
+        for letter in routine.letters
+    }
+    | {f"p{letter}{name}": mover(name, letter) for name in ("gemr2d", "trmr2d") for letter in "sdcz"}
+)
 __all__ += [*sorted(_FUNCTIONS)]  # noqa: PLE0604
 globals().update(_FUNCTIONS)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of PBLAS routines, in their order."""
+"""The arguments of PBLAS and ScaLAPACK routines, in their order."""
 
 A, B, C = "A IA JA DESCA", "B IB JB DESCB", "C IC JC DESCC"
-PROTOTYPES = {  # of the PBLAS and REDIST sources
+PROTOTYPES = {  # of the PBLAS, REDIST and ScaLAPACK sources
     "pdgemm": f"TRANSA TRANSB M N K ALPHA {A} {B} BETA {C}",
     "pssymm": f"SIDE UPLO M N ALPHA {A} {B} BETA {C}",
     "pzhemm": f"SIDE UPLO M N ALPHA {A} {B} BETA {C}",
@@ -19,4 +19,7 @@ PROTOTYPES = {  # of the PBLAS and REDIST sources
     "pztranc": f"M N ALPHA {A} BETA {C}",
     "pdgemr2d": f"M N {A} {B} ICTXT",
     "pctrmr2d": f"UPLO DIAG M N {A} {B} ICTXT",
+    "pdpotrf": f"UPLO N {A} INFO",
+    "pzpotrs": f"UPLO N NRHS {A} {B} INFO",
+    "psposv": f"UPLO N NRHS {A} {B} INFO",
 }

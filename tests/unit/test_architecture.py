@@ -59,11 +59,14 @@ LAYERS: dict[str, set[str]] = {
     "context": BOTTOM | {"layout", "epilogue", "runtime", "creation", "io", "matrix"},
     "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
     "level3": BOTTOM | {"layout", "engines", "runtime", "plans", "matrix"},
+    "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "context"},
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
     | {"level3", "tensor_parallel"},
-    "pblas": BOTTOM | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3"},
+    "pblas": BOTTOM
+    | {"layout", "scalapack", "comm", "engines", "products", "matrix", "context", "level3"}
+    | {"factorisations"},
     "preload": {"errors", "engines", "pblas"},
     "torch": {"errors", "extras", "layout", "scales", "comm", "context", "tensor_parallel"},
     "": {
@@ -81,7 +84,7 @@ LAYERS: dict[str, set[str]] = {
         "products",
         "level3",
     }
-    | {"tensor_parallel", "planning", "pblas", "verification"},  # pblasmp/__init__.py
+    | {"factorisations", "tensor_parallel", "planning", "pblas", "verification"},  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},
     "testing": {"errors", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
@@ -168,6 +171,7 @@ PUBLIC = {
         "tune",
     ),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
+    *("cholesky", "cho_solve", "solve", "FactorisationError"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *(
         "PblasmpError",

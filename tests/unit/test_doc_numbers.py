@@ -33,6 +33,8 @@ def power_of_two(value):
 NUMBERS = [
     ("matmul", "kept._MOST", str, "keeps the last {} plans"),
     ("tensor-parallel", "kept._MOST", str, "keeps the last {} until"),
+    ("solving", "engines.host.operations.HostOperations.factor_width", str, "block columns of {} columns"),
+    ("solving", "engines.host.operations.HostOperations.factor_alone", str, "Up to an order of {} one rank"),
     ("matrices", "creation.DEFAULT_BLOCK", str, "| `block` | `64` or `(64, 32)` | {} |"),
     ("matrices", "io.files.TILE_BYTES", mib, "contiguous tiles of about {}"),
     ("testing", "testing.pool._LIMIT", str, "At most {} ranks are kept"),

@@ -16,7 +16,7 @@ from tests.helpers.prototypes import PROTOTYPES
 LETTERS = {  # of the types that PBLAS has a routine for
     "gemm": "sdcz", "symm": "sdcz", "hemm": "cz", "syrk": "sdcz", "herk": "cz", "syr2k": "sdcz", "her2k": "cz",
     "trmm": "sdcz", "trsm": "sdcz", "geadd": "sdcz", "tradd": "sdcz", "tran": "sd", "tranu": "cz", "tranc": "cz",
-    "gemr2d": "sdcz", "trmr2d": "sdcz",
+    "gemr2d": "sdcz", "trmr2d": "sdcz", "potrf": "sdcz", "potrs": "sdcz", "posv": "sdcz",
 }  # fmt: skip
 ERRORS = {"ArgumentError", "ParameterError"}
 TOOLS = {"gridinit", "gridinfo", "gridexit", "descinit", "numroc", "indxg2l", "indxl2g", "indxg2p", "infog2l"}

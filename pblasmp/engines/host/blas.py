@@ -30,7 +30,8 @@ __all__ = ["gemm", "library_name", "load", "trsm"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _INT_MAX = 2**31 - 1
-_POINTERS = {"gemm": 13, "trsm": 11}
+_POINTERS = {"gemm": 13, "trsm": 11, "potrf": 5, "getrf": 6, "laswp": 7, "geqrt3": 7, "larft": 9}
+_LAPACK = {"potrf", "getrf", "laswp", "geqrt3", "larft"}
 
 
 def library_name() -> str:
@@ -67,7 +68,7 @@ def threads_set_by_user() -> set[str]:
 
 @functools.cache
 def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None]:
-    """Return a Fortran routine of a local BLAS, "gemm" or "trsm", as a C function of pointers. Local.
+    """Return a Fortran routine of a local BLAS or of its LAPACK as a C function of pointers. Local.
 
     Raises:
         LibraryNotFoundError: MKL was asked for and is not installed.
@@ -75,7 +76,7 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None
     prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * _POINTERS[routine])
     if library == "mkl":
         return prototype((f"{letter}{routine}_", _mkl()))
-    capsule = _cython_blas().__pyx_capi__[f"{letter}{routine}"]
+    capsule = _cython("lapack" if routine in _LAPACK else "blas").__pyx_capi__[f"{letter}{routine}"]
     get_name = ctypes.pythonapi.PyCapsule_GetName
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -83,11 +84,11 @@ def load(library: str, letter: str, routine: str = "gemm") -> Callable[..., None
     return prototype(get_pointer(capsule, get_name(capsule)))
 
 
-def _cython_blas() -> ModuleType:
-    """Import ``scipy.linalg.cython_blas`` without the rest of ``scipy.linalg``, which takes far longer. Local."""
+def _cython(library: str) -> ModuleType:
+    """Import SciPy's cython_blas or cython_lapack without the rest of ``scipy.linalg``, which takes far longer."""
     import scipy
 
-    name = "scipy.linalg.cython_blas"
+    name = f"scipy.linalg.cython_{library}"
     spec = None if name in sys.modules else PathFinder.find_spec(name, [f"{scipy.__path__[0]}/linalg"])
     if spec is None or spec.loader is None:
         return import_module(name)

@@ -64,7 +64,9 @@ class HostEngine:
         self.threads = max(1, cores // self._node.size)
         users = blas.threads_set_by_user()
         self._limits = None if users else threadpool_limits(self.threads, "blas")
-        self.operations: Operations = HostOperations(self._library, self._buffers)
+        self.operations: Operations = HostOperations(
+            self._library, self._buffers, min(cores, self._node.size)
+        )
         self.transport: Transport = HostTransport(comm, nodes, self._buffers, why_not_shared)
 
     @property

@@ -14,7 +14,7 @@ from ...dtypes import accumulation_dtype
 from ...layout.intersection import copy_all
 from ..local_part import LocalPart
 from ..product import Workspace
-from . import blas
+from . import blas, lapack
 from .buffers import Buffers
 
 __all__ = ["HostOperations"]
@@ -30,6 +30,7 @@ class HostOperations:
     Args:
         library: the BLAS, "scipy" or "mkl".
         buffers: memory that all products use, one at a time.
+        workers: ranks of the node that may compute at the same time.
     """
 
     xp: Any = np
@@ -40,8 +41,11 @@ class HostOperations:
     stripes = 1  # messages are short anyway
     update_order = "C"  # k contiguous: BLAS then computes parts of a triangle a tenth faster
 
-    def __init__(self, library: str, buffers: Buffers) -> None:
-        self._library, self._buffers = library, buffers
+    factor_width = 128
+    factor_alone = 512  # one core's LAPACK is then as fast as two ranks that wait for each other
+
+    def __init__(self, library: str, buffers: Buffers, workers: int = 1) -> None:
+        self._library, self._buffers, self.workers = library, buffers, workers
 
     def workspace(self, nbytes: int) -> Workspace:
         """Return ``nbytes`` on the host. Local."""
@@ -111,6 +115,26 @@ class HostOperations:
     def trsm(self, alpha: complex, a: Array, x: Array, *, lower: bool, unit: bool) -> None:
         """Replace ``x`` by the solution of ``a y = alpha x``. Local."""
         blas.trsm(self._library, alpha, a, x, lower=lower, unit=unit)
+
+    def potrf(self, a: Array, *, lower: bool = True) -> int:
+        """Replace a triangle of ``a`` by its Cholesky factor; return INFO. Local."""
+        return lapack.potrf(self._library, a, lower=lower)
+
+    def getrf(self, a: Array, pivots: Array) -> int:
+        """Replace ``a`` by its LU factors; write the pivots, from 1, and return INFO. Local."""
+        return lapack.getrf(self._library, a, pivots)
+
+    def swap_rows(self, a: Array, first: int, last: int, pivots: Array, *, back: bool = False) -> None:
+        """Exchange rows of ``a`` with those that ``pivots`` names. Local."""
+        lapack.laswp(self._library, a, first, last, pivots, back=back)
+
+    def geqrt(self, a: Array, t: Array) -> None:
+        """Replace ``a`` by R and Householder vectors, and write their T. Local."""
+        lapack.geqrt(self._library, a, t)
+
+    def larft(self, v: Array, tau: Array, t: Array) -> None:
+        """Write the T of Householder vectors. Local."""
+        lapack.larft(self._library, v, tau, t)
 
     def copy_where(self, dst: Array, src: Any, mask: Array | None) -> None:
         """Copy ``src`` where ``mask`` is true. Local."""

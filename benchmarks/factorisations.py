@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time factorisations and solves next to ScaLAPACK's: ``python benchmarks/factorisations.py``.
+
+It starts its ranks itself, one launch for each ScaLAPACK and number of ranks: Debian's with OpenBLAS, as shipped and
+with PBLAS's logical block raised, and MKL's with MKL as pblasmp's local BLAS, too. All compute in place on the same
+local arrays, in turns; what restores the matrices between two runs is not timed. Residuals are checked once for each
+case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import results
+from benchmarks.fetch_scalapack import fetch
+from benchmarks.ranks import (
+    SETTLE_SECONDS,
+    machine,
+    on_ranks,
+    paired,
+    print_facts,
+    run_ranks,
+    sleeping_barrier,
+    versions,
+)
+from reference.scalapack import Flavour, ScaLAPACK
+
+LAUNCHES = ("debian", "mkl")
+GRIDS = ("1x1", "1x2", "2x2", "4x1")
+ROUTINES = ("potrf", "posv")
+
+
+class Case(NamedTuple):
+    """One call: a routine, the order of its matrix, its layout, and how many right-hand sides there are."""
+
+    routine: str
+    n: int
+    block: int
+    grid: tuple[int, int]
+    nrhs: int
+
+    def plain(self) -> dict[str, Any]:
+        """Return the case as results have it."""
+        width = {"nrhs": self.nrhs} if self.routine in ("posv", "gesv", "gels") else {}
+        return {
+            "routine": self.routine,
+            "n": self.n,
+            "block": self.block,
+            "grid": "{}x{}".format(*self.grid),
+            **width,
+        }
+
+    def flops(self) -> float:
+        """Floating-point operations, as LAPACK counts them."""
+        n, factor = self.n, {"po": 1 / 3, "ge": 2 / 3}.get(self.routine[:2], 0)
+        if self.routine in ("geqrf", "gels"):
+            factor = 4 / 3
+        solves = 2.0 * n * n * self.nrhs if "nrhs" in self.plain() else 0
+        return factor * n**3 + solves
+
+
+class Matrices:
+    """The matrices of a case on the ranks of a context. Collective to make."""
+
+    def __init__(self, ctx: Any, case: Case) -> None:
+        import numpy as np
+
+        import pblasmp as pb
+
+        self.case, self.ctx = case, ctx
+        n, grid = case.n, pb.Grid(*case.grid)
+        square = pb.MatrixDescriptor((n, n), (case.block, case.block), grid, order="F")
+        right = pb.MatrixDescriptor((n, case.nrhs), (case.block, case.block), grid, order="F")
+        self.a, self.b = ctx.empty(square), ctx.empty(right)
+        inside = ctx.rank < grid.size
+        self._a, self._b = np.empty((0, 0)), np.empty((0, 0))
+        if inside:
+            i, j = (np.asarray(x, float) for x in square.global_indices(ctx.rank))
+            if case.routine[:2] == "po":
+                self._a = np.asfortranarray(np.exp(-abs(i[:, None] - j) / 50))
+            else:
+                self._a = np.asfortranarray(
+                    np.sin(i[:, None] * 1.7 + j * (i[:, None] + 3) % 11) + np.cos(i[:, None] * j)
+                )
+            i, j = right.global_indices(ctx.rank)
+            self._b = np.asfortranarray(np.cos(i[:, None] + j).astype(float))
+        self.pivots = np.zeros(max(1, len(self._a) + case.block), np.int32)
+        self.info = np.zeros(1, np.int32)
+        self.restore()
+
+    def restore(self) -> None:
+        """Write the values of before the call. Local."""
+        if self._a.size:
+            self.a.local[...] = self._a
+        if self._b.size:
+            self.b.local[...] = self._b
+
+    def ours(self) -> None:
+        """Call pblasmp's routine in place. Collective."""
+        import pblasmp as pb
+
+        routine, a, b = self.case.routine, self.a, self.b
+        if routine == "potrf":
+            pb.cholesky(a, out=a)
+        elif routine == "posv":
+            pb.solve(a, b, "pos", factor=a, out=b)
+
+    def theirs(self, slk: ScaLAPACK, context: int) -> Callable[[], None]:
+        """Return ScaLAPACK's call on the same arrays."""
+        placed = [
+            (
+                x.local,
+                1,
+                1,
+                slk.descriptor(context, x.descriptor.shape, x.descriptor.block, (0, 0), max(1, len(x.local))),
+            )
+            for x in (self.a, self.b)
+        ]
+        n, nrhs, routine = self.case.n, self.case.nrhs, self.case.routine
+        a, b = placed
+        if routine == "potrf":
+            return lambda: slk.call("pdpotrf_", "L", n, *a, self.info)
+        if routine == "posv":
+            return lambda: slk.call("pdposv_", "L", n, nrhs, *a, *b, self.info)
+        raise ValueError(routine)
+
+    def residual(self) -> float:
+        """Return the backward error of what is in the arrays, in units that should be below 30. Collective."""
+        import numpy as np
+
+        import pblasmp as pb
+
+        n, found = self.case.n, self.a.allgather()
+        given = self.ctx.empty(self.a.descriptor)
+        given.local[...] = self._a if self._a.size else given.local
+        a = given.allgather()
+        eps = np.finfo(float).eps
+        if self.case.routine == "potrf":
+            lower = np.tril(found)
+            return float(abs(a - lower @ lower.T).sum(0).max() / (n * abs(a).sum(0).max() * eps))
+        x = self.b.allgather()
+        self.restore()
+        b = self.b.allgather()
+        del pb
+        scale = abs(a).sum(1).max() * abs(x).sum(0).max() * n * eps
+        return float(abs(a @ x - b).sum(0).max() / scale)
+
+
+def time_case(comm: Any, ctx: Any, slk: ScaLAPACK, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Check both contenders' residuals on one case, then time them. Collective over comm."""
+    m = Matrices(ctx, case)
+    context = slk.grid(*case.grid)
+    call = m.theirs(slk, context)
+    contenders = {"pblasmp": m.ours} | _variants(slk, call)
+    if case.n <= options.check:
+        for name, run in contenders.items():
+            m.restore()
+            run()
+            if not (error := m.residual()) < 30:
+                raise SystemExit(f"{case}: the residual of {name} is {error}")
+    settle = 0 if options.quick else SETTLE_SECONDS
+    seconds = _timed(comm, m, contenders, options.pairs, settle)
+    slk.gridexit(context)
+    ratios = {name: paired(seconds, name, "pblasmp") for name in contenders if name != "pblasmp"}
+    return {"case": case.plain(), "flops": case.flops(), "seconds": seconds, "ratios": ratios}
+
+
+def _timed(
+    comm: Any, m: Matrices, contenders: Mapping[str, Callable[[], Any]], pairs: int, settle: float
+) -> dict[str, list[float]]:
+    """Time every contender once per round in rotating order, each on restored matrices. Collective over comm."""
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(pairs + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            m.restore()
+            sleeping_barrier(comm)
+            time.sleep(settle)
+            comm.Barrier()
+            start = time.perf_counter()
+            contenders[name]()
+            comm.Barrier()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return comm.bcast(seconds)
+
+
+def _variants(slk: ScaLAPACK, call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """Return what a call of ScaLAPACK contends as: Debian's as shipped, and with PBLAS's logical block raised."""
+    if slk.flavour == "mkl":
+        return {"mkl": call}
+
+    def with_block(block: int) -> Any:
+        slk.logical_block = block
+        return call()
+
+    return {"debian": lambda: with_block(32), "debian-256": lambda: with_block(256)}
+
+
+def time_all(comm: Any, flavour: Flavour, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time every case of one launch; rank 0 prints a row for each. Collective over comm."""
+    import pblasmp as pb
+
+    rows: list[dict[str, Any]] = []
+    slk = ScaLAPACK(flavour, comm)
+    names = ["mkl"] if flavour == "mkl" else ["debian", "debian-256"]
+    grids = [tuple(map(int, grid.split("x"))) for grid in options.grid]
+    if comm.rank == 0:
+        print(f"\n{comm.size} ranks; time / pblasmp's, median of {options.pairs} pairs; least times")
+        print("routine   grid block     n   pblasmp  GFLOP/s" + "".join(f"{name:>12}" for name in names))
+    with pb.Context(comm, engine="host") as ctx:
+        for routine in options.only or ROUTINES:
+            for grid in grids:
+                if grid[0] * grid[1] != comm.size:
+                    continue
+                for block in options.block:
+                    for n in options.n:
+                        case = Case(routine, n, block, (grid[0], grid[1]), options.nrhs)
+                        row = time_case(comm, ctx, slk, case, options)
+                        if comm.rank == 0:
+                            taken = min(row["seconds"]["pblasmp"])
+                            ratios = "".join(
+                                f" {ratio:5.2f} {min(row['seconds'][name]) / taken:5.2f}"
+                                for name, ratio in row["ratios"].items()
+                            )
+                            print(
+                                f"{routine:8} {grid[0]}x{grid[1]} {block:6d} {n:5d} {taken * 1e3:7.2f}ms "
+                                f"{row['flops'] / taken / 1e9:8.1f} {ratios}", flush=True,
+                            )  # fmt: skip
+                        rows.append(row)
+    for name in names:
+        found = [row["ratios"][name] for row in rows]
+        if comm.rank == 0 and found:
+            ahead = sum(ratio >= 1 for ratio in found)
+            print(f"{name}: pblasmp is not slower in {ahead} of {len(found)}, median {median(found):.2f}")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096], help="orders")
+    parser.add_argument("--block", type=int, nargs="+", default=[16, 64, 128])
+    parser.add_argument("--grid", nargs="+", default=list(GRIDS), help="grids, such as 2x2")
+    parser.add_argument("--nrhs", type=int, default=64, help="right-hand sides of solves")
+    parser.add_argument("--pairs", type=int, default=7, help="measured rounds per case")
+    parser.add_argument("--check", type=int, default=1024, help="largest order whose residuals are checked")
+    parser.add_argument("--only", nargs="+", choices=ROUTINES, help="routines to time")
+    parser.add_argument(
+        "--scalapack", choices=LAUNCHES, nargs="+", default=list(LAUNCHES), help="launches to do"
+    )
+    parser.add_argument("--quick", action="store_true", help="small matrices: does it run?")
+    results.add_option(parser)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a launch leaves its rows
+    parser.add_argument("--rank-of", choices=LAUNCHES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.n, options.block, options.grid, options.nrhs = [200], [32], ["2x2"], 5
+    if on_ranks():
+        if not options.rank_of:
+            parser.error("it starts its ranks itself: leave mpirun out")
+        rank_main(options)
+        return
+    about = {"machine": machine(), "versions": versions()}
+    print_facts(*about.values())
+    directory = results.directory_of(options)
+    sizes = sorted({p * q for p, q in (map(int, grid.split("x")) for grid in options.grid)})
+    for launch in options.scalapack:
+        environ = {}
+        try:
+            libraries = fetch(launch)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"{launch}: its ScaLAPACK could not be fetched: {error}") from None
+        if launch == "mkl":
+            environ = {"PBLASMP_BLAS": "mkl", "LD_LIBRARY_PATH": str(libraries)}
+        for ranks in sizes:
+            with tempfile.TemporaryDirectory() as scratch:
+                output = Path(scratch, "rows.json")
+                given = [*sys.argv[1:], "--rows", str(output), "--rank-of", launch]
+                run_ranks("benchmarks.factorisations", given, ranks, environ)
+                rows = json.loads(output.read_text())
+            if directory is not None:
+                run = results.Run(
+                    benchmark=f"factorisations-{launch}", date=results.today(), commit=results.this_commit(),
+                    ranks=ranks, gpus=0, **about, options=results.options_of(options), reference="pblasmp",
+                    sample="all", rows=rows,
+                )  # fmt: skip
+                print(f"\nall times: {results.save(run, directory)}")
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    """What a rank of one launch does. Collective over COMM_WORLD."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    rows = time_all(comm, options.rank_of, options)
+    if comm.rank == 0:
+        options.rows.write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Panels: a matrix as block columns, dealt round the ranks that work on it. Factorisations compute on these.
+
+A block-cyclic matrix of any blocks, grid, order and offset is moved into panels, factored there, and moved back: so one
+program serves every layout, blocks of 16 are as fast as blocks of 128, and a panel, which one rank has whole, is
+factored by the local LAPACK without any communication.
+
+On one node all panels are one array in the memory that the ranks share. A rank copies its blocks there; then as many
+ranks work as there are cores, and "sending" a panel is raising a flag. Between nodes each rank has its own panels, and
+gets the others' by messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ...comm.progress import Progress
+from ...comm.shared import aligned
+from ...errors import UnsupportedError
+from ...layout import Grid, MatrixDescriptor, Trapezoid
+from ...layout.axis import Axis
+from ..arrays import same_memory
+from ..protocol import Engine, FactorOperations
+from ..request import LocalArray, Operands
+
+__all__ = [
+    "FactorPanels",
+    "Mover",
+    "Shape",
+    "Workbench",
+    "is_shared",
+    "operations_of",
+    "shape_beside",
+    "shape_of",
+]
+
+Array = Any
+_STRIP = 128  # columns at a time of a triangle that is copied
+
+
+class Shape(NamedTuple):
+    """The panels of one matrix: rows, columns, the columns of a panel, and the ranks that work on it."""
+
+    rows: int
+    cols: int
+    width: int
+    workers: int
+
+    @property
+    def panels(self) -> int:
+        """Number of panels."""
+        return -(-self.cols // self.width)
+
+    @property
+    def steps(self) -> int:
+        """Number of panels with an element on the main diagonal."""
+        return -(-min(self.rows, self.cols) // self.width)
+
+    def bounds(self, k: int) -> tuple[int, int]:
+        """Return the columns of panel ``k``: the first, and the one after the last."""
+        return k * self.width, min((k + 1) * self.width, self.cols)
+
+
+class FactorPanels:
+    """The panels of one matrix during a run. Local to make.
+
+    Attributes:
+        shape: their number and sizes.
+        dtype: their element type.
+        rank: this rank; it works if there are more workers.
+        mine: the numbers of this rank's panels, ascending.
+        info: of each panel, what LAPACK said of it: 0, or the index of the fault counted from 1. Valid once fetched.
+        pivots: row i was exchanged with ``pivots[i]``, both in the whole matrix, the latter counted from 1. Likewise.
+        blocks: of each panel of reflectors, T. Likewise.
+        sends: panels travel as messages, so that all workers take part whenever one is fetched.
+    """
+
+    sends: bool
+
+    def __init__(
+        self, shape: Shape, dtype: np.dtype, rank: int, info: Array, pivots: Array, blocks: Array | None
+    ) -> None:
+        self.shape, self.dtype, self.rank = shape, dtype, rank
+        self.info, self.pivots, self.blocks = info, pivots, blocks
+        self.mine = range(rank, shape.panels, shape.workers) if rank < shape.workers else range(0)
+
+    def own(self, k: int) -> Array:
+        """Return panel ``k``, one of this rank's, from its first row. Local."""
+        raise NotImplementedError
+
+    def publish(self, k: int) -> None:
+        """Let the other workers have panel ``k``, which is this rank's, as it is. Local."""
+        raise NotImplementedError
+
+    def fetch(self, k: int) -> Array:
+        """Return panel ``k``, to read, when it has been published. Collective over the workers."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until this rank's panels may be overwritten. Local."""
+
+    def again(self, k: int) -> Array:
+        """Return panel ``k``, to read, after all panels are final. Collective over the workers, in one order."""
+        raise NotImplementedError
+
+
+class SharedPanels(FactorPanels):
+    """All panels as one array of the node's memory, or the only rank's own array if ``given``. Local to make."""
+
+    sends = False
+
+    def __init__(self, whole: Array, progress: Progress | None, *about: Any, given: bool = False) -> None:
+        super().__init__(*about)
+        self.whole, self.given, self._progress = whole, given, progress
+
+    def own(self, k: int) -> Array:
+        first, stop = self.shape.bounds(k)
+        return self.whole[:, first:stop]
+
+    again = own
+
+    def publish(self, k: int) -> None:
+        if self._progress is not None:
+            self._progress.done(k)
+
+    def fetch(self, k: int) -> Array:
+        if self._progress is not None:
+            self._progress.wait(k)
+        return self.own(k)
+
+
+class SentPanels(FactorPanels):
+    """This rank's panels in an array of its own; the others' come by messages. Local to make."""
+
+    sends = True
+
+    def __init__(self, engine: Engine, array: Array, *about: Any) -> None:
+        super().__init__(*about)
+        self._engine, self._array = engine, array
+        self._sent: list[Any] = []
+
+    def own(self, k: int) -> Array:
+        shape = self.shape
+        first, stop = shape.bounds(k)
+        at = k // shape.workers * shape.width
+        return self._array[:, at : at + stop - first]
+
+    def _about(self, k: int) -> list[Array]:
+        """Return what accompanies panel ``k``."""
+        first, stop = self.shape.bounds(k)
+        about = [self.info[k : k + 1], self.pivots[first:stop]]
+        if self.blocks is not None:
+            about.append(self.blocks[k])
+        return [each for each in about if each.size]
+
+    def publish(self, k: int) -> None:
+        rank, workers = self._engine.transport.rank, self.shape.workers
+        arrays = [self.own(k), *self._about(k)]
+        sends = [
+            (array, other) for other in range(workers) if other != rank for array in arrays if array.size
+        ]
+        if sends:
+            self._sent.append(self._engine.transport.start(sends, []))
+
+    def fetch(self, k: int) -> Array:
+        owner = k % self.shape.workers
+        if owner == self._engine.transport.rank:
+            return self.own(k)
+        first, stop = self.shape.bounds(k)
+        arrived = self._engine.operations.scratch(
+            "panel", (self.shape.rows, stop - first), self._array.dtype, "F"
+        )
+        receives = [(array, owner) for array in (arrived, *self._about(k)) if array.size]
+        self._engine.transport.start([], receives).finish()
+        return arrived
+
+    def settle(self) -> None:
+        for transfer in self._sent:
+            transfer.finish()
+        self._sent = []
+
+    def again(self, k: int) -> Array:
+        if k in self.mine:
+            self.publish(k)
+        return self.fetch(k)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Blocks of the local array at equal distances in the matrix: where they are here, and there."""
+
+    here: tuple[slice, slice]
+    shape: tuple[int, int, int, int]  # row blocks, rows, column blocks, columns
+    at: tuple[int, int]
+    step: tuple[int, int]  # between blocks there
+    mask: Array | None = None
+
+
+@lru_cache(4096)
+def _runs(axis: Axis, process: int) -> tuple[tuple[int, int, int, int, int], ...]:
+    """Return runs of equal blocks of one process: the first index here, there, how many, how long, how far apart."""
+    if axis.nprocs == 1:
+        return ((0, 0, 1, axis.extent, 0),) if axis.extent else ()
+    starts, stops = (each.tolist() for each in axis.blocks(process))
+    step = axis.block * axis.nprocs
+    runs: list[tuple[int, int, int, int, int]] = []
+    here = 0
+    for start, stop in zip(starts, stops, strict=True):
+        length = stop - start
+        if runs and runs[-1][3] == length and runs[-1][1] + runs[-1][2] * step == start:
+            at, there, count, *_ = runs[-1]
+            runs[-1] = at, there, count + 1, length, step
+        else:
+            runs.append((here, start, 1, length, step))
+        here += length
+    return tuple(runs)
+
+
+class Moved:
+    """How a matrix gets from its layout into shared panels and back: planned once. Local to make.
+
+    Args:
+        d: its layout.
+        rank: this rank.
+        lower: only its lower triangle or trapezoid is moved.
+    """
+
+    def __init__(self, d: MatrixDescriptor, rank: int, *, lower: bool = False) -> None:
+        self._in: list[_Piece] = []
+        self._out: list[_Piece] = []
+        if rank >= d.grid.size or not all(d.shape):
+            return
+        self._d, self._coords = d, d.grid.coords(rank)
+        rows, cols = d.shape
+        if not lower:
+            self._in = self._out = list(self._pieces(0, rows, 0, cols))
+            return
+        for first in range(0, min(rows, cols), _STRIP):
+            stop = min(first + _STRIP, cols)
+            end = min(stop, rows)
+            self._in += self._pieces(first, rows, first, stop)
+            self._out += self._pieces(first, end, first, stop, cut=True)
+            self._out += self._pieces(end, rows, first, stop)
+
+    def _pieces(self, top: int, bottom: int, left: int, right: int, *, cut: bool = False) -> Iterator[_Piece]:
+        """Yield the pieces of rows ``top`` to ``bottom`` and columns ``left`` to ``right``."""
+        (p, q), d = self._coords, self._d
+        down, across = d.rows.local_window(p, top, bottom), d.cols.local_window(q, left, right)
+        rows, cols = d.rows.window(top, bottom), d.cols.window(left, right)
+        for (i, x, m, mb, over), (j, y, n, nb, beyond) in itertools.product(_runs(rows, p), _runs(cols, q)):
+            here = (
+                slice(down.start + i, down.start + i + m * mb),
+                slice(across.start + j, across.start + j + n * nb),
+            )
+            mask = None
+            if cut:
+                inside = rows.globals(p)[i : i + m * mb, None] + top >= cols.globals(q)[j : j + n * nb] + left
+                if not inside.any():
+                    continue
+                mask = None if inside.all() else inside.reshape(m, mb, n, nb)
+            yield _Piece(here, (m, mb, n, nb), (x + top, y + left), (over, beyond), mask)
+
+    def into(self, local: Array, whole: Array, *, conjugate: bool = False, exactly: bool = False) -> None:
+        """Copy this rank's part into the shared array; ``exactly``: nothing beyond the part is written. Local."""
+        for piece in self._out if exactly else self._in:
+            here, there = _both(local, whole, piece)
+            where = True if piece.mask is None else piece.mask
+            if conjugate:
+                np.conjugate(here, out=there, where=where)
+            else:
+                np.copyto(there, here, where=where)
+
+    def back(self, local: Array, whole: Array, *, conjugate: bool = False) -> None:
+        """Copy this rank's part out of the shared array. Local."""
+        for piece in self._out:
+            here, there = _both(local, whole, piece)
+            where = True if piece.mask is None else piece.mask
+            np.copyto(here, there.conj() if conjugate else there, where=where)
+
+
+def _both(local: Array, whole: Array, piece: _Piece) -> tuple[Array, Array]:
+    """Return a piece in the local array, and in the whole one, as views with an axis of blocks and one inside them."""
+    here = local[piece.here].reshape(piece.shape)
+    i, j = piece.at
+    down, across = whole.strides
+    strides = piece.step[0] * down, down, piece.step[1] * across, across
+    there = np.lib.stride_tricks.as_strided(whole[i:, j:], piece.shape, strides)
+    return here, there
+
+
+class Workbench:
+    """The place where one kind of call computes: panels of its matrices, made anew for each run in memory that is kept.
+
+    Making one is collective over the context.
+
+    Args:
+        engine: where.
+        shapes: the panels of each matrix.
+        dtype: their element type.
+        reflectors: the first matrix's panels get a T each.
+
+    Raises:
+        UnsupportedError: the engine has no LAPACK for its arrays.
+        MemoryError: a node has no room for them.
+    """
+
+    def __init__(
+        self, engine: Engine, shapes: Sequence[Shape], dtype: np.dtype, *, reflectors: bool = False
+    ) -> None:
+        self.engine, self._shapes, self._dtype, self._reflectors = engine, shapes, dtype, reflectors
+        self.rank = engine.transport.rank
+        self.shared = is_shared(engine)
+        item = dtype.itemsize
+        first = shapes[0]
+        sizes = [8 * first.panels, 4 * first.panels, 4 * (min(first.rows, first.cols) + first.width)]
+        sizes.append(first.panels * first.width**2 * item if reflectors else 0)
+        self._ld = [_leading(shape.rows, item) for shape in shapes]
+        sizes += [ld * shape.cols * item for ld, shape in zip(self._ld, shapes, strict=True)]
+        self._at = list(itertools.accumulate((aligned(size, 64) for size in sizes), initial=0))
+        self.nbytes = self._at[-1]
+        if self.shared and not engine.transport.fits(self.nbytes)[0]:
+            raise MemoryError(
+                f"a factorisation needs {self.nbytes} bytes that the ranks of a node share, which are not available"
+            )
+
+    def panels(self, *places: LocalArray) -> list[FactorPanels]:
+        """Return the panels for a run, uninitialised. Collective over the context.
+
+        Args:
+            places: for each matrix an array that a single rank may compute in, if it is in F order.
+        """
+        transport = self.engine.transport
+        first, item = self._shapes[0], self._dtype.itemsize
+        if self.shared:
+            memory = transport.buffer("panels", self.nbytes, shared=transport.size > 1)
+        else:
+            memory = transport.buffer("panels", self._at[4], shared=False)
+        flags, info, pivots, blocks = (memory[a:b] for a, b in itertools.pairwise(self._at[:5]))
+        flags, info, pivots = (
+            flags[: 8 * first.panels].view(np.int64),
+            info[: 4 * first.panels].view(np.int32),
+            pivots.view(np.int32),
+        )
+        reflectors = None
+        if self._reflectors:
+            size = first.width
+            reflectors = blocks[: first.panels * size**2 * item].view(self._dtype)
+            reflectors = reflectors.reshape(first.panels, size, size).transpose(0, 2, 1)
+        if not self.shared or self.rank == 0:
+            flags[...] = 0
+            info[...] = 0
+        out: list[FactorPanels] = []
+        for i, (shape, ld) in enumerate(zip(self._shapes, self._ld, strict=True)):
+            about = (shape, self._dtype, self.rank, info, pivots, reflectors)
+            if self.shared:
+                at = self._at[4 + i]
+                place = places[i] if transport.size == 1 and i < len(places) else None
+                if (
+                    place is not None
+                    and (place.strides[0] == item or len(place) <= 1)
+                    and not self._reflectors
+                ):
+                    out.append(SharedPanels(place, None, *about, given=True))
+                    continue
+                whole = np.ndarray((shape.rows, shape.cols), self._dtype, memory, at, (item, ld * item))
+                alone = i or shape.workers == 1
+                out.append(SharedPanels(whole, None if alone else Progress(transport.comm, flags), *about))
+            else:
+                own = self.described(i).local_shape(self.rank)
+                array = self.engine.operations.scratch(f"panels {i}", own, self._dtype, "F")
+                out.append(SentPanels(self.engine, array, *about))
+        return out
+
+    def fence(self) -> None:
+        """Wait until every rank has written what the others read in shared panels. Collective over the context."""
+        if self.shared and self.engine.transport.size > 1:
+            self.engine.transport.fence()
+
+    def fault(self, panels: FactorPanels) -> int:
+        """Return the least index, from 1, that LAPACK found fault with, or 0. After a fence; local."""
+        found = panels.info[panels.info > 0]
+        return int(found.min()) if found.size else 0
+
+    def described(self, i: int) -> MatrixDescriptor:
+        """Return matrix ``i`` in panels that ranks have for themselves, as a layout. Local."""
+        rows, cols, width, workers = self._shapes[i]
+        block = max(1, rows), width
+        return MatrixDescriptor((rows, cols), block, Grid(1, workers), dtype=self._dtype, order="F")
+
+
+class Mover:
+    """Moves a matrix of a call between its layout and panels. Collective over the context to make.
+
+    Args:
+        bench: where the panels are.
+        i: which of its matrices.
+        d: the layout.
+        lower: only the lower triangle or trapezoid is moved.
+        conjugate: the panels hold the conjugate.
+    """
+
+    def __init__(
+        self, bench: Workbench, i: int, d: MatrixDescriptor, *, lower: bool = False, conjugate: bool = False
+    ) -> None:
+        self._bench, self._d, self._i = bench, d, i
+        self._part = Trapezoid("L") if lower else None
+        self.conjugate = conjugate and d.dtype.kind == "c"
+        self._moved = Moved(d, bench.rank, lower=lower) if bench.shared else None
+
+    def into(self, local: LocalArray, panels: FactorPanels) -> None:
+        """Move the matrix into panels. Collective over the context; with shared panels a fence must follow."""
+        if self._moved is not None:
+            assert isinstance(panels, SharedPanels)
+            if not (panels.given and same_memory(local, panels.whole)):
+                self._moved.into(local, panels.whole, conjugate=self.conjugate, exactly=panels.given)
+            return
+        assert isinstance(panels, SentPanels)
+        self._move(self._d, local, self._bench.described(self._i), panels._array)
+        if self.conjugate:
+            np.conjugate(panels._array, out=panels._array)
+
+    def back(self, local: LocalArray, panels: FactorPanels) -> None:
+        """Move the matrix out of panels. Collective over the context; with shared panels a fence comes before."""
+        if self._moved is not None:
+            assert isinstance(panels, SharedPanels)
+            if not (panels.given and same_memory(local, panels.whole)):
+                self._moved.back(local, panels.whole, conjugate=self.conjugate)
+            return
+        assert isinstance(panels, SentPanels)
+        if self.conjugate:
+            np.conjugate(panels._array, out=panels._array)
+        self._move(self._bench.described(self._i), panels._array, self._d, local, self._part)
+
+    def _move(
+        self,
+        d: MatrixDescriptor,
+        array: Array,
+        to: MatrixDescriptor,
+        out: Array,
+        part: Trapezoid | None = None,
+    ) -> None:
+        engine = self._bench.engine
+        move = engine.prepare_move(d, to, (array, out), part)
+        try:
+            move.run(Operands(array, None, None, out))
+        finally:
+            move.close()
+
+
+def operations_of(engine: Engine) -> FactorOperations:
+    """Return the engine's operations, if it has a LAPACK. Local.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    if not hasattr(engine.operations, "potrf"):
+        raise UnsupportedError(
+            f"the {engine.name} engine has no factorisations yet, expected the host engine"
+        )
+    return cast("FactorOperations", engine.operations)
+
+
+def is_shared(engine: Engine) -> bool:
+    """Return whether all ranks are on one node and share memory, in which writes are seen in their order. Local."""
+    comm = engine.transport.comm
+    return comm.size == 1 or (
+        comm.board is not None and len(engine.transport.nodes) == 1 and not engine.transport.why_not_shared
+    )
+
+
+def _leading(rows: int, item: int) -> int:
+    """Return a leading dimension that keeps columns out of each other's way in the caches."""
+    ld = -(-max(1, rows) * item // 64) * 64 // item
+    return ld + 64 // item if ld * item % 1024 == 0 else ld
+
+
+def shape_of(engine: Engine, rows: int, cols: int, width: int = 0) -> Shape:
+    """Return the panels of a matrix that is factored. Local.
+
+    Args:
+        engine: where.
+        rows, cols: the matrix's.
+        width: columns of a panel; by default the engine's choice.
+    """
+    operations, size = operations_of(engine), engine.transport.size
+    if not is_shared(engine):
+        return Shape(rows, cols, width or operations.factor_width, size)
+    workers = min(size, operations.workers)
+    if min(rows, cols) <= operations.factor_alone:
+        workers = 1
+    if workers == 1 and not width:
+        return Shape(rows, cols, max(1, cols), 1)
+    return Shape(rows, cols, width or operations.factor_width, workers)
+
+
+def shape_beside(engine: Engine, factored: Shape, cols: int) -> Shape:
+    """Return the panels of right-hand sides: one for each rank that solves. Local."""
+    workers = factored.workers
+    if is_shared(engine):
+        workers = min(engine.transport.size, operations_of(engine).workers, max(1, cols // 8))
+    return Shape(factored.rows, cols, max(1, -(-cols // workers)), workers)
