@@ -22,7 +22,7 @@ from .routines import DTYPE
 __all__ = ["ROUTINES", "factoriser"]
 
 Values = dict[str, Any]
-Compute = Callable[["Call"], None]
+Compute = Callable[["FactorCall"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ScalapackRoutine:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FactorCall:
     """A call of a routine, checked and agreed on: its options and sizes, and its matrices by letter."""
 
     grid: ProcessGrid
@@ -77,15 +77,15 @@ class Call:
         return self.matrices["b"]
 
 
-def _potrf(call: Call) -> None:
+def _potrf(call: FactorCall) -> None:
     factorisations.cholesky(call.a, call["uplo"], out=call.a)
 
 
-def _potrs(call: Call) -> None:
+def _potrs(call: FactorCall) -> None:
     factorisations.cho_solve(call.a, call.b, call["uplo"], out=call.b)
 
 
-def _posv(call: Call) -> None:
+def _posv(call: FactorCall) -> None:
     factorisations.solve(call.a, call.b, "pos", uplo=call["uplo"], factor=call.a, out=call.b)
 
 
@@ -164,7 +164,7 @@ def _run(full: str, routine: ScalapackRoutine, dtype: np.dtype, given: Values) -
     if values["n"] == 0:
         return 0
     try:
-        routine.compute(Call(grid, {**given, **values}, matrices))
+        routine.compute(FactorCall(grid, {**given, **values}, matrices))
     except FactorisationError as error:
         return error.index + 1
     return 0
