@@ -21,6 +21,7 @@ from pblasmp.bindings import FUNCTIONS, version_text
 from pblasmp.cli.commands import cli
 from pblasmp.engines.product import Workspace
 from pblasmp.layout.level3 import ROUTINES
+from pblasmp.layout.vector_routines import VECTOR_ROUTINES
 from pblasmp.plans import MatrixPlan
 from pblasmp.problems.files import load_problem_file
 
@@ -171,6 +172,16 @@ def routines() -> str:
     return "\n".join(["| PBLAS | here | cuBLASMp | since |", "| --- | --- | --- | --- |", *rows, ""])
 
 
+def vectors() -> str:
+    """Return the table of levels 1 and 2: here, in PBLAS, and the level-3 routine that computes it."""
+    rows = []
+    for name, row in VECTOR_ROUTINES.items():
+        twin = {"gemm": "`matmul`", "": ""}.get(row.twin, f"`{row.twin}`")
+        named = ", ".join(f"`{each}`" for each in row.names)
+        rows.append(f"| `pb.{name}` | {row.formula.replace('|', '&#124;')} | {named} | {twin} |")
+    return "\n".join(["| here | | PBLAS | computed as |", "| --- | --- | --- | --- |", *rows, ""])
+
+
 def pblas() -> str:
     """Return the table of the routines of pblasmp.pblas, by the type of their matrices."""
     kinds = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
@@ -221,7 +232,7 @@ def gallery() -> str:
 def write_all(directory: Path) -> None:
     """Write everything that the pages include."""
     directory.mkdir(exist_ok=True)
-    for function in (collectives, errors, command_line, routines, pblas, flips, gallery):
+    for function in (collectives, errors, command_line, routines, vectors, pblas, flips, gallery):
         (directory / f"{function.__name__}.md").write_text(function(), encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     if not measured.is_current(readme):

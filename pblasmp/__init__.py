@@ -66,6 +66,26 @@ if TYPE_CHECKING:
     from .tensor_parallel import matmul_allgather as matmul_allgather
     from .tensor_parallel import matmul_allreduce as matmul_allreduce
     from .tensor_parallel import matmul_reduce_scatter as matmul_reduce_scatter
+    from .vectors import amax as amax
+    from .vectors import asum as asum
+    from .vectors import axpy as axpy
+    from .vectors import copy as copy
+    from .vectors import dot as dot
+    from .vectors import dotc as dotc
+    from .vectors import gemv as gemv
+    from .vectors import ger as ger
+    from .vectors import gerc as gerc
+    from .vectors import hemv as hemv
+    from .vectors import her as her
+    from .vectors import her2 as her2
+    from .vectors import nrm2 as nrm2
+    from .vectors import scal as scal
+    from .vectors import swap as swap
+    from .vectors import symv as symv
+    from .vectors import syr as syr
+    from .vectors import syr2 as syr2
+    from .vectors import trmv as trmv
+    from .vectors import trsv as trsv
     from .verification import Verification as Verification
     from .verification import verify as verify
 
@@ -92,15 +112,27 @@ _HOME = {
     "Scales": "scales",
     "StatusError": "errors",
     "UnsupportedError": "errors",
-    "Verification": "verification",
     "Verdict": "engines.method",
+    "Verification": "verification",
     "algorithms": "planning",
     "allgather_matmul": "tensor_parallel",
+    "amax": "vectors",
+    "asum": "vectors",
+    "axpy": "vectors",
     "cho_solve": "factorisations",
     "cholesky": "factorisations",
+    "copy": "vectors",
+    "dot": "vectors",
+    "dotc": "vectors",
     "draw": "drawing",
     "geadd": "level3",
+    "gemv": "vectors",
+    "ger": "vectors",
+    "gerc": "vectors",
     "hemm": "level3",
+    "hemv": "vectors",
+    "her": "vectors",
+    "her2": "vectors",
     "her2k": "level3",
     "herk": "level3",
     "herkx": "level3",
@@ -109,17 +141,25 @@ _HOME = {
     "matmul_allgather": "tensor_parallel",
     "matmul_allreduce": "tensor_parallel",
     "matmul_reduce_scatter": "tensor_parallel",
+    "nrm2": "vectors",
     "numroc": "layout",
     "plan": "planning",
     "plan_matmul": "products",
+    "scal": "vectors",
     "solve": "factorisations",
+    "swap": "vectors",
     "symm": "level3",
+    "symv": "vectors",
+    "syr": "vectors",
+    "syr2": "vectors",
     "syr2k": "level3",
     "syrk": "level3",
     "syrkx": "level3",
     "tradd": "level3",
     "trmm": "level3",
+    "trmv": "vectors",
     "trsm": "level3",
+    "trsv": "vectors",
     "tune": "planning",
     "verify": "verification",
 }

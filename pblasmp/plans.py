@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -210,6 +210,7 @@ class Recipe:
         result: D's layout.
         in_place: the operand that may also be the result.
         partial: only a part of the result is written.
+        names: what the caller calls operands that have other names than "a", "b" and "c".
     """
 
     call: str
@@ -220,6 +221,7 @@ class Recipe:
     result: MatrixDescriptor
     in_place: str = "c"
     partial: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def matrices(
         self,
@@ -236,7 +238,7 @@ class Recipe:
         """
         result = ctx.allocate(self.result) if out is None else out
         matrices: Matrices = {"a": a, "b": b, "c": c, "d": result}
-        check_overlap(ctx, matrices, self.in_place)
+        check_overlap(ctx, matrices, self.in_place, self.names)
         if self.partial and out is None and c is None:
             result.local[...] = 0
         return matrices
@@ -478,8 +480,13 @@ def check_operands(ctx: Runtime[Any], required: Container[str], matrices: Mappin
             raise ArgumentError(f"{name}: belongs to another context")
 
 
-def check_overlap(ctx: Runtime[Any], matrices: Matrices, in_place: str) -> None:
-    """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local."""
+def check_overlap(
+    ctx: Runtime[Any], matrices: Matrices, in_place: str, names: Mapping[str, str] | None = None
+) -> None:
+    """Raise ArgumentError if D shares memory with an operand, unless it is the operand ``in_place`` itself. Local.
+
+    ``names`` has what messages call the operands, if not "a", "b" and "c".
+    """
     out = matrices["d"]
     assert out is not None
     if not getattr(out.local.flags, "writeable", True):
@@ -492,5 +499,6 @@ def check_overlap(ctx: Runtime[Any], matrices: Matrices, in_place: str) -> None:
         if name == in_place and x.descriptor == out.descriptor and ctx.engine.overlap(*first):
             continue  # the same memory
         if ctx.engine.overlap(x.local, out.local):
-            expected = f"{name} itself or a separate matrix" if name == in_place else "a separate matrix"
-            raise ArgumentError(f"out: shares memory with {name}; expected {expected}")
+            said = (names or {}).get(name, name)
+            expected = f"{said} itself or a separate matrix" if name == in_place else "a separate matrix"
+            raise ArgumentError(f"out: shares memory with {said}; expected {expected}")

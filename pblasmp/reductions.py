@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .comm import Cell, Exchange, Side
 from .creation import diagonal_places
 from .dtypes import as_dtype, is_foreign
+from .engines.local.sums import joined, root, squares
 from .errors import ArgumentError
 from .handle import Handle
 from .layout.axis import Axis
@@ -30,7 +31,6 @@ __all__ = ["diagonal", "norm", "total", "trace"]
 
 _SLAB = 1 << 18  # elements that are converted at a time
 _SLAB_GPU = 1 << 24
-_SAFE = 2.0**-400, 2.0**400  # squares in between, and sums of them, neither underflow nor overflow
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
@@ -96,31 +96,8 @@ def _frobenius(matrix: Handle) -> float:
     ctx = matrix.context
     with ctx.agreement("norm") as facts, np.errstate(all="ignore"):
         facts.update(matrix=matrix.descriptor, ord="fro")
-        mine = _joined([_squares(xp, values) for xp, _, values in _slabs(matrix)])
-    exponent, squares = _joined(ctx.comm.allgather(mine))
-    try:
-        return math.ldexp(math.sqrt(squares), exponent)
-    except OverflowError:
-        return math.inf
-
-
-def _squares(xp: Any, values: Any) -> tuple[int, float]:
-    """Return ``(e, s)``: the sum of the squares of the absolute values is s times 4 to the e."""
-    parts = (values.real, values.imag) if values.dtype.kind == "c" else (values,)
-    largest = max((float(xp.abs(part).max()) for part in parts), key=lambda x: (math.isnan(x), x))
-    if not math.isfinite(largest):
-        return 0, largest
-    exponent = 0
-    if not _SAFE[0] < largest < _SAFE[1] and largest > 0:
-        exponent = math.frexp(largest)[1]
-        parts = tuple(xp.ldexp(part, -exponent) for part in parts)
-    return exponent, math.fsum(float(xp.sum(part * part)) for part in parts)
-
-
-def _joined(sums: list[tuple[int, float]]) -> tuple[int, float]:
-    """Return the sum of some ``(e, s)``, as one."""
-    exponent = max((e for e, s in sums if s), default=0)
-    return exponent, math.fsum(math.ldexp(s, 2 * (e - exponent)) for e, s in sums)
+        mine = joined([squares(xp, values) for xp, _, values in _slabs(matrix)])
+    return root(joined(ctx.comm.allgather(mine)))
 
 
 def _largest(matrix: Handle) -> float:

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from .agreement import Agreement, Running, closing, is_agreed, leave
 from .board import make_boards
-from .communicator import Communicator, count_cores, machine, nodes_of, ranks_per_node, wrap
+from .communicator import (
+    Communicator,
+    count_cores,
+    gather_numbers,
+    machine,
+    nodes_of,
+    ranks_per_node,
+    wrap,
+)
 from .exchange import Cell, Exchange, Side
 from .failures import watch
 from .repeated import RepeatedCalls
@@ -24,6 +32,7 @@ __all__ = [
     "SideChannel",
     "closing",
     "count_cores",
+    "gather_numbers",
     "is_agreed",
     "leave",
     "machine",

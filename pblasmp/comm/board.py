@@ -53,6 +53,13 @@ class Board:
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         """Start writing the element-wise maximum over the ranks of at most 7 values into ``out``. Collective."""
+        return self._post(values, out)
+
+    def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
+        """Start writing at most 7 values of each rank into the rows of ``out``. Collective."""
+        return self._post(values, out)
+
+    def _post(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> _Posted:
         self._count += 1
         lines = self._lines[self._count % 2]
         if values.size:
@@ -85,7 +92,9 @@ class _Posted:
         while self._here < len(self._lines) and self._lines[self._here, 0] == self._count:
             self._here += 1
         if not self._done and self._here == len(self._lines):
-            if self._out.size:
+            if self._out.ndim == 2:
+                self._out[...] = self._lines[:, 1 : 1 + self._out.shape[1]]
+            elif self._out.size:
                 np.maximum.reduce(self._lines[:, 1 : 1 + self._out.size], axis=0, out=self._out)
             self._done = True
         return self._done

@@ -41,6 +41,7 @@ __all__ = [
     "check_world",
     "chunks",
     "count_cores",
+    "gather_numbers",
     "machine",
     "mpi",
     "nodes_of",
@@ -62,6 +63,9 @@ class Votes(Protocol):
 
     def imax(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request | None:
         """Start writing the element-wise maximum over the ranks to ``out``; None if it is done already. Collective."""
+
+    def gather(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> Request:
+        """Start writing at most 7 integers of each rank into the rows of ``out``. Collective."""
 
 
 @runtime_checkable
@@ -484,6 +488,17 @@ def _enough_communicators() -> Iterator[None]:
             f"MPI cannot make another communicator ({reason}); {number_open()} contexts of this process are open or "
             "were never closed, and each holds communicators: close those that are no longer used"
         ) from error
+
+
+def gather_numbers(comm: Communicator, values: Sequence[float]) -> NDArray[np.float64]:
+    """Return every rank's numbers, at most 7 and as many on each, as one row for each rank. Collective."""
+    mine = np.array(values, np.float64)
+    board = comm.board
+    if board is None:
+        return np.array(comm.allgather(mine))
+    out = np.empty((comm.size, mine.size), np.int64)
+    comm.wait(board.gather(mine.view(np.int64), out))
+    return out.view(np.float64)
 
 
 def nodes_of(comm: Communicator) -> list[tuple[int, ...]]:

@@ -51,7 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "creation": BOTTOM
     | {"layout", "scalapack", "comm", "engines", "interop", "philox", "runtime", "handle", "arithmetic"},
     "io": BOTTOM | {"layout", "comm", "runtime", "handle", "creation"},
-    "reductions": BOTTOM | {"layout", "comm", "handle", "creation"},
+    "reductions": BOTTOM | {"layout", "comm", "engines", "handle", "creation"},
     "plans": BOTTOM | {"layout", "engines", "report", "tuning", "runtime", "handle"},
     "products": BOTTOM | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "handle", "plans"},
     "matrix": BOTTOM
@@ -60,6 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "verification": {"dtypes", "layout", "runtime", "plans", "products", "matrix"},
     "level3": BOTTOM | {"layout", "engines", "runtime", "plans", "matrix"},
     "factorisations": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
+    "vectors": BOTTOM | {"layout", "engines", "runtime", "handle", "plans", "matrix"},
     "tensor_parallel": BOTTOM
     | {"layout", "epilogue", "scales", "engines", "interop", "runtime", "plans", "context"},
     "planning": {"errors", "layout", "engines", "tuning", "runtime", "plans", "products", "matrix", "context"}
@@ -84,7 +85,7 @@ LAYERS: dict[str, set[str]] = {
         "products",
         "level3",
     }
-    | {"factorisations", "tensor_parallel", "planning", "pblas", "verification"},  # pblasmp/__init__.py
+    | {"factorisations", "vectors", "tensor_parallel", "planning", "pblas", "verification"},  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},
     "testing": {"errors", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
@@ -172,6 +173,8 @@ PUBLIC = {
     ),
     *("trsm", "trmm", "symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "geadd", "tradd"),
     *("cholesky", "cho_solve", "solve", "FactorisationError"),
+    *("dot", "dotc", "nrm2", "asum", "amax", "axpy", "scal", "copy", "swap"),
+    *("gemv", "symv", "hemv", "trmv", "trsv", "ger", "gerc", "syr", "her", "syr2", "her2"),
     *("allgather_matmul", "matmul_reduce_scatter", "matmul_allreduce", "matmul_allgather"),
     *(
         "PblasmpError",

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels 1 and 2 on ranks: every option and type, rows and columns and parts of matrices in any layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pblasmp as pb
+from tests.helpers.cases import agreed_error, first, layout, numbers, pick, scattered
+from tests.helpers.mpi import run_mpi
+from tests.helpers.vector_cases import DTYPES, WRITERS, called, legal_options, vector
+
+
+def everything(comm, count):
+    rng = np.random.default_rng(61)
+    with pb.Context(comm, engine="host") as ctx:
+        for routine in WRITERS:
+            for options in legal_options(routine):
+                for dtype in DTYPES * count:
+                    yield f"{routine} {options} {dtype}", called(ctx, rng, routine, options, dtype)
+
+
+def same(found, expected, dtype):
+    kind = np.dtype(dtype)
+    if found.dtype != kind:
+        return f"{found.dtype}, expected {kind}"
+    return (
+        None
+        if np.array_equal(found, kind.type(expected), equal_nan=True)
+        else f"{found}, expected {expected}"
+    )
+
+
+def of_level_1(comm):
+    rng = np.random.default_rng(62)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in DTYPES * 6:
+            n = pick(rng, (0, 1, 2, 9, 30))
+            (a, x), (b, y) = vector(ctx, rng, dtype, n), vector(ctx, rng, dtype, n)
+            real = np.dtype(dtype).type(0).real.dtype
+            sizes = abs(x.real) + abs(x.imag)
+            at = int(sizes.argmax()) if n else -1
+            value, index = pb.amax(a.matrix)
+            wrong = first(
+                same(pb.dot(a.matrix, b.matrix), (x * y).sum(), dtype),
+                same(pb.dotc(a.matrix, b.matrix), (x.conj() * y).sum(), dtype),
+                same(pb.asum(a.matrix), sizes.sum(), real),
+                same(value, x[at] if n else 0, dtype),
+                None if index == at else f"index {index}, expected {at}",
+            )
+            norm = pb.nrm2(a.matrix)
+            expected = np.sqrt((abs(x.astype("complex128")) ** 2).sum())
+            near = norm.dtype == real and abs(norm - expected) <= 2 * np.finfo(real).eps * expected
+            yield f"reductions {dtype} {n}", wrong or (None if near else f"norm {norm}, expected {expected}")
+            pb.swap(a.matrix, b.matrix)
+            a.whole[a.window], b.whole[b.window] = (
+                z.reshape(each.matrix.shape) for z, each in ((y, a), (x, b))
+            )
+            yield f"swap {dtype} {n}", first(a.changed(), b.changed())
+            pb.swap(a.matrix, a.matrix.T)
+            yield "swap with itself", a.changed()
+
+
+def extremes(comm):
+    """Norms that LAPACK's scaling saves; infinities and NaN; results that must not differ from rank to rank."""
+    rng = np.random.default_rng(63)
+    with pb.Context(comm, engine="host") as ctx:
+        for dtype in DTYPES:
+            info = np.finfo(dtype)
+            huge, tiny = float(info.max) / 8, float(info.tiny)
+            for size, factor in ((huge, 5), (tiny, 5), (float(info.smallest_subnormal) * 8, 5)):
+                values = np.zeros(17)
+                values[[3, 11]] = 3 * size, 4 * size
+                a, _ = vector(ctx, rng, dtype, 17, values)
+                norm = float(pb.nrm2(a.matrix))
+                near = abs(norm / (factor * size) - 1) < 1e-6
+                again = a.matrix.norm()
+                yield f"{dtype} {size}", None if near and abs(again / norm - 1) < 1e-6 else f"{norm}, {again}"
+            values = np.arange(17.0)
+            values[5] = np.inf
+            a, _ = vector(ctx, rng, dtype, 17, values)
+            of_inf = float(pb.nrm2(a.matrix)), float(pb.asum(a.matrix)), *pb.amax(a.matrix)
+            values[[2, 9]] = np.nan
+            a, _ = vector(ctx, rng, dtype, 17, values)
+            of_nan = float(pb.nrm2(a.matrix)), float(pb.asum(a.matrix)), *pb.amax(a.matrix)
+            good = of_inf == (np.inf, np.inf, np.inf, 5) and np.isnan(of_nan[:3]).all() and of_nan[3] == 2
+            yield f"{dtype} not finite", None if good else f"{of_inf}, {of_nan}"
+        a, _ = vector(ctx, rng, "float64", 1000, rng.standard_normal(1000))
+        found = {(pb.nrm2(a.matrix).hex(), pb.dot(a.matrix, a.matrix).hex()) for _ in range(3)}
+        yield "the same bits", None if len({*comm.allgather(tuple(found))}) == 1 == len(found) else str(found)
+
+
+def what_moves(comm):
+    """A gemv sends its vectors and partial sums, never A."""
+    d = pb.MatrixDescriptor((96, 96), (8, 8), pb.Grid(2, 2))
+    column, row = ((96, 1), (8, 1)), ((1, 96), (1, 8))
+    with pb.Context(comm, engine="host") as ctx:
+        sent = []
+        run, moved = ctx.comm.isend, []
+
+        def counted(array, dest):
+            moved.append(array.nbytes)
+            return run(array, dest)
+
+        a = ctx.from_function(lambda i, j: i - 2 * j, d)
+        for shape, block in (column, row):
+            x = ctx.from_function(lambda i, j: 1 + i + j, pb.MatrixDescriptor(shape, block, d.grid))
+            for routine in (pb.gemv, pb.symv, pb.trmv):
+                ctx.comm.isend = counted
+                ctx.engine.transport.why_not_shared, saved = "tested", ctx.engine.transport.why_not_shared
+                try:
+                    routine(a, x)
+                finally:
+                    ctx.comm.isend = run
+                    ctx.engine.transport.why_not_shared = saved
+                everyones = sum(comm.allgather(sum(moved)))
+                moved.clear()
+                sent.append((routine.__name__, shape, everyones))
+        most = (
+            8 * 96 * 2 * 2 * 2
+        )  # x along and partial sums back, twice for the two triangles of a symmetric matrix
+        wrong = [each for each in sent if not 0 < each[2] <= most]
+        yield "sent", str(wrong) if wrong else None
+
+
+def mistakes(comm):
+    rng = np.random.default_rng(64)
+    with pb.Context(comm, engine="host") as ctx, pb.Context(comm, engine="host") as other:
+
+        def matrix(shape, dtype="float64", ctx=ctx):
+            return scattered(ctx, layout(rng, shape, comm.size, dtype=dtype), numbers(rng, shape, dtype))
+
+        a, square, x, y = matrix((6, 4)), matrix((4, 4)), matrix((4, 1)), matrix((1, 6))
+        layouts, arguments, kinds = pb.LayoutError, pb.ArgumentError, pb.ArgumentTypeError
+        cases = [
+            (layouts, ["this gemv", "x: has 6 elements", "n = 4 like a"], pb.gemv, (a, y), {}),
+            (layouts, ["x: has 4 elements", "m = 6 like a"], pb.gemv, (a, x), {"op_a": "T"}),
+            (layouts, ["y: has 4 elements, expected m = 6"], pb.gemv, (a, x, x), {"beta": 1}),
+            (layouts, ["out: has 4 elements, expected m = 6"], pb.gemv, (a, x), {"out": matrix((4, 1))}),
+            (layouts, ["x: shape is 4x4, expected a vector"], pb.gemv, (a, square), {}),
+            (layouts, ["a: has 6x4", "a square matrix"], pb.symv, (a, x), {}),
+            (layouts, ["y: has 6 elements, expected n = 4 like x"], pb.dot, (x, y), {}),
+            (layouts, ["x: dtype is float16, expected float32"], pb.nrm2, (matrix((3, 1), "float16"),), {}),
+            (layouts, ["x: dtype is float32, expected float64 like a"], pb.gemv, (a, matrix((4, 1), "float32")), {}),
+            (layouts, ["x: has 6 elements, expected m = 4 like a"], pb.ger, (matrix((6, 1)), x, matrix((4, 6))), {}),
+            (arguments, ["y: beta is 2"], pb.gemv, (a, x), {"beta": 2}),
+            (arguments, ["op_a: expected 'N', 'T' or 'C'"], pb.gemv, (a, x), {"op_a": "Q"}),
+            (arguments, ["uplo: expected"], pb.syr, (x,), {"uplo": "M"}),
+            (arguments, ["alpha", "must be real"], pb.her, (matrix((4, 1), "complex64"),), {"alpha": 1j}),
+            (arguments, ["alpha", "complex"], pb.scal, (x,), {"alpha": 1j, "out": x}),
+            (kinds, ["alpha: expected a number"], pb.scal, (x,), {"alpha": "2", "out": x}),
+            (arguments, ["x: belongs to another context"], pb.gemv, (a, matrix((4, 1), ctx=other)), {}),
+            (kinds, ["x: expected a DistributedMatrix, got ndarray"], pb.gemv, (a, np.ones((4, 1))), {}),
+            (kinds, ["dot: expected distributed matrices"], pb.dot, (np.ones(3), np.ones(3)), {}),
+            (arguments, ["out: shares memory with x"], pb.gemv, (square, x), {"out": x}),
+            (arguments, ["y: shares memory with x"], pb.swap, (square[:1, :3], square[:1, 1:]), {}),
+        ]  # fmt: skip
+        for kind, words, call, given, how in cases:
+            for _ in range(2):
+                yield f"{call.__name__} {words}", agreed_error(ctx, kind, words, call, *given, **how)
+        yield (
+            "different alphas",
+            agreed_error(ctx, pb.RankMismatchError, ["gemv", "alpha"], pb.gemv, a, x, alpha=comm.rank + 1.0),
+        )
+        frozen = ctx.zeros(pb.MatrixDescriptor((4, 1), (4, 1), pb.Grid(1, 1)))
+        frozen.local.flags.writeable = comm.rank != 0
+        for call, how in ((pb.scal, {"alpha": 2, "out": frozen}), (pb.swap, {"y": x})):
+            words = ["its local array is read-only"]
+            yield call.__name__, agreed_error(ctx, pb.ArgumentError, words, call, frozen, **how)
+
+
+@pytest.mark.parametrize("nranks", [1, 4, 6])
+def test_every_option(nranks):
+    run_mpi(everything, nranks, count=2 if nranks == 4 else 1)
+
+
+@pytest.mark.parametrize("nranks", [1, 4])
+def test_reductions_and_swap(nranks):
+    run_mpi(numbers_and_extremes, nranks)
+
+
+def numbers_and_extremes(comm):
+    yield from of_level_1(comm)
+    yield from extremes(comm)
+
+
+def test_mistakes_and_what_moves():
+    run_mpi(others, 4)
+
+
+def others(comm):
+    yield from mistakes(comm)
+    yield from what_moves(comm)
