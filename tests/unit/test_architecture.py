@@ -85,7 +85,14 @@ LAYERS: dict[str, set[str]] = {
         "products",
         "level3",
     }
-    | {"factorisations", "vectors", "tensor_parallel", "planning", "pblas", "verification"},  # pblasmp/__init__.py
+    | {
+        "factorisations",
+        "vectors",
+        "tensor_parallel",
+        "planning",
+        "pblas",
+        "verification",
+    },  # pblasmp/__init__.py
     "launch": {"launchers", "logs"},
     "testing": {"errors", "layout", "comm", "launch"},
     "pytest_plugin": {"testing"},
