@@ -189,7 +189,8 @@ class RowwiseParallel(_Style):
         algo, backward_algo: for a Linear: algorithms by name, as for ``RowParallelLinear``.
 
     Raises:
-        ArgumentError: a layout is none of these. On application: as for ``ColwiseParallel``.
+        ArgumentError: a layout is none of these. On application: as for ``ColwiseParallel``; or the input of a Linear
+            is whole and its output is split.
     """
 
     def __init__(
@@ -222,6 +223,10 @@ class RowwiseParallel(_Style):
                         f"got {getattr(self, name)!r}"
                     )
             return VocabParallelEmbedding.from_embedding(layer, **how)
+        if dim is not None and self.input_layouts == Replicate():
+            raise ArgumentError(
+                "RowwiseParallel: input_layouts: expected Shard(-1) if the output is scattered, got Replicate()"
+            )
         return RowParallelLinear.from_linear(
             layer, input_is_parallel=self.input_layouts == Shard(-1), scales=self.scales, algo=self.algo,
             backward_algo=self.backward_algo, **how,

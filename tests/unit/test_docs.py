@@ -6,6 +6,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -56,6 +57,20 @@ def test_what_the_reference_names_is_there_before_anything_else_was_imported():
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 def test_the_layers_are_there_before_anything_else_was_imported():
     assert missing("torch.ColumnParallelLinear") == []
+
+
+SHOWN = re.compile(r"^\.\. auto(?:class|function):: ([\w.]+)(\(.*\))$", re.MULTILINE)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+@pytest.mark.parametrize(("name", "shown"), SHOWN.findall((DOCS / "torch.md").read_text()))
+def test_signatures_that_a_page_writes_out_are_those_of_the_code(name, shown):
+    module, _, attribute = name.rpartition(".")
+    bare = [
+        each.replace(annotation=each.empty)
+        for each in inspect.signature(getattr(importlib.import_module(module), attribute)).parameters.values()
+    ]
+    assert shown.replace('"', "'") == str(inspect.Signature(bare))
 
 
 def test_what_does_not_exist_is_an_attribute_error():

@@ -265,6 +265,11 @@ def refused(ctx: pb.Context) -> None:
         "expected .* if the input is gathered",
         lambda: pt.ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
     )
+    replicated = pt.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+    raises(
+        "RowwiseParallel: input_layouts: expected .* if the output is scattered",
+        lambda: parallelize_module(nn.Linear(3, 4), mesh, replicated),
+    )
     raises("ColwiseParallel: ctx: expected", lambda: pt.ColwiseParallel(ctx=mesh))
     raises(
         "expected a torch.nn.Linear, got LayerNorm",
